@@ -1,0 +1,308 @@
+"""Every setting of a run, as frozen dataclasses: the single source of keys, types, defaults and help.
+
+The defaults are those of the paper's 7B setting. Where the paper leaves a choice open, the default
+is the one we can defend, and the meaning says which values are possible. Reading, overriding and
+checking live in `config_io`; this module only states what exists.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def key(default: Any, meaning: str) -> Any:
+    """A field with a one-line meaning, shown by `--help`."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+def section(cls: type, meaning: str) -> Any:
+    """A nested section of keys."""
+    return dataclasses.field(default_factory=cls, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where a run leaves its files."""
+
+    dir: str = key("runs/default", "run folder; resumed or refused when it is not empty")
+    rollouts: int = key(4, "sampled traces written to rollouts/ at each logged step")
+    log_every: int = key(1, "steps between lines of metrics.jsonl")
+    tensorboard: bool = key(True, "also write tensorboard/")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy network."""
+
+    path: str | None = key(None, "Hugging Face folder with config, weights and tokenizer")
+    tokenizer: str | None = key(None, "tokenizer folder, if not model.path's")
+    preset: str = key(
+        "custom", "qwen2.5-0.5b .. qwen2.5-72b: shape of a random model; custom: the keys below"
+    )
+    hidden_size: int = key(64, "width D (preset custom)")
+    intermediate_size: int = key(160, "width of the gated MLP (preset custom)")
+    num_layers: int = key(3, "decoder blocks L (preset custom)")
+    num_heads: int = key(2, "query heads N (preset custom)")
+    num_kv_heads: int = key(1, "key/value heads K; divides num_heads (preset custom)")
+    head_dim: int | None = key(None, "width of a head; hidden_size/num_heads if null")
+    rope_theta: float = key(1e4, "base of the rotary frequencies (preset custom)")
+    tie_embeddings: bool = key(True, "the output head is the embedding (preset custom)")
+    compute_dtype: Literal["float32", "bfloat16"] = key(
+        "bfloat16", "type of activations and of the decode copy; master weights are float32"
+    )
+    attention: Literal["auto", "xla", "cudnn"] = key(
+        "auto", "attention implementation of learner and prefill; auto: cudnn on GPUs in bfloat16"
+    )
+    scan_layers: bool = key(True, "scan over layers in the learner; false unrolls (small models)")
+    remat: bool = key(True, "recompute each layer in the backward pass")
+    logprob_chunk: int = key(512, "tokens per chunk of the vocabulary projection in the learner")
+
+
+@dataclass(frozen=True)
+class ConditioningConfig:
+    """Budget-conditioned unified policy (paper Eq. 2-3)."""
+
+    enabled: bool = key(True, "condition the policy on phi(b); false: plain Qwen2.5")
+    sharing: Literal["shared", "per_layer"] = key("shared", "one phi for all layers, or one each")
+    positions: Literal["all", "response"] = key("all", "positions that receive phi(b)")
+    input: Literal["raw", "log", "normalised"] = key(
+        "raw", "sinusoids of b (paper), of log b, or of 1000 b / budget.max"
+    )
+    gate: Literal["sigmoid", "sigmoid_normed", "tanh"] = key(
+        "sigmoid", "gate of Eq. 3 on the raw stream, on the RMS-normed stream, or a tanh gate"
+    )
+    gate_bias: float = key(0.0, "constant added inside the gate (-4: nearly closed)")
+    site: Literal["after_block", "before_block", "after_attention"] = key(
+        "after_block", "where in the block the gated embedding joins the residual stream"
+    )
+
+
+@dataclass(frozen=True)
+class LedgerConfig:
+    """The procedural task: a mod-10 ledger with levels 1-5."""
+
+    variant: Literal["redundant", "tradeoff"] = key(
+        "redundant", "redundant: traces hold useless work; tradeoff: short style is less accurate"
+    )
+    max_operand: int = key(3, "operands are 1..max_operand")
+    train_size: int = key(8192, "number of training problems")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Questions with verifiable answers."""
+
+    train: str = key("ledger", "training set: ledger, or NAME:PATH (gsm8k, math, jsonl ...)")
+    eval: tuple[str, ...] = key(("ledger",), "evaluation sets: ledger, or NAME:PATH")
+    question_column: str | None = key(None, "question column of a jsonl/parquet/csv set")
+    answer_column: str | None = key(None, "answer column of a jsonl/parquet/csv set")
+    max_prompt_tokens: int = key(1024, "longer prompts are left out and counted")
+    groups: Literal["level", "solve_rate"] = key(
+        "level", "difficulty groups from the set's levels or from measured solve rates"
+    )
+    num_groups: int = key(4, "number of difficulty groups K")
+    ledger: LedgerConfig = section(LedgerConfig, "the procedural task")
+
+
+@dataclass(frozen=True)
+class WarmupConfig:
+    """Supervised warm-up to an intermediate policy (procedural task only)."""
+
+    steps: int = key(0, "supervised steps; 0: none")
+    dir: str | None = key(None, "folder of a finished warm-up to share; null: output.dir/warmup")
+    batch_tokens: int = key(3000, "tokens per step, padding included")
+    learning_rate: float = key(3e-3, "peak rate: 50 steps up, constant, linear decay at the end")
+    target_accuracy: float = key(
+        0.95, "greedy accuracy at the largest budget that must be reached, else train on"
+    )
+    max_rounds: int = key(2, "extra rounds of a quarter of the steps to reach the target")
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """Thinking budgets, in tokens, and the prior they are drawn from."""
+
+    min: int = key(256, "smallest budget b_min")
+    max: int = key(4096, "largest budget b_max")
+    prior: Literal["curriculum", "uniform", "fixed"] = key(
+        "curriculum", "curriculum: Eq. 4-5; uniform over [min, max]; fixed: always max"
+    )
+    assign: Literal["independent", "shared", "stratified"] = key(
+        "independent", "per rollout (paper); one per question; or spread over the quantiles"
+    )
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """Curriculum-aware scheduler (paper Eq. 4-6)."""
+
+    alpha: float = key(0.6, "how much a high pass rate shortens the budget (Eq. 5)")
+    beta: float = key(0.3, "how much a low pass rate lengthens it (Eq. 5)")
+    mu0: float | tuple[float, ...] = key(1500.0, "initial mean budget, one or one per group")
+    sigma: float = key(512.0, "standard deviation of the budget distribution, in tokens")
+    clip_mu: bool = key(True, "keep mu inside [budget.min, budget.max]")
+    pass_rate: Literal["ema", "epoch"] = key(
+        "ema", "smoothed running estimate, or each period's plain rate (paper)"
+    )
+    ema_decay: float = key(0.9, "decay per step of the running estimate")
+    update_every: int | None = key(10, "steps between updates; null: once an epoch (paper)")
+    weight_epsilon: float = key(0.02, "added to rho(1-rho) so that no group is lost; 0: paper")
+    size_weighted: bool = key(False, "multiply group weights by group sizes")
+
+
+@dataclass(frozen=True)
+class CutsConfig:
+    """Truncation points."""
+
+    count: int = key(4, "truncation points M per trace, evenly spaced up to b")
+    weights: Literal["uniform", "final_heavy", "own_budget"] | tuple[float, ...] = key(
+        "uniform", "weight of each cut in the objective: uniform (paper), last .7, last 1, or a list"
+    )
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """Truncation-aware dense reward (paper Eq. 7-9)."""
+
+    dense: bool = key(True, "add the progress reward; false: outcomes only")
+    coefficient: float = key(0.3, "lambda, weight of the progress reward")
+
+
+@dataclass(frozen=True)
+class AdvantageConfig:
+    """Budget-conditioned advantage estimation (paper Eq. 12-14)."""
+
+    baseline: Literal["value", "group", "residual_loo", "shrink"] = key(
+        "value", "value: V(q,b) (paper); group: mean of the group; value with a leave-one-out part"
+    )
+    credit: Literal["to_go", "answer_literal", "trajectory", "segment"] = key(
+        "to_go", "which tokens get which advantage; to_go is the exact gradient"
+    )
+    normalise: Literal["batch_rms", "group", "none"] = key(
+        "batch_rms", "divide by the batch's root mean square, the group's deviation, or nothing"
+    )
+    floor: float = key(0.1, "smallest divisor (the epsilon of Eq. 14)")
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    """Value head V(q, b) (paper Eq. 11)."""
+
+    hidden_size: int = key(1024, "width of the two-layer head")
+    cut_input: bool = key(True, "V(q, b, b_j): the cut's budget is an input too; false: V(q, b)")
+    stop_gradient: bool = key(True, "the head reads states without steering the policy")
+    learning_rate: float = key(1e-3, "rate of the head's own Adam")
+    inner_steps: int = key(4, "Adam steps of the head per iteration")
+    warmup_iterations: int = key(0, "iterations that fit only the head, first")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Clipped policy loss, value loss and entropy (paper Eq. 15-16)."""
+
+    clip_low: float = key(0.2, "epsilon_c below 1")
+    clip_high: float = key(0.2, "epsilon_c above 1")
+    ratio: Literal["token", "sequence", "gspo"] = key(
+        "token", "importance ratio per token; of the whole sequence (literal); length-normalised"
+    )
+    aggregate: Literal["constant", "token_mean", "seq_mean"] = key(
+        "constant", "sum over tokens / (rows x budget.max); mean over tokens; mean of row means"
+    )
+    value_coef: float = key(0.5, "c_v; only matters when value.stop_gradient is false")
+    entropy_coef: float = key(0.01, "c_h")
+    kl_coef: float = key(0.0, "weight of the divergence from the starting policy; 0: off")
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Sampling of traces and answers during training."""
+
+    questions: int = key(64, "questions Q per step")
+    group_size: int = key(8, "rollouts G per question")
+    temperature: float = key(1.0, "sampling temperature")
+    answer_tokens: int = key(128, "most answer tokens, forced ones not counted")
+    slots: int | None = key(None, "rows decoded together; null: all")
+    chunk: int = key(16, "tokens decoded per call of the inner loop")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(1e-6, "peak rate of the backbone")
+    conditioning_learning_rate: float = key(1e-4, "peak rate of phi and the gates")
+    schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay after warm-up")
+    final_fraction: float = key(0.1, "rate at the end, as a fraction of the peak")
+    warmup_steps: int = key(10, "linear steps up to the peak")
+    b1: float = key(0.9, "decay of the first moment")
+    b2: float = key(0.95, "decay of the second moment")
+    weight_decay: float = key(0.0, "decoupled weight decay of matrices")
+    grad_clip: float = key(1.0, "largest global gradient norm")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length and batching of reinforcement learning."""
+
+    steps: int | None = key(None, "iterations; null: from train.epochs")
+    epochs: float = key(3.0, "passes over the training set when train.steps is null")
+    max_generated_tokens: int | None = key(
+        None, "stop after this many generated tokens (to compare methods at equal tokens)"
+    )
+    minibatches: int = key(2, "updates per iteration, each on its share of the questions")
+    micro_batch_rows: int | None = key(None, "rows per gradient accumulation step; null: all")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Accuracy by budget, before, during and after training."""
+
+    every: int | None = key(None, "steps between evaluations; null: only before and after")
+    budgets: tuple[int, ...] = key((512, 1024, 2048, 4096), "thinking budgets")
+    size: int | None = key(500, "problems per set; null: all")
+    samples: int = key(4, "sampled answers per problem; 0: greedy only")
+    temperature: float = key(0.6, "temperature of the sampled answers")
+    top_p: float = key(0.95, "nucleus of the sampled answers")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Saving and resuming."""
+
+    every: int | None = key(None, "steps between checkpoints; null: only at the end")
+    keep: int = key(2, "newest checkpoints kept")
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How devices are laid out; the product must be the number of devices."""
+
+    data: int = key(1, "data-parallel copies")
+    fsdp: int = key(-1, "parameter shards; -1: all remaining devices")
+    tensor: int = key(1, "tensor-parallel shards; divides the key/value heads")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    seed: int = key(0, "seed of everything random")
+    method: str = key("bacr", "bacr, grpo, or the module path of your own method")
+    output: OutputConfig = section(OutputConfig, "where a run leaves its files")
+    model: ModelConfig = section(ModelConfig, "the policy network")
+    conditioning: ConditioningConfig = section(ConditioningConfig, "budget embedding (Eq. 2-3)")
+    data: DataConfig = section(DataConfig, "questions with verifiable answers")
+    warmup: WarmupConfig = section(WarmupConfig, "supervised warm-up (procedural task)")
+    budget: BudgetConfig = section(BudgetConfig, "thinking budgets")
+    curriculum: CurriculumConfig = section(CurriculumConfig, "budget scheduler (Eq. 4-6)")
+    cuts: CutsConfig = section(CutsConfig, "truncation points")
+    reward: RewardConfig = section(RewardConfig, "dense reward (Eq. 7-9)")
+    advantage: AdvantageConfig = section(AdvantageConfig, "advantages (Eq. 12-14)")
+    value: ValueConfig = section(ValueConfig, "value head (Eq. 11)")
+    loss: LossConfig = section(LossConfig, "policy loss (Eq. 15-16)")
+    rollout: RolloutConfig = section(RolloutConfig, "sampling during training")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule")
+    train: TrainConfig = section(TrainConfig, "length and batching")
+    eval: EvalConfig = section(EvalConfig, "accuracy by budget")
+    checkpoint: CheckpointConfig = section(CheckpointConfig, "saving and resuming")
+    mesh: MeshConfig = section(MeshConfig, "layout of the devices")

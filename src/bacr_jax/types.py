@@ -1,0 +1,81 @@
+"""Pytrees that travel between rooms, and the axis letters used in every annotation.
+
+B rows, Q questions, G group (rollouts per question), M cuts, A answer tokens, P prompt tokens,
+T thinking tokens, S positions of a trunk (prompt and thinking), V vocabulary, D model width,
+N query heads, K key/value heads (difficulty groups in the curriculum), H head width, L layers.
+
+A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off a trunk at a cut: the
+forced bridge, then sampled answer tokens. Lengths, never token values, say what is real.
+"""
+
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+# How thinking ended (the `close` field of a trunk).
+CLOSED_BY_BUDGET = 0  # forced at the budget
+CLOSED_BY_TAG = 1  # the model wrote the closing tag
+CLOSED_BY_EOS = 2  # the model ended its turn without closing its thinking
+
+
+@struct.dataclass
+class Prompts:
+    """Tokenised questions, right-padded.
+
+    Attributes:
+      tokens: ids, zeros after each length.
+      lengths: prompt tokens per row, at least 1.
+      question_start: first token of the question itself (templates come before it).
+      question_end: one past the last token of the question itself.
+    """
+
+    tokens: Int[Array, "B P"]
+    lengths: Int[Array, "B"]
+    question_start: Int[Array, "B"]
+    question_end: Int[Array, "B"]
+
+
+@struct.dataclass
+class Trunks:
+    """Prompts followed directly by sampled thinking tokens, right-padded: position == index.
+
+    Attributes:
+      tokens: prompt then thinking, as one row.
+      prompt_lengths: prompt tokens per row.
+      sampled: sampled tokens per row, those that spell a natural close included.
+      thinking: thinking tokens per row, without the closing tag; == budget exactly when forced.
+      close: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
+      budgets: thinking budget of the row in tokens.
+      logprobs: log-probability of each sampled token under the sampling distribution, 0 elsewhere;
+        entry t belongs to the t-th sampled token.
+    """
+
+    tokens: Int[Array, "B S"]
+    prompt_lengths: Int[Array, "B"]
+    sampled: Int[Array, "B"]
+    thinking: Int[Array, "B"]
+    close: Int[Array, "B"]
+    budgets: Int[Array, "B"]
+    logprobs: Float[Array, "B T"]
+
+
+@struct.dataclass
+class Branches:
+    """Answers at M cuts of each trunk, right-padded: forced bridge, then sampled answer tokens.
+
+    Attributes:
+      tokens: bridge then answer.
+      context: trunk positions the branch sees (prompt and thinking up to its cut).
+      bridge: forced tokens at the start of each branch, at least 1.
+      sampled: sampled answer tokens after the bridge.
+      finished: the answer was closed by its tag or an end token (false: it ran into the cap).
+      source: index of the branch whose text serves this cut (cuts past the natural end share one).
+      logprobs: log-probability of each sampled answer token, entry t is the t-th sampled one.
+    """
+
+    tokens: Int[Array, "B M A"]
+    context: Int[Array, "B M"]
+    bridge: Int[Array, "B M"]
+    sampled: Int[Array, "B M"]
+    finished: Bool[Array, "B M"]
+    source: Int[Array, "B M"]
+    logprobs: Float[Array, "B M T"]
