@@ -1,4 +1,4 @@
-"""Every setting of a run, as frozen dataclasses: the single source of keys, types, defaults and help.
+"""Every setting of a run, as frozen dataclasses: keys, types, defaults and meanings in one place.
 
 The defaults are those of the paper's 7B setting. Where the paper leaves a choice open, the default
 is the one we can defend, and the meaning says which values are possible. Reading, overriding and
@@ -156,7 +156,8 @@ class CutsConfig:
 
     count: int = key(4, "truncation points M per trace, evenly spaced up to b")
     weights: Literal["uniform", "final_heavy", "own_budget"] | tuple[float, ...] = key(
-        "uniform", "weight of each cut in the objective: uniform (paper), last .7, last 1, or a list"
+        "uniform",
+        "weight of each cut in the objective: uniform (paper), last .7, last 1, or a list",
     )
 
 
@@ -205,7 +206,7 @@ class LossConfig:
     ratio: Literal["token", "sequence", "gspo"] = key(
         "token", "importance ratio per token; of the whole sequence (literal); length-normalised"
     )
-    aggregate: Literal["constant", "token_mean", "seq_mean"] = key(
+    aggregate: Literal["constant", "token_mean", "seq_mean_token_mean"] = key(
         "constant", "sum over tokens / (rows x budget.max); mean over tokens; mean of row means"
     )
     value_coef: float = key(0.5, "c_v; only matters when value.stop_gradient is false")

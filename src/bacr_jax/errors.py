@@ -1,4 +1,4 @@
-"""The one exception that means: the user's input can't be used, and here is what to write instead."""
+"""The exception that means: this input can not be used, and here is what to write instead."""
 
 
 class UserError(ValueError):

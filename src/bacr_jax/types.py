@@ -4,12 +4,27 @@ B rows, Q questions, G group (rollouts per question), M cuts, A answer tokens, P
 T thinking tokens, S positions of a trunk (prompt and thinking), V vocabulary, D model width,
 N query heads, K key/value heads (difficulty groups in the curriculum), H head width, L layers.
 
-A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off a trunk at a cut: the
-forced bridge, then sampled answer tokens. Lengths, never token values, say what is real.
+A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off a trunk at a cut:
+the forced bridge, then sampled answer tokens. Lengths, never token values, say what is real.
 """
+
+import typing
 
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
+
+_T = typing.TypeVar("_T")
+
+
+@typing.dataclass_transform(frozen_default=True)
+def pytree(cls: type[_T]) -> type[_T]:
+    """A frozen dataclass that is a JAX pytree.
+
+    Fields are annotated with the shapes of their arrays, but not checked when an instance is made:
+    JAX itself fills pytrees with shapes, shardings and tracers of other ranks.
+    """
+    return typing.no_type_check(struct.dataclass(cls))
+
 
 # How thinking ended (the `close` field of a trunk).
 CLOSED_BY_BUDGET = 0  # forced at the budget
@@ -17,7 +32,7 @@ CLOSED_BY_TAG = 1  # the model wrote the closing tag
 CLOSED_BY_EOS = 2  # the model ended its turn without closing its thinking
 
 
-@struct.dataclass
+@pytree
 class Prompts:
     """Tokenised questions, right-padded.
 
@@ -34,7 +49,7 @@ class Prompts:
     question_end: Int[Array, "B"]
 
 
-@struct.dataclass
+@pytree
 class Trunks:
     """Prompts followed directly by sampled thinking tokens, right-padded: position == index.
 
@@ -58,7 +73,7 @@ class Trunks:
     logprobs: Float[Array, "B T"]
 
 
-@struct.dataclass
+@pytree
 class Branches:
     """Answers at M cuts of each trunk, right-padded: forced bridge, then sampled answer tokens.
 

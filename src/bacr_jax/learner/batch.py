@@ -1,0 +1,103 @@
+"""What the learner sees of a rollout: tokens, lengths, and an advantage for every sampled token."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax.types import Branches, Prompts, Trunks, pytree
+
+
+@pytree
+class Batch:
+    """Rows of trunks and branches; every mask is derived from lengths.
+
+    Attributes:
+      trunk: prompt and thinking, right-padded.
+      prompt_lengths: prompt tokens.
+      question_start: first token of the question.
+      question_end: one past its last token.
+      sampled: sampled thinking tokens (closing tag included).
+      budgets: b of each row.
+      cuts: b_j of each cut.
+      branches: bridge and answer of each cut.
+      context: trunk tokens each branch sees.
+      bridge: forced tokens of each branch; outside the loss.
+      answered: sampled answer tokens; 0 where another cut's answer serves.
+      thinking_advantages: advantage of the t-th sampled thinking token.
+      answer_advantages: advantage of each answer.
+      returns: R at each cut, the value head's target.
+      thinking_logprobs: sampler's log-probabilities.
+      answer_logprobs: sampler's log-probabilities.
+    """
+
+    trunk: Int[Array, "B S"]
+    prompt_lengths: Int[Array, "B"]
+    question_start: Int[Array, "B"]
+    question_end: Int[Array, "B"]
+    sampled: Int[Array, "B"]
+    budgets: Int[Array, "B"]
+    cuts: Int[Array, "B M"]
+    branches: Int[Array, "B M A"]
+    context: Int[Array, "B M"]
+    bridge: Int[Array, "B M"]
+    answered: Int[Array, "B M"]
+    thinking_advantages: Float[Array, "B T"]
+    answer_advantages: Float[Array, "B M"]
+    returns: Float[Array, "B M"]
+    thinking_logprobs: Float[Array, "B T"]
+    answer_logprobs: Float[Array, "B M T"]
+
+    @property
+    def thinking_mask(self) -> Bool[Array, "B T"]:
+        """Sampled thinking tokens."""
+        return jnp.arange(self.thinking_advantages.shape[1]) < self.sampled[:, None]
+
+    @property
+    def answer_mask(self) -> Bool[Array, "B M T"]:
+        """Sampled answer tokens."""
+        return jnp.arange(self.answer_logprobs.shape[2]) < self.answered[:, :, None]
+
+
+def make_batch(
+    prompts: Prompts,
+    trunks: Trunks,
+    branches: Branches,
+    *,
+    cuts: np.ndarray,
+    thinking_advantages: np.ndarray,
+    answer_advantages: np.ndarray,
+    returns: np.ndarray,
+) -> Batch:
+    """Joins a rollout and its advantages; host arrays.
+
+    Args:
+      prompts: prompts of the rows.
+      trunks: sampled thinking.
+      branches: sampled answers.
+      cuts: [B, M] b_j in tokens.
+      thinking_advantages: [B, T] per sampled thinking token.
+      answer_advantages: [B, M] per answer, already summed over the cuts it serves.
+      returns: [B, M] dense rewards.
+    """
+    own = np.asarray(branches.source) == np.arange(cuts.shape[1])
+    fields: dict[str, Any] = {
+        "trunk": trunks.tokens,
+        "prompt_lengths": trunks.prompt_lengths,
+        "question_start": prompts.question_start,
+        "question_end": prompts.question_end,
+        "sampled": trunks.sampled,
+        "budgets": trunks.budgets,
+        "cuts": cuts,
+        "branches": branches.tokens,
+        "context": branches.context,
+        "bridge": branches.bridge,
+        "answered": np.where(own, branches.sampled, 0),
+        "thinking_advantages": thinking_advantages,
+        "answer_advantages": answer_advantages,
+        "returns": returns,
+        "thinking_logprobs": trunks.logprobs,
+        "answer_logprobs": branches.logprobs,
+    }
+    return Batch(**fields)

@@ -1,0 +1,268 @@
+"""The objective on trunks and branches: one forward pass, then paper Eq. 13, 15 and 16."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from bacr_jax import losses
+from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
+from bacr_jax.learner.batch import Batch
+from bacr_jax.model import attention, budget, logprobs, qwen2, value
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.types import pytree
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """Everything about the learner that fixes its compiled form.
+
+    Attributes:
+      model: model shape.
+      conditioning: how phi joins the stream; None for the plain model.
+      loss: clipping, ratio, aggregation, coefficients.
+      value: value head settings; None when the method has no value head.
+      b_max: largest budget, constant of the aggregation and scale of the budget codes.
+      temperature: sampling temperature; log-probabilities are those of logits / temperature.
+      dtype: compute type.
+      implementation: attention of the trunk.
+      scan: loop over layers.
+      remat: recompute layers in the backward pass.
+      chunk: tokens per chunk of the output head.
+    """
+
+    model: Qwen2Config
+    conditioning: ConditioningConfig | None
+    loss: LossConfig
+    value: ValueConfig | None
+    b_max: int
+    temperature: float = 1.0
+    dtype: Any = jnp.float32
+    implementation: attention.Implementation = "xla"
+    scan: bool = True
+    remat: bool = True
+    chunk: int = 512
+
+
+@pytree
+class TokenScores:
+    """The policy's view of the sampled tokens.
+
+    Attributes:
+      thinking: log-probabilities of the sampled thinking tokens.
+      answers: log-probabilities of the sampled answer tokens.
+      thinking_entropy: entropy at each thinking token, nats.
+      answers_entropy: entropy at each answer token, nats.
+      question: pooled question states h_q, fp32.
+    """
+
+    thinking: Float[Array, "B T"]
+    answers: Float[Array, "B M T"]
+    thinking_entropy: Float[Array, "B T"]
+    answers_entropy: Float[Array, "B M T"]
+    question: Float[Array, "B D"]
+
+
+@pytree
+class Denominators:
+    """Denominators of the whole batch, so that a split into micro-batches changes nothing.
+
+    Attributes:
+      tokens: of the aggregation of token losses.
+      count: sampled tokens, for metrics that are plain token means.
+      rows: rows times cuts, for the value loss.
+    """
+
+    tokens: Float[Array, ""]
+    count: Float[Array, ""]
+    rows: Float[Array, ""]
+
+
+def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
+    """phi(b) for the rows of a batch, or None without conditioning."""
+    if spec.conditioning is None:
+        return None
+    return budget.embed(params["budget"], budgets, conditioning=spec.conditioning, b_max=spec.b_max)
+
+
+def score_tokens(
+    params: Params, batch: Batch, legal: Bool[Array, "V"], *, spec: LearnerSpec
+) -> TokenScores:
+    """Log-probabilities and entropies of every sampled token, in one pass over trunk and branches.
+
+    The state that predicts thinking token t stands at prompt_length - 1 + t; the one that predicts
+    answer token t at bridge - 1 + t of its branch. Forced tokens are inputs only.
+    """
+    trunk_mask = None
+    if spec.conditioning is not None and spec.conditioning.positions == "response":
+        trunk_mask = jnp.arange(batch.trunk.shape[1]) >= batch.prompt_lengths[:, None]
+    trunk, branch = qwen2.forward_tree(
+        params,
+        batch.trunk,
+        batch.branches,
+        batch.context,
+        config=spec.model,
+        lengths=batch.prompt_lengths + batch.sampled,
+        budget_embedding=phi_of(params, batch.budgets, spec),
+        conditioning=spec.conditioning,
+        trunk_mask=trunk_mask,
+        dtype=spec.dtype,
+        implementation=spec.implementation,
+        scan=spec.scan,
+        remat=spec.remat,
+    )
+    b, t = batch.thinking_mask.shape
+    _, m, a = batch.answer_mask.shape
+    at = batch.prompt_lengths[:, None] + jnp.arange(t)
+    thinking_states = jnp.take_along_axis(trunk, (at - 1)[..., None], axis=1, mode="clip")
+    thinking_tokens = jnp.take_along_axis(batch.trunk, at, axis=1, mode="clip")
+    within = batch.bridge[..., None] + jnp.arange(a)
+    answer_states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
+    answer_tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
+    states = jnp.concatenate(
+        [thinking_states.reshape(b * t, -1), answer_states.reshape(b * m * a, -1)]
+    )
+    targets = jnp.concatenate([thinking_tokens.reshape(-1), answer_tokens.reshape(-1)])
+    logp, entropy = logprobs.token_logprobs(
+        states,
+        qwen2.output_head(params),
+        targets,
+        legal=legal,
+        temperature=spec.temperature,
+        chunk=spec.chunk,
+    )
+    fold = lambda x: (x[: b * t].reshape(b, t), x[b * t :].reshape(b, m, a))
+    (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
+    question = value.pool_question(trunk, batch.question_start, batch.question_end)
+    return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
+
+
+def predict_values(
+    policy: Params, head: Params, question: Float[Array, "B D"], batch: Batch, *, spec: LearnerSpec
+) -> Float[Array, "B M"]:
+    """V(q, b[, b_j]) at every cut (paper Eq. 11); with stop_gradient it cannot steer the policy."""
+    assert spec.value is not None
+    phi = value.shared_phi(phi_of(policy, batch.budgets, spec))
+    if spec.value.stop_gradient:
+        question, phi = jax.lax.stop_gradient((question, phi))
+    features = value.value_features(
+        question,
+        phi,
+        batch.budgets,
+        batch.cuts,
+        b_max=spec.b_max,
+        cut_input=spec.value.cut_input,
+    )
+    return value.values(head, features)
+
+
+def denominators(batch: Batch, *, spec: LearnerSpec) -> Denominators:
+    """Denominators over all rows of an update."""
+    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
+    as_float = lambda x: jnp.asarray(x, jnp.float32)
+    return Denominators(tokens, as_float(mask.sum()), as_float(batch.returns.size))
+
+
+def _joined(thinking: Array, answers: Array) -> Array:
+    """[B, T] and [B, M, A] as one row of tokens per rollout."""
+    return jnp.concatenate([thinking, answers.reshape(answers.shape[0], -1)], axis=1)
+
+
+def _ratios(new: Array, old: Array, mask: Array, kind: str) -> Array:
+    """Importance ratio of every token of [R, T] rows (paper Eq. 15)."""
+    if kind == "token":
+        return losses.token_ratio(new, old)
+    of_rows = losses.sequence_ratio if kind == "sequence" else losses.gspo_ratio
+    return jnp.broadcast_to(of_rows(new, old, mask), new.shape)
+
+
+def objective(
+    policy: Params,
+    head: Params | None,
+    batch: Batch,
+    legal: Bool[Array, "V"],
+    old: TokenScores | None,
+    reference: TokenScores | None,
+    totals: Denominators,
+    *,
+    spec: LearnerSpec,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """L = L_pi + c_v L_V - c_h H (paper Eq. 16) on part of a batch.
+
+    Args:
+      policy: policy parameters.
+      head: value head parameters; None when the method has none.
+      batch: rows.
+      legal: ids the sampler may draw.
+      old: the policy's scores when the batch was sampled; None on the first update, where the
+        ratio is exactly 1.
+      reference: scores of the reference policy, needed with a KL term.
+      totals: denominators of the whole batch.
+      spec: settings.
+
+    Returns:
+      This part's share of the loss, and its share of each metric: both add up over micro-batches.
+    """
+    scores = score_tokens(policy, batch, legal, spec=spec)
+    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    new_thinking, new_answers = scores.thinking, scores.answers
+    before = old if old is not None else jax.lax.stop_gradient(scores)
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    thinking_ratio = _ratios(new_thinking, before.thinking, batch.thinking_mask, spec.loss.ratio)
+    answer_ratio = _ratios(
+        flat(new_answers), flat(before.answers), flat(batch.answer_mask), spec.loss.ratio
+    ).reshape(new_answers.shape)
+    ratio = _joined(thinking_ratio, answer_ratio)
+    answer_advantages = jnp.broadcast_to(batch.answer_advantages[..., None], new_answers.shape)
+    advantages = _joined(batch.thinking_advantages, answer_advantages)
+    logp, entropy = (
+        _joined(new_thinking, new_answers),
+        _joined(scores.thinking_entropy, scores.answers_entropy),
+    )
+    clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
+    aggregate = lambda x: losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / totals.tokens
+    policy_loss = aggregate(losses.policy_loss(ratio, advantages, **clip))
+    entropy_bonus = aggregate(entropy)
+    kl = jnp.float32(0.0)
+    if reference is not None:
+        ref = _joined(reference.thinking, reference.answers)
+        kl = aggregate(losses.kl_penalty(logp, ref, kind="k3+"))
+    value_loss, value_metrics = jnp.float32(0.0), {}
+    if head is not None:
+        predicted = predict_values(policy, head, scores.question, batch, spec=spec)
+        value_loss = losses.value_loss(predicted, batch.returns).sum() / totals.rows
+        value_metrics = {"value/loss": value_loss, "value/mean": predicted.sum() / totals.rows}
+    total = losses.total_loss(
+        policy_loss,
+        value_loss,
+        entropy_bonus,
+        value_coef=spec.loss.value_coef,
+        entropy_coef=spec.loss.entropy_coef,
+        kl=kl,
+        kl_coef=spec.loss.kl_coef,
+    )
+    token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / totals.count
+    sampler = _joined(batch.thinking_logprobs, batch.answer_logprobs)
+    gap = jnp.where(mask, before_logp(before) - sampler, 0.0)
+    metrics = {
+        "loss/total": total,
+        "loss/policy": policy_loss,
+        "loss/kl": kl,
+        "policy/entropy": token_mean(entropy),
+        "policy/clipped_share": token_mean(losses.is_clipped(ratio, advantages, **clip)),
+        "policy/ratio": token_mean(ratio),
+        "mismatch/k1": token_mean(-gap),
+        "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
+        **value_metrics,
+    }
+    return jnp.asarray(total), jax.lax.stop_gradient(metrics)
+
+
+def before_logp(scores: TokenScores) -> Float[Array, "B T"]:
+    """Log-probabilities of all sampled tokens as one row per rollout."""
+    return _joined(scores.thinking, scores.answers)

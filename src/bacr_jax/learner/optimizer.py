@@ -1,0 +1,77 @@
+"""AdamW with its schedule, and a rate of their own for freshly initialised parameters."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bacr_jax.config import OptimizerConfig, ValueConfig
+
+
+def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """Learning rate relative to its peak: a linear rise, then cosine, linear or no decay.
+
+    Args:
+      config: schedule settings.
+      total_steps: optimizer updates in the whole run.
+
+    Returns:
+      A function from the update's number to a factor in [0, 1].
+    """
+    rise = min(config.warmup_steps, max(total_steps - 1, 0))
+    rest = max(total_steps - rise, 1)
+    decay = {
+        "cosine": optax.cosine_decay_schedule(1.0, rest, alpha=config.final_fraction),
+        "linear": optax.linear_schedule(1.0, config.final_fraction, rest),
+        "constant": optax.constant_schedule(1.0),
+    }[config.schedule]
+    # The first update already moves: the rise starts at 1/rise, not at 0.
+    up = lambda step: (step + 1) / max(rise, 1)
+    return optax.join_schedules([up, decay], [rise])
+
+
+def _labels(params: dict) -> dict:
+    return {
+        name: jax.tree.map(lambda _: "conditioning" if name == "budget" else "backbone", leaf)  # noqa: B023
+        for name, leaf in params.items()
+    }
+
+
+def _decayed(params: dict) -> dict:
+    """Matrices decay; norms, biases, gates do not (stacked layers make a norm two-dimensional)."""
+    matrix = lambda path, _: any(
+        getattr(part, "key", "").endswith(("kernel", "w1", "w2", "embed", "lm_head"))
+        for part in path
+    )
+    return jax.tree_util.tree_map_with_path(matrix, params)
+
+
+def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """AdamW on fp32 masters, global-norm clipping over all of the policy.
+
+    phi and the gates start from nothing, and a fine-tuning rate of 1e-6 would hardly move them in a
+    few hundred updates; they get `conditioning_learning_rate`.
+    """
+    factor = schedule(config, total_steps)
+
+    def adamw(rate: float) -> optax.GradientTransformation:
+        return optax.adamw(
+            lambda step: rate * factor(step),
+            b1=config.b1,
+            b2=config.b2,
+            weight_decay=config.weight_decay,
+            mask=_decayed,
+            mu_dtype=jnp.float32,
+        )
+
+    groups = {
+        "backbone": adamw(config.learning_rate),
+        "conditioning": adamw(config.conditioning_learning_rate),
+    }
+    return optax.chain(
+        optax.clip_by_global_norm(config.grad_clip), optax.multi_transform(groups, _labels)
+    )
+
+
+def value_optimizer(config: ValueConfig) -> optax.GradientTransformation:
+    """Adam for the value head, which has its own steps and its own rate."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(config.learning_rate))

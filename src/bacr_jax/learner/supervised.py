@@ -1,0 +1,73 @@
+"""Supervised next-token training of the plain model: the warm-up before reinforcement learning."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.model import logprobs, qwen2
+
+Params = dict[str, Any]
+
+
+def supervised_optimizer(learning_rate: float, total_steps: int) -> optax.GradientTransformation:
+    """AdamW: 50 steps up, constant, linear over the last 35 % down to 3 % of the peak."""
+    rise, fall = min(50, total_steps), max(int(0.35 * total_steps), 1)
+    rate = optax.join_schedules(
+        [
+            optax.linear_schedule(learning_rate / rise, learning_rate, rise),
+            optax.constant_schedule(learning_rate),
+            optax.linear_schedule(learning_rate, 0.03 * learning_rate, fall),
+        ],
+        [rise, max(total_steps - fall, rise)],
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.01)
+    )
+
+
+def supervised_loss(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    loss_mask: Bool[Array, "B T"],
+    *,
+    spec: LearnerSpec,
+) -> Float[Array, ""]:
+    """Mean negative log-likelihood (nats) of the tokens in the mask, each given those before it."""
+    hidden = qwen2.forward(
+        params,
+        tokens[:, :-1],
+        config=spec.model,
+        dtype=spec.dtype,
+        implementation=spec.implementation,
+        scan=spec.scan,
+        remat=spec.remat,
+    )
+    logp, _ = logprobs.token_logprobs(
+        hidden.reshape(-1, hidden.shape[-1]),
+        qwen2.output_head(params),
+        tokens[:, 1:].reshape(-1),
+        chunk=spec.chunk,
+    )
+    mask = loss_mask[:, 1:].reshape(-1)
+    return -jnp.where(mask, logp, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "tx"), donate_argnums=(0, 1))
+def supervised_step(
+    params: Params,
+    opt_state: Any,
+    tokens: Int[Array, "B T"],
+    loss_mask: Bool[Array, "B T"],
+    *,
+    spec: LearnerSpec,
+    tx: optax.GradientTransformation,
+) -> tuple[Params, Any, Float[Array, ""]]:
+    """One AdamW step; parameters and optimizer state are donated."""
+    loss, grads = jax.value_and_grad(supervised_loss)(params, tokens, loss_mask, spec=spec)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss

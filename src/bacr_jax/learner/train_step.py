@@ -1,0 +1,236 @@
+"""One update of the policy and the value head, and the value head's own extra steps."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax import losses
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.objective import (
+    LearnerSpec,
+    TokenScores,
+    denominators,
+    objective,
+    phi_of,
+    score_tokens,
+)
+from bacr_jax.model import qwen2, value
+from bacr_jax.types import Prompts, pytree
+
+Params = dict[str, Any]
+Metrics = dict[str, Float[Array, ""]]
+
+
+@pytree
+class TrainState:
+    """Everything an update changes.
+
+    Attributes:
+      policy: policy parameters, fp32 masters.
+      head: value head parameters; None when the method has none.
+      policy_opt: optimizer state of the policy.
+      head_opt: optimizer state of the head.
+      updates: policy updates done.
+      skipped: updates skipped because a gradient was not finite.
+    """
+
+    policy: Params
+    head: Params | None
+    policy_opt: Any
+    head_opt: Any
+    updates: Int[Array, ""]
+    skipped: Int[Array, ""]
+
+
+def init_state(
+    policy: Params,
+    head: Params | None,
+    policy_tx: optax.GradientTransformation,
+    head_tx: optax.GradientTransformation,
+) -> TrainState:
+    """Fresh optimizer states around given parameters."""
+    return TrainState(
+        policy=policy,
+        head=head,
+        policy_opt=policy_tx.init(policy),
+        head_opt=None if head is None else head_tx.init(head),
+        updates=jnp.int32(0),
+        skipped=jnp.int32(0),
+    )
+
+
+def _apply(
+    tx: optax.GradientTransformation, grads: Params, opt: Any, params: Params, keep: Bool[Array, ""]
+) -> tuple[Params, Any]:
+    """An optimizer step, undone entirely where `keep` is False."""
+    updates, new_opt = tx.update(grads, opt, params)
+    new = optax.apply_updates(params, updates)
+    choose = lambda a, b: jax.tree.map(lambda x, y: jnp.where(keep, x, y), a, b)
+    return choose(new, params), choose(new_opt, opt)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches", "update_policy"),
+    donate_argnums=(0,),
+)
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    legal: Bool[Array, "V"],
+    old: TokenScores | None,
+    reference: TokenScores | None,
+    *,
+    spec: LearnerSpec,
+    policy_tx: optax.GradientTransformation,
+    head_tx: optax.GradientTransformation,
+    micro_batches: int = 1,
+    update_policy: bool = True,
+) -> tuple[TrainState, Metrics]:
+    """Minimises Eq. 16 on one batch: gradients by accumulation over micro-batches, one Adam step.
+
+    A step whose gradients are not finite changes nothing and is counted.
+
+    Args:
+      state: donated.
+      batch: rows; `micro_batches` divides their number.
+      legal: ids the sampler may draw.
+      old: scores at sampling time; None on the first update of a batch (the ratio is then 1).
+      reference: scores of the reference policy, for a KL term.
+      spec: settings.
+      policy_tx: optimizer of the policy.
+      head_tx: optimizer of the value head.
+      micro_batches: parts whose gradients are accumulated.
+      update_policy: False moves only the value head (its warm-up).
+
+    Returns:
+      The new state and metrics (means over the whole batch).
+    """
+    totals = denominators(batch, spec=spec)
+    with_grads = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
+
+    def part(rows: tuple) -> tuple[tuple, Metrics]:
+        rows_batch, rows_old, rows_reference = rows
+        (_, metrics), grads = with_grads(
+            state.policy,
+            state.head,
+            rows_batch,
+            legal,
+            rows_old,
+            rows_reference,
+            totals,
+            spec=spec,
+        )
+        return grads, metrics
+
+    rows = (batch, old, reference)
+    if micro_batches == 1:
+        (policy_grads, head_grads), metrics = part(rows)
+    else:
+        split = jax.tree.map(
+            lambda x: x.reshape(micro_batches, x.shape[0] // micro_batches, *x.shape[1:]), rows
+        )
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            jax.eval_shape(part, jax.tree.map(lambda x: x[0], split)),
+        )
+        add = lambda total, rows: (jax.tree.map(jnp.add, total, part(rows)), None)
+        ((policy_grads, head_grads), metrics), _ = jax.lax.scan(add, zeros, split)
+
+    norm = optax.global_norm(policy_grads)
+    head_norm = optax.global_norm(head_grads) if head_grads is not None else jnp.float32(0.0)
+    finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
+    policy, policy_opt = state.policy, state.policy_opt
+    if update_policy:
+        policy, policy_opt = _apply(policy_tx, policy_grads, policy_opt, policy, finite)
+    head, head_opt = state.head, state.head_opt
+    if head is not None:
+        head, head_opt = _apply(head_tx, head_grads, head_opt, head, finite)
+    new = TrainState(
+        policy=policy,
+        head=head,
+        policy_opt=policy_opt,
+        head_opt=head_opt,
+        updates=state.updates + (finite & update_policy),
+        skipped=state.skipped + ~finite,
+    )
+    return new, {**metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
+
+
+@functools.partial(jax.jit, static_argnames=("spec",))
+def score_batch(
+    policy: Params, batch: Batch, legal: Bool[Array, "V"], *, spec: LearnerSpec
+) -> TokenScores:
+    """Scores under given parameters: old log-probabilities by the learner's own forward pass."""
+    return score_tokens(policy, batch, legal, spec=spec)
+
+
+@functools.partial(jax.jit, static_argnames=("spec",))
+def question_values(
+    policy: Params,
+    head: Params,
+    prompts: Prompts,
+    budgets: Int[Array, "B"],
+    cuts: Int[Array, "B M"],
+    *,
+    spec: LearnerSpec,
+) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
+    """V(q, b[, b_j]) before the update, and the features it was read from.
+
+    Only the question is run through the model, so values can be had before any token is sampled.
+    """
+    assert spec.value is not None
+    phi = phi_of(policy, budgets, spec)
+    mask = None
+    if spec.conditioning is not None and spec.conditioning.positions == "response":
+        mask = jnp.zeros(prompts.tokens.shape, bool)
+    hidden = qwen2.forward(
+        policy,
+        prompts.tokens,
+        config=spec.model,
+        lengths=prompts.lengths,
+        budget_embedding=phi,
+        conditioning=spec.conditioning,
+        mask=mask,
+        dtype=spec.dtype,
+        implementation=spec.implementation,
+        scan=spec.scan,
+    )
+    question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
+    features = value.value_features(
+        question,
+        value.shared_phi(phi),
+        budgets,
+        cuts,
+        b_max=spec.b_max,
+        cut_input=spec.value.cut_input,
+    )
+    return value.values(head, features), features
+
+
+@functools.partial(jax.jit, static_argnames=("head_tx", "num_steps"))
+def fit_value(
+    head: Params,
+    head_opt: Any,
+    features: Float[Array, "B M F"],
+    returns: Float[Array, "B M"],
+    *,
+    head_tx: optax.GradientTransformation,
+    num_steps: int,
+) -> tuple[Params, Any]:
+    """Extra Adam steps of the head on Eq. 13: one joint step an iteration hardly teaches it."""
+
+    def loss(params: Params) -> Array:
+        return losses.value_loss(value.values(params, features), returns).mean()
+
+    def body(_: int, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+        params, opt = carry
+        grads = jax.grad(loss)(params)
+        finite = jnp.isfinite(optax.global_norm(grads))
+        return _apply(head_tx, grads, opt, params, finite)
+
+    return jax.lax.fori_loop(0, num_steps, body, (head, head_opt))

@@ -1,0 +1,450 @@
+"""Policy, value and divergence losses on token log-probabilities.
+
+Losses are elementwise; `aggregate` turns [B, T] into a scalar. A batch split into micro-batches
+gives the same loss as the whole when every part is divided by the whole's denominator:
+
+    denominator = loss_denominator(whole_mask, mode="constant", constant=b_max)
+    loss = sum(aggregate(x, mask, mode="constant", denominator=denominator) for x, mask in parts)
+
+The clipped objective of a token with ratio rho = pi/pi_old and advantage A:
+
+    policy_loss(token_ratio(logprobs, old_logprobs), advantages, clip_low=.2, clip_high=.2)
+"""
+
+from typing import Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Shaped
+
+from bacr_jax.errors import UserError
+from bacr_jax.masked import masked_mean, masked_sum
+
+Scalar = int | float | Array
+Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant"]
+
+# exp(20) = 5e8 is far outside every clip range and far inside float32; 10 for the GSPO ratio, whose
+# log is a mean over tokens. Both are the limits of common open implementations.
+_LOG_RATIO_LIMIT = 20.0
+_GSPO_LOG_LIMIT = 10.0
+
+
+# --- importance ratios ----------------------------------------------------------------------------
+
+
+def token_ratio(
+    logprobs: Float[Array, "*batch"], old_logprobs: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Importance ratio of each token.
+
+        rho_t = pi(y_t) / pi_old(y_t), log-ratio clamped to +-20
+
+    Args:
+      logprobs: log-probabilities under the policy being trained.
+      old_logprobs: those under the policy that sampled, by the same forward computation.
+
+    Returns:
+      rho.
+    """
+    chex.assert_equal_shape([logprobs, old_logprobs])
+    log_ratio = logprobs - jax.lax.stop_gradient(old_logprobs)
+    return jnp.exp(jnp.clip(log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
+
+
+def sequence_ratio(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    mask: Shaped[Array, "B T"],
+) -> Float[Array, "B T"]:
+    """Importance ratio of the whole sequence, paper Eq. 15 to the letter.
+
+        rho = exp(sum_t log pi(y_t) - log pi_old(y_t)), clamped to exp(+-20)
+
+    Summed over a thousand tokens a tiny change per token leaves any clip range; `token_ratio` and
+    `gspo_ratio` are the usable forms.
+
+    Args:
+      logprobs: log-probabilities under the policy being trained.
+      old_logprobs: those under the policy that sampled.
+      mask: tokens of the sequence that were sampled.
+
+    Returns:
+      rho, the same for all tokens of a row.
+    """
+    chex.assert_rank([logprobs, old_logprobs, mask], 2)
+    chex.assert_equal_shape([logprobs, old_logprobs, mask])
+    difference = logprobs - jax.lax.stop_gradient(old_logprobs)
+    log_ratio = masked_sum(difference, mask, axis=1, keepdims=True)
+    ratio = jnp.exp(jnp.clip(log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
+    return jnp.broadcast_to(ratio, logprobs.shape)
+
+
+def gspo_ratio(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    mask: Shaped[Array, "B T"],
+) -> Float[Array, "B T"]:
+    """Length-normalised sequence ratio with token gradients (GSPO-token, arXiv 2507.18071).
+
+        s = exp(mean_t(log pi(y_t) - log pi_old(y_t)));  rho_t = sg[s] pi(y_t) / sg[pi(y_t)]
+
+    Its spread is that of a mean, so its clip range is about 3e-4 / 4e-4, not 0.2.
+
+    Args:
+      logprobs: log-probabilities under the policy being trained.
+      old_logprobs: those under the policy that sampled.
+      mask: tokens of the sequence that were sampled.
+
+    Returns:
+      rho: value s in every token of the row, gradient s times that of the token's log-probability.
+    """
+    chex.assert_rank([logprobs, old_logprobs, mask], 2)
+    chex.assert_equal_shape([logprobs, old_logprobs, mask])
+    frozen = jax.lax.stop_gradient(logprobs)
+    mean = masked_mean(frozen - jax.lax.stop_gradient(old_logprobs), mask, axis=1, keepdims=True)
+    return jnp.exp(jnp.minimum(mean + (logprobs - frozen), _GSPO_LOG_LIMIT))
+
+
+# --- policy ---------------------------------------------------------------------------------------
+
+
+def policy_loss(
+    ratio: Float[Array, "*batch"],
+    advantages: Float[Array, "*batch"],
+    *,
+    clip_low: Scalar,
+    clip_high: Scalar,
+    dual_clip: float | None = None,
+) -> Float[Array, "*batch"]:
+    """Clipped surrogate loss of each token, paper Eq. 15.
+
+        L = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
+
+    With `dual_clip` = c, additionally L <= -A c where A < 0 (arXiv 1912.09729), so that a token the
+    policy has come to favour by a large ratio cannot dominate the batch.
+
+    Args:
+      ratio: importance ratios.
+      advantages: A, constants to the gradient.
+      clip_low: epsilon below 1.
+      clip_high: epsilon above 1; larger than `clip_low` is DAPO's clip-higher.
+      dual_clip: c > 1, or None.
+
+    Returns:
+      Loss to be minimised, elementwise and unmasked.
+    """
+    chex.assert_equal_shape([ratio, advantages])
+    advantages = jax.lax.stop_gradient(advantages)
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
+    if dual_clip is not None:
+        loss = jnp.where(advantages < 0.0, jnp.minimum(loss, -advantages * dual_clip), loss)
+    return loss
+
+
+def is_clipped(
+    ratio: Float[Array, "*batch"],
+    advantages: Float[Array, "*batch"],
+    *,
+    clip_low: Scalar,
+    clip_high: Scalar,
+) -> Bool[Array, "*batch"]:
+    """Tokens to which Eq. 15 gives no gradient because their ratio left the range.
+
+    Args:
+      ratio: importance ratios.
+      advantages: A.
+      clip_low: epsilon below 1.
+      clip_high: epsilon above 1.
+
+    Returns:
+      True where the clipped branch of `policy_loss` is the larger.
+    """
+    up = (advantages > 0.0) & (ratio > 1.0 + clip_high)
+    down = (advantages < 0.0) & (ratio < 1.0 - clip_low)
+    return up | down
+
+
+def truncated_importance_weight(
+    logprobs: Float[Array, "B T"],
+    rollout_logprobs: Float[Array, "B T"],
+    mask: Shaped[Array, "B T"],
+    *,
+    cap: Scalar = 2.0,
+    level: Literal["token", "sequence"] = "token",
+    normalise: bool = False,
+) -> Float[Array, "B T"]:
+    """Correction for a sampler whose probabilities differ from the learner's.
+
+        w = min(pi_learner(y) / pi_sampler(y), cap), a constant that multiplies the loss
+
+    Args:
+      logprobs: the learner's log-probabilities under the weights that sampled.
+      rollout_logprobs: the sampler's own.
+      mask: sampled tokens.
+      cap: largest weight, 2 to 5.
+      level: ratio per token, or one per row from the sum of its tokens.
+      normalise: scale the weights to mean 1 over the sampled tokens.
+
+    Returns:
+      w per token, without gradient.
+
+    Raises:
+      UserError: an unknown level.
+    """
+    chex.assert_rank([logprobs, rollout_logprobs, mask], 2)
+    chex.assert_equal_shape([logprobs, rollout_logprobs, mask])
+    if level == "token":
+        ratio = token_ratio(logprobs, rollout_logprobs)
+    elif level == "sequence":
+        ratio = sequence_ratio(logprobs, rollout_logprobs, mask)
+    else:
+        raise UserError(f"importance weight level: found {level!r}; write token or sequence")
+    weight = jnp.minimum(ratio, cap)
+    if normalise:
+        weight = weight / jnp.maximum(masked_mean(weight, mask), 1e-6)
+    return jax.lax.stop_gradient(weight)
+
+
+# --- aggregation ----------------------------------------------------------------------------------
+
+
+def _row_means(mode: str) -> bool:
+    """Whether rows are averaged over their tokens before being added up."""
+    known = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant")
+    if mode not in known:
+        raise UserError(f"loss.aggregate: found {mode!r}; write one of {', '.join(known)}")
+    return mode == "seq_mean_token_mean"
+
+
+def aggregate_sum(
+    x: Float[Array, "B T"], mask: Shaped[Array, "B T"], *, mode: Aggregation
+) -> Float[Array, ""]:
+    """Numerator of `aggregate`: additive over rows, hence over micro-batches and devices.
+
+    Args:
+      x: one value per token.
+      mask: tokens that count.
+      mode: see `aggregate`.
+
+    Returns:
+      Sum of token values, or of row means for "seq_mean_token_mean".
+
+    Raises:
+      UserError: an unknown mode.
+    """
+    chex.assert_rank([x, mask], 2)
+    chex.assert_equal_shape([x, mask])
+    if _row_means(mode):
+        return jnp.sum(masked_mean(x, mask, axis=1))
+    return masked_sum(x, mask)
+
+
+def loss_denominator(
+    mask: Shaped[Array, "B T"], *, mode: Aggregation, constant: Scalar | None = None
+) -> Float[Array, ""]:
+    """Denominator of `aggregate`: additive over rows too, to be summed over the whole batch.
+
+    Args:
+      mask: tokens that count.
+      mode: see `aggregate`.
+      constant: tokens per row of mode "constant", for instance the largest response length.
+
+    Returns:
+      Number of tokens, of nonempty rows, or of nonempty rows times `constant`.
+
+    Raises:
+      UserError: an unknown mode, or mode "constant" without `constant`.
+    """
+    chex.assert_rank(mask, 2)
+    _row_means(mode)
+    keep = jnp.asarray(mask).astype(bool)
+    if mode == "token_mean":
+        return jnp.sum(keep, dtype=jnp.float32)
+    rows = jnp.sum(jnp.any(keep, axis=1), dtype=jnp.float32)
+    if mode != "constant":
+        return rows
+    if constant is None:
+        raise UserError("loss.aggregate: constant needs a length; pass constant=<tokens per row>")
+    return rows * constant
+
+
+def aggregate(
+    x: Float[Array, "B T"],
+    mask: Shaped[Array, "B T"],
+    *,
+    mode: Aggregation,
+    constant: Scalar | None = None,
+    denominator: Scalar | None = None,
+) -> Float[Array, ""]:
+    """One number from token values; how long and short rows share it is the mode.
+
+        token_mean           sum over tokens / number of tokens (DAPO): long rows weigh more
+        seq_mean_token_sum   sum over tokens / rows
+        seq_mean_token_mean  mean over rows of row means (GRPO): tokens of long rows weigh less
+        constant             sum over tokens / (rows x constant) (Dr.GRPO): no length bias
+
+    Rows without tokens are not counted.
+
+    Args:
+      x: one value per token.
+      mask: tokens that count.
+      mode: see above.
+      constant: tokens per row of mode "constant".
+      denominator: used in place of this batch's own: the `loss_denominator` of the whole batch of
+        which this is a part.
+
+    Returns:
+      A scalar; 0 for an empty batch.
+
+    Raises:
+      UserError: an unknown mode, or mode "constant" with neither constant nor denominator.
+    """
+    if denominator is None:
+        denominator = loss_denominator(mask, mode=mode, constant=constant)
+    total = aggregate_sum(x, mask, mode=mode)
+    empty = jnp.asarray(denominator) <= 0.0
+    return jnp.where(empty, 0.0, total / jnp.where(empty, 1.0, denominator))
+
+
+# --- value, divergence, entropy -------------------------------------------------------------------
+
+
+def value_loss(
+    values: Float[Array, "*batch"],
+    returns: Float[Array, "*batch"],
+    *,
+    old_values: Float[Array, "*batch"] | None = None,
+    clip: float | None = None,
+) -> Float[Array, "*batch"]:
+    """Squared error of the value head, paper Eq. 13.
+
+        L = (V - R)^2,  or clipped as in PPO: max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2)
+
+    PPO's factor 1/2 is left to the loss coefficient.
+
+    Args:
+      values: V.
+      returns: R, constants to the gradient.
+      old_values: V when the batch was sampled; needed with `clip`.
+      clip: c, or None.
+
+    Returns:
+      Loss, elementwise.
+
+    Raises:
+      UserError: `clip` without `old_values`.
+    """
+    chex.assert_equal_shape([values, returns])
+    returns = jax.lax.stop_gradient(returns)
+    error = jnp.square(values - returns)
+    if clip is None:
+        return error
+    if old_values is None:
+        raise UserError("value loss: clip needs old_values; pass them, or leave clip out")
+    old = jax.lax.stop_gradient(old_values)
+    return jnp.maximum(error, jnp.square(old + jnp.clip(values - old, -clip, clip) - returns))
+
+
+def correctness_loss(
+    logits: Float[Array, "*batch"], r: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Cross-entropy of a value head that predicts the probability of a correct answer.
+
+        L = -r log sigmoid(x) - (1 - r) log(1 - sigmoid(x))
+
+    Args:
+      logits: x, one per cut.
+      r: outcomes in [0, 1], constants to the gradient.
+
+    Returns:
+      Loss, elementwise.
+    """
+    chex.assert_equal_shape([logits, r])
+    return jax.nn.softplus(logits) - jax.lax.stop_gradient(r) * logits
+
+
+def kl_penalty(
+    logprobs: Float[Array, "*batch"],
+    reference_logprobs: Float[Array, "*batch"],
+    *,
+    kind: Literal["k1", "k2", "k3", "k3+"],
+) -> Float[Array, "*batch"]:
+    """Per-token estimate of KL(pi || reference) from tokens sampled from pi.
+
+        d = log pi - log ref;   k1 = d   k2 = d^2 / 2   k3 = exp(-d) + d - 1
+
+    All estimate the divergence's value (k2 with a small bias). As a loss term only k2 has the
+    divergence's gradient in expectation: that of k1 is zero on average, that of k3 is biased. "k3+"
+    has the value of k3 and the gradient of k2.
+
+    Args:
+      logprobs: log-probabilities under the policy.
+      reference_logprobs: under the reference, constants to the gradient.
+      kind: the estimator.
+
+    Returns:
+      Estimate, elementwise; d is clamped to +-20, k3 to at most 10.
+
+    Raises:
+      UserError: an unknown kind.
+    """
+    chex.assert_equal_shape([logprobs, reference_logprobs])
+    d = logprobs - jax.lax.stop_gradient(reference_logprobs)
+    if kind == "k1":
+        return d
+    k2 = 0.5 * jnp.square(d)
+    if kind == "k2":
+        return k2
+    bounded = jnp.clip(d, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    k3 = jnp.minimum(jnp.expm1(-bounded) + bounded, 10.0)
+    if kind == "k3":
+        return k3
+    if kind == "k3+":
+        return k2 + jax.lax.stop_gradient(k3 - k2)
+    raise UserError(f"kl kind: found {kind!r}; write k1, k2, k3 or k3+")
+
+
+def categorical_entropy(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
+    """Entropy of softmax(logits), in nats.
+
+    Args:
+      logits: already divided by the sampling temperature; -inf marks impossible tokens.
+
+    Returns:
+      Entropy, float32, at least 0.
+    """
+    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    possible = jnp.isfinite(logprobs)
+    safe = jnp.where(possible, logprobs, 0.0)
+    return -jnp.sum(jnp.where(possible, jnp.exp(safe) * safe, 0.0), axis=-1)
+
+
+def total_loss(
+    policy: Scalar,
+    value: Scalar,
+    entropy: Scalar,
+    *,
+    value_coef: Scalar,
+    entropy_coef: Scalar,
+    kl: Scalar = 0.0,
+    kl_coef: Scalar = 0.0,
+) -> Scalar:
+    """Loss of the whole update, paper Eq. 16.
+
+        L = L_pi + c_v L_V - c_h H (+ c_kl KL)
+
+    Args:
+      policy: aggregated `policy_loss`.
+      value: aggregated `value_loss`.
+      entropy: aggregated `categorical_entropy`; it is a bonus, hence the minus sign.
+      value_coef: c_v.
+      entropy_coef: c_h.
+      kl: aggregated `kl_penalty`; not in the paper.
+      kl_coef: c_kl.
+
+    Returns:
+      The scalar to minimise.
+    """
+    return policy + value_coef * value - entropy_coef * entropy + kl_coef * kl

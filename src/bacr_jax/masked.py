@@ -1,0 +1,122 @@
+"""Sums, means and spreads over the entries that a mask keeps.
+
+Every function is finite, with finite gradients, when the mask keeps nothing and when a
+masked-out entry is NaN or infinite. Arithmetic is at least float32 whatever the input type.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Num, Shaped
+
+Axis = int | tuple[int, ...] | None
+
+
+def _kept(x: Array, mask: Array) -> tuple[Array, Array]:
+    """The values with zeros where the mask is off, and the mask as numbers."""
+    x = jnp.asarray(x)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    keep = jnp.broadcast_to(jnp.asarray(mask).astype(bool), x.shape)
+    return jnp.where(keep, x, 0.0), keep.astype(x.dtype)
+
+
+def _safe_sqrt(x: Array) -> Array:
+    """Square root whose gradient is 0, not infinite, at 0."""
+    positive = x > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
+def masked_sum(
+    x: Num[Array, "*shape"],
+    mask: Shaped[Array, "..."],
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+) -> Array:
+    """Sum of the entries whose mask is on.
+
+    Args:
+      x: values; masked-out entries may be anything, NaN included.
+      mask: boolean or 0/1, broadcast against `x`.
+      axis: axes to reduce; all of them when None.
+      keepdims: keep the reduced axes with size 1.
+
+    Returns:
+      The sum, in float32 or wider.
+    """
+    values, _ = _kept(x, mask)
+    return jnp.sum(values, axis=axis, keepdims=keepdims)
+
+
+def masked_mean(
+    x: Num[Array, "*shape"],
+    mask: Shaped[Array, "..."],
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+) -> Array:
+    """Mean of the entries whose mask is on, 0 where there are none.
+
+    Args:
+      x: values; masked-out entries may be anything, NaN included.
+      mask: boolean or 0/1, broadcast against `x`.
+      axis: axes to reduce; all of them when None.
+      keepdims: keep the reduced axes with size 1.
+
+    Returns:
+      The mean, in float32 or wider.
+    """
+    values, keep = _kept(x, mask)
+    count = jnp.sum(keep, axis=axis, keepdims=keepdims)
+    return jnp.sum(values, axis=axis, keepdims=keepdims) / jnp.maximum(count, 1.0)
+
+
+def masked_std(
+    x: Num[Array, "*shape"],
+    mask: Shaped[Array, "..."],
+    axis: Axis = None,
+    *,
+    ddof: int = 0,
+    keepdims: bool = False,
+) -> Array:
+    """Standard deviation of the entries whose mask is on, 0 where there are too few.
+
+    Two passes (deviations from the mean, then their squares), so that a large common offset
+    does not eat the float32 digits. The gradient at zero spread is 0.
+
+    Args:
+      x: values; masked-out entries may be anything, NaN included.
+      mask: boolean or 0/1, broadcast against `x`.
+      axis: axes to reduce; all of them when None.
+      ddof: 0 divides the squares by n, 1 by n - 1.
+      keepdims: keep the reduced axes with size 1.
+
+    Returns:
+      The standard deviation, in float32 or wider.
+    """
+    values, keep = _kept(x, mask)
+    mean = masked_mean(x, mask, axis, keepdims=True)
+    squares = jnp.where(keep > 0.0, jnp.square(values - mean), 0.0)
+    count = jnp.sum(keep, axis=axis, keepdims=keepdims)
+    total = jnp.sum(squares, axis=axis, keepdims=keepdims)
+    return _safe_sqrt(total / jnp.maximum(count - ddof, 1.0))
+
+
+def masked_rms(
+    x: Num[Array, "*shape"],
+    mask: Shaped[Array, "..."],
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+) -> Array:
+    """Root mean square of the entries whose mask is on, 0 where there are none.
+
+    Args:
+      x: values; masked-out entries may be anything, NaN included.
+      mask: boolean or 0/1, broadcast against `x`.
+      axis: axes to reduce; all of them when None.
+      keepdims: keep the reduced axes with size 1.
+
+    Returns:
+      The root mean square, in float32 or wider.
+    """
+    values, _ = _kept(x, mask)
+    return _safe_sqrt(masked_mean(jnp.square(values), mask, axis, keepdims=keepdims))

@@ -1,0 +1,193 @@
+"""Softmax attention over one or several key/value segments, grouped query heads, fp32 softmax.
+
+A query may see keys that live in different arrays: a trunk's cache (read only, shared by its
+branches) and a branch's own few tokens. Each segment gives a `Partial`: the running maximum, the
+sum of exponentials and the weighted values. Partials merge exactly into one softmax over all keys.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax.errors import UserError
+from bacr_jax.types import pytree
+
+Implementation = Literal["xla", "cudnn"]
+
+# A finite stand-in for minus infinity: rows that see no key give zeros, never NaN.
+_MASKED = -1e30
+
+
+@pytree
+class Partial:
+    """Attention over one segment, before the division by the softmax denominator.
+
+    Attributes:
+      values: sum over keys of exp(score - maximum) * value, fp32.
+      maximum: largest visible score, fp32.
+      denominator: sum over keys of exp(score - maximum), fp32.
+    """
+
+    values: Float[Array, "*B T N H"]
+    maximum: Float[Array, "*B T N"]
+    denominator: Float[Array, "*B T N"]
+
+
+def partial_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
+) -> Partial:
+    """Unnormalised attention of queries over one segment of keys.
+
+    Query head n reads key/value head n // (N / K). The group is folded into the query axis, so that
+    both products are plain batched matrix products.
+
+    Args:
+      q: queries, any float type.
+      k: keys.
+      v: values.
+      mask: True where a query may see a key.
+
+    Returns:
+      The segment's partial result in fp32; a query that sees nothing has zero values and
+      denominator.
+    """
+    chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
+    b, t, n, h = q.shape
+    num_kv = k.shape[2]
+    group = n // num_kv
+    folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
+    folded = folded.reshape(b, num_kv, group * t, h)
+    scores = jnp.einsum("bkth,bskh->bkts", folded, k, preferred_element_type=jnp.float32)
+    scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
+    visible = mask[:, None, None]
+    scores = jnp.where(visible, scores, _MASKED)
+    maximum = jax.lax.stop_gradient(scores.max(-1))
+    weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
+    denominator = weights.sum(-1)
+    weights = weights.astype(v.dtype).reshape(b, num_kv, group * t, -1)
+    values = jnp.einsum("bkts,bskh->bkth", weights, v, preferred_element_type=jnp.float32)
+    values = values.reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
+    unfold = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, n)
+    return Partial(values.reshape(b, t, n, h), unfold(maximum), unfold(denominator))
+
+
+def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N H"]:
+    """One softmax over the keys of all segments (log-sum-exp merge in fp32).
+
+    Args:
+      partials: results over disjoint sets of keys, equal shapes.
+      dtype: type of the result.
+
+    Returns:
+      Attention output; zeros for a query that sees no key in any segment.
+    """
+    maximum = functools.reduce(jnp.maximum, [p.maximum for p in partials])
+    scales = [jnp.exp(p.maximum - maximum) for p in partials]
+    values = sum(p.values * scale[..., None] for p, scale in zip(partials, scales))
+    denominator = sum(p.denominator * scale for p, scale in zip(partials, scales))
+    # At least one visible key contributes exp(0) = 1, so the guard only meets empty rows.
+    return (values / jnp.maximum(denominator, 1e-9)[..., None]).astype(dtype)
+
+
+def causal_mask(length: int) -> Bool[Array, "1 T S"]:
+    """True where key position <= query position."""
+    index = jnp.arange(length)
+    return (index[None, :] <= index[:, None])[None]
+
+
+def causal_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    *,
+    implementation: Implementation = "xla",
+    lengths: Int[Array, "B"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Causal self-attention over right-padded rows.
+
+    Padding sits after every real token, so causality alone hides it from real queries; what padded
+    queries return is never read.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      implementation: `xla` anywhere; `cudnn` needs an NVIDIA GPU and 16-bit floats.
+      lengths: real tokens per row; lets cuDNN skip padding.
+
+    Raises:
+      UserError: the implementation cannot do what is asked.
+    """
+    if implementation == "cudnn":
+        if q.dtype not in (jnp.bfloat16, jnp.float16):
+            raise UserError(
+                f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
+                "write model.attention=xla or model.compute_dtype=bfloat16"
+            )
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=True,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            implementation="cudnn",
+        )
+    return merge([partial_attention(q, k, v, causal_mask(q.shape[1]))], q.dtype)
+
+
+def tree_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    context: Int[Array, "B M"],
+    *,
+    trunk_length: int,
+    implementation: Implementation = "xla",
+    lengths: Int[Array, "B"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
+
+    Trunk tokens are causal among themselves. A branch token sees the trunk up to its branch's
+    context and its own branch up to itself; branches do not see each other:
+
+        query            trunk keys          own branch keys
+        trunk t          s <= t              -
+        branch (m, a)    s < context[m]      a' <= a
+
+    Args:
+      q: queries of all T tokens.
+      k: keys of all T tokens.
+      v: values of all T tokens.
+      context: trunk tokens visible to each branch.
+      trunk_length: S.
+      implementation: of the trunk's causal attention.
+      lengths: real trunk tokens per row.
+    """
+    b, _, n, h = q.shape
+    num_cuts = context.shape[1]
+    q_trunk, q_branch = q[:, :trunk_length], q[:, trunk_length:]
+    k_trunk, v_trunk = k[:, :trunk_length], v[:, :trunk_length]
+    trunk = causal_attention(
+        q_trunk, k_trunk, v_trunk, implementation=implementation, lengths=lengths
+    )
+    length = q_branch.shape[1] // num_cuts
+    sees_trunk = jnp.arange(trunk_length) < jnp.repeat(context, length, axis=1)[:, :, None]
+    over_trunk = partial_attention(q_branch, k_trunk, v_trunk, sees_trunk)
+    split = lambda x: x.reshape(b * num_cuts, length, *x.shape[2:])
+    over_branch = partial_attention(
+        split(q_branch),
+        split(k[:, trunk_length:]),
+        split(v[:, trunk_length:]),
+        causal_mask(length),
+    )
+    over_branch = jax.tree.map(lambda x: x.reshape(b, num_cuts * length, *x.shape[2:]), over_branch)
+    return jnp.concatenate([trunk, merge([over_trunk, over_branch], q.dtype)], axis=1)

@@ -1,0 +1,135 @@
+"""The budget embedding phi(b) and its gate (paper Eq. 2-3)."""
+
+from typing import Any
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax.config import ConditioningConfig
+
+Params = dict[str, Any]
+
+
+def sinusoids(
+    budgets: Int[Array, "B"], *, width: int, scale: str = "raw", b_max: int = 4096
+) -> Float[Array, "B D"]:
+    """[sin, cos] of the budget at geometrically spaced frequencies (paper Eq. 2), fp32.
+
+    Args:
+      budgets: thinking tokens, at least 0.
+      width: D, even; the frequencies are 10000^(-2i/D), i < D/2.
+      scale: `raw` uses b itself as the paper does; `log` uses 1000 log(1+b)/log(1+b_max), which
+      spreads
+        ratios of budgets evenly; `normalised` uses 1000 b/b_max. On raw budgets of thousands the
+        highest frequencies alias into codes without order.
+      b_max: budget that maps to 1000 under `log` and `normalised`.
+
+    Returns:
+      Sines then cosines, squared norm D/2.
+    """
+    chex.assert_rank(budgets, 1)
+    b = budgets.astype(jnp.float32)
+    if scale == "log":
+        b = 1000.0 * jnp.log1p(b) / jnp.log1p(float(b_max))
+    elif scale == "normalised":
+        b = 1000.0 * b / b_max
+    frequencies = 10000.0 ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angles = b[:, None] * frequencies
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+class BudgetEmbedding(nn.Module):
+    """phi(b) = W2 SiLU(W1 s(b)) with s the sinusoids (paper Eq. 2).
+
+    W2 starts at zero, so phi is zero and the pretrained model unchanged bit for bit at the start.
+
+    Attributes:
+      width: D, the model's hidden size.
+      copies: independent embeddings, one per layer; None for a single shared one.
+      scale: input scale of the sinusoids.
+      b_max: largest budget.
+    """
+
+    width: int
+    copies: int | None = None
+    scale: str = "raw"
+    b_max: int = 4096
+
+    @nn.compact
+    def __call__(self, budgets: Int[Array, "B"]) -> Float[Array, "B D"] | Float[Array, "L B D"]:
+        """Phi of each budget in fp32, one row per budget (and layer)."""
+        stack = () if self.copies is None else (self.copies,)
+        shape = (*stack, self.width, self.width)
+        # Variance over the fan-in only: the leading axis stacks independent embeddings.
+        lecun = nn.initializers.variance_scaling(
+            1.0, "fan_in", "normal", batch_axis=tuple(range(len(stack)))
+        )
+        w1 = self.param("w1", lecun, shape, jnp.float32)
+        w2 = self.param("w2", nn.initializers.zeros, shape, jnp.float32)
+        s = sinusoids(budgets, width=self.width, scale=self.scale, b_max=self.b_max)
+        return jnp.matmul(nn.silu(jnp.matmul(s, w1)), w2)
+
+
+def module(conditioning: ConditioningConfig, *, width: int, layers: int, b_max: int):
+    """The `BudgetEmbedding` that a configuration describes."""
+    copies = layers if conditioning.sharing == "per_layer" else None
+    return BudgetEmbedding(width, copies, conditioning.input, b_max)
+
+
+def init(
+    key: Array, conditioning: ConditioningConfig, *, width: int, layers: int, b_max: int
+) -> Params:
+    """Fresh parameters: W1 by fan-in, W2 zero, gates zero (a sigmoid gate then starts at 1/2).
+
+    With a zero W2 a zero-initialised tanh gate would leave both gradients zero for ever, so tanh
+    gates start at small random values.
+
+    Returns:
+      {"w1", "w2", "gate"}: [D, D], [D, D] (or [L, D, D]) and [L, D], fp32.
+    """
+    phi_key, gate_key = jax.random.split(key)
+    embedding = module(conditioning, width=width, layers=layers, b_max=b_max)
+    phi = embedding.init(phi_key, jnp.ones((1,), jnp.int32))["params"]
+    gate = jnp.zeros((layers, width), jnp.float32)
+    if conditioning.gate == "tanh":
+        gate = jax.random.normal(gate_key, gate.shape) * width**-0.5
+    return {"w1": phi["w1"], "w2": phi["w2"], "gate": gate}
+
+
+def embed(
+    params: Params, budgets: Int[Array, "B"], *, conditioning: ConditioningConfig, b_max: int
+) -> Float[Array, "B D"] | Float[Array, "L B D"]:
+    """phi(b) for each row (paper Eq. 2), [B, D] when shared and [L, B, D] when per layer; fp32."""
+    layers, width = params["gate"].shape
+    embedding = module(conditioning, width=width, layers=layers, b_max=b_max)
+    return embedding.apply({"params": {"w1": params["w1"], "w2": params["w2"]}}, budgets)
+
+
+def add_gated(
+    x: Float[Array, "B T D"],
+    gate: Float[Array, "D"],
+    phi: Float[Array, "B D"],
+    *,
+    conditioning: ConditioningConfig,
+    mask: Bool[Array, "B T"] | None = None,
+) -> Float[Array, "B T D"]:
+    """H + g(w_g . h) phi(b): the budget joins the residual stream through a gate (paper Eq. 3).
+
+    Args:
+      x: residual stream h.
+      gate: w_g of this layer.
+      phi: budget embedding of each row, for this layer.
+      conditioning: which gate (sigmoid, tanh, on the raw or RMS-normed stream) and its bias.
+      mask: positions that receive the embedding; None for all.
+    """
+    h = x.astype(jnp.float32)
+    if conditioning.gate == "sigmoid_normed":
+        h = h * jax.lax.rsqrt(jnp.mean(h * h, axis=-1, keepdims=True) + 1e-6)
+    activation = h @ gate + conditioning.gate_bias
+    opened = jnp.tanh(activation) if conditioning.gate == "tanh" else nn.sigmoid(activation)
+    if mask is not None:
+        opened = jnp.where(mask, opened, 0.0)
+    return x + (opened[..., None] * phi[:, None]).astype(x.dtype)

@@ -1,0 +1,90 @@
+"""Keys and values of decoded tokens: one array per layer, position == index.
+
+A stacked [L, ...] cache would be copied by XLA at every layer of every step; one array per layer is
+updated in place.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.types import pytree
+
+Params = dict[str, Any]
+
+
+@pytree
+class LayerCache:
+    """Keys and values of one layer.
+
+    Attributes:
+      k: keys, already rotated.
+      v: values.
+    """
+
+    k: Float[Array, "B S K H"]
+    v: Float[Array, "B S K H"]
+
+
+@pytree
+class DecodeParams:
+    """Parameters laid out for decoding: cast to the compute type, one entry per layer.
+
+    Attributes:
+      embed: embedding.
+      layers: parameters of each block.
+      gates: w_g of each layer; None without conditioning.
+      final_norm: scale of the last norm.
+      head: output matrix.
+    """
+
+    embed: Float[Array, "V D"]
+    layers: tuple[Params, ...]
+    gates: tuple[Array, ...] | None
+    final_norm: Float[Array, "D"]
+    head: Float[Array, "V D"]
+
+
+def decode_params(params: Params, *, dtype: Any, conditioned: bool) -> DecodeParams:
+    """Slices stacked layers once, outside the decoding loop, and casts to the compute type.
+
+    Gates stay fp32: their dot product with the residual stream is taken in fp32.
+    """
+    num_layers = params["layers"]["o_kernel"].shape[0]
+    cast = lambda x: x.astype(dtype)
+    layer = lambda i: jax.tree.map(lambda x: cast(x[i]), params["layers"])
+    gates = None
+    if conditioned:
+        gates = tuple(params["budget"]["gate"][i] for i in range(num_layers))
+    embed = cast(params["embed"])
+    return DecodeParams(
+        embed=embed,
+        layers=tuple(layer(i) for i in range(num_layers)),
+        gates=gates,
+        final_norm=cast(params["final_norm"]),
+        head=cast(params["lm_head"]) if "lm_head" in params else embed,
+    )
+
+
+def empty(config: Qwen2Config, *, rows: int, length: int, dtype: Any) -> tuple[LayerCache, ...]:
+    """A zeroed cache for `rows` sequences of up to `length` tokens."""
+    shape = (rows, length, config.num_kv_heads, config.head_dim)
+    make = lambda: LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return tuple(make() for _ in range(config.num_layers))
+
+
+def write(
+    cache: LayerCache,
+    k: Float[Array, "B 1 K H"],
+    v: Float[Array, "B 1 K H"],
+    at: Int[Array, "B"],
+) -> LayerCache:
+    """Stores one token per row at its own position; positions past the end are dropped."""
+    rows = jnp.arange(k.shape[0])
+    return LayerCache(
+        cache.k.at[rows, at].set(k[:, 0], mode="drop"),
+        cache.v.at[rows, at].set(v[:, 0], mode="drop"),
+    )

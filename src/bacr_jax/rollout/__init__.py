@@ -1,0 +1,1 @@
+"""Sampling of trunks and branches."""
