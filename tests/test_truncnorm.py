@@ -56,7 +56,7 @@ def test_samples_pass_a_kolmogorov_smirnov_test(case):
     samples = np.asarray(truncated_normal(jax.random.key(0), *case, shape=(20_000,)), np.float64)
     assert samples.min() >= case[2]
     assert samples.max() <= case[3]
-    assert scipy.stats.kstest(samples, scipy_frozen(*case).cdf).pvalue > 1e-3
+    assert scipy.stats.kstest(samples, scipy_frozen(*case).cdf).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("case", CASES[:5] + CASES[9:])
