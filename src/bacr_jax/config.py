@@ -113,9 +113,12 @@ class WarmupConfig:
     batch_tokens: int = key(3000, "tokens per step, padding included")
     learning_rate: float = key(3e-3, "peak rate: 50 steps up, constant, linear decay at the end")
     target_accuracy: float = key(
-        0.95, "greedy accuracy at the largest budget that must be reached, else train on"
+        0.95, "greedy accuracy at the largest budget that the warm-up must end with"
     )
-    max_rounds: int = key(2, "extra rounds of a quarter of the steps to reach the target")
+    hold_accuracy: float = key(
+        0.85, "greedy accuracy at the largest budget from which the rate may fall"
+    )
+    max_hold: int = key(10, "most extra rounds of 100 steps at the full rate to get there")
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,12 @@ from bacr_jax.model import logprobs, qwen2
 Params = dict[str, Any]
 
 
-def supervised_optimizer(learning_rate: float, total_steps: int) -> optax.GradientTransformation:
-    """AdamW: 50 steps up, constant, linear over the last 35 % down to 3 % of the peak."""
-    rise, fall = min(50, total_steps), max(int(0.35 * total_steps), 1)
-    rate = optax.join_schedules(
-        [
-            optax.linear_schedule(learning_rate / rise, learning_rate, rise),
-            optax.constant_schedule(learning_rate),
-            optax.linear_schedule(learning_rate, 0.03 * learning_rate, fall),
-        ],
-        [rise, max(total_steps - fall, rise)],
-    )
+def supervised_optimizer() -> optax.GradientTransformation:
+    """AdamW before its learning rate, which each step is given: when to decay is measured."""
     return optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.01)
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(b2=0.98),
+        optax.add_decayed_weights(0.01),
     )
 
 
@@ -63,6 +56,7 @@ def supervised_step(
     opt_state: Any,
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
+    learning_rate: Float[Array, ""] | float,
     *,
     spec: LearnerSpec,
     tx: optax.GradientTransformation,
@@ -70,4 +64,5 @@ def supervised_step(
     """One AdamW step; parameters and optimizer state are donated."""
     loss, grads = jax.value_and_grad(supervised_loss)(params, tokens, loss_mask, spec=spec)
     updates, opt_state = tx.update(grads, opt_state, params)
+    updates = jax.tree.map(lambda u: -learning_rate * u, updates)
     return optax.apply_updates(params, updates), opt_state, loss

@@ -227,7 +227,7 @@ def fit_value(
     def loss(params: Params) -> Array:
         return losses.value_loss(value.values(params, features), returns).mean()
 
-    def body(_: int, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+    def body(_: Any, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt = carry
         grads = jax.grad(loss)(params)
         finite = jnp.isfinite(optax.global_norm(grads))

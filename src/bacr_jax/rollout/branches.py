@@ -7,6 +7,7 @@ with one slice update.
 
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -70,7 +71,7 @@ def open_branches(
     *,
     config: Qwen2Config,
     answer_tokens: int,
-    dtype: jnp.dtype,
+    dtype: Any,
     phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
 ) -> BranchState:
     """Places a bridge at every cut.

@@ -1,0 +1,1 @@
+"""Questions with verifiable answers: the procedural task, difficulty groups, prompts per set."""

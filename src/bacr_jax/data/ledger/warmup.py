@@ -1,0 +1,170 @@
+"""The supervised curriculum of the ledger: which examples at which step."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from bacr_jax.data.ledger.problems import (
+    MAX_LEVEL,
+    check_operands,
+    decode_problems,
+    split_codes,
+)
+from bacr_jax.data.ledger.traces import TAIL, Style, supervised_batch
+from bacr_jax.errors import UserError
+
+Variant = Literal["redundant", "tradeoff"]
+
+# Widths of batches: the longest examples of at_once and of steps on levels up to 3, of steps on
+# levels up to 5, and of redo, have 19, 31, 47 and 72 tokens.
+BUCKETS = (20, 32, 48, 80)
+CUT_SHARE = 0.1
+# Number of the random stream, so that problems and warm-up share no draws of one seed.
+_STREAM = 2
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the warm-up.
+
+    Attributes:
+      until: end of the phase, as a fraction of the warm-up's steps.
+      max_level: levels 1..max_level are drawn evenly.
+      weights: share of the examples in each style, up to a common factor.
+    """
+
+    until: float
+    max_level: int
+    weights: tuple[tuple[Style, float], ...]
+
+
+# One style on easy levels first: with all of them at once the model stays on the plateau before
+# induction for thousands of steps (found by trial, as were all fractions and weights).
+WARMUP: dict[Variant, tuple[Phase, ...]] = {
+    "redundant": (
+        Phase(0.15, 3, (("steps", 1.0),)),
+        Phase(0.45, 3, (("redo", 3.0), ("mixed", 1.0), ("steps", 1.0), ("at_once", 1.0))),
+        Phase(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 0.5), ("at_once", 1.0))),
+    ),
+    "tradeoff": (
+        Phase(0.13, 3, (("steps", 1.0),)),
+        Phase(0.45, 3, (("steps", 1.0), ("at_once", 1.0))),
+        Phase(1.00, 5, (("steps", 1.0), ("at_once", 1.0))),
+    ),
+}
+
+
+def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """A random choice of `count` of the first `levels` lines of each row."""
+    noise = rng.random((len(levels), MAX_LEVEL))
+    noise[np.arange(MAX_LEVEL) >= levels[:, None]] = 2.0
+    return noise.argsort(axis=1).argsort(axis=1) < count[:, None]
+
+
+def phase_at(variant: Variant, fraction: float) -> Phase:
+    """The phase in force after `fraction` of the warm-up; past the end, the last one."""
+    phases = WARMUP[variant]
+    return next((phase for phase in phases if fraction < phase.until), phases[-1])
+
+
+@functools.cache
+def _kinds(phase: Phase) -> dict[str, np.ndarray]:
+    """Kinds of example of a phase: style, level, lines redone; their probability and bucket."""
+    total = sum(weight for _, weight in phase.weights)
+    rows = []
+    for style, weight in phase.weights:
+        for level in range(1, phase.max_level + 1):
+            # k of n lines redone: none, all, or k ~ Binomial(n, 1/2)
+            share = {0: 1.0}
+            if style == "redo":
+                share = {level: 1.0}
+            elif style == "mixed":
+                share = {k: math.comb(level, k) / 2**level for k in range(level + 1)}
+            for k, chance in share.items():
+                trace = level + 3 if style == "at_once" else 6 * level + 5 * k
+                bucket = int(np.searchsorted(BUCKETS, 3 + 2 * level + trace + TAIL))
+                probability = weight / total / phase.max_level * chance
+                rows.append((style == "at_once", level, k, probability, bucket))
+    names = ("at_once", "level", "redone", "probability", "bucket")
+    return {name: np.array(column) for name, column in zip(names, zip(*rows))}
+
+
+def _bucket(seed: int, step: int, probabilities: np.ndarray) -> int:
+    """The bucket of a step: multiples of the golden ratio, which cover [0, 1) evenly.
+
+    Independent draws would let the shares of styles and levels, which buckets carry, wander by a
+    fifth over a few hundred steps.
+    """
+    start = np.random.default_rng([seed, _STREAM]).random()
+    place = (start + step * _GOLDEN) % 1.0
+    bucket = np.searchsorted(np.cumsum(probabilities), place, side="right")
+    # the sum can miss 1 by rounding
+    return min(int(bucket), int(np.flatnonzero(probabilities)[-1]))
+
+
+def warmup_batch(
+    seed: int,
+    step: int,
+    total_steps: int,
+    *,
+    variant: Variant,
+    batch_tokens: int,
+    max_operand: int = 3,
+) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
+    """The supervised batch of one step: a function of the seed and the step alone.
+
+    All rows of a batch are of one length bucket (`BUCKETS`, by the length before cutting), so that
+    little is padding and only four shapes are compiled: batch_tokens // S rows of S tokens. Buckets
+    take turns so that, over steps, examples appear with the probabilities of the phase.
+
+    Args:
+      seed: of the warm-up.
+      step: 0-based; steps from `total_steps` on stay in the last phase.
+      total_steps: length of the warm-up that the phases divide.
+      variant: which phases.
+      batch_tokens: tokens per batch, padding included, at least 80.
+      max_operand: operands are 1..max_operand.
+
+    Returns:
+      Tokens (int32) and loss mask of `supervised_batch`, padded to S. Problems are from the train
+      split.
+
+    Raises:
+      UserError: an unknown variant, or a batch too small for a row.
+    """
+    if variant not in WARMUP:
+        raise UserError(f"data.ledger.variant: found {variant!r}; write {' or '.join(WARMUP)}")
+    if batch_tokens < max(BUCKETS):
+        raise UserError(
+            f"warmup.batch_tokens: found {batch_tokens}; write {max(BUCKETS)} or more, the longest "
+            "example"
+        )
+    check_operands(max_operand)
+    rng = np.random.default_rng([seed, _STREAM, step])
+    phase = phase_at(variant, step / max(total_steps, 1))
+    kinds = _kinds(phase)
+    rows_in = batch_tokens // np.array(BUCKETS)
+    per_bucket = np.bincount(kinds["bucket"], kinds["probability"], len(BUCKETS)) / rows_in
+    bucket = _bucket(seed, step, per_bucket / per_bucket.sum())
+    here = np.flatnonzero(kinds["bucket"] == bucket)
+    count = int(rows_in[bucket])
+    weights = kinds["probability"][here]
+    kind = here[rng.choice(len(here), size=count, p=weights / weights.sum())]
+    levels = kinds["level"][kind]
+    codes = np.zeros(count, np.int64)
+    for level in np.unique(levels):
+        row = np.flatnonzero(levels == level)
+        pool = split_codes(int(level), max_operand, "train")
+        codes[row] = pool[rng.integers(len(pool), size=len(row))]
+    redo = _redo_lines(rng, levels, kinds["redone"][kind])
+    cut = rng.random(count) < CUT_SHARE
+    problems = decode_problems(codes, levels, max_operand=max_operand)
+    batch = supervised_batch(
+        problems, redo, kinds["at_once"][kind], cut, rng, width=BUCKETS[bucket]
+    )
+    return batch.tokens, batch.loss_mask

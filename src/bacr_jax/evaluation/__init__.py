@@ -1,0 +1,1 @@
+"""Accuracy by budget, with its uncertainty."""

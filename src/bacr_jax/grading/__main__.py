@@ -1,0 +1,114 @@
+"""Grades a file of answers: python -m bacr_jax.grading --cases FILE.jsonl."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from bacr_jax.errors import UserError
+from bacr_jax.grading import LENIENT, Grader
+from bacr_jax.grading.verdict import MODES
+
+_BATCH = 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: the command line without the program's name; None reads the process's own.
+
+    Returns:
+        Exit code: 0, or 2 for input that can't be used.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bacr_jax.grading", description=__doc__)
+    parser.add_argument(
+        "--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold"
+    )
+    parser.add_argument("--out", metavar="FILE", help="where the verdicts go (default: stdout)")
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default=LENIENT,
+        help="strict: only a closed answer tag or box counts; lenient (default): any text",
+    )
+    parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
+    parser.add_argument(
+        "--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        rows = _read(Path(options.cases))
+        with Grader(workers=options.workers, deadline=options.deadline) as grader:
+            lines = _grade(grader, rows, options.mode)
+            if options.out is None:
+                sys.stdout.writelines(lines)
+            else:
+                with _open(Path(options.out)) as out:
+                    out.writelines(lines)
+            print(json.dumps(grader.counters()), file=sys.stderr)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--out {path}: {error.strerror}; name a file that can be written"
+        ) from None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--cases {path}: not UTF-8 at byte {error.start}; name a JSONL file"
+        ) from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path} line {number}: {error.msg}; write one JSON object a line"
+            ) from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {number}: not an object; write one with pred and gold")
+        for name in ("pred", "gold"):
+            if name not in row:
+                raise UserError(
+                    f"{path} line {number}: no field {name!r}, found {sorted(row)}; "
+                    "write pred and gold"
+                )
+            if not isinstance(row[name], str):
+                raise UserError(f"{path} line {number}: {name} is no string; put it in quotes")
+        rows.append(row)
+    if not rows:
+        raise UserError(f"--cases {path}: no rows; write one JSON object with pred and gold a line")
+    return rows
+
+
+def _grade(grader: Grader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:
+    for start in range(0, len(rows), _BATCH):
+        batch = rows[start : start + _BATCH]
+        verdicts = grader.grade(
+            [row["pred"] for row in batch], [row["gold"] for row in batch], mode=mode
+        )
+        for row, verdict in enumerate(verdicts, start=start):
+            yield json.dumps({"row": row} | dataclasses.asdict(verdict)) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

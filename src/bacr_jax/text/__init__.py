@@ -1,0 +1,1 @@
+"""Everything between strings and token ids: prompts, stop strings, answer extraction (host)."""

@@ -1,0 +1,71 @@
+"""`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bacr_jax import config_io
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.run_folder import RunFolder, open_run
+
+EPILOG = "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64"
+
+
+def parse(argv: Sequence[str] | None) -> Config:
+    """The config that the command line asks for, checked, before any device work."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bacr_jax.train",
+        description="Train a policy to reason within a token budget.",
+        epilog=EPILOG,
+        add_help=False,
+    )
+    parser.add_argument("--config", action="append", default=[], metavar="FILE")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    arguments = parser.parse_args(argv)
+    if arguments.help:
+        print(parser.format_help())
+        print(config_io.help_text())
+        raise SystemExit(0)
+    if not arguments.config:
+        raise UserError("command line: no config; write --config configs/quickstart.yaml")
+    config = config_io.load(arguments.config, arguments.overrides)
+    config_io.check(config)
+    return config
+
+
+def train(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """Runs a config to its end in an opened run folder and returns its summary."""
+    # JAX is imported once the config is known to be good.
+    from bacr_jax.trainer import Trainer
+
+    started = time.time()
+    trainer = Trainer(config, folder)
+    state, step = trainer.start()
+    trainer.evaluate(state, step, "before")
+    while not trainer.finished(state, step):
+        state = trainer.iterate(state, step)
+        step += 1
+        trainer.maintain(state, step)
+    trainer.evaluate(state, step, "after")
+    return trainer.finish(state, step, time.time() - started)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0 when trained, 2 with one line on stderr when the input can't be used."""
+    try:
+        config = parse(argv)
+        with open_run(Path(config.output.dir), config) as folder:
+            train(config, folder)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

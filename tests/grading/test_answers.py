@@ -1,0 +1,117 @@
+"""Where the answer of a text is found."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bacr_jax.grading.answers import (
+    closed_answer,
+    last_box,
+    open_answer,
+    reference_answer,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>a</think><answer>42</answer>", "42"),
+        ("so \\boxed{42}.", "42"),
+        ("\\boxed{\\frac{1}{2}} and more", "\\frac{1}{2}"),
+        ("\\boxed{1} then \\boxed{2}", "2"),
+        ("<answer>It is \\boxed{7}</answer>", "7"),
+        ("<answer>1</answer> no, \\boxed{2}", "2"),
+        ("\\boxed{1} <answer>2</answer>", "2"),
+        ("<answer>1</answer><answer> 2 </answer>", "2"),
+        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\fbox{3}", "3"),
+        ("\\boxed {17}", "17"),
+        ("thus $n = \\boxed 2$.", "2"),
+    ],
+)
+def test_the_last_closed_box_or_tag_is_the_answer(text, answer):
+    assert closed_answer(text).answer == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the answer is 42",
+        "\\boxed{42",
+        "<answer>42",
+        "42</answer>",
+        "\\boxed{\\frac{1}{}",
+        "",
+        "put it in \\boxed",
+        "<think>maybe \\boxed{42}",
+        "<think>\\boxed{42}</think>The ans",
+    ],
+)
+def test_without_a_closed_box_or_tag_after_the_thinking_there_is_no_answer(text):
+    assert closed_answer(text).source == "none"
+
+
+def test_an_unclosed_last_box_falls_back_to_the_last_closed_one():
+    assert closed_answer("\\boxed{1} \\boxed{2} \\boxed{3").answer == "2"
+
+
+def test_an_escaped_brace_does_not_close_a_box():
+    assert last_box(r"\boxed{a\}b} c").content == r"a\}b"
+
+
+def test_boxes_that_a_word_joins_are_also_read_as_one_list():
+    assert closed_answer(r"$\boxed{1}$ and $\boxed{2}$").run == "1, 2"
+    assert closed_answer(r"\boxed{1} papers and \boxed{2} bins").run == "1, 2"
+    assert closed_answer(r"\boxed{1} no no no \boxed{2}").run is None
+    assert closed_answer(r"\boxed{1}\boxed{2}").run is None
+
+
+def test_in_a_reference_adjacent_boxes_are_one_list():
+    assert reference_answer(r"\boxed{1}\boxed{2}") == "1, 2"
+    assert reference_answer("2 + 2 = <<2+2=4>>4\n#### 4") == "4"
+    assert reference_answer(" \\frac{1}{2} ") == "\\frac{1}{2}"
+
+
+def test_reports_also_read_the_thinking_and_the_hash_line():
+    assert open_answer("<think>maybe \\boxed{42}").answer == "42"
+    assert open_answer("6 * 7 = 42\n#### 42").answer == "42"
+    assert open_answer("\\boxed{4").unclosed
+
+
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "{", "}", "\\boxed{1}", "\\", "\\boxed ", "<answer>"]
+)
+def test_finding_takes_linear_time(piece):
+    """A megabyte of one piece: quadratic time would take hours."""
+    text = piece * (1_000_000 // len(piece))
+    start = time.perf_counter()
+    closed_answer(text)
+    open_answer(text)
+    assert time.perf_counter() - start < 10
+
+
+@given(st.text(alphabet="{}\\abox ed1<>/answer", max_size=200))
+def test_any_text_gives_an_answer_that_is_in_it(text):
+    found = open_answer(text)
+    assert found.answer in text
+    assert found.answer == found.answer.strip()
+
+
+@given(st.text(alphabet="{}\\12", max_size=30), st.text(alphabet="ab {}", max_size=20))
+def test_a_balanced_content_comes_back_from_its_box(inner, before):
+    depth = 0
+    escaped = False
+    for char in inner:
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        else:
+            depth += (char == "{") - (char == "}")
+            if depth < 0:
+                return
+    if depth or escaped:
+        return
+    assert last_box(f"{before}\\boxed{{{inner}}}").content == inner.strip()

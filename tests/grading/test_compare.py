@@ -1,0 +1,127 @@
+"""What is decided without a computer algebra system, and what is left to it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bacr_jax.grading.compare import bases_clash, decide, read
+
+
+def strict(pred, gold):
+    return decide(read(pred), read(gold), lenient=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("pred", "gold"),
+    [
+        ("\\left( \\frac12, 3 \\right)", "(\\frac{1}{2},3)"),
+        ("2,1", "1, 2"),
+        ("\\{1,2\\}", "\\{2,1\\}"),
+        ("75,75", "75"),
+        ("A and B", "\\text{B, A}"),
+        ("6, 8\\text{, and }10", "6,8,10"),
+        ("(C)", "\\text{C}"),
+        ("evelyn", "\\text{Evelyn}"),
+        ("June 20", "\\text{June 20}"),
+        ("x = 5", "5"),
+        ("5", "k = 5"),
+        ("x = 1/2", "x = 0.5"),
+        ("204_{5}", "204_5"),
+        ("204", "204_5"),
+        ("1000,99", "1000.99"),
+        (
+            "\\begin{bmatrix} 1 & 2 \\\\ 3 & 0.5 \\end{bmatrix}",
+            "\\begin{pmatrix}1&2\\\\3&\\frac{1}{2}\\end{pmatrix}",
+        ),
+        ("$ \\dfrac{x}{2} $", "\\frac{x}{2}"),
+        ("x^{2}+1", "x^2 + 1"),
+        ("2\\cdot 3", "2 \\times 3"),
+        ("(-\\infty, 2]", "\\left(-\\infty,2\\right]"),
+        ("185\\", "185"),
+        ("1{:}2", "1:2"),
+    ],
+)
+def test_the_same_at_once(pred, gold):
+    assert strict(pred, gold) is True
+
+
+@pytest.mark.parametrize(
+    ("pred", "gold"),
+    [
+        ("(2,1)", "(1,2)"),
+        ("1,2", "1,2,3"),
+        ("1", "1,2"),
+        ("41 \\text{ or } 42", "42"),
+        ("204_7", "204_5"),
+        ("54", "204_5"),
+        ("\\text{odd}", "\\text{even}"),
+        ("bca", "\\text{abc}"),
+        ("E", "d"),
+        ("\\text{four}", "5"),
+        ("1,2", "32,349"),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}"),
+        ("[0,1)", "[0,9)"),
+    ],
+)
+def test_different_at_once(pred, gold):
+    assert strict(pred, gold) is False
+
+
+@pytest.mark.parametrize(
+    ("pred", "gold"),
+    [
+        ("\\sqrt{12}", "2\\sqrt{3}"),
+        ("x+1", "1+x"),
+        ("(0,1)", "0<x<1"),
+        ("[1,2]", "(1,2)"),
+        ("x = 5", "y = 5"),
+        ("ab", "ba"),
+        ("1,000,7", "1000,7"),
+        ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2"),
+    ],
+)
+def test_left_to_the_computer_algebra_system(pred, gold):
+    assert strict(pred, gold) is None
+
+
+def test_a_missing_base_in_the_reference_is_forgiven_in_reports_only():
+    pred, gold = read("1010_2"), read("1010")
+    assert decide(pred, gold, lenient=False)[0] is False
+    assert decide(pred, gold, lenient=True)[0] is True
+
+
+def test_bases_inside_expressions_clash():
+    assert bases_clash("12_3+1", "12_4+1")
+    assert not bases_clash("12_3+1", "1+12_3")
+    assert not bases_clash("x_1", "x_2")
+
+
+def test_every_decision_says_what_made_it():
+    assert decide(read("1"), read("2"), lenient=False)[1] == "number"
+    assert decide(read("a"), read("\\text{b}"), lenient=False)[1] == "string"
+    assert decide(read("1,2"), read("2,3"), lenient=False)[1] == "list"
+
+
+_ATOMS = st.sampled_from(
+    ["1", "-2", "0.5", "\\frac{1}{3}", "x", "\\text{A}", "7\\%", "3_5", "\\pi"]
+)
+
+
+@given(st.lists(_ATOMS, min_size=1, max_size=5), st.sampled_from(["{}", "({})", "[{})"]))
+def test_every_answer_equals_itself_in_both_modes(atoms, brackets):
+    text = brackets.format(", ".join(atoms))
+    for lenient in (False, True):
+        assert decide(read(text), read(text), lenient=lenient)[0] is True
+
+
+@given(st.lists(_ATOMS, min_size=2, max_size=5, unique=True), st.randoms(use_true_random=False))
+def test_the_order_of_a_list_does_not_matter(atoms, rng):
+    shuffled = list(atoms)
+    rng.shuffle(shuffled)
+    assert strict(", ".join(shuffled), ", ".join(atoms)) is not False
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_strict_never_accepts_what_lenient_rejects(pred, gold):
+    if decide(read(pred), read(gold), lenient=False)[0]:
+        assert decide(read(pred), read(gold), lenient=True)[0]

@@ -1,0 +1,191 @@
+"""The grader's interface: modes, counters, overlap, interruption."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bacr_jax.errors import UserError
+from bacr_jax.grading import Grader
+from bacr_jax.grading.judge import judge
+
+
+def test_a_verdict_says_what_was_found_and_how(grader):
+    texts = ["<answer>7</answer>", "\\boxed{\\text{odd}}", "\\boxed{1,2}", "\\boxed{x+1}", "none"]
+    verdicts = grader.grade(texts, ["7", "odd", "2,1", "1+x", "1"])
+    assert [verdict.path for verdict in verdicts] == [
+        "number",
+        "string",
+        "list",
+        "symbolic",
+        "none",
+    ]
+    assert [verdict.correct for verdict in verdicts] == [True, True, True, True, False]
+    assert [v.extracted for v in verdicts] == ["7", "\\text{odd}", "1,2", "x+1", None]
+    assert not any(verdict.timed_out for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("pred", "gold"),
+    [
+        ("2\\sqrt{3}", "\\sqrt{12}"),
+        ("(r+5)(r+5)", "(r+5)^2"),
+        ("\\tan^2(y)+1", "\\sec^2(y)"),
+        ("3 \\pm 2\\sqrt{2}", "3 - 2\\sqrt{2}, 3 + 2\\sqrt{2}"),
+        ("(-\\infty, 1) \\cup (1, \\infty)", "(-\\infty,1)\\cup(1,\\infty)"),
+        ("\\frac{\\pi}{2}", "\\pi/2"),
+        ("5 \\geq x", "x \\leq 5"),
+        ("\\frac\\pi 2", "\\frac{\\pi}{2}"),
+        ("1 - \\frac{1}{\\mathrm{e}}", "1 - e^{-1}"),
+    ],
+)
+def test_mathematics_is_compared_by_value(grader, pred, gold):
+    verdict = grader.grade([f"\\boxed{{{pred}}}"], [gold])[0]
+    assert verdict.correct
+    assert verdict.strict
+
+
+@pytest.mark.parametrize(
+    ("pred", "gold"),
+    [
+        ("\\sqrt{3}", "\\sqrt{5}"),
+        ("x+1", "x+2n+1"),
+        ("f(y)", "f(x)"),
+        ("x \\leq 5", "x \\geq 5"),
+        ("2", "2007 + \\frac\\pi 2"),
+        ("1 + \\frac{1}{\\mathrm{e}}", "1 - \\frac{1}{\\mathrm{e}}"),
+        ("12_3 + x", "12_4 + x"),
+    ],
+)
+def test_different_mathematics_is_wrong(grader, pred, gold):
+    assert not grader.grade([f"\\boxed{{{pred}}}"], [gold])[0].correct
+
+
+def test_rewards_need_a_closed_answer_and_reports_do_not(grader):
+    texts = ["so the answer is 42", "The answer is $\\frac{84}{2}$.", "\\boxed{42", "#### 42"]
+    strict = grader.grade(texts, ["42"] * 4, mode="strict")
+    lenient = grader.grade(texts, ["42"] * 4, mode="lenient")
+    assert [verdict.correct for verdict in strict] == [False] * 4
+    assert [verdict.correct for verdict in lenient] == [True, True, False, True]
+    assert [verdict.strict for verdict in lenient] == [False] * 4
+
+
+def test_the_modes_disagreements_are_counted():
+    with Grader(workers=1) as grader:
+        texts = ["\\boxed{1}", "\\boxed{0.33}", "#### 5", "\\boxed{25\\text{ m}}", "\\boxed{2}"]
+        grader.grade(texts, ["1", "1/3", "5", "25\\text{ ft}", "3"], mode="lenient")
+        counters = grader.counters()
+        assert counters["compared_modes"] == 5
+        assert counters["mode_disagreements"] == 3
+        grader.grade(texts, ["1", "1/3", "5", "25\\text{ ft}", "3"], mode="strict")
+        assert grader.counters()["compared_modes"] == 5
+        assert grader.counters()["graded"] == 10
+        assert grader.counters()["correct"] == 5
+
+
+def test_hedging_is_never_right_by_union(grader):
+    texts = [
+        "\\boxed{41 \\text{ or } 42}",
+        "\\boxed{42} or \\boxed{41}",
+        "<answer>42</answer><answer>41</answer>",
+        "\\boxed{42, 41}",
+        "\\boxed{\\pm 42}",
+    ]
+    for mode in ("strict", "lenient"):
+        assert not any(v.correct for v in grader.grade(texts, ["42"] * 5, mode=mode))
+
+
+def test_a_list_in_several_boxes_is_right_only_as_a_whole(grader):
+    text = "$\\boxed{-2}$ and $\\boxed{1}$"
+    golds = ["1,-2", "1", "-2", "1,-2,3"]
+    verdicts = grader.grade([text] * 4, golds)
+    assert [verdict.correct for verdict in verdicts] == [True, True, False, False]
+
+
+def test_prose_in_a_box_counts_in_reports_only(grader):
+    text = "<answer>We find that $x \\lt 3$</answer>"
+    assert not grader.grade([text], ["x < 3"], mode="strict")[0].correct
+    assert grader.grade([text], ["x < 3"], mode="lenient")[0].correct
+
+
+def test_equal_questions_are_asked_once():
+    with Grader(workers=1) as grader:
+        grader.grade(["\\boxed{x+1}"] * 8, ["1+x"] * 8)
+        grader.grade(["\\boxed{x+1}"], ["1+x"])
+        assert grader.counters()["cache_hits"] == 8
+
+
+def test_grading_overlaps_other_work(grader):
+    pending = grader.submit(["\\boxed{x+y+1}", "\\boxed{3}"], ["y+1+x", "3"])
+    verdicts = pending.result()
+    assert pending.done()
+    assert all(verdict.correct for verdict in verdicts)
+    assert pending.result() == verdicts
+
+
+def test_poll_is_called_while_waiting_and_may_interrupt():
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def poll():
+        calls.append(1)
+        if len(calls) == 3:
+            raise Stop
+
+    slow = [f"\\boxed{{\\int_0^1 \\sin(\\tan(x^{n}))e^{{x^3}} dx}}" for n in range(2, 30)]
+    with Grader(workers=1, deadline=5) as grader:
+        with pytest.raises(Stop):
+            grader.grade(slow, ["1"] * len(slow), poll=poll)
+        assert len(calls) == 3
+        assert grader.grade(["\\boxed{1}"], ["1"])[0].correct
+
+
+def test_a_missing_text_or_reference_is_incorrect(grader):
+    verdicts = grader.grade([None, "\\boxed{1}", "\\boxed{1}"], ["1", None, "\\boxed{}"])
+    assert [verdict.correct for verdict in verdicts] == [False] * 3
+    assert [verdict.path for verdict in verdicts] == ["none"] * 3
+
+
+def test_an_empty_batch_is_graded(grader):
+    assert grader.grade([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"deadline": 0.0}, "deadline=0.0"),
+        ({"memory_mb": 1}, "memory_mb=1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        Grader(**arguments)
+
+
+def test_requests_that_make_no_sense_are_refused(grader):
+    with pytest.raises(UserError, match="mode='loose'"):
+        grader.grade([], [], mode="loose")
+    with pytest.raises(UserError, match="1 texts and 2 golds"):
+        grader.grade(["a"], ["a", "b"])
+
+
+def test_a_tolerance_is_for_measurements_only():
+    exact = judge("\\boxed{6.7e-11}", "6.674e-11", mode="strict")
+    loose = judge("\\boxed{6.7e-11}", "6.674e-11", mode="strict", relative_tolerance=0.01)
+    assert not exact.correct
+    assert loose.correct
+
+
+_LATEX = st.text(
+    alphabet=st.sampled_from(list("0123456789xy+-*/^_{}()[]\\,;:.!%$&=<> \n\x00\ud800é²")),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_LATEX, _LATEX, st.sampled_from(["strict", "lenient"]))
+def test_no_text_makes_our_own_rules_fail(pred, gold, mode):
+    for text in (pred, f"\\boxed{{{pred}}}", f"<answer>{pred}</answer>"):
+        judge(text, gold, mode=mode)

@@ -1,0 +1,209 @@
+"""Workers are killed, replaced, limited and never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.grading import Grader
+from bacr_jax.grading import pool as pool_module
+from bacr_jax.grading.pool import Job, Request, WorkerPool
+
+# Passes the guards and keeps sympy busy for much longer than the tests' deadlines.
+SLOW = "\\boxed{\\int_0^1 \\frac{\\sin(\\tan x) e^{x^3} \\log(1+x^5)}{\\arctan(\\sin x)+x^7} dx}"
+QUICK = ("\\boxed{\\sqrt{12}}", "2\\sqrt{3}")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_gone(pids, seconds=10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def run_pool(pool: WorkerPool, *requests: Request):
+    outcomes = {}
+    done = threading.Event()
+
+    def settle(index, outcome):
+        outcomes[index] = outcome
+        if len(outcomes) == len(requests):
+            done.set()
+
+    jobs = [
+        Job(request, lambda outcome, index=index: settle(index, outcome))
+        for index, request in enumerate(requests)
+    ]
+    pool.submit(jobs)
+    assert done.wait(60)
+    return [outcomes[index] for index in range(len(requests))]
+
+
+def test_no_process_starts_before_one_is_needed():
+    with Grader(workers=2) as grader:
+        grader.grade(["<answer>1</answer>", "none", "\\boxed{9^{9^9}}"], ["1", "1", "1"])
+        assert grader.worker_pids == []
+        assert grader.counters()["worker_starts"] == 0
+
+
+def test_a_late_worker_is_killed_and_replaced():
+    with Grader(workers=1, deadline=0.5) as grader:
+        assert grader.grade([QUICK[0]], [QUICK[1]])[0].correct
+        before = grader.worker_pids
+        start = time.monotonic()
+        verdict = grader.grade([SLOW], ["1"])[0]
+        assert time.monotonic() - start < 3
+        assert verdict.timed_out
+        assert not verdict.correct
+        assert wait_gone(before)
+        assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
+        assert grader.counters()["timeouts"] == 1
+        assert grader.counters()["worker_starts"] == 2
+
+
+def test_a_timeout_is_remembered():
+    with Grader(workers=1, deadline=0.3) as grader:
+        first = grader.grade([SLOW, SLOW], ["1", "1"])
+        again = grader.grade([SLOW], ["1"])
+        assert all(verdict.timed_out for verdict in first + again)
+        assert grader.counters()["timeouts"] == 1
+        assert grader.counters()["cache_hits"] == 2
+
+
+def test_a_worker_that_dies_costs_one_verdict():
+    with Grader(workers=1, deadline=20) as grader:
+        grader.grade([QUICK[0]], [QUICK[1]])
+        pending = grader.submit([SLOW, "\\boxed{x+1}"], ["1", "1+x"])
+        time.sleep(0.3)
+        os.kill(grader.worker_pids[0], signal.SIGKILL)
+        verdicts = pending.result()
+        assert [verdict.correct for verdict in verdicts] == [False, True]
+        assert not verdicts[0].timed_out
+        assert grader.counters()["worker_deaths"] == 1
+
+
+def test_a_worker_that_died_idle_costs_nothing():
+    with Grader(workers=1) as grader:
+        grader.grade([QUICK[0]], [QUICK[1]])
+        pids = grader.worker_pids
+        os.kill(pids[0], signal.SIGKILL)
+        assert wait_gone(pids)
+        assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
+
+
+def test_workers_ignore_signals_meant_for_the_parent():
+    with Grader(workers=1) as grader:
+        grader.grade([QUICK[0]], [QUICK[1]])
+        pids = grader.worker_pids
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pids[0], number)
+        assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
+        assert grader.worker_pids == pids
+
+
+def test_workers_are_replaced_after_their_share_of_answers():
+    with Grader(workers=1, recycle_after=2, cache_size=0) as grader:
+        verdicts = grader.grade(
+            [QUICK[0], "\\boxed{x+1}", "\\boxed{y+2}"], [QUICK[1], "1+x", "2+y"]
+        )
+        assert all(verdict.correct for verdict in verdicts)
+        assert grader.counters()["worker_recycled"] == 1
+        assert grader.counters()["worker_starts"] == 2
+
+
+def test_close_leaves_no_process_behind():
+    grader = Grader(workers=2, deadline=30)
+    grader.grade([QUICK[0], "\\boxed{x+1}"], [QUICK[1], "1+x"])
+    pids = grader.worker_pids
+    pending = grader.submit([SLOW], ["1"])
+    grader.close()
+    grader.close()
+    assert not any(alive(pid) for pid in pids)
+    assert not pending.result()[0].correct
+
+
+def test_workers_end_when_their_parent_is_killed():
+    program = """
+        import os, signal
+        from bacr_jax.grading import Grader
+        grader = Grader(workers=1)
+        grader.grade(["\\\\boxed{x+1}"], ["1+x"])
+        print(grader.worker_pids[0], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=60,
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert wait_gone([int(run.stdout)])
+
+
+def test_workers_do_not_load_jax():
+    with Grader(workers=1) as grader:
+        grader.grade([QUICK[0]], [QUICK[1]])
+        maps = Path(f"/proc/{grader.worker_pids[0]}/maps").read_text()
+        assert "python" in maps
+        assert "jax" not in maps
+
+
+def test_importing_the_room_loads_no_heavy_package():
+    program = (
+        "import sys, bacr_jax.grading;"
+        "heavy = {'jax', 'numpy', 'sympy', 'math_verify', 'transformers'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_memory_and_time_limits_hold_without_the_guards():
+    """The pool alone, fed what the guards would refuse, always answers."""
+    pool = WorkerPool(1, deadline=1.0, memory_mb=256, recycle_after=100)
+    try:
+        outcomes = run_pool(
+            pool,
+            Request("9^{9^{9^{9}}}", "1"),
+            Request("99999999!", "1"),
+            Request("(a+b+c+d+e+f+g)^{60}", "(a+b+c+d+e+f+g)^{60}+1"),
+            Request("\\sqrt{12}", "2\\sqrt{3}"),
+        )
+    finally:
+        pool.close()
+    assert [outcome.correct for outcome in outcomes] == [False, False, False, True]
+
+
+def test_a_machine_on_which_no_worker_starts_is_told_so(monkeypatch):
+    monkeypatch.setattr(pool_module.sys, "executable", "/bin/false")
+    with Grader(workers=2) as grader:
+        with pytest.raises(UserError, match="worker processes do not start"):
+            grader.grade([QUICK[0]], [QUICK[1]])
+        with pytest.raises(UserError, match="worker processes do not start"):
+            grader.grade(["\\boxed{x+1}"], ["1+x"])
+        assert grader.grade(["\\boxed{1}"], ["1"])[0].correct

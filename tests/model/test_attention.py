@@ -1,0 +1,105 @@
+"""Attention against a plain fp32 softmax, over masks, lengths, groups and odd shapes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bacr_jax.errors import UserError
+from bacr_jax.model import attention
+
+
+def reference(q, k, v, mask):
+    """Loops over rows, heads and queries; float64; zeros where a query sees nothing."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    b, t, n, h = q.shape
+    group = n // k.shape[2]
+    out = np.zeros_like(q)
+    for i in range(b):
+        for j in range(n):
+            for s in range(t):
+                seen = np.flatnonzero(np.broadcast_to(mask, (b, t, k.shape[1]))[i, s])
+                if len(seen) == 0:
+                    continue
+                scores = k[i, seen, j // group] @ q[i, s, j] / np.sqrt(h)
+                weights = np.exp(scores - scores.max())
+                out[i, s, j] = weights @ v[i, seen, j // group] / weights.sum()
+    return out
+
+
+def random_qkv(seed, b, t, s, n, kv, h):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    q = jax.random.normal(keys[0], (b, t, n, h))
+    return q, *(jax.random.normal(key, (b, s, kv, h)) for key in keys[1:])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.sampled_from([(1, 1), (2, 1), (4, 2), (6, 3)]),
+    st.sampled_from([2, 5, 8]),
+    st.integers(0, 100),
+)
+def test_any_mask_gives_the_plain_softmax(b, t, s, heads, h, seed):
+    q, k, v = random_qkv(seed, b, t, s, *heads, h)
+    mask = np.random.default_rng(seed).random((b, t, s)) < 0.6
+    found = attention.merge([attention.partial_attention(q, k, v, jnp.asarray(mask))], q.dtype)
+    np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
+
+
+def test_segments_merge_into_one_softmax():
+    q, k, v = random_qkv(0, 2, 3, 9, 4, 2, 8)
+    # scores far apart in size: a merge without the maximum would overflow
+    k = k.at[:, 4:].multiply(30.0)
+    mask = np.random.default_rng(1).random((2, 3, 9)) < 0.7
+    parts = [
+        attention.partial_attention(q, k[:, a:b], v[:, a:b], jnp.asarray(mask[:, :, a:b]))
+        for a, b in ((0, 4), (4, 5), (5, 9))
+    ]
+    np.testing.assert_allclose(attention.merge(parts, q.dtype), reference(q, k, v, mask), atol=3e-5)
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients():
+    q, k, v = random_qkv(0, 1, 2, 3, 2, 1, 4)
+    mask = jnp.zeros((1, 2, 3), bool)
+    total = lambda q: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype).sum()
+    assert total(q) == 0
+    assert np.isfinite(jax.grad(total)(q)).all()
+
+
+def test_causal_rows_see_themselves_and_the_past():
+    q, k, v = random_qkv(3, 2, 6, 6, 4, 2, 8)
+    mask = np.tril(np.ones((6, 6), bool))[None]
+    found = attention.causal_attention(q, k, v)
+    np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
+
+
+def test_tree_mask_token_by_token():
+    """Two branches of two tokens on a trunk of five; the picture is the mask."""
+    trunk, context = 5, [[2, 5]]
+    q, k, v = random_qkv(4, 1, 9, 9, 2, 1, 4)
+    picture = """
+        x.... .. ..
+        xx... .. ..
+        xxx.. .. ..
+        xxxx. .. ..
+        xxxxx .. ..
+        xx... x. ..
+        xx... xx ..
+        xxxxx .. x.
+        xxxxx .. xx
+    """
+    rows = [line.replace(" ", "") for line in picture.split("\n") if line.strip()]
+    mask = np.array([[c == "x" for c in row] for row in rows])[None]
+    found = attention.tree_attention(q, k, v, jnp.array(context), trunk_length=trunk)
+    np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
+
+
+def test_cudnn_refuses_32_bit_floats():
+    q, k, v = random_qkv(0, 1, 2, 2, 2, 1, 4)
+    with pytest.raises(UserError, match="bfloat16"):
+        attention.causal_attention(q, k, v, implementation="cudnn")

@@ -1,0 +1,188 @@
+"""Budgets that hold to the token, bridges, and rows that do not notice their neighbours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bacr_jax.rollout.generate import generate
+from bacr_jax.rollout.sampling import sampler
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
+from rollout_world import (
+    ANSWER,
+    ANSWER_CLOSE,
+    CLOSE,
+    EOS,
+    LEGAL,
+    make_prompts,
+    make_rules,
+    two_tokens,
+)
+
+
+def quarters(budgets):
+    return np.ceil(np.asarray(budgets)[:, None] * np.arange(1, 5) / 4).astype(int)
+
+
+def roll(world, prompts, budgets, *, rules=None, key=3, cuts=None, how=None, **kwargs):
+    return generate(
+        world.decode,
+        prompts,
+        np.asarray(budgets),
+        quarters(budgets) if cuts is None else cuts,
+        jax.random.key(key),
+        spec=kwargs.pop("spec", world.spec()),
+        rules=rules or make_rules(),
+        how=how or sampler(1.0),
+        phi_of=world.phi_of,
+        **kwargs,
+    )
+
+
+ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROWS, st.integers(0, 10_000))
+def test_every_row_keeps_its_budget(world, rows, key):
+    lengths, budgets = map(np.array, zip(*rows))
+    prompts = make_prompts(lengths, 5)
+    result = roll(world, prompts, budgets, key=key)
+    t = result.trunks
+    forced = t.close == CLOSED_BY_BUDGET
+    assert (t.sampled <= budgets).all()
+    assert (t.thinking[forced] == budgets[forced]).all()
+    assert (t.thinking[~forced] < budgets[~forced]).all()
+    for i in range(len(rows)):
+        start = lengths[i]
+        np.testing.assert_array_equal(t.tokens[i, :start], prompts.tokens[i, :start])
+        sampled = t.tokens[i, start : start + t.sampled[i]]
+        assert LEGAL[sampled].all()
+        ends = np.isin(sampled, [CLOSE, EOS])
+        # the close is the last token sampled and the only one
+        if t.close[i] == CLOSED_BY_BUDGET:
+            assert not ends.any()
+        else:
+            expected = CLOSE if t.close[i] == CLOSED_BY_TAG else EOS
+            assert ends.sum() == 1 and sampled[-1] == expected
+        assert (t.tokens[i, start + t.sampled[i] :] == 0).all()
+        assert (t.logprobs[i, t.sampled[i] :] == 0).all()
+        assert (t.logprobs[i, : t.sampled[i]] < 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROWS, st.integers(0, 10_000))
+def test_every_branch_has_one_bridge_and_hangs_at_its_cut(world, rows, key):
+    lengths, budgets = map(np.array, zip(*rows))
+    result = roll(world, make_prompts(lengths, 5), budgets, key=key)
+    t, br = result.trunks, result.branches
+    for i in range(len(rows)):
+        for j, cut in enumerate(quarters(budgets)[i]):
+            whole = cut >= t.thinking[i]
+            natural = whole and t.close[i] == CLOSED_BY_TAG
+            kept = t.sampled[i] if natural else min(cut, t.thinking[i])
+            assert br.context[i, j] == lengths[i] + kept
+            bridge = [ANSWER] if natural else [CLOSE, ANSWER]
+            assert br.bridge[i, j] == len(bridge)
+            row = br.tokens[i, j]
+            np.testing.assert_array_equal(row[: len(bridge)], bridge)
+            sampled = row[len(bridge) : len(bridge) + br.sampled[i, j]]
+            assert 1 <= len(sampled) <= 3
+            ends = np.isin(sampled, [ANSWER_CLOSE, EOS])
+            assert br.finished[i, j] == ends[-1] and not ends[:-1].any()
+            assert br.finished[i, j] or len(sampled) == 3
+
+
+def test_cuts_on_the_same_place_share_one_answer(world):
+    # budget 2: cuts 1, 1, 2, 2
+    result = roll(world, make_prompts([3] * 8, 5), [2] * 8)
+    br = result.branches
+    for i in range(8):
+        thinking = result.trunks.thinking[i]
+        places = np.minimum([1, 1, 2, 2], thinking)
+        first = [list(places).index(p) for p in places]
+        np.testing.assert_array_equal(br.source[i], first)
+        np.testing.assert_array_equal(br.tokens[i], br.tokens[i, first])
+    distinct = br.source == np.arange(4)
+    assert result.counters["tokens"] == result.trunks.sampled.sum() + br.sampled[distinct].sum()
+
+
+def test_a_closing_tag_of_two_tokens_is_not_counted_as_thinking(world):
+    rules = make_rules(two_tokens([6, 7, 8, 9, 10], [11, 12, 13, 14, 15]))
+    result = roll(world, make_prompts([2] * 64, 2), [12] * 64, rules=rules, spec=world.spec(64))
+    t = result.trunks
+    closed = t.close == CLOSED_BY_TAG
+    assert closed.sum() > 3
+    assert (t.sampled[closed] == t.thinking[closed] + 2).all()
+    eos = t.close == CLOSED_BY_EOS
+    assert eos.any() and (t.sampled[eos] == t.thinking[eos] + 1).all()
+    for i in np.flatnonzero(closed):
+        first, second = t.tokens[i, 2 + t.thinking[i] :][:2]
+        assert 6 <= first <= 10 < second
+
+
+def test_a_row_is_the_same_in_any_company(world):
+    lengths, budgets = np.array([1, 5, 3, 2, 4, 5, 1]), np.array([12, 0, 1, 7, 12, 5, 3])
+    prompts = make_prompts(lengths, 5)
+    together = roll(world, prompts, budgets, spec=world.spec(8))
+    for slots, chunk in ((2, 5), (4, 3), (7, 12)):
+        other = roll(world, prompts, budgets, spec=world.spec(slots, chunk=chunk))
+        np.testing.assert_array_equal(other.trunks.tokens, together.trunks.tokens)
+        np.testing.assert_array_equal(other.branches.tokens, together.branches.tokens)
+    alone = roll(
+        world,
+        jax.tree.map(lambda x: x[3:4], prompts),
+        budgets[3:4],
+        rows=np.array([3]),
+    )
+    np.testing.assert_array_equal(alone.trunks.tokens[0], together.trunks.tokens[3])
+    np.testing.assert_array_equal(alone.branches.tokens[0], together.branches.tokens[3])
+
+
+def test_another_key_gives_other_text(world):
+    prompts, budgets = make_prompts([3] * 6, 5), [12] * 6
+    one, two = (roll(world, prompts, budgets, key=k).trunks.tokens for k in (1, 2))
+    assert (one != two).any()
+
+
+def test_the_told_budget_changes_what_is_said(world):
+    prompts = make_prompts([3] * 32, 3)
+    short, long = (
+        roll(world, prompts, [b] * 32, how=sampler(0.0), spec=world.spec(32)) for b in (4, 12)
+    )
+    assert (short.trunks.tokens[:, 3:7] != long.trunks.tokens[:, 3:7]).any()
+
+
+def test_greedy_takes_the_most_likely_legal_token(world):
+    """Against full passes of the model, one token at a time."""
+    from bacr_jax.model import qwen2
+
+    prompts = make_prompts([4, 2], 4)
+    result = roll(world, prompts, [12, 12], how=sampler(0.0))
+    for i in range(2):
+        n, total = int(prompts.lengths[i]), int(result.trunks.sampled[i])
+        row = jnp.asarray(result.trunks.tokens[i : i + 1, : n + total])
+        hidden = qwen2.forward(
+            world.params,
+            row,
+            config=world.shape,
+            budget_embedding=world.phi_of(jnp.array([12])),
+            conditioning=world.conditioning,
+        )
+        logits = np.where(LEGAL, qwen2.logits(world.params, hidden)[0], -np.inf)
+        np.testing.assert_array_equal(logits[n - 1 : -1].argmax(-1), row[0, n:])
+
+
+def test_polling_can_stop_a_rollout(world):
+    class Stop(Exception):
+        pass
+
+    def poll():
+        raise Stop
+
+    try:
+        roll(world, make_prompts([3], 3), [12], poll=poll)
+    except Stop:
+        return
+    raise AssertionError("poll was never called")

@@ -1,0 +1,68 @@
+"""Draws follow the distribution they report."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from bacr_jax.rollout.sampling import draw, row_keys, sampler, truncate
+
+LOGITS = jnp.array([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
+LEGAL = jnp.array([True] * 5 + [False])
+ROWS = 20_000
+
+
+def probabilities(temperature, top_p=1.0, top_k=0):
+    """By hand: softmax over legal tokens, then the k best, then the nucleus, renormalised."""
+    p = np.exp(np.array([2.0, 1.0, 0.5, 0.0, -1.0]) / temperature)
+    p /= p.sum()
+    keep = (np.cumsum(p) - p) < top_p
+    if top_k:
+        keep &= np.arange(5) < top_k
+    p = np.where(keep, p, 0.0)
+    return np.append(p / p.sum(), 0.0)
+
+
+@pytest.mark.parametrize(
+    "how", [(1.0,), (0.5,), (1.0, 0.8), (0.7, 1.0, 3), (2.0, 0.9, 4), (1.0, 0.01)]
+)
+def test_frequencies_and_logprobs_match_the_distribution(how):
+    keys = jax.random.split(jax.random.key(1), ROWS)
+    tokens, logprobs = draw(
+        keys,
+        jnp.broadcast_to(LOGITS, (ROWS, 6)),
+        how=sampler(*how),
+        legal=LEGAL,
+        truncated=True,
+    )
+    p = probabilities(*how)
+    counts = np.bincount(tokens, minlength=6)
+    assert (counts[p == 0] == 0).all()
+    np.testing.assert_allclose(logprobs, np.log(p[tokens]), atol=1e-4)
+    if (p > 0).sum() > 1:
+        assert stats.chisquare(counts[p > 0], ROWS * p[p > 0]).pvalue > 1e-3
+
+
+def test_temperature_zero_is_certain_of_the_best_legal_token():
+    keys = jax.random.split(jax.random.key(0), 3)
+    tokens, logprobs = draw(keys, jnp.broadcast_to(LOGITS, (3, 6)), how=sampler(0.0), legal=LEGAL)
+    np.testing.assert_array_equal(tokens, [0, 0, 0])
+    np.testing.assert_array_equal(logprobs, [0, 0, 0])
+
+
+def test_a_nucleus_always_holds_the_best_token_and_breaks_ties_by_id():
+    scores = jnp.zeros((1, 4))
+    kept = np.asarray(truncate(scores, sampler(1.0, 0.3))) > -1e29
+    np.testing.assert_array_equal(kept, [[True, True, False, False]])
+
+
+def test_keys_depend_on_row_position_and_stream_alone():
+    key = jax.random.key(0)
+    data = lambda rows, at, stream: jax.random.key_data(
+        row_keys(key, jnp.array(rows), jnp.array(at), stream)
+    )
+    base = data([1, 2], [5, 5], 0)
+    np.testing.assert_array_equal(base[1], data([2], [5], 0)[0])
+    for other in (data([1], [6], 0), data([3], [5], 0), data([1], [5], 1)):
+        assert (base[0] != other[0]).any()

@@ -1,0 +1,80 @@
+"""A small random policy over a ledger-like vocabulary, and its decoding rules, for tests."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.model import budget, kv_cache, qwen2
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.rollout.generate import RolloutSpec
+from bacr_jax.rollout.rules import decode_rules
+from bacr_jax.types import Prompts
+
+VOCAB, PAD, OPEN, CLOSE, ANSWER, ANSWER_CLOSE, EOS = 16, 0, 1, 2, 3, 4, 5
+LEGAL = np.array([i not in (PAD, OPEN) for i in range(VOCAB)])
+
+
+@dataclass
+class Table:
+    next_state: Any
+    opens: Any
+
+
+def one_token(token):
+    """The automaton of a stop string that is a single token."""
+    next_state, opens = np.zeros((2, VOCAB), np.int32), np.zeros((2, VOCAB), bool)
+    next_state[0, token], next_state[1], opens[0, token] = 1, 1, True
+    return Table(next_state, opens)
+
+
+def two_tokens(firsts, seconds):
+    """An automaton that accepts one of `firsts` followed at once by one of `seconds`."""
+    next_state, opens = np.zeros((3, VOCAB), np.int32), np.zeros((3, VOCAB), bool)
+    next_state[:2, firsts] = 1
+    next_state[1, seconds] = 2
+    next_state[2] = 2
+    opens[:2, firsts] = True
+    return Table(next_state, opens)
+
+
+def make_rules(think_close=None, legal=LEGAL):
+    return decode_rules(
+        legal=legal,
+        eos_ids=[EOS],
+        think_close=think_close or one_token(CLOSE),
+        answer_close=one_token(ANSWER_CLOSE),
+        bridge_forced=[CLOSE, ANSWER],
+        bridge_natural=[ANSWER],
+    )
+
+
+def make_prompts(lengths, width, seed=0):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(6, VOCAB, (len(lengths), width))
+    lengths = np.asarray(lengths)
+    tokens[np.arange(width) >= lengths[:, None]] = 0
+    return Prompts(tokens, lengths, np.zeros(len(lengths), int), lengths)
+
+
+class World:
+    """A conditioned policy with everything a rollout needs; compiled once per test module."""
+
+    def __init__(self):
+        self.shape = Qwen2Config(VOCAB, 16, 32, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True)
+        self.conditioning = ConditioningConfig()
+        params = qwen2.init(jax.random.key(0), self.shape, conditioning=self.conditioning, b_max=12)
+        params["embed"] = params["embed"] * 30  # far from uniform, so mistakes show
+        params["budget"]["w2"] = jax.random.normal(jax.random.key(1), (16, 16))
+        self.params = params
+        self.decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=True)
+        self.phi_of = jax.jit(
+            lambda b: budget.embed(params["budget"], b, conditioning=self.conditioning, b_max=12)
+        )
+
+    def spec(self, slots=4, **changes):
+        settings = {"max_thinking": 12, "answer_tokens": 3, "slots": slots, "chunk": 5}
+        return RolloutSpec(self.shape, self.conditioning, **{**settings, **changes})
