@@ -46,8 +46,8 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
     rows = model_shape(config, tokenizer_size).vocab_size
     if tokenizer_size > rows:
         raise UserError(
-            f"model.tokenizer: has {tokenizer_size} ids, but model.preset={config.model.preset} has "
-            f"only {rows} embedding rows; write the model's own tokenizer"
+            f"model.tokenizer: has {tokenizer_size} ids, but model.preset={config.model.preset} "
+            f"has only {rows} embedding rows; write the model's own tokenizer"
         )
     return rows
 

@@ -83,10 +83,9 @@ class RunFolder:
                 path.unlink()
 
 
-def _differing_keys(text: str, other: str) -> list[str]:
-    lines = lambda config: dict(config_io.flatten_yaml(config))
-    one, two = lines(text), lines(other)
-    return sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
+def _differing_keys(recorded: Path, config: Config) -> list[str]:
+    one, two = config_io.flatten(config_io.load([recorded])), config_io.flatten(config)
+    return sorted(key for key in two if one[key] != two[key])
 
 
 def open_run(path: Path, config: Config) -> RunFolder:
@@ -110,8 +109,8 @@ def open_run(path: Path, config: Config) -> RunFolder:
             f"{where}: is not empty and holds no run (found {sorted(entries)[0]}); write another "
             "folder"
         )
-    if entries and recorded.read_text() != text:
-        differing = ", ".join(_differing_keys(recorded.read_text(), text))
+    differing = ", ".join(_differing_keys(recorded, config)) if entries else ""
+    if differing:
         raise UserError(
             f"{where}: holds a run with another config (differs in {differing}); write another "
             "folder, or the same config to resume"

@@ -96,8 +96,8 @@ def warm_up(
     """Weights after the warm-up, trained now or read from `folder`.
 
     The rate rises, stays, and falls over the last 35 % of the steps. How soon a model of this size
-    learns the longest problems differs between seeds by hundreds of steps, and once the rate falls it
-    learns no new skill; so the rate stays until greedy accuracy at the largest budget is
+    learns the longest problems differs between seeds by hundreds of steps, and once the rate falls
+    it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
     `warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
 
     Args:

@@ -1,0 +1,409 @@
+"""Which values of the config make sense, alone and together; checked before any device work.
+
+A problem is a line that names the dotted keys, what was found and what to write instead.
+"""
+
+import difflib
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+
+# Legal range of every number, in interval notation; a list is checked number by number. Infinity
+# is only legal where the interval says so.
+BOUNDS = {
+    # jax.random.key keeps 32 bits: larger seeds would repeat smaller ones.
+    "seed": "[0, 4294967295]",
+    "output.rollouts": "[0, inf)",
+    "output.log_every": "[1, inf)",
+    "model.hidden_size": "[2, inf)",
+    "model.intermediate_size": "[1, inf)",
+    "model.num_layers": "[1, inf)",
+    "model.num_heads": "[1, inf)",
+    "model.num_kv_heads": "[1, inf)",
+    "model.head_dim": "[2, inf)",
+    "model.rope_theta": "(0, inf)",
+    "model.logprob_chunk": "[1, inf)",
+    "conditioning.gate_bias": "(-inf, inf)",
+    "data.max_prompt_tokens": "[1, inf)",
+    "data.num_groups": "[1, inf)",
+    # Operands are single digits, one token each.
+    "data.ledger.max_operand": "[1, 9]",
+    "data.ledger.train_size": "[1, inf)",
+    "warmup.steps": "[0, inf)",
+    # The longest supervised examples are padded to 80 tokens.
+    "warmup.batch_tokens": "[80, inf)",
+    "warmup.learning_rate": "(0, inf)",
+    "warmup.target_accuracy": "[0, 1]",
+    "warmup.max_rounds": "[0, inf)",
+    "budget.min": "[1, inf)",
+    "budget.max": "[1, inf)",
+    "curriculum.alpha": "[0, 1]",
+    "curriculum.beta": "[0, 1]",
+    "curriculum.mu0": "(0, inf)",
+    "curriculum.sigma": "(0, inf)",
+    "curriculum.ema_decay": "[0, 1)",
+    "curriculum.update_every": "[1, inf)",
+    "curriculum.weight_epsilon": "[0, inf)",
+    "cuts.count": "[1, inf)",
+    "cuts.weights": "[0, 1]",
+    "reward.coefficient": "[0, inf)",
+    "advantage.floor": "(0, inf)",
+    "value.hidden_size": "[1, inf)",
+    "value.learning_rate": "(0, inf)",
+    "value.inner_steps": "[0, inf)",
+    "value.warmup_iterations": "[0, inf)",
+    # A range of ratios that is empty or reaches 0 or below would not clip.
+    "loss.clip_low": "(0, 1)",
+    "loss.clip_high": "(0, inf)",
+    "loss.value_coef": "[0, inf)",
+    "loss.entropy_coef": "[0, inf)",
+    "loss.kl_coef": "[0, inf)",
+    "rollout.questions": "[1, inf)",
+    "rollout.group_size": "[1, inf)",
+    "rollout.temperature": "(0, inf)",
+    "rollout.answer_tokens": "[1, inf)",
+    "rollout.slots": "[1, inf)",
+    "rollout.chunk": "[1, inf)",
+    "optimizer.learning_rate": "[0, inf)",
+    "optimizer.conditioning_learning_rate": "[0, inf)",
+    "optimizer.final_fraction": "[0, 1]",
+    "optimizer.warmup_steps": "[0, inf)",
+    "optimizer.b1": "[0, 1)",
+    "optimizer.b2": "[0, 1)",
+    "optimizer.weight_decay": "[0, inf)",
+    # Infinity: no clipping. 0 would scale every gradient to nothing.
+    "optimizer.grad_clip": "(0, inf]",
+    "train.steps": "[1, inf)",
+    "train.epochs": "(0, inf)",
+    "train.max_generated_tokens": "[1, inf)",
+    "train.minibatches": "[1, inf)",
+    "train.micro_batch_rows": "[1, inf)",
+    "eval.every": "[1, inf)",
+    "eval.budgets": "[1, inf)",
+    "eval.size": "[1, inf)",
+    "eval.samples": "[0, inf)",
+    "eval.temperature": "(0, inf)",
+    "eval.top_p": "(0, 1]",
+    "checkpoint.every": "[1, inf)",
+    "checkpoint.keep": "[1, inf)",
+    "mesh.data": "[1, inf)",
+    "mesh.fsdp": "[-1, inf)",
+    "mesh.tensor": "[1, inf)",
+}
+
+# Shapes that `model.preset` may name (their numbers are in model/sizes.py).
+PRESETS = tuple(f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"))
+# Positions the Qwen2.5 models were made for (max_position_embeddings of their config.json).
+PRESET_POSITIONS = 32768
+
+# Difficulty levels of the ledger and of MATH, from which groups are made.
+NUM_LEVELS = 5
+
+# Baselines and methods that compare the rollouts of one question with each other.
+GROUP_BASELINES = ("group", "residual_loo", "shrink")
+GROUP_METHODS = ("grpo",)
+
+
+def _bounds(interval: str) -> tuple[float, float, bool, bool]:
+    low, high = interval[1:-1].split(",")
+    return float(low), float(high), interval[0] == "[", interval[-1] == "]"
+
+
+def _legal(value: float, interval: str) -> bool:
+    low, high, with_low, with_high = _bounds(interval)
+    if value == low or value == high:
+        return (value == low and with_low) or (value == high and with_high)
+    return low < value < high
+
+
+def _range_text(interval: str) -> str:
+    low, high, with_low, with_high = _bounds(interval)
+    if math.isinf(low):
+        return "a finite number"
+    if not math.isinf(high):
+        return f"a number in {interval}"
+    least = f"{low:g} or more" if with_low else f"more than {low:g}"
+    return f"{least} (.inf: no limit)" if with_high else least
+
+
+def _look_up(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _out_of_range(config: Config) -> Iterator[str]:
+    for key, interval in BOUNDS.items():
+        value = _look_up(config, key)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not _legal(number, interval):
+                yield f"{key}: found {_shown(number)}; write {_range_text(interval)}"
+
+
+def _texts(config: Config) -> Iterator[str]:
+    keys = ("method", "output.dir", "model.path", "model.tokenizer", "model.preset", "warmup.dir")
+    for key in (*keys, "data.train", "data.question_column", "data.answer_column"):
+        value = _look_up(config, key)
+        if value is not None and not value.strip():
+            yield f"{key}: found blank text; write a name" + (
+                " or null" if key not in ("method", "output.dir", "model.preset", "data.train") else
+                ""
+            )  # fmt: skip
+
+
+def built_in_methods() -> list[str]:
+    """Names of the methods that come with the package: the modules of its `methods` room."""
+    # Importing that room would import JAX.
+    folder = Path(__file__).parent / "methods"
+    return sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "method"))
+
+
+def _method(config: Config) -> Iterator[str]:
+    name, known = config.method, built_in_methods()
+    parts = name.split(".")
+    found = name in known
+    if not found and all(part.isidentifier() for part in parts):
+        try:
+            found = importlib.util.find_spec(parts[0]) is not None
+        except (ImportError, ValueError):
+            found = False
+    if not found:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        choice = near[0] if near else f"one of {', '.join(known)}"
+        yield (
+            f"method: found {name!r}, neither a method here nor an importable module; write "
+            f"{choice}, or the path of a Python module with a function make(config)"
+        )
+
+
+def _model(config: Config) -> Iterator[str]:
+    model, mesh = config.model, config.mesh
+    if model.preset not in (*PRESETS, "custom"):
+        near = difflib.get_close_matches(model.preset.lower(), PRESETS, n=1, cutoff=0.4)
+        yield (
+            f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
+            f"(possible: custom, {', '.join(PRESETS)})"
+        )
+    if model.attention == "cudnn" and model.compute_dtype != "bfloat16":
+        yield (
+            f"model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype="
+            f"{model.compute_dtype}; write bfloat16, or model.attention=xla"
+        )
+    if model.preset == "custom" and model.path is None:
+        yield from _custom_shape(config)
+        if model.num_kv_heads % mesh.tensor:
+            yield (
+                f"mesh.tensor={mesh.tensor}: must divide model.num_kv_heads={model.num_kv_heads}; "
+                f"write {math.gcd(mesh.tensor, model.num_kv_heads)}"
+            )
+    if mesh.fsdp == 0:
+        yield "mesh.fsdp: found 0; write a number of shards, or -1 for all remaining devices"
+
+
+def _custom_shape(config: Config) -> Iterator[str]:
+    model = config.model
+    heads, kv_heads, width = model.num_heads, model.num_kv_heads, model.hidden_size
+    if heads % kv_heads:
+        divisors = [d for d in range(1, heads + 1) if heads % d == 0]
+        yield (
+            f"model.num_kv_heads={kv_heads}: must divide model.num_heads={heads}; write one of "
+            f"{', '.join(map(str, divisors))}"
+        )
+    if width % 2:
+        yield (
+            f"model.hidden_size={width}: must be even, for the sines and cosines of the budget; "
+            f"write {width + 1}"
+        )
+    if model.head_dim is None and width % heads:
+        yield (
+            f"model.hidden_size={width}: is not a multiple of model.num_heads={heads}; write "
+            f"{heads * max(round(width / heads), 1)}, or set model.head_dim"
+        )
+    elif (model.head_dim or width // heads) % 2:
+        name = "model.hidden_size/model.num_heads" if model.head_dim is None else "model.head_dim"
+        yield (
+            f"{name}={model.head_dim or width // heads}: must be even, since rotary positions turn "
+            "pairs; write an even model.head_dim"
+        )
+
+
+def _sources(config: Config) -> Iterator[str]:
+    data, model = config.data, config.model
+    if not data.eval:
+        yield "data.eval: found an empty list; write at least one set, such as [ledger]"
+    for key, spec in (("data.train", data.train), *(("data.eval", spec) for spec in data.eval)):
+        name, colon, path = spec.partition(":")
+        if name == "ledger" and colon:
+            yield f"{key}: found {spec!r}; write ledger (it is made, not read)"
+        elif name != "ledger" and not (name.strip() and path.strip()):
+            yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
+    repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
+    if repeated:
+        yield f"data.eval: holds {repeated[0]!r} twice; write every set once"
+    procedural = data.train == "ledger"
+    others = [spec for spec in data.eval if (spec == "ledger") != procedural]
+    if others:
+        yield (
+            f"data.eval: holds {others[0]!r}, but data.train is {data.train!r}, and their prompts "
+            "and tokenizers differ; write "
+            + ("[ledger]" if procedural else "sets in natural language only")
+        )
+    if procedural and (model.path or model.tokenizer):
+        key = "model.path" if model.path else "model.tokenizer"
+        yield f"{key}: data.train=ledger has its own small model and tokenizer; write null"
+    if not procedural and not (model.path or model.tokenizer):
+        yield (
+            f"model.path: is null, but data.train={data.train} needs a tokenizer; write a Hugging "
+            "Face folder (or model.tokenizer, with a random model)"
+        )
+
+
+def _groups_and_warmup(config: Config) -> Iterator[str]:
+    data, warmup = config.data, config.warmup
+    procedural = data.train == "ledger"
+    if data.groups == "level" and data.num_groups > NUM_LEVELS:
+        yield (
+            f"data.num_groups={data.num_groups}: data.groups=level makes groups from "
+            f"{NUM_LEVELS} levels; write 1 to {NUM_LEVELS}"
+        )
+    if procedural and data.groups != "level":
+        yield (
+            f"data.groups={data.groups}: the ledger has levels, but no measured solve rates; write "
+            "level"
+        )
+    if warmup.steps and not procedural:
+        yield (
+            f"warmup.steps={warmup.steps}: only data.train=ledger has a supervised warm-up, found "
+            f"data.train={data.train}; write 0"
+        )
+    if warmup.dir is not None and not warmup.steps:
+        yield (
+            f"warmup.dir={warmup.dir}: is not read, since warmup.steps=0; write the steps of that "
+            "warm-up, or warmup.dir=null"
+        )
+
+
+def _budgets(config: Config) -> Iterator[str]:
+    budget, cuts, model = config.budget, config.cuts, config.model
+    if budget.min > budget.max:
+        yield (
+            f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
+        )
+    if cuts.count > budget.min:
+        yield (
+            f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer distinct "
+            f"cuts; write at most {budget.min}, or a larger budget.min"
+        )
+    if isinstance(cuts.weights, tuple):
+        total = math.fsum(cuts.weights)
+        if len(cuts.weights) != cuts.count:
+            yield (
+                f"cuts.weights: found {len(cuts.weights)} weights for cuts.count={cuts.count}; "
+                "write one per cut"
+            )
+        elif abs(total - 1.0) > 1e-4:
+            yield f"cuts.weights: found weights that sum to {total:g}; write weights that sum to 1"
+    mu0, groups = config.curriculum.mu0, config.data.num_groups
+    if isinstance(mu0, tuple) and len(mu0) != groups:
+        yield (
+            f"curriculum.mu0: found {len(mu0)} values for data.num_groups={groups}; write one "
+            "number, or one per group"
+        )
+    budgets = config.eval.budgets
+    if not budgets:
+        yield f"eval.budgets: found an empty list; write budgets such as [{budget.max}]"
+    elif list(budgets) != sorted(set(budgets)):
+        yield (
+            f"eval.budgets: found {_shown(budgets)}; write every budget once, in rising order: "
+            f"{_shown(tuple(sorted(set(budgets))))}"
+        )
+    answers = config.rollout.answer_tokens
+    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + answers
+    if model.preset in PRESETS and longest > PRESET_POSITIONS:
+        yield (
+            f"budget.max={budget.max}, eval.budgets={_shown(budgets)}: with "
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
+            f"{answers} a row has {longest} tokens, and {model.preset} was made for "
+            f"{PRESET_POSITIONS}; write smaller ones"
+        )
+
+
+def _batches(config: Config) -> Iterator[str]:
+    rollout, train, advantage = config.rollout, config.train, config.advantage
+    if rollout.questions % train.minibatches:
+        yield (
+            f"train.minibatches={train.minibatches}: must divide rollout.questions="
+            f"{rollout.questions}; write {math.gcd(train.minibatches, rollout.questions)}, or "
+            "another number of questions"
+        )
+    elif train.micro_batch_rows is not None:
+        rows = rollout.questions // train.minibatches * rollout.group_size
+        if rows > train.micro_batch_rows and rows % train.micro_batch_rows:
+            yield (
+                f"train.micro_batch_rows={train.micro_batch_rows}: must divide the {rows} rows of "
+                "an update (rollout.questions x rollout.group_size / train.minibatches); write "
+                f"{math.gcd(rows, train.micro_batch_rows)}"
+            )
+    if rollout.group_size == 1:
+        needing = {
+            f"method={config.method}": config.method in GROUP_METHODS,
+            f"advantage.baseline={advantage.baseline}": config.method == "bacr"
+            and advantage.baseline in GROUP_BASELINES,
+            f"advantage.normalise={advantage.normalise}": config.method == "bacr"
+            and advantage.normalise == "group",
+        }
+        for what, needs in needing.items():
+            if needs:
+                yield (
+                    f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or "
+                    "more"
+                )
+
+
+_SECTIONS: tuple[Callable[[Config], Iterator[str]], ...] = (
+    _out_of_range,
+    _texts,
+    _method,
+    _model,
+    _sources,
+    _groups_and_warmup,
+    _budgets,
+    _batches,
+)
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Every problem of a config, one line each.
+
+    While a number is out of range, combinations are not looked at: they divide by it.
+    """
+    for find in _SECTIONS:
+        found = list(find(config))
+        yield from found
+        if found and find is _out_of_range:
+            return
+
+
+def check(config: Config) -> None:
+    """Refuses values out of range and impossible combinations.
+
+    Raises:
+      UserError: with the first problem, and the number of others.
+    """
+    found = list(problems(config))
+    if found:
+        more = f" ({len(found) - 1} more to mend)" if len(found) > 1 else ""
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in found[0])
+        raise UserError(line + more)
