@@ -61,7 +61,9 @@ def test_imports_point_down_or_stay_in_their_room():
 def test_the_maths_knows_no_model():
     for room in ("curriculum", "rewards", "advantages", "losses", "baselines", "difficulty"):
         names = set(imports(ROOT / f"{room}.py"))
-        assert not {n for n in names if n.startswith(("bacr_jax.model", "bacr_jax.config", "flax."))}
+        assert not {
+            n for n in names if n.startswith(("bacr_jax.model", "bacr_jax.config", "flax."))
+        }
 
 
 def test_config_is_read_before_jax_is_imported():

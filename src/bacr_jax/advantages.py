@@ -4,7 +4,7 @@ The rewards of G traces of a question, each scored at M cuts, form one array [Q,
 tokens between two cuts form a segment; they can only influence the cuts at or after its end.
 Budget-conditioned advantages (BCAE) are built as
 
-    residual = bcae_advantage(R, V)                               # Eq. 12, [Q, G, M]
+    residual = bcae_advantage(R, V)                               # Eq. 10, [Q, G, M]
     thinking = thinking_credit(residual, weights, mode="to_go")   # one per segment
     answers  = answer_credit(r, R, V, p, weights, coefficient=.3, mode="to_go")
     scale    = advantage_scale(thinking, mode="batch_rms", floor=.1)
@@ -237,7 +237,7 @@ def correctness_from_value(
 def bcae_advantage(
     rewards: Float[Array, "Q G M"], values: Float[Array, "Q G M"]
 ) -> Float[Array, "Q G M"]:
-    """Reward minus the value predicted for the question, the budget and the cut, paper Eq. 12.
+    """Reward minus the value predicted for the question, the budget and the cut, paper Eq. 10.
 
         A = R(q, t, b_j) - V_psi(q, b, b_j)
 
@@ -408,7 +408,7 @@ def answer_credit(
         u_j (r_j - p_j), u from `outcome_coefficients`
 
     An answer decides its own outcome and nothing else, and u_j is all the weight which that outcome
-    has in sum_j w_j R_j. "answer_literal" applies Eq. 12 to the answer as it stands,
+    has in sum_j w_j R_j. "answer_literal" applies Eq. 10 to the answer as it stands,
     w_j (R_j - V_j), which overweighs the outcomes before the last and adds the noise of the
     previous one.
 

@@ -174,7 +174,7 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    """Budget-conditioned advantage estimation (paper Eq. 12-14)."""
+    """Budget-conditioned advantage estimation (paper Eq. 10-14)."""
 
     baseline: Literal["value", "group", "residual_loo", "shrink"] = key(
         "value", "value: V(q,b) (paper); group: mean of the group; value with a leave-one-out part"
@@ -301,7 +301,7 @@ class Config:
     curriculum: CurriculumConfig = section(CurriculumConfig, "budget scheduler (Eq. 4-6)")
     cuts: CutsConfig = section(CutsConfig, "truncation points")
     reward: RewardConfig = section(RewardConfig, "dense reward (Eq. 7-9)")
-    advantage: AdvantageConfig = section(AdvantageConfig, "advantages (Eq. 12-14)")
+    advantage: AdvantageConfig = section(AdvantageConfig, "advantages (Eq. 10-14)")
     value: ValueConfig = section(ValueConfig, "value head (Eq. 11)")
     loss: LossConfig = section(LossConfig, "policy loss (Eq. 15-16)")
     rollout: RolloutConfig = section(RolloutConfig, "sampling during training")

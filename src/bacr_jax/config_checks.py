@@ -3,6 +3,7 @@
 A problem is a line that names the dotted keys, what was found and what to write instead.
 """
 
+import dataclasses
 import difflib
 import importlib.util
 import math
@@ -39,7 +40,8 @@ BOUNDS = {
     "warmup.batch_tokens": "[80, inf)",
     "warmup.learning_rate": "(0, inf)",
     "warmup.target_accuracy": "[0, 1]",
-    "warmup.max_rounds": "[0, inf)",
+    "warmup.hold_accuracy": "[0, 1]",
+    "warmup.max_hold": "[0, inf)",
     "budget.min": "[1, inf)",
     "budget.max": "[1, inf)",
     "curriculum.alpha": "[0, 1]",
@@ -114,19 +116,20 @@ def _bounds(interval: str) -> tuple[float, float, bool, bool]:
     return float(low), float(high), interval[0] == "[", interval[-1] == "]"
 
 
-def _legal(value: float, interval: str) -> bool:
+def _legal(value: int | float, interval: str) -> bool:
     low, high, with_low, with_high = _bounds(interval)
-    if value == low or value == high:
+    if value in (low, high):
         return (value == low and with_low) or (value == high and with_high)
     return low < value < high
 
 
-def _range_text(interval: str) -> str:
+def range_text(interval: str) -> str:
+    """The numbers of an interval, in words."""
     low, high, with_low, with_high = _bounds(interval)
     if math.isinf(low):
-        return "a finite number"
+        return "any finite number"
     if not math.isinf(high):
-        return f"a number in {interval}"
+        return f"in {interval}"
     least = f"{low:g} or more" if with_low else f"more than {low:g}"
     return f"{least} (.inf: no limit)" if with_high else least
 
@@ -144,12 +147,23 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _values(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
 def _out_of_range(config: Config) -> Iterator[str]:
-    for key, interval in BOUNDS.items():
-        value = _look_up(config, key)
+    for key, value in _values(config):
+        interval = BOUNDS.get(key, "(-inf, inf)")
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not _legal(number, interval):
-                yield f"{key}: found {_shown(number)}; write {_range_text(interval)}"
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if is_number and not _legal(number, interval):
+                yield f"{key}: found {_shown(number)}; write {range_text(interval)}"
+                break
 
 
 def _texts(config: Config) -> Iterator[str]:
@@ -303,8 +317,8 @@ def _budgets(config: Config) -> Iterator[str]:
         )
     if cuts.count > budget.min:
         yield (
-            f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer distinct "
-            f"cuts; write at most {budget.min}, or a larger budget.min"
+            f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
+            f"distinct cuts; write at most {budget.min}, or a larger budget.min"
         )
     if isinstance(cuts.weights, tuple):
         total = math.fsum(cuts.weights)

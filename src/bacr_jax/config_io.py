@@ -1,277 +1,206 @@
-"""Reading a config: YAML files in order, then dotted overrides, into the typed `Config`.
+"""Reading, overriding, printing and identifying a config.
 
-Every refusal is one line: where it stands, what was found, what to write instead.
+Everything here follows from the annotations in `config`: a key added there is read, overridden,
+shown by `--help` and written to config.yaml without a line here. Which values make sense, alone and
+together, is the business of `config_checks`.
 """
 
 import dataclasses
-import difflib
+import functools
 import hashlib
 import json
-import math
-import types
+import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from bacr_jax.config import Config
-from bacr_jax.config_checks import check
-from bacr_jax.errors import UserError
+from bacr_jax.config_checks import BOUNDS, check, range_text
+from bacr_jax.config_reading import Entry, entries, nearest_key, parse_file, parse_override, refusal
+from bacr_jax.config_types import convert, describe, expected, shown
 
-__all__ = ["check", "fingerprint", "flatten", "help_text", "load", "to_yaml"]
+__all__ = ["check", "fingerprint", "flatten", "help_text", "load", "schema", "to_yaml"]
 
-Raw = dict[str, Any]
-
-
-# Reading -------------------------------------------------------------------------------------
+COMMAND_LINE = "command line"
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which writing a key twice is an error instead of a silent override."""
+@dataclass(frozen=True)
+class Key:
+    """A setting or a section, as the annotations state it.
+
+    Attributes:
+      hint: its type.
+      default: its value if nobody sets it.
+      meaning: one line.
+      is_section: it has keys instead of a value.
+    """
+
+    hint: Any
+    default: Any
+    meaning: str
+    is_section: bool
 
 
-def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> Raw:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is not a word", key_node.start_mark
-            )
-        if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} stands twice", key_node.start_mark
-            )
-        seen.add(key)
-    pairs = loader.construct_pairs(node, deep=True)  # type: ignore[no-untyped-call]
-    return dict(pairs)
+def _walk(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        value, inside = getattr(section, field.name), prefix + field.name
+        nested = dataclasses.is_dataclass(value)
+        yield inside, Key(hints[field.name], value, field.metadata["meaning"], nested)
+        if nested:
+            yield from _walk(value, f"{inside}.")
 
 
-_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+@functools.cache
+def schema() -> Mapping[str, Key]:
+    """Every key and section by its dotted name, in the order of `config`."""
+    return dict(_walk(Config()))
 
 
-def _parse(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _UniqueKeys)  # noqa: S506
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}:{line} not YAML ({problem}); write `key: value` lines") from None
-    except (ValueError, OverflowError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{where}: not YAML ({reason}); write `key: value` lines") from None
+def _read(entry: Entry) -> Any:
+    """The value of an entry, converted to the type of its key."""
+    name = entry.key
+    if name not in schema():
+        advice = nearest_key(name, {known: key.is_section for known, key in schema().items()})
+        raise refusal(entry.where, f"{shown(name, quote=False)}: no such key; write {advice}")
+    key = schema()[name]
+    if key.is_section:
+        inside = [known for known in schema() if known.rpartition(".")[0] == name]
+        raise refusal(
+            entry.where,
+            f"{name}: found {entry.text}, but it is a section; write one of {', '.join(inside)}",
+        )
+    fits, value = convert(key.hint, entry.value, text=entry.raw if entry.lenient else None)
+    if not fits:
+        wanted = expected(key.hint, entry.value)
+        raise refusal(entry.where, f"{name}: found {entry.text}; write {wanted}")
+    return value
 
 
-def _read(path: str | Path) -> Raw:
-    where = str(path)
-    try:
-        text = Path(path).read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{where}: can't read it ({error.strerror}); write a YAML file") from None
-    raw = _parse(text, where)
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise UserError(f"{where}: found a {type(raw).__name__}; write `key: value` lines")
-    return raw
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"write one of {', '.join(known)}"
-
-
-def _convert(found: Any, wanted: Any, where: str) -> Any:
-    """A YAML value as the annotated type, or a UserError that names both."""
-    problem = UserError(f"{where}: found {found!r}; write {_describe(wanted)}")
-    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (typing.Union, types.UnionType):
-        for option in inner:
-            try:
-                return _convert(found, option, where)
-            except UserError:
-                continue
-        raise problem
-    if origin is Literal:
-        if found in inner and isinstance(found, str):
-            return found
-        hint = _nearest(str(found), [str(choice) for choice in inner])
-        raise UserError(f"{where}: found {found!r}; {hint} (of {_describe(wanted)})")
-    if origin is tuple:
-        if not isinstance(found, list | tuple):
-            raise problem
-        return tuple(_convert(entry, inner[0], where) for entry in found)
-    if wanted is type(None):
-        if found is None:
-            return None
-    elif wanted is bool:
-        if isinstance(found, bool):
-            return found
-    elif wanted is int:
-        if isinstance(found, int) and not isinstance(found, bool):
-            return found
-    elif wanted is float:
-        number = _float(found)
-        if number is not None:
-            return number
-    elif wanted is str and isinstance(found, str):
-        return found
-    raise problem
-
-
-def _float(found: Any) -> float | None:
-    """A finite float from a number, or from text such as 1e-6, which YAML takes for a word."""
-    if isinstance(found, bool) or not isinstance(found, int | float | str):
-        return None
-    try:
-        number = float(found)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _describe(wanted: Any) -> str:
-    """A type in words."""
-    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in inner)
-    if origin is Literal:
-        return " | ".join(str(choice) for choice in inner)
-    if origin is tuple:
-        return f"a list of [{_describe(inner[0])}, ...]"
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        type(None): "null",
-    }
-    return names[wanted]
-
-
-def _build(cls: type, raw: Mapping[str, Any], sources: Mapping[str, str], prefix: str) -> Any:
-    """A section from raw values; `sources` says which file or override set each key."""
-    annotations = typing.get_type_hints(cls)
-    values = {}
-    for name, found in raw.items():
-        dotted = prefix + name
-        where = f"{sources.get(dotted, 'config')}: {dotted}"
-        if name not in annotations:
-            raise UserError(f"{where}: no such key; {_nearest(name, list(annotations))}")
-        wanted = annotations[name]
-        if dataclasses.is_dataclass(wanted):
-            if not isinstance(found, dict):
-                keys = ", ".join(field.name for field in dataclasses.fields(wanted))
-                raise UserError(f"{where}: found {found!r}; it is a section, write keys: {keys}")
-            values[name] = _build(wanted, found, sources, f"{dotted}.")  # type: ignore[arg-type]
+def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        name = prefix + field.name
+        key = schema()[name]
+        if key.is_section:
+            fields[field.name] = _build(key.hint, f"{name}.", values)
         else:
-            values[name] = _convert(found, wanted, where)
-    return cls(**values)
-
-
-def _merge(into: Raw, new: Mapping[str, Any], source: str, sources: dict[str, str], prefix: str):
-    for name, value in new.items():
-        dotted = prefix + name
-        sources[dotted] = source
-        if isinstance(value, dict) and isinstance(into.get(name), dict):
-            _merge(into[name], value, source, sources, f"{dotted}.")
-        else:
-            into[name] = value
-            if isinstance(value, dict):
-                into[name] = {}
-                _merge(into[name], value, source, sources, f"{dotted}.")
+            fields[field.name] = values.get(name, key.default)
+    return cls(**fields)
 
 
 def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
-    """A config from files, later ones winning, and `section.key=value` overrides on top.
+    """The config that files and overrides ask for, over the defaults.
 
-    Types are checked, impossible combinations are not: see `check`.
+    Args:
+      paths: YAML files; a key in a later file wins.
+      overrides: `a.b=value` with the value in YAML; they win over the files, later ones over
+        earlier ones.
+
+    Returns:
+      Typed settings. Their ranges and combinations are for `check`.
 
     Raises:
-      UserError: a file that can't be read, an unknown key, a value of the wrong type.
+      UserError: a file that can't be read or parsed, an unknown key, a key given twice in one
+        file, or a value of the wrong type.
     """
-    raw: Raw = {}
-    sources: dict[str, str] = {}
+    sections = {name for name, key in schema().items() if key.is_section}
+    values: dict[str, Any] = {}
     for path in paths:
-        _merge(raw, _read(path), str(path), sources, "")
+        found = entries(parse_file(Path(path)), sections)
+        values |= {entry.key: _read(entry) for entry in found}
     for override in overrides:
-        name, equals, text = override.partition("=")
-        where = f"command line: {override!r}"
-        if not equals or not name or not all(part for part in name.split(".")):
-            raise UserError(f"{where}: not an override; write section.key=value")
-        value: Any = _parse(text, where)
-        for part in reversed(name.split(".")):
-            value = {part: value}
-        _merge(raw, value, "command line", sources, "")
-    return typing.cast(Config, _build(Config, raw, sources, ""))
+        found = entries(parse_override(override, COMMAND_LINE), sections)
+        values |= {entry.key: _read(entry) for entry in found}
+    return typing.cast(Config, _build(Config, "", values))
 
 
-# Writing -------------------------------------------------------------------------------------
+class _Dumper(yaml.SafeDumper):
+    """Sections as blocks, lists on one line."""
 
 
-def _plain(config: Any) -> Any:
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    return list(config) if isinstance(config, tuple) else config
+_Dumper.add_representer(
+    tuple, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, True)
+)
 
 
 def to_yaml(config: Config) -> str:
-    """The whole config as YAML; `load` gives it back exactly."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, width=100)
+    """Every key of a config as YAML; `load` gives it back exactly."""
+    return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, width=96)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Values by dotted key."""
-    found: dict[str, Any] = {}
-
-    def walk(section: Any, prefix: str) -> None:
-        for field in dataclasses.fields(section):
-            value = getattr(section, field.name)
-            if dataclasses.is_dataclass(value):
-                walk(value, f"{prefix}{field.name}.")
-            else:
-                found[prefix + field.name] = value
-
-    walk(config, "")
-    return found
+    """Values by dotted key, in the order of `config`."""
+    return {name: key.default for name, key in _walk(config) if not key.is_section}
 
 
 def fingerprint(config: Config, *sections: str) -> str:
-    """Twelve hexadecimal digits that change when a key of these sections (or keys) changes."""
+    """A short hash of the named sections or keys; of the whole config if none is named.
+
+    Equal settings have equal fingerprints, on every machine and in every process.
+
+    Args:
+      config: the settings.
+      sections: dotted names of sections or keys.
+
+    Returns:
+      12 hexadecimal digits.
+
+    Raises:
+      KeyError: a name that is in no config.
+    """
+    for section in sections:
+        schema()[section]
     chosen = {
         name: value
         for name, value in flatten(config).items()
-        if any(name == section or name.startswith(f"{section}.") for section in sections)
+        if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
     }
-    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+    text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _entries(cls: type, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    annotations = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        meaning = field.metadata["meaning"]
-        if dataclasses.is_dataclass(annotations[field.name]):
-            yield f"{prefix}{field.name}.", "", "", meaning
-            yield from _entries(annotations[field.name], f"{prefix}{field.name}.")
-        else:
-            default = field.default
-            shown = list(default) if isinstance(default, tuple) else default
-            kind = _describe(annotations[field.name])
-            yield prefix + field.name, json.dumps(shown), kind, meaning
+def _default_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_default_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else shown(value, quote=False)
 
 
-def help_text() -> str:
-    """Every key with its default and meaning, grouped by section."""
-    lines = ["keys (default): meaning"]
-    for name, default, kind, meaning in _entries(Config):
-        if name.endswith("."):
-            lines += ["", f"{name[:-1]}: {meaning}"]
-            continue
-        choices = f" [{kind}]" if "|" in kind else ""
-        lines.append(f"  {name} ({default}): {meaning}{choices}")
+def help_text(width: int = 100) -> str:
+    """Every key with its default, its meaning and what can be written, section by section.
+
+    Args:
+      width: columns of the text, at least 80.
+    """
+    settings = {name: key for name, key in schema().items() if not key.is_section}
+    defaults = {name: _default_text(key.default) for name, key in settings.items()}
+    # One long name or default would push every meaning to the right.
+    name_width, default_width = 30, 14
+    margin = 2 + name_width + default_width
+    lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (what can be written)"]
+    heading = ""
+    # Keys outside any section come first.
+    for name in sorted(settings, key=lambda name: "." in name):
+        section = name.rpartition(".")[0]
+        if section != heading:
+            lines += ["", f"{section}: {schema()[section].meaning}"]
+            heading = section
+        start = f"  {name:{name_width - 1}} {defaults[name]:{default_width - 1}} "
+        if len(start) > margin:
+            lines.append(start.rstrip())
+            start = " " * margin
+        kind = describe(settings[name].hint)
+        if name in BOUNDS:
+            kind = f"{kind}, {range_text(BOUNDS[name])}"
+        lines += textwrap.wrap(
+            f"{settings[name].meaning} ({kind})",
+            max(width, 80),
+            initial_indent=start,
+            subsequent_indent=" " * margin,
+            break_on_hyphens=False,
+        )
     return "\n".join(lines)

@@ -4,6 +4,7 @@ Built once from the config on the host. It knows the tokenizer, the prompts, the
 the grader, so that the training loop and the evaluation deal in arrays only.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +69,21 @@ class Environment:
         stop = start + np.asarray(branches.sampled)
         tokens = np.asarray(branches.tokens)
         b, m, _ = tokens.shape
-        cell = lambda i, j: tokens[i, j, start[i, j] : stop[i, j]]
+        cell = lambda i, j: tokens[i, j, start[i, j] : stop[i, j]].tolist()
         return [[answer_text(self.tokenizer, cell(i, j)) for j in range(m)] for i in range(b)]
 
-    def verify(self, branches: Branches, answers: list[str]) -> np.ndarray:
+    def verify(
+        self,
+        branches: Branches,
+        answers: Sequence[str],
+        poll: Callable[[], None] | None = None,
+    ) -> np.ndarray:
         """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
 
         Args:
           branches: sampled answers of B rows.
           answers: gold answer of each row.
+          poll: called while waiting for the grader.
 
         Returns:
           [B, M] float32. Cuts that share a branch share its verdict.
@@ -85,7 +92,7 @@ class Environment:
         b, m = np.asarray(branches.sampled).shape
         flat = [text for row in texts for text in row]
         golds = [gold for gold in answers for _ in range(m)]
-        verdicts = self.grader.grade(flat, golds, mode="strict")
+        verdicts = self.grader.grade(flat, golds, mode="strict", poll=poll)
         return np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
 
 

@@ -24,7 +24,7 @@ from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import Method
 from bacr_jax.policy import Policy
-from bacr_jax.rollout.generate import Rollout, generate
+from bacr_jax.rollout.generate import Rollout, generate, precompile
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.types import Prompts, pytree
 
@@ -128,7 +128,7 @@ class Iteration:
         clock.lap("plan")
         rollout = self.sample(state, plan, prompts, rollout_key, poll)
         clock.lap("rollout")
-        outcomes = self.verify(plan, rollout)
+        outcomes = self.verify(plan, rollout, poll)
         clock.lap("verify")
         values, features = self.values(state, plan, prompts)
         credit = self._credit(outcomes, values, rollout.branches.source, plan.cuts)
@@ -145,6 +145,19 @@ class Iteration:
         metrics = {name: float(value) for name, value in metrics.items()}
         metrics |= clock.laps | {"time/tokens_per_s": rollout.counters["tokens"] / clock.total}
         return state, metrics, rollout, outcomes
+
+    def precompile(self, state: RunState) -> None:
+        """Compiles every form of the rollout, so that no iteration after the first compiles."""
+        params = state.train.policy
+        precompile(
+            self.policy.decode_params(params),
+            self.environment.train.prompts,
+            int(self.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1]),
+            spec=self.policy.rollout,
+            rules=self.environment.rules,
+            how=sampler(self.config.rollout.temperature),
+            phi_of=self.policy.phi_of(params),
+        )
 
     # Its lines --------------------------------------------------------------------------------
 
@@ -186,11 +199,13 @@ class Iteration:
             poll=poll,
         )
 
-    def verify(self, plan: Plan, rollout: Rollout) -> Float[np.ndarray, "Q G M"]:
+    def verify(
+        self, plan: Plan, rollout: Rollout, poll: Callable[[], None] | None = None
+    ) -> Float[np.ndarray, "Q G M"]:
         """r(q, t_{:b_j}) of every cut, by the grader on the host."""
         answers = self.environment.train.set.answers
         golds = [answers[i] for i in self.rows_of(plan)]
-        outcomes = self.environment.verify(rollout.branches, golds)
+        outcomes = self.environment.verify(rollout.branches, golds, poll)
         return outcomes.reshape(*plan.cuts.shape)
 
     def values(self, state: RunState, plan: Plan, prompts: Prompts) -> tuple[Any, Any]:
@@ -340,6 +355,7 @@ class Iteration:
             "rollout/thinking_max": float(np.max(trunks.thinking)),
             "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
             "rollout/closed_answers": float(np.mean(branches.finished)),
+            **{f"grader/{k}": v for k, v in self.environment.grader.counters().items()},
             "rollout/tokens": rollout.counters["tokens"],
             "rollout/tokens_total": int(state.generated_tokens),
             "budget/mean": float(np.mean(trunks.budgets)),

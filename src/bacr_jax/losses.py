@@ -318,7 +318,7 @@ def value_loss(
     old_values: Float[Array, "*batch"] | None = None,
     clip: float | None = None,
 ) -> Float[Array, "*batch"]:
-    """Squared error of the value head, paper Eq. 13.
+    """Squared error of the value head, paper Eq. 12.
 
         L = (V - R)^2,  or clipped as in PPO: max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2)
 

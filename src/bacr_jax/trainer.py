@@ -47,7 +47,7 @@ class Trainer:
         self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.evaluations: dict[str, dict[str, Summary]] = {}
-        self.phase = Phase(self.progress, "training", self.steps)
+        self.phase: Phase | None = None
 
     def _total_steps(self) -> int:
         train = self.config.train
@@ -133,6 +133,9 @@ class Trainer:
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
+        if self.phase is None:
+            self.phase = Phase(self.progress, "training", self.steps)
+            self.iteration.precompile(state)
         state, metrics, rollout, outcomes = self.iteration.iterate(state, step)
         if (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
@@ -192,6 +195,7 @@ class Trainer:
             self.save(state, step)
         self.checkpoints.close()
         self.metrics.close()
+        self.environment.grader.close()
         first = next(iter(self.environment.eval))
         summary = {
             "method": self.method.name,
@@ -255,8 +259,8 @@ class Trainer:
 def _tokenizer(config: Config) -> tuple[Any, int]:
     """The tokenizer of a run and the number of embedding rows its model needs."""
     if config.data.train == "ledger":
-        tokenizer = ledger.ledger_tokenizer()
-        return tokenizer, len(tokenizer)
+        own = ledger.ledger_tokenizer()
+        return own, len(own)
     from transformers import AutoTokenizer
 
     folder = config.model.tokenizer or config.model.path

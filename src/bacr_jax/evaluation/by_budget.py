@@ -63,7 +63,8 @@ def evaluate_by_budget(
         how = sampler(config.temperature, config.top_p)
         passes["sampled"] = (config.samples, how, truncated)
     total = len(chosen) * len(config.budgets) * sum(n for n, _, _ in passes.values())
-    done, summary = 0, {}
+    done = 0
+    summary: Summary = {}
     for name, (samples, how, truncated) in passes.items():
         summary[name] = {}
         index = np.repeat(chosen, samples)
@@ -83,7 +84,9 @@ def evaluate_by_budget(
                 truncated=truncated,
                 poll=poll,
             )
-            correct = environment.verify(rollout.branches, golds).reshape(len(chosen), samples)
+            correct = environment.verify(rollout.branches, golds, poll).reshape(
+                len(chosen), samples
+            )
             low, high = accuracy_interval(correct)
             trunks, branches = rollout.trunks, rollout.branches
             thinking = np.asarray(trunks.thinking)

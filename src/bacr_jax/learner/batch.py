@@ -65,12 +65,12 @@ def make_batch(
     trunks: Trunks,
     branches: Branches,
     *,
-    cuts: np.ndarray,
-    thinking_advantages: np.ndarray,
-    answer_advantages: np.ndarray,
-    returns: np.ndarray,
+    cuts: Array | np.ndarray,
+    thinking_advantages: Array | np.ndarray,
+    answer_advantages: Array | np.ndarray,
+    returns: Array | np.ndarray,
 ) -> Batch:
-    """Joins a rollout and its advantages; host arrays.
+    """Joins a rollout and its advantages; arrays of the host or of a device.
 
     Args:
       prompts: prompts of the rows.

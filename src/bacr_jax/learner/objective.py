@@ -1,4 +1,4 @@
-"""The objective on trunks and branches: one forward pass, then paper Eq. 13, 15 and 16."""
+"""The objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -222,7 +222,7 @@ def fit_value(
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
-    """Extra Adam steps of the head on Eq. 13: one joint step an iteration hardly teaches it."""
+    """Extra Adam steps of the head on Eq. 12: one joint step an iteration hardly teaches it."""
 
     def loss(params: Params) -> Array:
         return losses.value_loss(value.values(params, features), returns).mean()

@@ -77,6 +77,108 @@ def window_for(spec: RolloutSpec, prompt_width: int, sampled: int) -> int:
     return prompt_width + min(reach, spec.max_thinking)
 
 
+def _windows(spec: RolloutSpec, prompt_width: int) -> list[int]:
+    """Every window that `window_for` can give."""
+    chunks = range(spec.chunk, spec.max_thinking + spec.chunk, spec.chunk)
+    return sorted({window_for(spec, prompt_width, sampled) for sampled in chunks})
+
+
+def precompile(
+    params: DecodeParams,
+    prompts: Prompts,
+    num_cuts: int,
+    *,
+    spec: RolloutSpec,
+    rules: DecodeRules,
+    how: Sampler,
+    phi_of: Callable[[jax.Array], jax.Array] | None = None,
+    truncated: bool = False,
+) -> None:
+    """Runs every compiled form that `generate` can need once, whatever lengths come up later.
+
+    Args:
+      params: decoding parameters.
+      prompts: any prompts of the width that will be used.
+      num_cuts: M of the calls to come.
+      spec: shapes.
+      rules: vocabulary facts.
+      how: temperature and truncation; only its types matter.
+      phi_of: budget embedding; None for the plain model.
+      truncated: apply top-k/top-p.
+    """
+    width = prompts.tokens.shape[1]
+    budgets = np.zeros(spec.slots, np.int32)
+    rows, cuts = budgets, np.zeros((spec.slots, num_cuts), np.int32)
+    common = {"config": spec.config, "conditioning": spec.conditioning, "truncated": truncated}
+    phi = None if phi_of is None else phi_of(jnp.asarray(budgets))
+    state = _start(params, _take(prompts, np.zeros(1, int), spec.slots), budgets, rows, phi, spec)
+    hung = _hang(decode.trunks_of(state), cuts, rows, rules, phi, spec)
+    steps = min(spec.chunk, rules.bridge_length + spec.answer_tokens - 1)
+    key = jax.random.key(0)
+    for window in _windows(spec, width):
+        state = decode.decode_chunk(
+            params, state, key, rules, how, window=window, num_steps=spec.chunk, **common
+        )
+        hung = branching.branch_chunk(
+            params,
+            state.cache,
+            hung,
+            jnp.int32(0),
+            key,
+            rules,
+            how,
+            window=window,
+            num_steps=steps,
+            **common,
+        )
+
+
+def _start(
+    params: DecodeParams,
+    prompts: Prompts,
+    budgets: np.ndarray,
+    rows: np.ndarray,
+    phi: jax.Array | None,
+    spec: RolloutSpec,
+) -> decode.DecodeState:
+    """Prefills one wave."""
+    state: decode.DecodeState = _admit(
+        params,
+        prompts,
+        budgets,
+        rows,
+        config=spec.config,
+        length=prompts.tokens.shape[1] + spec.max_thinking,
+        max_new=spec.max_thinking,
+        phi=phi,
+        conditioning=spec.conditioning,
+        implementation=spec.implementation,
+    )
+    return state
+
+
+def _hang(
+    trunks: Trunks,
+    cuts: np.ndarray,
+    rows: np.ndarray,
+    rules: DecodeRules,
+    phi: jax.Array | None,
+    spec: RolloutSpec,
+) -> branching.BranchState:
+    """Opens the branches of one wave."""
+    hung: branching.BranchState = _open_branches(
+        trunks,
+        cuts,
+        rows,
+        rules,
+        config=spec.config,
+        answer_tokens=spec.answer_tokens,
+        dtype=spec.dtype,
+        phi=phi,
+    )
+    return hung
+
+
 def _take(prompts: Prompts, index: np.ndarray, slots: int) -> Prompts:
     """Rows `index` of the prompts, padded to `slots` rows that end at once."""
     pad = slots - len(index)
@@ -140,18 +242,7 @@ def generate(
         wave_cuts = np.pad(cuts[index], ((0, pad), (0, 0)))
         wave_rows = np.pad(row_ids[index], (0, pad), constant_values=-1)
         phi = None if phi_of is None else phi_of(jnp.asarray(wave_budgets))
-        state = _admit(
-            params,
-            wave,
-            wave_budgets,
-            wave_rows,
-            config=spec.config,
-            length=width + spec.max_thinking,
-            max_new=spec.max_thinking,
-            phi=phi,
-            conditioning=spec.conditioning,
-            implementation=spec.implementation,
-        )
+        state = _start(params, wave, wave_budgets, wave_rows, phi, spec)
         done, most = 0, int(wave_budgets.max())
         while done < most and not bool(state.ended.all()):
             done += spec.chunk
@@ -163,16 +254,7 @@ def generate(
             if poll is not None:
                 poll()
         trunks = decode.trunks_of(state)
-        hung = _open_branches(
-            trunks,
-            wave_cuts,
-            wave_rows,
-            rules,
-            config=spec.config,
-            answer_tokens=spec.answer_tokens,
-            dtype=spec.dtype,
-            phi=phi,
-        )
+        hung = _hang(trunks, wave_cuts, wave_rows, rules, phi, spec)
         window, steps = window_for(spec, width, done), rules.bridge_length + spec.answer_tokens - 1
         done = 0
         while done < steps and not bool(hung.ended.all()):

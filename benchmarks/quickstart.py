@@ -1,0 +1,108 @@
+"""The quickstart over seeds: BACR and GRPO from the same warm-up at equal generated tokens.
+
+    python benchmarks/quickstart.py --seeds 0 1 2 --out runs/quickstart-seeds
+
+Every run is the command a user would type. Finished runs are kept, not repeated. Prints a table per
+seed, the mean change over seeds, and one JSON object on the last line; writes accuracy.png.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from bacr_jax.report import plots, tables
+
+
+def run(config: str, folder: Path, *overrides: str) -> dict:
+    if not (folder / "summary.json").exists():
+        command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
+        subprocess.run([*command, f"output.dir={folder}", *overrides], check=True)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def mean_of(summaries: list[dict]) -> dict:
+    """Mean over seeds of accuracies and lengths; the interval is the range over seeds."""
+    first = summaries[0]
+    result: dict = {}
+    for mode, budgets in first.items():
+        result[mode] = {}
+        for budget in budgets:
+            entries = [summary[mode][budget] for summary in summaries]
+            accuracy = [entry["accuracy"] for entry in entries]
+            result[mode][budget] = {
+                "accuracy": float(np.mean(accuracy)),
+                "ci95": [min(accuracy), max(accuracy)],
+                "mean_thinking_tokens": float(
+                    np.mean([entry["mean_thinking_tokens"] for entry in entries])
+                ),
+            }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/quickstart-seeds"))
+    arguments = parser.parse_args()
+    console, collected = Console(width=120), {"warm-up": [], "BACR": [], "GRPO": []}
+    seconds = []
+    for seed in arguments.seeds:
+        base = arguments.out / f"bacr-{seed}"
+        bacr = run(arguments.config, base, f"seed={seed}")
+        grpo = run(
+            arguments.config,
+            arguments.out / f"grpo-{seed}",
+            f"seed={seed}",
+            "method=grpo",
+            f"warmup.dir={base / 'warmup'}",
+            f"train.max_generated_tokens={bacr['generated_tokens']}",
+        )
+        policies = {
+            "warm-up": bacr["eval"]["before"],
+            "BACR": bacr["eval"]["after"],
+            "GRPO": grpo["eval"]["after"],
+        }
+        for name, summary in policies.items():
+            collected[name].append(summary)
+        seconds.append(bacr["wall_seconds"])
+        title = f"seed {seed}: accuracy (%), 95 % interval, mean thinking tokens"
+        console.print(tables.comparison_table(title, policies))
+        tokens = f"{bacr['generated_tokens']:,} and {grpo['generated_tokens']:,}"
+        console.print(f"generated tokens {tokens}; BACR run {bacr['wall_seconds']:.0f} s\n")
+    means = {name: mean_of(summaries) for name, summaries in collected.items()}
+    console.print(
+        tables.comparison_table(f"mean (and range) over {len(arguments.seeds)} seeds", means)
+    )
+    plots.accuracy_by_budget(
+        arguments.out / "accuracy.png", means, "ledger: mean over seeds, bars show their range"
+    )
+    greedy = {name: means[name]["greedy"] for name in means}
+    budgets = list(greedy["warm-up"])
+    gain = lambda name: [
+        round(100 * (greedy[name][b]["accuracy"] - greedy["warm-up"][b]["accuracy"]), 1)
+        for b in budgets
+    ]
+    longest = budgets[-1]
+    length = lambda name: greedy[name][longest]["mean_thinking_tokens"]
+    print(
+        json.dumps(
+            {
+                "budgets": budgets,
+                "bacr_gain_points": gain("BACR"),
+                "grpo_gain_points": gain("GRPO"),
+                "bacr_length_change": round(length("BACR") / length("warm-up") - 1, 3),
+                "grpo_length_change": round(length("GRPO") / length("warm-up") - 1, 3),
+                "wall_seconds": [round(s) for s in seconds],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Values as YAML gives them, against the type annotations of the config."""
+
+import difflib
+import re
+import reprlib
+import types
+import typing
+from typing import Any, Literal
+
+# Whole numbers beyond 64 bits are typing errors, and can't be printed beyond 4300 digits.
+_LARGEST_INT = 2**63
+
+# YAML 1.1 reads 1e-6 as text, because it asks for a point and a signed exponent.
+_SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+}
+# Other languages' words for null, which YAML would read as text.
+_NOT_NULL = ("None", "none", "nil")
+_PLURALS = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
+
+
+class _Short(reprlib.Repr):
+    """Short forms of values, also of numbers too long for Python to print."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < _LARGEST_INT else f"a number of {x.bit_length()} bits"
+
+
+_short = _Short()
+_short.maxstring = _short.maxother = 60
+
+
+def shown(value: Any, *, quote: bool = True) -> str:
+    """A value as a short, printable piece of one line, in YAML's words."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = value if isinstance(value, str) and not quote else _short.repr(value)
+    if len(text) > 80:
+        text = f"{text[:77]}..."
+    return text if text.isprintable() else _short.repr(text)[1:-1]
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; a type that is none is its only member."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple
+
+
+def describe(hint: Any) -> str:
+    """What can be written for a type, in words: `a whole number or null`."""
+    words = []
+    for member in alternatives(hint):
+        if typing.get_origin(member) is Literal:
+            words += [str(value) for value in typing.get_args(member)]
+        elif _is_list(member):
+            inner = typing.get_args(member)[0]
+            words.append(f"a list of {_PLURALS.get(inner, 'values')}")
+        else:
+            words.append(_NAMES.get(member, getattr(member, "__name__", str(member))))
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _number(value: Any) -> float | None:
+    """A float, if this is one: whole numbers and 1e-6 included, true and false not."""
+    if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def convert(hint: Any, value: Any, *, text: str | None = None) -> tuple[bool, Any]:
+    """Converts a value to a type, without changing what it means.
+
+    Args:
+      hint: int, float, bool, str, None, Literal, tuple, or a union of these.
+      value: as YAML gives it.
+      text: what was typed, if a str may also be made of something that YAML reads as a number.
+
+    Returns:
+      Whether it fits, and the converted value.
+    """
+    members = alternatives(hint)
+    if type(None) in members and value in _NOT_NULL:
+        return False, None
+    for member in members:
+        fits, converted = _convert_one(member, value, text)
+        if fits:
+            return True, converted
+    return False, None
+
+
+def _convert_one(hint: Any, value: Any, text: str | None) -> tuple[bool, Any]:
+    if hint is type(None):
+        return value is None, None
+    if typing.get_origin(hint) is Literal:
+        same = [item for item in typing.get_args(hint) if type(item) is type(value)]
+        return value in same, value
+    if _is_list(hint):
+        return _convert_list(typing.get_args(hint), value)
+    if hint is float:
+        number = _number(value)
+        return number is not None, number
+    if hint is str:
+        if text is not None and value is not None and not isinstance(value, str):
+            value = text
+        return isinstance(value, str) and _encodable(value), value
+    fits = type(value) is hint and not (hint is int and abs(value) >= _LARGEST_INT)
+    return fits, value
+
+
+def _convert_list(members: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
+    if not isinstance(value, list):
+        return False, None
+    if members[-1] is Ellipsis:
+        members = (members[0],) * len(value)
+    if len(members) != len(value):
+        return False, None
+    items = []
+    for member, item in zip(members, value):
+        fits, converted = convert(member, item)
+        if not fits:
+            return False, None
+        items.append(converted)
+    return True, tuple(items)
+
+
+def _encodable(text: str) -> bool:
+    """Text that can name a file: YAML's escapes can also spell NUL and halves of surrogates."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def expected(hint: Any, value: Any) -> str:
+    """What to write where `value` did not fit `hint`: the nearest value if there is one."""
+    members = alternatives(hint)
+    if type(None) in members and value in _NOT_NULL:
+        return "null"
+    names = [str(item) for m in members if typing.get_origin(m) is Literal for item in
+             typing.get_args(m)]  # fmt: skip
+    if isinstance(value, str):
+        close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.5)
+        if close:
+            rest = describe(hint)
+            return f"{close[0]} (possible: {rest})" if len(names) > 1 else close[0]
+    number = _number(value)
+    if int in members and number is not None and number.is_integer() and abs(number) < 1e15:
+        return str(int(number))
+    lists = [member for member in members if _is_list(member)]
+    if lists and isinstance(value, str | int | float) and not isinstance(value, bool):
+        items = value.split(",") if isinstance(value, str) else [value]
+        listed = ", ".join(shown(item.strip() if isinstance(item, str) else item, quote=False)
+                           for item in items)  # fmt: skip
+        fitting = typing.get_args(lists[0])[0] is str or all(
+            re.fullmatch(r"\s*[-+]?[\d.]+\s*", str(item)) for item in items
+        )
+        if fitting and len(listed) < 60:
+            return f"{describe(hint)}, here [{listed}]"
+    if str in members and isinstance(value, str):
+        return "text without NUL and without halves of surrogate pairs"
+    if str in members and value is not None and not isinstance(value, list | dict):
+        return f"{describe(hint)}, in quotes"
+    return names[0] if len(names) == 1 and len(members) == 1 else describe(hint)

@@ -1,0 +1,229 @@
+"""`config.json` of a Hugging Face folder: the shape it describes, and the one we write."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import Qwen2Config
+
+PLAIN, CONDITIONED = "qwen2", "bacr_qwen2"
+ARCHITECTURES = {PLAIN: "Qwen2ForCausalLM", CONDITIONED: "BacrQwen2ForCausalLM"}
+MODELING = "modeling_bacr_qwen2"
+
+# What transformers assumes for Qwen2 where config.json is silent.
+_THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetModule:
+    """How a saved budget module is to be used.
+
+    Attributes:
+      conditioning: gate, site, sharing, positions and input of the embedding.
+      b_max: scale of the budget codes (`log` and `normalised` inputs), in tokens.
+    """
+
+    conditioning: ConditioningConfig
+    b_max: int
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      UserError: no such file, or something else in it.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{path}: can't read it ({error.strerror}); write a Hugging Face folder"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: found a {type(found).__name__}; write a JSON object")
+    return found
+
+
+def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
+    found = raw.get(key)
+    if found is None:
+        found = default
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise UserError(f"{where}: {key} is {found!r}; write a positive whole number")
+    return found
+
+
+def _positive_float(raw: dict[str, Any], key: str, where: Path, default: float) -> float:
+    found = raw.get(key, default)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not found > 0:
+        raise UserError(f"{where}: {key} is {found!r}; write a positive number")
+    return float(found)
+
+
+def _rope_theta(raw: dict[str, Any], where: Path) -> float:
+    """The rotary base: top level in older files, inside `rope_parameters` in newer ones."""
+    for key in ("rope_scaling", "rope_parameters"):
+        inside = raw.get(key) or {}
+        if not isinstance(inside, dict):
+            raise UserError(f"{where}: {key} is {inside!r}; write an object or null")
+        kind = inside.get("rope_type", inside.get("type", "default"))
+        if kind != "default":
+            raise UserError(
+                f"{where}: {key} asks for {kind!r} rotary scaling, which is not supported; "
+                "write a model with plain rotary embeddings"
+            )
+    inside = raw.get("rope_parameters") or {}
+    source = inside if "rope_theta" in inside else raw
+    return _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT)
+
+
+def _refuse_other_models(raw: dict[str, Any], where: Path) -> None:
+    kind = raw.get("model_type")
+    architectures = raw.get("architectures") or [ARCHITECTURES.get(str(kind), "nothing")]
+    if kind not in ARCHITECTURES or architectures != [ARCHITECTURES[kind]]:
+        raise UserError(
+            f"{where}: model_type {kind!r}, architectures {architectures}; only Qwen2.5 causal "
+            "language models (qwen2, Qwen2ForCausalLM) are supported"
+        )
+    supported: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False}
+    for key, value in supported.items():
+        if raw.get(key, value) != value:
+            raise UserError(
+                f"{where}: {key} is {raw[key]!r}, which is not supported; only {value!r} is"
+            )
+    if "quantization_config" in raw:
+        raise UserError(f"{where}: the weights are quantised; write the bfloat16 model's folder")
+    if "sliding_attention" in (raw.get("layer_types") or []):
+        raise UserError(f"{where}: layer_types has sliding_attention, which is not supported")
+
+
+def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
+    """The shape in a parsed config.json; `where` is named in refusals."""
+    _refuse_other_models(raw, where)
+    width = _positive_int(raw, "hidden_size", where)
+    heads = _positive_int(raw, "num_attention_heads", where)
+    kv_heads = _positive_int(raw, "num_key_value_heads", where, heads)
+    if heads % kv_heads:
+        raise UserError(
+            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
+            f"{kv_heads}; copy the file again"
+        )
+    if raw.get("head_dim") is None and width % heads:
+        raise UserError(
+            f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; "
+            "write head_dim"
+        )
+    tied = raw.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise UserError(f"{where}: tie_word_embeddings is {tied!r}; write true or false")
+    return Qwen2Config(
+        vocab_size=_positive_int(raw, "vocab_size", where),
+        hidden_size=width,
+        intermediate_size=_positive_int(raw, "intermediate_size", where),
+        num_layers=_positive_int(raw, "num_hidden_layers", where),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_positive_int(raw, "head_dim", where, width // heads),
+        rope_theta=_rope_theta(raw, where),
+        rms_norm_eps=_positive_float(raw, "rms_norm_eps", where, _EPS_WHEN_ABSENT),
+        tie_embeddings=tied,
+        max_positions=_positive_int(raw, "max_position_embeddings", where, 32768),
+    )
+
+
+def read_config(folder: str | Path) -> Qwen2Config:
+    """The shape of the model in a Hugging Face folder.
+
+    Raises:
+      UserError: no readable config.json, or a model that is not a plain Qwen2 decoder.
+    """
+    path = Path(folder) / "config.json"
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder}: no such folder; write a Hugging Face folder")
+    return parse_config(read_json(path), path)
+
+
+def read_budget_module(folder: str | Path) -> BudgetModule | None:
+    """How the budget module of a folder is to be used; None for a plain Qwen2 folder.
+
+    Raises:
+      UserError: the description is damaged.
+    """
+    path = Path(folder) / "config.json"
+    raw = read_json(path)
+    if raw.get("model_type") != CONDITIONED:
+        return None
+    inside = raw.get("budget_module")
+    fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - {"enabled"}
+    if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
+        raise UserError(f"{path}: budget_module is {inside!r}; export the folder again")
+    b_max = _positive_int(inside, "b_max", path)
+    return BudgetModule(ConditioningConfig(**{key: inside[key] for key in fields}), b_max)
+
+
+def _fresh(config: Qwen2Config) -> dict[str, Any]:
+    """A config.json for a model that never had one, in the form old and new readers know."""
+    return {
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "rope_scaling": None,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "max_position_embeddings": config.max_positions,
+    }
+
+
+def to_json(
+    config: Qwen2Config,
+    *,
+    dtype: str,
+    module: BudgetModule | None = None,
+    source: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The config.json of a folder.
+
+    Args:
+      config: shape.
+      dtype: type of the stored weights, as torch calls it.
+      module: how the budget module is used; None for plain Qwen2.
+      source: the config.json the model came with; everything that is not about shape, type or
+        conditioning (token ids, defaults of the hub) is kept from it.
+
+    Raises:
+      UserError: `source` describes another shape.
+    """
+    kept = dict(source) if source is not None else _fresh(config)
+    if source is not None and parse_config(source, Path("config.json")) != config:
+        raise UserError("export: the source folder's config.json describes another shape")
+    for key in ("auto_map", "budget_module", "dtype", "torch_dtype"):
+        kept.pop(key, None)
+    kind = PLAIN if module is None else CONDITIONED
+    head: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}
+    if module is not None:
+        how = dataclasses.asdict(module.conditioning)
+        head["auto_map"] = {
+            "AutoConfig": f"{MODELING}.BacrQwen2Config",
+            "AutoModelForCausalLM": f"{MODELING}.BacrQwen2ForCausalLM",
+        }
+        head["budget_module"] = {
+            **{key: value for key, value in how.items() if key != "enabled"},
+            "b_max": module.b_max,
+        }
+    # transformers 5 writes `dtype`, 4 reads `torch_dtype`; both read this one.
+    return {**kept, **head, "torch_dtype": dtype}

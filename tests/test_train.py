@@ -1,0 +1,202 @@
+"""The command a user types, on a run small enough for a test."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+SMALL = """
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 2,
+        scan_layers: false, remat: false}
+data: {ledger: {train_size: 64}}
+warmup: {steps: 12, target_accuracy: 0.0, hold_accuracy: 0.0}
+budget: {min: 4, max: 12}
+curriculum: {mu0: 8, sigma: 4, update_every: 2}
+rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 6}
+value: {hidden_size: 8, inner_steps: 2, warmup_iterations: 1}
+optimizer: {learning_rate: 1.0e-3}
+train: {steps: 4, minibatches: 2}
+eval: {budgets: [4, 12], size: 16, samples: 1, temperature: 1.0, top_p: 1.0}
+checkpoint: {every: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def train(config, folder, *overrides):
+    from bacr_jax.train import main
+
+    code = main(["--config", str(config), f"output.dir={folder}", *overrides])
+    assert code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    return train(config, tmp_path_factory.mktemp("runs") / "one")
+
+
+def records(folder):
+    from bacr_jax.metrics import without_timings
+
+    return without_timings(folder / "metrics.jsonl")
+
+
+def test_a_run_folder_explains_itself(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["wall_seconds"] > 0
+    for when in ("before", "after"):
+        for mode in ("greedy", "sampled"):
+            assert list(summary["eval"][when][mode]) == ["4", "12"]
+            for entry in summary["eval"][when][mode].values():
+                low, high = entry["ci95"]
+                assert 0 <= low <= entry["accuracy"] <= high <= 1
+                assert entry["mean_thinking_tokens"] <= 12
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all("/" in name for line in lines for name in line if name != "step")
+    assert (finished / "checkpoints" / "4").is_dir()
+    assert (finished / "accuracy_ledger.png").stat().st_size > 10_000
+    trace = json.loads((finished / "rollouts" / "000004.jsonl").read_text().splitlines()[0])
+    assert trace["prompt"].startswith("<bos>") and len(trace["answers"]) == 4
+    assert trace["thinking_tokens"] <= trace["budget"]
+
+
+def test_the_sampler_agrees_with_the_learner(finished):
+    for line in records(finished):
+        # of two minibatches the second sees a moved policy, but old scores are the sampler's own
+        assert abs(line["mismatch/k1"]) < 1e-5 and line["mismatch/k3"] < 1e-6
+
+
+def test_the_value_head_warms_up_alone_and_the_schedule_moves(finished):
+    lines = records(finished)
+    mu = [[line[f"curriculum/mu_{k}"] for k in range(4)] for line in lines]
+    assert mu[0] == [8.0] * 4  # the initial mean holds until the first update
+    assert mu[1] != mu[0] and mu[2] == mu[1]
+
+
+def test_the_same_seed_gives_the_same_metrics_and_another_does_not(config, finished, tmp_path):
+    again = train(config, tmp_path / "again")
+    assert records(again) == records(finished)
+    other = train(config, tmp_path / "other", "seed=1", "train.steps=1")
+    assert records(other)[0] != records(finished)[0]
+
+
+def test_a_finished_run_is_resumed_and_gives_the_same_again(config, finished):
+    before = (finished / "metrics.jsonl").read_text()
+    train(config, finished)
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
+    import jax
+
+    from bacr_jax import config_io
+    from bacr_jax.run_folder import open_run
+    from bacr_jax.trainer import Trainer
+
+    settings = config_io.load([config], [f"output.dir={tmp_path / 'run'}", "warmup.steps=0"])
+    compiled = []
+
+    def listen(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    with open_run(tmp_path / "run", settings) as folder:
+        trainer = Trainer(settings, folder)
+        state, _ = trainer.start()
+        state = trainer.iterate(state, 0)
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            for step in range(1, 4):
+                state = trainer.iterate(state, step)
+                # the slice of a list of checkpoints, prints and pictures may not compile either
+            assert compiled == []
+            jax.jit(lambda x: x + np.pi)(1.0)
+            assert compiled  # the listener works
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_methods_share_a_warm_up(config, finished, tmp_path):
+    folder = train(config, tmp_path / "grpo", "method=grpo", f"warmup.dir={finished / 'warmup'}")
+    mine, theirs = (
+        json.loads((f / "summary.json").read_text())["eval"]["before"] for f in (folder, finished)
+    )
+    assert mine == theirs
+    assert not (folder / "warmup").exists()
+
+
+def test_every_combination_of_the_four_parts_runs(config, finished, tmp_path):
+    for index in range(16):
+        parts = [
+            f"conditioning.enabled={str(bool(index & 1)).lower()}",
+            f"budget.prior={'curriculum' if index & 2 else 'uniform'}",
+            f"reward.dense={str(bool(index & 4)).lower()}",
+            f"advantage.baseline={'value' if index & 8 else 'group'}",
+        ]
+        folder = train(
+            config,
+            tmp_path / str(index),
+            f"warmup.dir={finished / 'warmup'}",
+            "train.steps=1",
+            "eval.samples=0",
+            "output.tensorboard=false",
+            *parts,
+        )
+        assert np.isfinite(records(folder)[0]["loss/total"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["budget.mim=8"], "budget.min"),
+        (["rollout.group_size=two"], "group_size"),
+        (["method=grop"], "grpo"),
+        (["budget.min=99"], "budget"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, arguments, says):
+    command = [sys.executable, "-m", "bacr_jax.train", "--config", str(config)]
+    result = subprocess.run(
+        [*command, f"output.dir={tmp_path / 'run'}", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and says in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys):
+    from bacr_jax.train import main
+
+    before = sorted((p, p.stat().st_mtime) for p in finished.rglob("*") if p.is_file())
+    code = main(["--config", str(config), f"output.dir={finished}", "seed=7"])
+    assert code == 2 and "seed" in capsys.readouterr().err
+    after = sorted((p, p.stat().st_mtime) for p in finished.rglob("*") if p.is_file())
+    assert [p for p, _ in before] == [p for p, _ in after]
+
+
+def test_help_lists_every_key(capsys):
+    import dataclasses
+
+    from bacr_jax.config import Config
+    from bacr_jax.train import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for section in dataclasses.fields(Config):
+        assert section.name in text
