@@ -426,7 +426,7 @@ def with_value(config, name, value):
 
 class TestWriting:
     @given(st.data())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_a_written_config_reads_back_exactly(self, tmp_path_factory, data):
         config = Config()
         for name, key in config_io.schema().items():
@@ -554,7 +554,11 @@ class TestFuzz:
     def test_known_keys_with_any_value_are_a_config_or_one_line(self, tmp_path, data):
         names = list(config_io.schema())
         scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text())
-        values = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=3),
-                              st.dictionaries(st.text(max_size=5), inner, max_size=3)))  # fmt: skip
+        values = st.recursive(
+            scalars,
+            lambda inner: st.one_of(
+                st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+            ),
+        )
         chosen = data.draw(st.dictionaries(st.sampled_from(names), values, max_size=4))
         accepted_or_refused([write(tmp_path, yaml.safe_dump(chosen))])

@@ -134,13 +134,6 @@ def range_text(interval: str) -> str:
     return f"{least} (.inf: no limit)" if with_high else least
 
 
-def _look_up(config: Config, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_shown, value))}]"
@@ -166,15 +159,11 @@ def _out_of_range(config: Config) -> Iterator[str]:
                 break
 
 
-def _texts(config: Config) -> Iterator[str]:
-    keys = ("method", "output.dir", "model.path", "model.tokenizer", "model.preset", "warmup.dir")
-    for key in (*keys, "data.train", "data.question_column", "data.answer_column"):
-        value = _look_up(config, key)
-        if value is not None and not value.strip():
-            yield f"{key}: found blank text; write a name" + (
-                " or null" if key not in ("method", "output.dir", "model.preset", "data.train") else
-                ""
-            )  # fmt: skip
+def _blank_texts(config: Config) -> Iterator[str]:
+    for key, value in _values(config):
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and not text.strip():
+                yield f"{key}: found blank text; write a name"
 
 
 def built_in_methods() -> list[str]:
@@ -261,7 +250,7 @@ def _sources(config: Config) -> Iterator[str]:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
             yield f"{key}: found {spec!r}; write ledger (it is made, not read)"
-        elif name != "ledger" and not (name.strip() and path.strip()):
+        elif name != "ledger" and spec.strip() and not (name.strip() and path.strip()):
             yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
@@ -388,7 +377,7 @@ def _batches(config: Config) -> Iterator[str]:
 
 _SECTIONS: tuple[Callable[[Config], Iterator[str]], ...] = (
     _out_of_range,
-    _texts,
+    _blank_texts,
     _method,
     _model,
     _sources,

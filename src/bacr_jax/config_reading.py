@@ -208,8 +208,8 @@ def _under(
             where = parsed.where(name_node)
             if dotted in seen:
                 first = seen[dotted].rpartition(", ")[2]
-                raise refusal(where, f"{shown(dotted, quote=False)}: already given in {first}; "
-                              "write it once")  # fmt: skip
+                name = shown(dotted, quote=False)
+                raise refusal(where, f"{name}: already given in {first}; write it once")
             seen[dotted] = where
             yield from _under(parsed, dotted, child, sections, seen)
     elif not (inside and _is_null(node) and parsed.lines):

@@ -152,28 +152,33 @@ def expected(hint: Any, value: Any) -> str:
     members = alternatives(hint)
     if type(None) in members and value in _NOT_NULL:
         return "null"
-    names = [str(item) for m in members if typing.get_origin(m) is Literal for item in
-             typing.get_args(m)]  # fmt: skip
     if isinstance(value, str):
+        choices = [m for m in members if typing.get_origin(m) is Literal]
+        names = [str(item) for choice in choices for item in typing.get_args(choice)]
         close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.5)
         if close:
-            rest = describe(hint)
-            return f"{close[0]} (possible: {rest})" if len(names) > 1 else close[0]
+            return f"{close[0]} (possible: {describe(hint)})"
     number = _number(value)
     if int in members and number is not None and number.is_integer() and abs(number) < 1e15:
         return str(int(number))
-    lists = [member for member in members if _is_list(member)]
-    if lists and isinstance(value, str | int | float) and not isinstance(value, bool):
-        items = value.split(",") if isinstance(value, str) else [value]
-        listed = ", ".join(shown(item.strip() if isinstance(item, str) else item, quote=False)
-                           for item in items)  # fmt: skip
-        fitting = typing.get_args(lists[0])[0] is str or all(
-            re.fullmatch(r"\s*[-+]?[\d.]+\s*", str(item)) for item in items
-        )
-        if fitting and len(listed) < 60:
-            return f"{describe(hint)}, here [{listed}]"
+    for member in filter(_is_list, members):
+        listed = _as_list(member, value)
+        if listed is not None:
+            return f"{describe(hint)}, here {listed}"
     if str in members and isinstance(value, str):
         return "text without NUL and without halves of surrogate pairs"
     if str in members and value is not None and not isinstance(value, list | dict):
         return f"{describe(hint)}, in quotes"
-    return names[0] if len(names) == 1 and len(members) == 1 else describe(hint)
+    return describe(hint)
+
+
+def _as_list(hint: Any, value: Any) -> str | None:
+    """The list that `8`, or `8, 16`, was probably meant to be."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    items = [item.strip() for item in str(value).split(",")]
+    is_text = typing.get_args(hint)[0] is str
+    if not is_text and not all(re.fullmatch(r"[-+]?[\d.]+", item) for item in items):
+        return None
+    text = f"[{', '.join(items)}]"
+    return text if len(text) < 60 and text.isprintable() else None

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import advantages, curriculum
 from bacr_jax.config import Config
@@ -38,12 +38,13 @@ class RunState:
     Attributes:
       train: parameters and optimizers.
       curriculum: pass rates and schedule.
-      generated_tokens: tokens sampled so far in training.
+      generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
+        thousand steps of a 7B run only.
     """
 
     train: TrainState
     curriculum: CurriculumState
-    generated_tokens: Int[Array, ""]
+    generated_tokens: int
 
 
 @pytree
@@ -93,7 +94,7 @@ class Iteration:
         self.group_sizes = jnp.bincount(self.group_of, length=config.data.num_groups)
         self.reference: Any = None
         self._plan, self._credit = jax.jit(self._plan_fn), jax.jit(self._credit_fn)
-        self._adapt = jax.jit(self._adapt_fn, static_argnums=(3,))
+        self._adapt = jax.jit(self._adapt_fn)
 
     def init_state(self, params: Any, head: Any) -> RunState:
         """A fresh state around given parameters."""
@@ -103,7 +104,7 @@ class Iteration:
             curriculum=curriculum.init_curriculum(
                 config.data.num_groups, mu0=config.curriculum.mu0
             ),
-            generated_tokens=jnp.int32(0),
+            generated_tokens=0,
         )
 
     # Algorithm 1, one iteration ---------------------------------------------------------------
@@ -267,7 +268,7 @@ class Iteration:
 
     def update(
         self, train: TrainState, batch: Batch, features: Any, step: int
-    ) -> tuple[TrainState, Metrics]:
+    ) -> tuple[TrainState, dict[str, Any]]:
         """Line 14: Eq. 16 on each minibatch, then the value head's extra steps."""
         config, spec = self.config, self.policy.learner
         legal, parts = self.environment.rules.legal, config.train.minibatches
@@ -316,20 +317,19 @@ class Iteration:
         schedule: CurriculumState,
         groups: Int[Array, "Q"],
         outcomes: Float[Array, "Q G M"],
-        due: bool,
+        due: Bool[Array, ""] | bool,
     ) -> CurriculumState:
         """Line 16: pass rates at the full budget, and with them Eq. 5 and 6."""
         settings = self.config.curriculum
         schedule = curriculum.record_outcomes(
             schedule, groups, outcomes[..., -1], ema_decay=settings.ema_decay
         )
-        if due:
-            schedule = curriculum.update_pass_rates(schedule, source=settings.pass_rate)
-        return schedule
+        moved = curriculum.update_pass_rates(schedule, source=settings.pass_rate)
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, schedule)
 
     def describe(
         self, plan: Plan, rollout: Rollout, outcomes: np.ndarray, state: RunState
-    ) -> Metrics:
+    ) -> dict[str, Any]:
         """Metrics of the rollout and of the schedule."""
         trunks, branches = rollout.trunks, rollout.branches
         schedule, settings = state.curriculum, self.config.curriculum

@@ -12,35 +12,51 @@ from bacr_jax.run_folder import RunFolder, append_line
 TIMING_GROUP = "time/"
 
 
-def as_json(value: float) -> float | str:
+def as_json(value: float | int) -> float | int | str:
     """A number that JSON can hold: infinities and NaN become their names."""
     return value if math.isfinite(value) else str(value)
 
 
 class MetricsWriter:
-    """Writes `group/name` numbers of each step."""
+    """Writes the `group/name` numbers of each step."""
 
     def __init__(self, folder: RunFolder, *, tensorboard: bool):
-        """Opens the files; TensorBoard's only if asked for."""
-        self._path = folder.metrics
+        """Remembers where to write; files are made by the first line.
+
+        Args:
+          folder: the opened run folder.
+          tensorboard: also write TensorBoard's files.
+        """
+        self._folder, self._tensorboard = folder, tensorboard
         self._board: Any = None
-        if tensorboard:
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Appends a line: the step, the metrics by name, the timings last.
+
+        Args:
+          step: number of the step, counted from 1.
+          metrics: numbers by `group/name`; anything that `float` takes.
+        """
+        names = sorted(metrics, key=lambda name: (name.startswith(TIMING_GROUP), name))
+        values = {name: float(metrics[name]) for name in names}
+        line = {name: as_json(value) for name, value in values.items()}
+        append_line(self._folder.metrics, {"step": step, **line})
+        if not self._tensorboard:
+            return
+        if self._board is None:
             from tensorboardX import SummaryWriter
 
-            self._board = SummaryWriter(str(folder.path / "tensorboard"))
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends a line: step first, then the metrics by name."""
-        line = {name: as_json(float(metrics[name])) for name in sorted(metrics)}
-        append_line(self._path, {"step": step, **line})
-        if self._board is not None:
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, step)
+            # A resumed run repeats steps that were written before the kill: the purge step makes
+            # TensorBoard forget those.
+            self._board = SummaryWriter(str(self._folder.tensorboard), purge_step=step)
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flushes what is buffered."""
+        """Flushes what TensorBoard's writer holds back."""
         if self._board is not None:
             self._board.close()
+            self._board = None
 
 
 def without_timings(path: Path) -> list[dict[str, Any]]:
@@ -51,3 +67,8 @@ def without_timings(path: Path) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     keep = lambda record: {k: v for k, v in record.items() if not k.startswith(TIMING_GROUP)}
     return [keep(record) for record in records]
+
+
+def same_metrics(one: Path, other: Path) -> bool:
+    """Whether two metrics.jsonl agree in every digit, timings aside."""
+    return without_timings(one) == without_timings(other)

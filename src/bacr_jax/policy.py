@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.interop import load_policy, read_config
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.methods import Method
 from bacr_jax.model import budget, kv_cache, qwen2, value
@@ -22,6 +23,8 @@ Params = dict[str, Any]
 def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
     """The shape that `config.model` describes."""
     model = config.model
+    if model.path is not None:
+        return read_config(model.path)
     if model.preset != "custom":
         return preset(model.preset)
     return Qwen2Config(
@@ -139,14 +142,40 @@ def make_policy(config: Config, method: Method, vocab_size: int) -> Policy:
     return Policy(learner, rollout, evaluation, config.budget.max)
 
 
-def random_params(key: jax.Array, policy: Policy) -> Params:
-    """Random parameters of the policy, with a budget module if it is conditioned."""
-    return qwen2.init(
+def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
+    """Parameters to start from: a Hugging Face folder's, or random ones; fp32.
+
+    Args:
+      key: of what is random.
+      policy: settings.
+      path: the folder; one that holds a budget module already keeps it.
+    """
+    if path is None:
+        params = qwen2.init(key, policy.learner.model)
+    else:
+        _, params = load_policy(path, dtype=jnp.float32)
+    return with_budget_module(key, policy, params)
+
+
+def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
+    """The parameters with a fresh budget module, if the policy is conditioned and has none yet.
+
+    A policy that is not conditioned gets the plain model, whatever was there.
+    """
+    conditioning, shape = policy.learner.conditioning, policy.learner.model
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    if conditioning is None:
+        return plain
+    if "budget" in params:
+        return params
+    fresh = budget.init(
         key,
-        policy.learner.model,
-        conditioning=policy.learner.conditioning,
+        conditioning,
+        width=shape.hidden_size,
+        layers=shape.num_layers,
         b_max=policy.b_max,
     )
+    return {**plain, "budget": fresh}
 
 
 def random_head(key: jax.Array, policy: Policy) -> Params | None:

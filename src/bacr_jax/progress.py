@@ -1,20 +1,25 @@
 """What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
 
+import atexit
 import contextlib
+import io
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, TextIO
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 # Seconds between plain lines when the output is not a terminal.
 PLAIN_INTERVAL = 10.0
+_BAR_WIDTH = 16
+_LOG_WIDTH = 200
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """12s, 3m04s, 2h05m."""
     whole = round(seconds)
     if whole < 60:
@@ -25,82 +30,200 @@ def duration(seconds: float) -> str:
 
 
 def _number(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    if isinstance(value, str):
+        return value
+    # Small numbers are rates and losses, large ones counts.
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _label(name: str) -> str:
+    return name.replace("_per_", "/").replace("_", " ")
 
 
 class Phase:
     """A stretch of work with a number of steps; made by `Progress.phase`."""
 
     def __init__(self, progress: "Progress", name: str, total: int):
-        """Starts the clock."""
-        self._progress, self.name, self._total = progress, name, total
-        self._started, self._line = time.perf_counter(), ""
-        self._first: tuple[int, float] | None = None
+        """Starts the clock; nothing is shown before the first `update`.
 
-    def update(self, step: int, *, total: int | None = None, **values: float | str) -> None:
-        """Reports that `step` of `total` steps are done, with a few numbers worth seeing."""
+        Args:
+          progress: where it is shown.
+          name: what is being done.
+          total: number of steps.
+        """
+        self._progress, self.name, self._total = progress, name, total
+        self._started = progress.clock()
+        self._step: int | None = None
+        self._first = self._latest = (0, self._started)
+        self._values: dict[str, float | int | str] = {}
+        # When a plain line was last printed, and whether something came since.
+        self.printed, self.unprinted = -float("inf"), False
+
+    def update(self, step: int, *, total: int | None = None, **values: float | int | str) -> None:
+        """Reports that `step` of `total` steps are done, with a few numbers worth seeing.
+
+        The step that completes the total ends the phase; its line stays.
+
+        Args:
+          step: steps done.
+          total: number of steps, if it has changed.
+          **values: shown as `name value`; `tokens_per_s` reads tokens/s.
+        """
         self._total = self._total if total is None else total
-        now = time.perf_counter()
-        # The first step compiles; the pace is taken from the second report on.
-        if self._first is None:
+        now = self._progress.clock()
+        if self._step is None:
             self._first = (step, now)
-            since, done = self._started, step
-        else:
-            since, done = self._first[1], step - self._first[0]
-        remaining = (now - since) / max(done, 1) * (self._total - step)
-        numbers = "  ".join(
-            f"{name.replace('_', ' ')} {_number(value)}" for name, value in values.items()
-        )
-        self._line = (
-            f"{self.name} {step}/{self._total}  {duration(now - self._started)} elapsed, "
-            f"{duration(max(remaining, 0.0))} to go  {numbers}"
-        ).rstrip()
-        self._progress.show(self._line, last=step >= self._total)
+        self._step, self._latest, self._values = step, (step, now), values
+        self._progress.show(self, ended=step >= self._total)
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._started
+        return self._progress.clock() - self._started
+
+    def _remaining(self) -> float | None:
+        """Seconds to go, by the pace since the first report: the first step compiles."""
+        done = self._latest[0] - self._first[0]
+        if done <= 0:
+            return None
+        pace = (self._latest[1] - self._first[1]) / done
+        since = self._progress.clock() - self._latest[1]
+        return max(pace * (self._total - self._latest[0]) - since, 0.0)
+
+    def line(self, *, bar: bool = False) -> str:
+        """The phase in one line: name, steps, time, numbers."""
+        parts = [self.name]
+        if self._step is not None:
+            if bar:
+                filled = round(_BAR_WIDTH * min(self._step / max(self._total, 1), 1.0))
+                parts.append("━" * filled + "╺" * (_BAR_WIDTH - filled))
+            remaining = self._remaining() if self._step < self._total else None
+            to_go = "" if remaining is None else f", {duration(remaining)} to go"
+            elapsed = self.seconds if self._step < self._total else self._latest[1] - self._started
+            parts.append(f"{self._step}/{self._total}  {duration(elapsed)}{to_go}")
+        else:
+            parts.append(duration(self.seconds))
+        parts += [f"{_label(name)} {_number(value)}" for name, value in self._values.items()]
+        return "  ".join(parts)
 
 
 class Progress:
     """Progress of a run on one stream; silent when disabled (all processes but the first)."""
 
-    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None):
-        """Chooses live or plain output by asking whether the stream is a terminal."""
-        self._enabled = enabled
-        self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        stream: io.TextIOBase | None = None,
+        interval: float = PLAIN_INTERVAL,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """Chooses live or plain output by asking whether the stream is a terminal.
+
+        Args:
+          enabled: false prints nothing.
+          stream: where to print; standard output by default.
+          interval: seconds between plain lines of a phase; its first and its last always appear.
+          clock: seconds from some moment on.
+        """
+        self.clock = clock
+        self._enabled, self._interval = enabled, interval
+        file: Any = stream or sys.stdout
+        self._console = Console(file=file, highlight=False)
+        terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        if not self._console.is_terminal:
+            # A log has no width to fold tables to.
+            self._console = Console(file=file, highlight=False, width=_LOG_WIDTH)
         self._live: Live | None = None
-        self._shown = -float("inf")
+        self._uses_live = enabled and terminal
+        self._open: list[Phase] = []
+        if self._uses_live:
+            # A run that dies with its line still live would leave the cursor hidden.
+            atexit.register(self.close)
+
+    def __enter__(self) -> "Progress":
+        """The progress itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Gives the terminal back."""
+        self.close()
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int) -> Iterator[Phase]:
-        """A named stretch of work; its last state stays on the screen."""
+        """A named stretch of work, perhaps inside another; its last line stays on the screen."""
         phase = Phase(self, name, total)
-        if not (self._enabled and self._console.is_terminal):
+        if self._uses_live:
+            self._open.append(phase)
+            self._refresh()
+        try:
             yield phase
-            return
-        with Live(Text(name), console=self._console, refresh_per_second=4) as live:
-            self._live = live
-            try:
-                yield phase
-            finally:
-                self._live = None
+        finally:
+            self._end(phase)
 
-    def show(self, line: str, *, last: bool) -> None:
-        """Replaces the live line; elsewhere prints, at most every `PLAIN_INTERVAL` seconds."""
+    def show(self, phase: Phase, *, ended: bool) -> None:
+        """Refreshes the live line of a phase; elsewhere prints it, unless one just was."""
         if not self._enabled:
             return
-        if self._live is not None:
-            self._live.update(Text(line))
+        if self._uses_live:
+            phase.unprinted = True
+            if phase not in self._open and not ended:
+                self._open.append(phase)
+            self._refresh()
+            if ended:
+                self._end(phase)
             return
-        now = time.perf_counter()
-        if last or now - self._shown >= PLAIN_INTERVAL:
-            self._shown = now
-            self.say(line)
+        if ended or self.clock() - phase.printed >= self._interval:
+            self._print(phase)
+        else:
+            phase.unprinted = True
 
     def say(self, message: Any) -> None:
         """Prints something that stays: a line, or anything rich can render (a table)."""
         if self._enabled:
-            self._console.print(message)
+            is_text = isinstance(message, str)
+            # A long line is left to the terminal to fold; a table folds its own cells.
+            self._console.print(Text(message) if is_text else message, soft_wrap=is_text)
             self._console.file.flush()
+
+    def close(self) -> None:
+        """Prints the last line of phases that did not end, and gives the terminal back."""
+        for phase in list(self._open):
+            self._end(phase)
+
+    def _print(self, phase: Phase) -> None:
+        phase.printed, phase.unprinted = self.clock(), False
+        self.say(phase.line())
+
+    def _end(self, phase: Phase) -> None:
+        """Leaves the last line of a phase on the screen, once."""
+        if phase in self._open:
+            self._open.remove(phase)
+            self._print(phase)
+            self._refresh()
+        elif phase.unprinted:
+            self._print(phase)
+
+    def _refresh(self) -> None:
+        if self._open and self._live is None:
+            self._live = Live(
+                get_renderable=self._render,
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._live.start()
+        elif self._live is not None and not self._open:
+            self._live.stop()
+            self._live = None
+        elif self._live is not None:
+            self._live.refresh()
+
+    def _render(self) -> Group:
+        lines = [phase.line(bar=True) for phase in list(self._open)]
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))

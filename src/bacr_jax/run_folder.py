@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 import types
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,48 +12,124 @@ from bacr_jax import config_io
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 
+CONFIG, LOCK = "config.yaml", ".lock"
+# What a run killed while it made its folder can leave behind.
+_DEBRIS = (LOCK, f"{CONFIG}.tmp")
+# A moved or renamed folder still holds the same run.
+_MAY_DIFFER = ("output.dir",)
+# Keys named in the refusal of another config's run.
+_MOST_NAMED = 6
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: can't be written ({error.strerror}); make room or rights, and the same command "
+        "goes on from the last checkpoint"
+    )
+
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step: a reader sees the old text or the new one, never half."""
+    """Replaces a file in one step: a reader sees the old text or the new one, never half.
+
+    Raises:
+      UserError: no space, or no right to write there.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # The name must not reach the disk before the text does.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
 
 
 def write_json(path: Path, value: Any) -> None:
     """`write_atomically` of indented JSON."""
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Adds one JSON line and flushes it."""
-    with path.open("a") as file:
-        file.write(json.dumps(record, allow_nan=False) + "\n")
+    """Adds one JSON line, handed to the system before this returns.
+
+    Raises:
+      UserError: no space, or no right to write there.
+    """
+    line = json.dumps(record, allow_nan=False) + "\n"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+
+
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Lines of a JSONL file with their records, without a last line torn by a kill."""
+    if not path.exists():
+        return []
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode()
+            record = json.loads(text)
+            if not isinstance(record, dict):
+                raise ValueError
+        # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
+        except ValueError:
+            if number == len(lines) and not unfinished:
+                break
+            raise UserError(
+                f"{path}, line {number}: is not a JSON record; mend or remove the line"
+            ) from None
+        found.append((text, record))
+    return found
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file; a last line torn by a kill is left out."""
+    """Records of a JSONL file; none if it is not there. A torn last line is left out.
+
+    Raises:
+      UserError: a line before the last is no JSON record.
+    """
+    return [record for _, record in _whole_lines(path)]
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drops the records of later steps, and a torn last line."""
     if not path.exists():
-        return []
-    records = []
-    for line in path.read_text().split("\n")[:-1]:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+        return
+    kept = [text for text, record in _whole_lines(path) if record.get("step", 0) <= step]
+    wanted = "".join(f"{text}\n" for text in kept)
+    if wanted.encode() != path.read_bytes():
+        write_atomically(path, wanted)
 
 
 class RunFolder:
-    """An opened run folder; a context manager that holds its lock."""
+    """An opened run folder; a context manager that holds its lock.
+
+    Attributes:
+      path: the folder.
+      config: the run's resolved config.
+      metrics: a JSON line per logged step.
+      evaluations: a JSON line per evaluation.
+      rollouts: folder of sampled traces, a file per logged step.
+      checkpoints: folder of checkpoints.
+      tensorboard: folder of TensorBoard's files.
+      summary: result of the finished run.
+    """
 
     def __init__(self, path: Path, lock: TextIO):
         """Wraps a folder whose lock is held; use `open_run`."""
         self.path, self._lock = path, lock
+        self.config = path / CONFIG
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "eval.jsonl"
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
 
     def __enter__(self) -> "RunFolder":
@@ -65,7 +142,7 @@ class RunFolder:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        """Releases the lock."""
+        """Releases the lock; the end of the process, however it comes, does so too."""
         self._lock.close()
 
     def truncate_after(self, step: int) -> None:
@@ -73,19 +150,69 @@ class RunFolder:
 
         A resumed run then writes what an uninterrupted one would have.
         """
-        for path in (self.metrics, self.evaluations):
-            if path.exists():
-                kept = [record for record in read_lines(path) if record["step"] <= step]
-                text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
-                write_atomically(path, text)
+        _keep_until(self.metrics, step)
+        _keep_until(self.evaluations, step)
         for path in self.rollouts.glob("*.jsonl"):
-            if int(path.stem) > step:
+            if path.stem.isdigit() and int(path.stem) > step:
                 path.unlink()
+            else:
+                _keep_until(path, step)
 
 
-def _differing_keys(recorded: Path, config: Config) -> list[str]:
-    one, two = config_io.flatten(config_io.load([recorded])), config_io.flatten(config)
-    return sorted(key for key in two if one[key] != two[key])
+def _differing(recorded: Path, config: Config) -> list[str]:
+    """Keys whose recorded value is another one, with both values."""
+    there, now = config_io.flatten(config_io.load([recorded])), config_io.flatten(config)
+    return [
+        f"{key} ({there[key]} there, {now[key]} now)"
+        for key in now
+        if there[key] != now[key] and key not in _MAY_DIFFER
+    ]
+
+
+def _refuse_unless_ours(path: Path, config: Config, where: str) -> None:
+    """Raises a UserError unless the folder is new, empty, or holds the run of this config."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UserError(f"{where}: is a file; write the name of a folder")
+    entries = sorted(entry.name for entry in path.iterdir() if entry.name not in _DEBRIS)
+    if not entries:
+        return
+    if CONFIG not in entries:
+        raise UserError(
+            f"{where}: is not empty and holds no run (found {entries[0]!r}); write another folder"
+        )
+    try:
+        differing = _differing(path / CONFIG, config)
+    except UserError as error:
+        raise UserError(
+            f"{where}: holds a run whose config can't be read ({error}); write another folder"
+        ) from None
+    if differing:
+        more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+        raise UserError(
+            f"{where}: holds a run with another config, which differs in "
+            f"{', '.join(differing[:_MOST_NAMED])}{more}; write another folder, or the same config "
+            "to resume"
+        )
+
+
+def _lock(path: Path, where: str) -> TextIO:
+    """Takes the lock of a folder, without waiting."""
+    lock = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        raise UserError(
+            f"{where}: is in use by {holder}; wait for it, or write another folder"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
 
 
 def open_run(path: Path, config: Config) -> RunFolder:
@@ -95,40 +222,36 @@ def open_run(path: Path, config: Config) -> RunFolder:
       path: the folder.
       config: settings of the run; written to config.yaml.
 
+    Returns:
+      The folder, locked against other processes until it is left or the process ends.
+
     Raises:
-      UserError: the folder holds something else, another config's run, can't be written, or another
-        process is using it. Nothing in it is touched then.
+      UserError: the folder holds something else or another config's run, can't be written, or
+        another process is using it. Nothing in it is touched then.
     """
-    where = f"output.dir={path}"
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{where}: is a file; write the name of a folder")
-    entries = [p.name for p in path.iterdir() if p.name != ".lock"] if path.exists() else []
-    recorded, text = path / "config.yaml", config_io.to_yaml(config)
-    if entries and not recorded.exists():
-        raise UserError(
-            f"{where}: is not empty and holds no run (found {sorted(entries)[0]}); write another "
-            "folder"
-        )
-    differing = ", ".join(_differing_keys(recorded, config)) if entries else ""
-    if differing:
-        raise UserError(
-            f"{where}: holds a run with another config (differs in {differing}); write another "
-            "folder, or the same config to resume"
-        )
+    name = str(path)
+    where = f"output.dir={name if name.isprintable() else ascii(name)}"
     try:
+        _refuse_unless_ours(path, config, where)
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("a")
+        lock = _lock(path, where)
+        try:
+            # Between the look and the lock, another process may have made its run here.
+            _refuse_unless_ours(path, config, where)
+            folder = RunFolder(path, lock)
+            if not folder.config.exists():
+                write_atomically(folder.config, config_io.to_yaml(config))
+            folder.rollouts.mkdir(exist_ok=True)
+        except BaseException:
+            lock.close()
+            raise
     except OSError as error:
-        raise UserError(f"{where}: can't write there ({error.strerror})") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
         raise UserError(
-            f"{where}: another process is using this run; write another folder"
+            f"{where}: can't be used ({error.strerror}); write a folder that can be written"
         ) from None
-    folder = RunFolder(path, lock)
-    folder.rollouts.mkdir(exist_ok=True)
-    if not recorded.exists():
-        write_atomically(recorded, text)
+    except UserError:
+        raise
+    # NUL or half a surrogate pair: no file can be named so.
+    except ValueError:
+        raise UserError(f"{where}: is no name of a folder; write another") from None
     return folder

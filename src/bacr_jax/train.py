@@ -1,6 +1,7 @@
 """`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -16,25 +17,36 @@ EPILOG = "Every key can be overridden: python -m bacr_jax.train --config F seed=
 
 
 def parse(argv: Sequence[str] | None) -> Config:
-    """The config that the command line asks for, checked, before any device work."""
+    """The config that the command line asks for, checked, before any device work.
+
+    Raises:
+      UserError: the config can't be used.
+      SystemExit: nothing is to be trained (`--help`, `--check`), or the options are unknown.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m bacr_jax.train",
         description="Train a policy to reason within a token budget.",
         epilog=EPILOG,
         add_help=False,
     )
-    parser.add_argument("--config", action="append", default=[], metavar="FILE")
-    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="repeatable; later files win"
+    )
+    parser.add_argument("--check", action="store_true", help="only check the config")
+    parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_args(argv)
     if arguments.help:
         print(parser.format_help())
-        print(config_io.help_text())
+        print(config_io.help_text(shutil.get_terminal_size().columns))
         raise SystemExit(0)
     if not arguments.config:
         raise UserError("command line: no config; write --config configs/quickstart.yaml")
     config = config_io.load(arguments.config, arguments.overrides)
     config_io.check(config)
+    if arguments.check:
+        print(f"{', '.join(arguments.config)}: a good config")
+        raise SystemExit(0)
     return config
 
 
@@ -47,10 +59,11 @@ def train(config: Config, folder: RunFolder) -> dict[str, Any]:
     trainer = Trainer(config, folder)
     state, step = trainer.start()
     trainer.evaluate(state, step, "before")
-    while not trainer.finished(state, step):
-        state = trainer.iterate(state, step)
-        step += 1
-        trainer.maintain(state, step)
+    with trainer.training(state):
+        while not trainer.finished(state, step):
+            state = trainer.iterate(state, step)
+            step += 1
+            trainer.maintain(state, step)
     trainer.evaluate(state, step, "after")
     return trainer.finish(state, step, time.time() - started)
 

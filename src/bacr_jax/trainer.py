@@ -1,7 +1,9 @@
 """Everything around Algorithm 1 that a run needs: start or resume, evaluate, log, save, report."""
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from bacr_jax.evaluation.by_budget import Summary, evaluate_by_budget
 from bacr_jax.iteration import Iteration, RunState
 from bacr_jax.methods import load_method
 from bacr_jax.metrics import MetricsWriter
-from bacr_jax.model import budget
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
 from bacr_jax.report import plots, tables
@@ -37,6 +38,7 @@ class Trainer:
     def __init__(self, config: Config, folder: RunFolder):
         """Builds data, model settings and the iteration; trains nothing yet."""
         self.config, self.folder = config, folder
+        _check_devices(config)
         self.progress = Progress(enabled=jax.process_index() == 0)
         self.method = load_method(config)
         tokenizer, vocab_size = _tokenizer(config)
@@ -47,7 +49,7 @@ class Trainer:
         self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.evaluations: dict[str, dict[str, Summary]] = {}
-        self.phase: Phase | None = None
+        self.phase = Phase(self.progress, "training", self.steps)
 
     def _total_steps(self) -> int:
         train = self.config.train
@@ -80,7 +82,7 @@ class Trainer:
         config = self.config
         key = jax.random.fold_in(jax.random.key(config.seed), 2)
         if config.warmup.steps == 0:
-            return policies.random_params(key, self.policy)
+            return policies.initial_params(key, self.policy, config.model.path)
         folder = Path(config.warmup.dir) if config.warmup.dir else self.folder.path / "warmup"
         largest = max(config.eval.budgets)
         check = dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256)
@@ -108,20 +110,21 @@ class Trainer:
                 accuracy_of=accuracy_of,
                 on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             )
-        if self.policy.learner.conditioning is not None:
-            shape = self.policy.learner.model
-            params["budget"] = budget.init(
-                key,
-                self.policy.learner.conditioning,
-                width=shape.hidden_size,
-                layers=shape.num_layers,
-                b_max=self.policy.b_max,
-            )
-        return params
+        return policies.with_budget_module(key, self.policy, params)
 
     def _initial_head(self) -> Any:
         key = jax.random.fold_in(jax.random.key(self.config.seed), 3)
         return policies.random_head(key, self.policy)
+
+    @contextlib.contextmanager
+    def training(self, state: RunState) -> Iterator[None]:
+        """Shows the loop's progress; everything the rollout can need is compiled first."""
+        if self.finished(state, 0):
+            yield
+            return
+        with self.progress.phase("training", self.steps) as self.phase:
+            self.iteration.precompile(state)
+            yield
 
     # The loop ---------------------------------------------------------------------------------
 
@@ -133,9 +136,6 @@ class Trainer:
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
-        if self.phase is None:
-            self.phase = Phase(self.progress, "training", self.steps)
-            self.iteration.precompile(state)
         state, metrics, rollout, outcomes = self.iteration.iterate(state, step)
         if (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
@@ -231,7 +231,7 @@ class Trainer:
         """A few traces as text: question, budget, thinking, cuts, answers, outcomes."""
         path = self.folder.rollouts / f"{step:06d}.jsonl"
         path.unlink(missing_ok=True)
-        decode = lambda ids: decode_ids(self.environment.tokenizer, ids)
+        decode = lambda ids: decode_ids(self.environment.tokenizer, ids.tolist())
         trunks, branches = rollout.trunks, rollout.branches
         texts = self.environment.answer_texts(branches)
         flat = outcomes.reshape(-1, outcomes.shape[-1])
@@ -254,6 +254,19 @@ class Trainer:
                     "outcomes": [float(r) for r in flat[row]],
                 },
             )
+
+
+def _check_devices(config: Config) -> None:
+    mesh = config.mesh
+    if (mesh.data, mesh.tensor) != (1, 1) or mesh.fsdp not in (1, -1):
+        raise UserError(
+            "mesh: training runs on one device so far; write mesh.data=1 mesh.fsdp=1 mesh.tensor=1"
+        )
+    if jax.device_count() > 1:
+        raise UserError(
+            f"devices: found {jax.device_count()}, and training runs on one so far; set "
+            "CUDA_VISIBLE_DEVICES=0"
+        )
 
 
 def _tokenizer(config: Config) -> tuple[Any, int]:

@@ -111,26 +111,28 @@ def test_what_stands_outside_the_masks_does_not_matter(rolled):
     close(gradients(poisoned), want, 1e-6)
 
 
-def test_forced_tokens_get_no_gradient(rolled):
-    """With illegal everything but the bridge's own tokens unchanged, no bridge token is a target:
-    the gradient with respect to the head's bridge-only row `<answer>` is that of the softmax alone.
+def test_forced_tokens_are_never_targets(rolled):
+    """Every branch holds a forced `<answer>`. Scored as if it could not be sampled, it would show up as
+    an impossible target; only those that the policy itself sampled may.
     """
-    answer_opening = 3
-    targets = []
+    answer_opening, sampled = 3, 0
     for i in range(8):
         n, m = int(rolled.prompt_lengths[i]), int(rolled.sampled[i])
-        targets.extend(np.asarray(rolled.trunk[i, n : n + m]))
+        sampled += int((rolled.trunk[i, n : n + m] == answer_opening).sum())
         for j in range(4):
             k, a = int(rolled.bridge[i, j]), int(rolled.answered[i, j])
-            targets.extend(np.asarray(rolled.branches[i, j, k : k + a]))
-    counted = int(rolled.thinking_mask.sum() + rolled.answer_mask.sum())
-    assert len(targets) == counted
-    # make `<answer>` illegal to sample: its score can then only matter if it is a target
+            assert int(rolled.branches[i, j, k - 1]) == answer_opening
+            sampled += int((rolled.branches[i, j, k : k + a] == answer_opening).sum())
     legal = RULES.legal.at[answer_opening].set(False)
     scores = score_tokens(WORLD.params, rolled, legal, spec=SPEC)
-    mask = np.asarray(rolled.answer_mask)
-    illegal_target = np.asarray(scores.answers)[mask] < -1e20
-    assert illegal_target.sum() <= np.sum(np.array(targets) == answer_opening)
+    impossible = sum(
+        int((np.asarray(logprobs)[np.asarray(mask)] < -1e20).sum())
+        for logprobs, mask in (
+            (scores.thinking, rolled.thinking_mask),
+            (scores.answers, rolled.answer_mask),
+        )
+    )
+    assert impossible == sampled
 
 
 def test_the_ratio_is_exactly_one_on_the_first_update(rolled):
@@ -156,7 +158,9 @@ def test_a_split_into_micro_batches_changes_nothing(rolled, parts, mode):
 
 
 def test_gradient_of_a_tree_equals_that_of_separate_sequences(rolled):
-    """Each branch as a row of its own, and the trunk as another: the same policy gradient."""
+    """Each branch as a row of its own, and the trunk as another, sampled tokens only as targets: the
+    same policy gradient, so forced tokens contribute none.
+    """
     want = gradients(rolled)[0]
     rows = []
     for i in range(8):

@@ -85,7 +85,8 @@ def open_archive(folder: Path) -> Archive:
         wrong = sorted(name for name in found if archive.files.get(name) != found[name])
         if wrong:
             raise UserError(
-                f"{folder / INDEX}: {wrong[0]} is not in {found[wrong[0]].name}; download both again"
+                f"{folder / INDEX}: {wrong[0]} is not in {found[wrong[0]].name}; "
+                "download both again"
             )
     return archive
 

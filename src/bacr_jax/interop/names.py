@@ -1,7 +1,7 @@
 """Every tensor of a Qwen2 checkpoint: its name there, its place here.
 
-Kernels are stored [out, in] there and [in, out] here; layers are stacked here. Tied checkpoints have
-no lm_head.
+Kernels are stored [out, in] there and [in, out] here; layers are stacked here. Tied checkpoints
+have no lm_head.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,15 @@
 """The tokenizer files of a folder: how many ids they use, and which files travel along."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.errors import UserError
 from bacr_jax.interop.hf_config import read_json
 
 # Everything transformers may read beside weights and config.json.
-COMPANIONS = (
+GENERATION = ("generation_config.json",)
+TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
@@ -16,7 +18,6 @@ COMPANIONS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
-    "generation_config.json",
 )
 
 
@@ -56,9 +57,8 @@ def check_fits(folder: Path, rows: int) -> None:
         )
 
 
-def copy_companions(source: Path, out: Path) -> list[str]:
-    """Copies tokenizer files, chat templates and generation settings; returns their names."""
-    names = [name for name in COMPANIONS if (source / name).is_file()]
+def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
+    """Copies those of the named files that a folder has."""
     for name in names:
-        shutil.copyfile(source / name, out / name)
-    return names
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)

@@ -75,7 +75,7 @@ def _apply(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches", "update_policy"),
+    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"),
     donate_argnums=(0,),
 )
 def train_step(
@@ -89,7 +89,7 @@ def train_step(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
     micro_batches: int = 1,
-    update_policy: bool = True,
+    update_policy: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
     """Minimises Eq. 16 on one batch: gradients by accumulation over micro-batches, one Adam step.
 
@@ -144,9 +144,8 @@ def train_step(
     norm = optax.global_norm(policy_grads)
     head_norm = optax.global_norm(head_grads) if head_grads is not None else jnp.float32(0.0)
     finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
-    policy, policy_opt = state.policy, state.policy_opt
-    if update_policy:
-        policy, policy_opt = _apply(policy_tx, policy_grads, policy_opt, policy, finite)
+    moves = finite & update_policy
+    policy, policy_opt = _apply(policy_tx, policy_grads, state.policy_opt, state.policy, moves)
     head, head_opt = state.head, state.head_opt
     if head is not None:
         head, head_opt = _apply(head_tx, head_grads, head_opt, head, finite)
@@ -155,7 +154,7 @@ def train_step(
         head=head,
         policy_opt=policy_opt,
         head_opt=head_opt,
-        updates=state.updates + (finite & update_policy),
+        updates=state.updates + moves,
         skipped=state.skipped + ~finite,
     )
     return new, {**metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}

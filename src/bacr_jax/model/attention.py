@@ -110,23 +110,31 @@ def causal_attention(
     *,
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
+    real: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Causal self-attention over right-padded rows.
+    """Causal self-attention over padded rows.
 
-    Padding sits after every real token, so causality alone hides it from real queries; what padded
-    queries return is never read.
+    Padding on the right sits after every real token, so causality alone hides it from real queries;
+    padding elsewhere is hidden by `real`. What padded queries return is never read.
 
     Args:
       q: queries.
       k: keys.
       v: values.
       implementation: `xla` anywhere; `cudnn` needs an NVIDIA GPU and 16-bit floats.
-      lengths: real tokens per row; lets cuDNN skip padding.
+      lengths: real tokens per right-padded row; lets cuDNN skip padding.
+      real: keys that may be seen; None for all.
 
     Raises:
       UserError: the implementation cannot do what is asked.
     """
+    chex.assert_rank([q, k, v], 4)
     if implementation == "cudnn":
+        if real is not None:
+            raise UserError(
+                "model.attention: cudnn takes right-padded rows only, found a mask of real tokens; "
+                "write model.attention=xla"
+            )
         if q.dtype not in (jnp.bfloat16, jnp.float16):
             raise UserError(
                 f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
@@ -141,7 +149,10 @@ def causal_attention(
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    return merge([partial_attention(q, k, v, causal_mask(q.shape[1]))], q.dtype)
+    mask = causal_mask(q.shape[1])
+    if real is not None:
+        mask = mask & real[:, None]
+    return merge([partial_attention(q, k, v, mask)], q.dtype)
 
 
 def tree_attention(

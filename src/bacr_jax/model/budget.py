@@ -6,6 +6,7 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
@@ -22,9 +23,8 @@ def sinusoids(
       budgets: thinking tokens, at least 0.
       width: D, even; the frequencies are 10000^(-2i/D), i < D/2.
       scale: `raw` uses b itself as the paper does; `log` uses 1000 log(1+b)/log(1+b_max), which
-      spreads
-        ratios of budgets evenly; `normalised` uses 1000 b/b_max. On raw budgets of thousands the
-        highest frequencies alias into codes without order.
+        spreads ratios of budgets evenly; `normalised` uses 1000 b/b_max. On raw budgets of
+        thousands the highest frequencies alias into codes without order.
       b_max: budget that maps to 1000 under `log` and `normalised`.
 
     Returns:
@@ -36,7 +36,8 @@ def sinusoids(
         b = 1000.0 * jnp.log1p(b) / jnp.log1p(float(b_max))
     elif scale == "normalised":
         b = 1000.0 * b / b_max
-    frequencies = 10000.0 ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    # Rounded once, from float64: an error of one unit in fp32 grows with b, up to 2e-4 radians.
+    frequencies = np.float32(10000.0 ** (-np.arange(0, width, 2) / width))
     angles = b[:, None] * frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 

@@ -273,12 +273,19 @@ def logits(params: Params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]
     return jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
 
 
+def padded_positions(real: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+    """Positions that count real tokens only, from 0; padding before the first one stands at 0."""
+    return jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+
+
 def forward(
     params: Params,
     tokens: Int[Array, "B T"],
     *,
     config: Qwen2Config,
     lengths: Int[Array, "B"] | None = None,
+    positions: Int[Array, "B T"] | None = None,
+    real: Bool[Array, "B T"] | None = None,
     budget_embedding: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
     conditioning: ConditioningConfig | None = None,
     mask: Bool[Array, "B T"] | None = None,
@@ -287,15 +294,39 @@ def forward(
     scan: bool = True,
     remat: bool = False,
 ) -> Float[Array, "B T D"]:
-    """Final states of right-padded rows; see `run_layers` for the arguments.
+    """Final states of padded rows; see `run_layers` for the other arguments.
+
+    Rows padded on the right need nothing: causality hides the padding. Rows padded elsewhere say
+    which tokens are real and where they stand (`padded_positions`).
+
+    Args:
+      params: model parameters.
+      tokens: ids.
+      config: shape.
+      lengths: real tokens per right-padded row.
+      positions: rotary positions; 0, 1, 2 ... by default.
+      real: tokens that may be attended to; all by default.
+      budget_embedding: phi(b), or None.
+      conditioning: how phi joins the stream.
+      mask: positions that receive phi.
+      dtype: compute type.
+      implementation: of the attention.
+      scan: loop over layers.
+      remat: recompute layers in the backward pass.
 
     Returns:
       Final-norm states; `logits` turns them into scores. States of padding are meaningless.
+
+    Raises:
+      UserError: the attention implementation cannot do what is asked.
     """
     chex.assert_rank(tokens, 2)
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     attend = lambda q, k, v: (
-        attention.causal_attention(q, k, v, implementation=implementation, lengths=lengths),
+        attention.causal_attention(
+            q, k, v, implementation=implementation, lengths=lengths, real=real
+        ),
         None,
     )
     hidden, _ = run_layers(

@@ -1,95 +1,219 @@
 """Pictures of a run."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bacr_jax.report.tables import Summary
 
-# Colour-blind safe (Okabe and Ito).
-COLOURS = ("#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+# Okabe and Ito's colours, which the colour-blind can tell apart. Grey, the first, is for the policy
+# that the others are compared with.
+COLOURS = ("#7f7f7f", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("s", "o", "^", "D", "v", "P", "X")
+# Shades from easy to hard, or early to late: one colour, so that their order shows.
+_ORDERED = "viridis"
+# From this many steps on, curves are drawn smoothed over the noise of single batches.
+_SMOOTH_FROM = 30
+_DPI = 150
 
 
-def _axes(columns: int) -> tuple[Any, Any]:
-    import matplotlib
+def _figure(columns: int, rows: int, title: str) -> tuple[Any, Any]:
+    """A figure with an array of clean axes; nothing global, so it can be drawn anywhere."""
+    # Matplotlib takes a while to import; only pictures need it.
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, columns, figsize=(4.8 * columns, 3.8), layout="constrained", squeeze=False
-    )
-    for axis in axes[0]:
-        axis.grid(alpha=0.25)
+    figure = Figure(figsize=(4.6 * columns, 3.5 * rows + 0.3), layout="constrained", dpi=_DPI)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.grid(color="0.92", linewidth=0.8)
+        axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes[0]
+        axis.spines[["left", "bottom"]].set_color("0.6")
+        axis.tick_params(color="0.6", labelsize=9)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    return figure, axes
+
+
+def _save(figure: Any, path: Path) -> None:
+    # Without the version in the file, equal pictures are equal files.
+    figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _heading(axis: Any, text: str) -> None:
+    axis.set_title(text, loc="left", fontsize=10)
 
 
 def accuracy_by_budget(path: Path, policies: Mapping[str, Summary], title: str) -> None:
-    """Accuracy against budget (greedy and sampled) and against the thinking tokens really used.
+    """Accuracy against the budget, for each decoding, and against the tokens really used.
+
+    Policies stand a little apart, so that their 95 % intervals can be seen.
 
     Args:
       path: PNG to write.
-      policies: summaries by name, in the order of the legend.
+      policies: summaries by name, in the order of the legend; the first is drawn in grey.
       title: above the picture.
     """
-    modes = list(next(iter(policies.values())))
-    figure, axes = _axes(len(modes) + 1)
-    for (name, summary), colour in zip(policies.items(), COLOURS):
-        for axis, mode in zip(axes, modes):
-            entries = summary[mode]
-            budgets = [int(b) for b in entries]
-            accuracy = [100 * e["accuracy"] for e in entries.values()]
-            below = [a - 100 * e["ci95"][0] for a, e in zip(accuracy, entries.values())]
-            above = [100 * e["ci95"][1] - a for a, e in zip(accuracy, entries.values())]
-            axis.errorbar(
-                budgets, accuracy, yerr=[below, above], color=colour, marker="o", ms=4, capsize=3,
-                label=name,
-            )  # fmt: skip
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(budgets, [str(b) for b in budgets])
-            axis.minorticks_off()
-            axis.set(xlabel="thinking budget (tokens)", ylim=(-3, 103), title=mode)
-        entries = summary[modes[0]]
-        tokens = [e["mean_thinking_tokens"] for e in entries.values()]
-        accuracy = [100 * e["accuracy"] for e in entries.values()]
-        axes[-1].plot(tokens, accuracy, color=colour, marker="o", ms=4, label=name)
-    axes[0].set_ylabel("accuracy (%), 95 % interval")
-    axes[-1].set(
-        xlabel="mean thinking tokens used", ylim=(-3, 103), title=f"{modes[0]}, tokens really used"
+    modes = list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
+    figure, axes = _figure(len(modes) + 1, 1, title)
+    looks = itertools.cycle(zip(COLOURS, MARKERS))
+    drawn = [(name, summary, *next(looks)) for name, summary in policies.items()]
+    for axis, mode in zip(axes[0], modes):
+        for index, (name, summary, colour, marker) in enumerate(drawn):
+            # Factors, because the axis is logarithmic: 3.5 % of a doubling from one to the next.
+            apart = 2 ** (0.035 * (index - (len(drawn) - 1) / 2))
+            entries = summary.get(mode, {})
+            budgets = sorted(entries, key=int)
+            places = [int(budget) * apart for budget in budgets]
+            _curve(axis, places, [entries[b] for b in budgets], name, colour, marker)
+        ticks = sorted({int(b) for _, summary, *_ in drawn for b in summary.get(mode, {})})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [f"{b:,}" for b in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("thinking budget (tokens)")
+        _heading(axis, f"{mode} decoding")
+    used, mode = axes[0, -1], modes[0]
+    for name, summary, colour, marker in drawn:
+        entries = summary.get(mode, {})
+        ordered = [entries[budget] for budget in sorted(entries, key=int)]
+        tokens = [entry["mean_thinking_tokens"] for entry in ordered]
+        _curve(used, tokens, ordered, name, colour, marker)
+    used.set(xlabel="mean thinking tokens really used, a point per budget", xlim=(0, None))
+    used.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    _heading(used, f"{mode} decoding")
+    top = max(axis.get_ylim()[1] for axis in axes[0])
+    for axis in axes[0]:
+        # The same scale everywhere, from 0 on: heights can be compared.
+        axis.set_ylim(-2, min(max(top, 10.0), 102.0))
+    axes[0, 0].set_ylabel("accuracy (%), 95 % interval")
+    # Curves rise to the right, which leaves the lower right corner.
+    axes[0, 0].legend(frameon=False, loc="lower right", fontsize=9)
+    _save(figure, path)
+
+
+def _curve(
+    axis: Any,
+    places: Sequence[float | int],
+    entries: Sequence[Mapping[str, Any]],
+    name: str,
+    colour: str,
+    marker: str,
+) -> None:
+    """Accuracies with their intervals, at the given places of the horizontal axis."""
+    accuracy = np.array([100 * entry["accuracy"] for entry in entries])
+    ends = np.array([entry["ci95"] for entry in entries]).reshape(-1, 2).T * 100
+    axis.errorbar(
+        places,
+        accuracy,
+        yerr=np.maximum([accuracy - ends[0], ends[1] - accuracy], 0.0),
+        color=colour,
+        marker=marker,
+        markersize=5,
+        linewidth=1.6,
+        elinewidth=1.0,
+        capsize=2.5,
+        label=name,
     )
-    axes[0].legend(frameon=False, loc="lower right")
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.savefig(path, dpi=130)
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """Centred mean over about a fifteenth of the steps, narrower at the ends."""
+    half = max(len(values) // 30, 1)
+    known = np.isfinite(values)
+    window = np.ones(2 * half + 1)
+    total = np.convolve(np.where(known, values, 0.0), window, mode="same")
+    count = np.convolve(known.astype(float), window, mode="same")
+    return np.where(count > 0, total / np.maximum(count, 1.0), math.nan)
+
+
+class _Curves:
+    """Metrics over steps, ready to be drawn."""
+
+    def __init__(self, records: Sequence[Mapping[str, Any]]):
+        self.steps = np.array([int(record["step"]) for record in records])
+        self.names = list(dict.fromkeys(name for record in records for name in record))
+        self._records = records
+
+    def numbered(self, prefix: str) -> list[str]:
+        """Names that are the prefix and a number, in the order of the numbers."""
+        found = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
+        return sorted(found, key=lambda name: int(name[len(prefix) :]))
+
+    def draw(
+        self, axis: Any, name: str, label: str, colour: Any, *, smooth: bool = True, **style: Any
+    ) -> None:
+        """One metric; nothing if it was never recorded."""
+        if name not in self.names:
+            return
+        # Infinities and NaN are text in the file, and float reads them.
+        values = np.array([float(record.get(name, math.nan)) for record in self._records])
+        values = np.where(np.isfinite(values), values, math.nan)
+        if smooth and len(values) >= _SMOOTH_FROM:
+            axis.plot(self.steps, values, color=colour, alpha=0.25, linewidth=0.8)
+            values = _smoothed(values)
+        marker = "o" if len(values) == 1 else None
+        axis.plot(self.steps, values, color=colour, label=label, lw=1.8, marker=marker, **style)
 
 
 def training_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Reward by cut, thinking length, entropy and the schedule over steps.
+    """Reward, accuracy by cut, thinking length, entropy and the schedule by group, over steps.
 
     Args:
       path: PNG to write.
-      records: lines of metrics.jsonl.
+      records: lines of metrics.jsonl, at least one.
       title: above the picture.
     """
-    figure, axes = _axes(4)
-    steps = [record["step"] for record in records]
-    number = lambda value: float(value)
-    series = lambda name: [number(record[name]) for record in records]
-    named = lambda prefix: sorted(k for k in records[0] if k.startswith(prefix))
-    for name, colour in zip(named("reward/cut_"), COLOURS):
-        axes[0].plot(steps, series(name), color=colour, label=f"cut {name.rsplit('_', 1)[1]}")
-    axes[0].set(title="share correct by cut", ylim=(0, 1))
-    axes[1].plot(steps, series("rollout/thinking_mean"), color=COLOURS[1], label="thinking")
-    axes[1].plot(steps, series("budget/mean"), color=COLOURS[0], label="budget")
-    axes[1].set(title="mean tokens", ylim=(0, None))
-    for name, colour in zip(named("curriculum/mu_"), COLOURS):
-        axes[2].plot(steps, series(name), color=colour, label=f"group {name.rsplit('_', 1)[1]}")
-    axes[2].set(title="scheduled mean budget by difficulty")
-    axes[3].plot(steps, series("policy/entropy"), color=COLOURS[1], label="entropy (nats)")
-    axes[3].plot(steps, series("policy/grad_norm"), color=COLOURS[2], label="gradient norm")
-    axes[3].set(title="policy", ylim=(0, None))
-    for axis in axes:
+    import matplotlib
+
+    curves = _Curves(records)
+    figure, axes = _figure(3, 2, title)
+    shades = lambda n: matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, max(n, 1)))
+    reward, cuts, length, entropy, schedule, rates = axes.flat
+
+    curves.draw(reward, "reward/mean", "reward", COLOURS[1])
+    _heading(reward, "mean reward")
+    names = curves.numbered("reward/cut_")
+    for name, shade in zip(names, shades(len(names))):
+        number = name.rpartition("_")[2]
+        last = " (the budget)" if name == names[-1] else ""
+        curves.draw(cuts, name, f"cut {number}{last}", shade)
+    cuts.set_ylim(-0.02, 1.02)
+    _heading(cuts, "share correct, by cut")
+
+    curves.draw(length, "budget/mean", "budget", COLOURS[0], linestyle="--")
+    curves.draw(length, "rollout/thinking_mean", "thinking", COLOURS[1])
+    _heading(length, "mean tokens")
+    curves.draw(entropy, "policy/entropy", "entropy", COLOURS[3])
+    _heading(entropy, "entropy per token (nats)")
+
+    for axis, prefix, heading in (
+        (schedule, "curriculum/mu_", "scheduled mean budget, by difficulty (tokens)"),
+        (rates, "curriculum/pass_rate_", "pass rate, by difficulty"),
+    ):
+        names = curves.numbered(prefix)
+        for place, (name, shade) in enumerate(zip(names, shades(len(names)))):
+            word = {0: " (easiest)", len(names) - 1: " (hardest)"}.get(place, "")
+            label = f"group {name[len(prefix) :]}{word}"
+            # A schedule stays where it is between its updates.
+            curves.draw(axis, name, label, shade, smooth=False, drawstyle="steps-post")
+        _heading(axis, heading)
+    rates.set_ylim(-0.02, 1.02)
+
+    for axis in axes.flat:
+        if not axis.has_data():
+            axis.text(0.5, 0.5, "not recorded", ha="center", color="0.5", transform=axis.transAxes)
+            axis.set_axis_off()
+            continue
+        if len(axis.get_legend_handles_labels()[1]) > 1:
+            axis.legend(frameon=False, fontsize=8, loc="best")
+        if axis in (length, entropy, schedule):
+            axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+        if len(curves.steps) == 1:
+            axis.set_xticks(curves.steps)
+        else:
+            axis.locator_params(axis="x", integer=True)
         axis.set_xlabel("step")
-        axis.legend(frameon=False, fontsize=8)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.savefig(path, dpi=130)
+    _save(figure, path)

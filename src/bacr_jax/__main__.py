@@ -1,0 +1,32 @@
+"""`bacr COMMAND ...`, the same as `python -m bacr_jax.COMMAND ...`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
+    "grade": ("bacr_jax.grading.__main__", "grade answers against references"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hands the rest of the line to a command; exit code 2 for an unknown one."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        print("usage: bacr COMMAND ...\n")
+        for name, (_, meaning) in COMMANDS.items():
+            print(f"  {name:{width}}  {meaning}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        print(f"error: no command {name!r}; write one of {known}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(COMMANDS[name][0])
+    return int(command.main(rest) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""`python -m bacr_jax.export --run DIR --out HFDIR`: a run's policy for transformers."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from bacr_jax import config_io, interop
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.interop import names, writing
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.policy import model_shape
+
+Params = dict[str, Any]
+
+DESCRIPTION = (
+    "Writes the newest checkpoint of a run as a Hugging Face folder. A budget-conditioned policy "
+    "loads with AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) and takes "
+    "budget=; prints the files written."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses like everything else here: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"command line: {message}; write {self.prog} --run DIR --out HFDIR")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = _Parser(prog="python -m bacr_jax.export", description=DESCRIPTION)
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")
+    parser.add_argument(
+        "--base", type=Path, metavar="DIR", help="where model.path lies now, if it was moved"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=tuple(writing.TORCH_NAME.values()),
+        help="type of the weights; by default that of model.path if it holds every value exactly, "
+        "else float32",
+    )
+    return parser.parse_args(argv)
+
+
+def read_run(folder: Path) -> tuple[Config, int, Params]:
+    """Config, step and policy parameters (on the host) of a run's newest checkpoint.
+
+    Only the policy is read: optimizer states, data and devices of the run are not needed.
+
+    Raises:
+      UserError: no run there, or no finished checkpoint.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"--run {folder}: holds no config.yaml; write the folder of a run")
+    config = config_io.load([folder / "config.yaml"])
+    import jax
+    import orbax.checkpoint as ocp
+
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.is_dir():
+        raise UserError(f"--run {folder}: holds no checkpoints; let the run save one first")
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    with ocp.CheckpointManager(checkpoints.absolute(), options=options) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
+        reader = ocp.PyTreeCheckpointer()
+        state = checkpoints.absolute() / str(step) / "state"
+        try:
+            saved = reader.metadata(state).item_metadata.tree["train"]["policy"]
+            wanted = {"train": {"policy": jax.tree.map(_abstract, saved)}}
+            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+            how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
+            found = reader.restore(state, args=how)
+        except (KeyError, ValueError, OSError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"{state}: can't read the policy ({reason}); delete this step to use the one before"
+            ) from None
+    return config, step, found["train"]["policy"]
+
+
+def _abstract(leaf: Any) -> Any:
+    import jax
+
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
+    """The model's shape, checked against its parameters."""
+    rows = params["embed"].shape[0]
+    shape = model_shape(config, rows) if base is None else interop.read_config(base)
+    for entry in names.backbone(shape):
+        leaf: Any = params
+        for key in entry.path:
+            leaf = leaf.get(key, {})
+        found, expected = getattr(leaf, "shape", None), entry.leaf_shape(shape.num_layers)
+        if found != expected:
+            raise UserError(
+                f"checkpoint: {'/'.join(entry.path)} has shape {found}, but "
+                f"{base or 'config.yaml'} says {expected}; write the --base it was trained from"
+            )
+    return shape
+
+
+def export(
+    run: Path, out: Path, *, base: Path | None = None, dtype: str | None = None
+) -> list[str]:
+    """Writes the newest checkpoint of a run as a Hugging Face folder.
+
+    Args:
+      run: run folder.
+      out: a folder that does not exist yet.
+      base: where `model.path` lies now; None: where the config says.
+      dtype: see `interop.save_policy`.
+
+    Returns:
+      Names of the files written.
+
+    Raises:
+      UserError: the run or a folder can't be used; nothing is written then.
+    """
+    writing.check_free(out)
+    config, _, params = read_run(run)
+    if base is None and config.model.path is not None:
+        base = Path(config.model.path)
+    if base is not None and not (base / "config.json").is_file():
+        raise UserError(
+            f"{base}: holds no config.json; write --base with the folder the run started from"
+        )
+    tokenizer: Any = config.model.tokenizer
+    if config.data.train == "ledger":
+        from bacr_jax.data.ledger import ledger_tokenizer
+
+        tokenizer = ledger_tokenizer()
+    module = None
+    if "budget" in params:
+        module = interop.BudgetModule(config.conditioning, config.budget.max)
+    return interop.save_policy(
+        out,
+        params,
+        config=_shape(config, base, params),
+        module=module,
+        source=base,
+        tokenizer=tokenizer,
+        dtype=dtype,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
+    try:
+        arguments = parse(argv)
+        files = export(arguments.run, arguments.out, base=arguments.base, dtype=arguments.dtype)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name in files:
+        print(arguments.out / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

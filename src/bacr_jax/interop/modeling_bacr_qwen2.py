@@ -1,0 +1,145 @@
+"""Qwen2 conditioned on a thinking budget, for transformers (PyTorch).
+
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    model(input_ids, attention_mask=mask, budget=512)
+    model.generate(**inputs, budget=torch.tensor([512, 1024]), max_new_tokens=600)
+
+A gated embedding of the budget b joins the residual stream of every layer:
+
+    phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
+    h <- h + g(w . h) phi(b)
+
+Without `budget` the model is plain Qwen2. This file needs torch and transformers only.
+"""
+
+import torch
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+
+class BacrQwen2Config(Qwen2Config):
+    """A Qwen2 config with a `budget_module` section."""
+
+    model_type = "bacr_qwen2"
+
+    def __init__(self, budget_module=None, **kwargs):
+        super().__init__(**kwargs)
+        self.budget_module = budget_module
+
+
+class BudgetModule(nn.Module):
+    """phi(b), and the gates of all layers; fp32."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.settings = settings = config.budget_module
+        width, layers = config.hidden_size, config.num_hidden_layers
+        stack = (layers,) if settings["sharing"] == "per_layer" else ()
+        self.width = width
+        self.w1 = nn.Parameter(torch.zeros(*stack, width, width))
+        self.w2 = nn.Parameter(torch.zeros(*stack, width, width))
+        self.gate = nn.Parameter(torch.zeros(layers, width))
+
+    def forward(self, budgets):
+        """Embeddings of each row: [B, D], or [L, B, D] with one embedding per layer."""
+        b, b_max = budgets.float(), torch.tensor(float(self.settings["b_max"]))
+        if self.settings["input"] == "log":
+            b = 1000.0 * torch.log1p(b) / torch.log1p(b_max).to(b.device)
+        elif self.settings["input"] == "normalised":
+            b = 1000.0 * b / b_max.to(b.device)
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=b.device)
+        frequencies = (10000.0 ** (-exponents / self.width)).float()
+        angles = b[:, None] * frequencies
+        s = torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+        return nn.functional.silu(s @ self.w1.float()) @ self.w2.float()
+
+    def add(self, x, layer, phi, mask):
+        """Residual stream of a layer with the gated embedding added where `mask` is True."""
+        h = x.float()
+        if self.settings["gate"] == "sigmoid_normed":
+            h = h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6)
+        activation = h @ self.gate[layer].float() + self.settings["gate_bias"]
+        tanh = self.settings["gate"] == "tanh"
+        opened = torch.tanh(activation) if tanh else torch.sigmoid(activation)
+        if mask is not None:
+            opened = opened * mask.to(opened)
+        return x + (opened[..., None] * phi[:, None]).to(x.dtype)
+
+
+class BudgetLayer(Qwen2DecoderLayer):
+    """A Qwen2 layer; `condition`, when given, maps (residual stream, layer) to the stream."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.index = layer_idx
+        self.site = config.budget_module["site"]
+
+    def forward(self, hidden_states, *args, condition=None, **kwargs):
+        """As in Qwen2DecoderLayer."""
+        if condition is None:
+            return super().forward(hidden_states, *args, **kwargs)
+        if self.site == "before_block":
+            hidden_states = condition(hidden_states, self.index)
+        if self.site != "after_attention":
+            hidden_states = super().forward(hidden_states, *args, **kwargs)
+        else:
+            normed = self.input_layernorm(hidden_states)
+            mixed, _ = self.self_attn(*args, hidden_states=normed, **kwargs)
+            hidden_states = condition(hidden_states + mixed, self.index)
+            hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        if self.site == "after_block":
+            hidden_states = condition(hidden_states, self.index)
+        return hidden_states
+
+
+class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
+    """Qwen2ForCausalLM that takes `budget`: thinking tokens, one number or one per row."""
+
+    config_class = BacrQwen2Config
+    _no_split_modules = ["BudgetLayer"]
+    _keep_in_fp32_modules_strict = ["budget"]
+
+    def __init__(self, config):
+        super().__init__(config)
+        layers = [BudgetLayer(config, index) for index in range(config.num_hidden_layers)]
+        self.model.layers = nn.ModuleList(layers)
+        self.budget = BudgetModule(config)
+        self.post_init()
+
+    def forward(
+        self, input_ids=None, attention_mask=None, *, budget=None, budget_mask=None, **kwargs
+    ):
+        """As Qwen2ForCausalLM.
+
+        Args:
+          input_ids: [B, T].
+          attention_mask: [B, S].
+          budget: thinking tokens, a number or [B]; None: plain Qwen2.
+          budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
+            model conditioned at the response only needs it (`generate` sets it by itself).
+          **kwargs: passed on.
+        """
+        if budget is None:
+            return super().forward(input_ids, attention_mask, **kwargs)
+        inputs = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+        if budget_mask is None and self.config.budget_module["positions"] == "response":
+            raise ValueError("this model is conditioned at response positions: give budget_mask")
+        budgets = torch.as_tensor(budget, device=self.budget.gate.device).reshape(-1)
+        phi = self.budget(budgets.expand(inputs.shape[0]))
+
+        def condition(x, layer):
+            of_layer = (phi[layer] if phi.ndim == 3 else phi).to(x.device)
+            return self.budget.add(x, layer, of_layer, budget_mask)
+
+        return super().forward(input_ids, attention_mask, condition=condition, **kwargs)
+
+    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
+        """Conditions generated tokens only, where the model asks for that."""
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        at_response = self.config.budget_module["positions"] == "response"
+        if at_response and inputs.get("budget") is not None and "budget_mask" not in kwargs:
+            fed, cache = inputs["input_ids"], kwargs.get("past_key_values")
+            answering = cache is not None and cache.get_seq_length() > 0
+            inputs["budget_mask"] = torch.full(fed.shape, answering, device=fed.device)
+        return inputs

@@ -1,0 +1,102 @@
+"""Small Hugging Face folders and the model's own answers, shared by tests of several rooms."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_jax import interop
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.model import budget, kv_cache, qwen2
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.rollout import decode
+from bacr_jax.types import Prompts
+
+TINY = Qwen2Config(37, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
+
+
+def random_params(config=TINY, seed=0, conditioning=None):
+    """Parameters far from their initial zeros and ones, budget module included."""
+    make = lambda: qwen2.init(jax.random.key(0), config, conditioning=conditioning, b_max=64)
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, like):
+        centre = 1.0 if "norm" in jax.tree_util.keystr(path) else 0.0
+        return jnp.asarray(centre + 0.3 * rng.standard_normal(like.shape, np.float32))
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(make))
+
+
+def tokenizer_json(ids):
+    """The least that counts as a tokenizer with so many ids."""
+    vocab = {f"w{i}": i for i in range(ids)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+
+
+def make_folder(path, config=TINY, seed=0, **how):
+    """A Hugging Face folder with random weights; returns its parameters."""
+    params = random_params(config, seed)
+    interop.save_policy(path, params, config=config, **how)
+    return params
+
+
+def edit_config(folder, drop=(), **changes):
+    raw = json.loads((folder / "config.json").read_text())
+    for key in drop:
+        raw.pop(key)
+    (folder / "config.json").write_text(json.dumps(raw | changes))
+
+
+def logits(params, tokens, config, **how):
+    hidden = qwen2.forward(params, jnp.asarray(tokens), config=config, **how)
+    return np.asarray(qwen2.logits(params, hidden))
+
+
+def told_logits(params, tokens, budgets, config, conditioning, b_max, mask=None):
+    """Logits under budgets."""
+    phi = budget.embed(
+        params["budget"], jnp.asarray(budgets), conditioning=conditioning, b_max=b_max
+    )
+    how = {"budget_embedding": phi, "conditioning": conditioning, "mask": mask}
+    return logits(params, tokens, config, **how)
+
+
+def greedy(params, rows, config, new, phi=None, conditioning: ConditioningConfig | None = None):
+    """The most likely continuation of right-padded prompts, through prefill and cached decoding."""
+    lengths = np.array([len(row) for row in rows])
+    width = int(lengths.max())
+    tokens = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+    zeros = jnp.zeros(len(rows), jnp.int32)
+    prompts = Prompts(jnp.asarray(tokens), jnp.asarray(lengths), zeros, jnp.asarray(lengths))
+    decoding = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=phi is not None)
+    state = decode.admit(
+        decoding,
+        prompts,
+        jnp.full(len(rows), new),
+        jnp.arange(len(rows)),
+        config=config,
+        length=width + new,
+        max_new=new,
+        phi=phi,
+        conditioning=conditioning,
+    )
+    feed = jax.jit(
+        lambda token, at, cache: decode.feed(
+            decoding,
+            token,
+            at,
+            cache,
+            config=config,
+            window=width + new,
+            phi=phi,
+            conditioning=conditioning,
+        )
+    )
+    scores, cache, found = state.logits, state.cache, []
+    for step in range(new):
+        token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        found.append(np.asarray(token))
+        scores, cache = feed(token, jnp.asarray(lengths + step), cache)
+    return np.stack(found, axis=1)

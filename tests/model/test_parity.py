@@ -1,0 +1,221 @@
+"""The same weights in transformers (PyTorch) and here: logits, greedy text, gradients, files."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hf_world
+from bacr_jax import interop
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.model import budget, qwen2
+from bacr_jax.model.logprobs import token_logprobs
+
+torch = pytest.importorskip(
+    "torch", reason="live parity needs torch: pip install -e '.[parity]' (golden files do without)"
+)
+transformers = pytest.importorskip("transformers")
+
+KINDS = {
+    "tied, grouped": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "untied, one kv head": {"num_key_value_heads": 1, "tie_word_embeddings": False},
+    "untied, no grouping": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+}
+TOKENS = np.random.default_rng(0).integers(1, 89, (3, 14))
+LENGTHS = np.array([14, 9, 4])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """A transformers model, the folder it saved in several shards, and what we read there."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=89,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        **KINDS[request.param],
+    )
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    for name, weight in model.named_parameters():
+        weight.data = 0.3 * torch.randn_like(weight) + (1.0 if "norm" in name else 0.0)
+    folder = tmp_path_factory.mktemp("hf")
+    model.save_pretrained(folder, max_shard_size="40KB")
+    return model, folder, *interop.load_policy(folder)
+
+
+def of_torch(model, tokens, **how):
+    with torch.no_grad():
+        return model(torch.tensor(tokens), **how).logits.numpy()
+
+
+def test_logits(pair):
+    model, _, config, params = pair
+    found = hf_world.logits(params, TOKENS, config)
+    np.testing.assert_allclose(found, of_torch(model, TOKENS), atol=1e-4)
+
+
+def test_logits_of_right_padded_rows(pair):
+    model, _, config, params = pair
+    real = np.arange(14) < LENGTHS[:, None]
+    want = of_torch(model, TOKENS * real, attention_mask=torch.tensor(real.astype(np.int64)))
+    found = hf_world.logits(params, TOKENS * real, config)
+    np.testing.assert_allclose(found[real], want[real], atol=1e-4)
+
+
+def test_logits_of_left_padded_rows(pair):
+    model, _, config, params = pair
+    real = np.arange(14) >= 14 - LENGTHS[:, None]
+    positions = qwen2.padded_positions(jnp.asarray(real))
+    want = of_torch(
+        model,
+        TOKENS * real,
+        attention_mask=torch.tensor(real.astype(np.int64)),
+        position_ids=torch.tensor(np.array(positions)),
+    )
+    found = hf_world.logits(
+        params, TOKENS * real, config, positions=positions, real=jnp.asarray(real)
+    )
+    np.testing.assert_allclose(found[real], want[real], atol=1e-4)
+
+
+def test_greedy_continuations_of_64_tokens_are_identical(pair):
+    model, _, config, params = pair
+    rows = [TOKENS[row, :length] for row, length in enumerate(LENGTHS)]
+    want = [
+        model.generate(torch.tensor(row[None]), max_new_tokens=64, do_sample=False)[0, len(row) :]
+        for row in rows
+    ]
+    found = hf_world.greedy(params, rows, config, 64)
+    np.testing.assert_array_equal(found, torch.stack(want).numpy())
+
+
+def test_gradients_of_the_mean_log_probability(pair):
+    model, _, config, params = pair
+    tokens = torch.tensor(TOKENS)
+    model.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+
+    def loss(params):
+        hidden = qwen2.forward(params, jnp.asarray(TOKENS), config=config)[:, :-1]
+        flat, targets = hidden.reshape(-1, hidden.shape[-1]), TOKENS[:, 1:].reshape(-1)
+        return -token_logprobs(flat, qwen2.output_head(params), jnp.asarray(targets))[0].mean()
+
+    found = jax.grad(loss)(params)
+    mlp = [layer.mlp.down_proj.weight.grad.numpy().T for layer in model.model.layers]
+    np.testing.assert_allclose(found["layers"]["down_kernel"], np.stack(mlp), atol=1e-4)
+    np.testing.assert_allclose(
+        found["embed"], model.model.embed_tokens.weight.grad.numpy(), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_path):
+    model, folder, config, params = pair
+    source = folder
+    if kind == "bfloat16":
+        source = tmp_path / "hf"
+        model = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model.save_pretrained(source)
+        config, params = interop.load_policy(source)
+    interop.save_policy(tmp_path / "out", params, config=config, source=source)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(again) is transformers.Qwen2ForCausalLM
+    assert again.dtype == getattr(torch, kind)
+    before, after = model.state_dict(), again.state_dict()
+    assert list(before) == list(after)
+    for name in before:
+        assert before[name].dtype == after[name].dtype
+        assert torch.equal(before[name], after[name]), name
+    kept = ("vocab_size", "rms_norm_eps", "rope_parameters", "eos_token_id")
+    for key in kept:
+        assert getattr(again.config, key) == getattr(model.config, key)
+
+
+CONDITIONINGS = {
+    "paper": ConditioningConfig(),
+    "per layer, log, tanh": ConditioningConfig(sharing="per_layer", input="log", gate="tanh"),
+    "before the block, normed": ConditioningConfig(
+        site="before_block", input="normalised", gate="sigmoid_normed", gate_bias=-1.0
+    ),
+    "after attention, response only": ConditioningConfig(
+        site="after_attention", positions="response"
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CONDITIONINGS)
+def told(request, tmp_path_factory):
+    """The exported PyTorch model with a budget module that does something, and ours."""
+    how = CONDITIONINGS[request.param]
+    config = hf_world.TINY
+    params = hf_world.random_params(config, conditioning=how)
+    out = tmp_path_factory.mktemp("told") / "out"
+    interop.save_policy(out, params, config=config, module=interop.BudgetModule(how, 4096))
+    with pytest.MonkeyPatch.context() as patch:
+        # The class is cached by module path: keep it out of the user's cache.
+        modules = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+        patch.syspath_prepend(modules)
+        model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    return model.eval(), params, config, how, out
+
+
+@pytest.mark.parametrize("b", [256, 1000, 4096])
+def test_the_exported_model_agrees_at_three_budgets(told, b):
+    model, params, config, how, _ = told
+    tokens, mask, extra = TOKENS % 37, None, {}
+    if how.positions == "response":
+        mask = jnp.asarray(np.arange(14) >= LENGTHS[:, None] - 2)
+        extra = {"budget_mask": torch.tensor(np.array(mask))}
+    budgets = np.array([b, b - 1, b // 2])
+    want = of_torch(model, tokens, budget=torch.tensor(budgets), **extra)
+    found = hf_world.told_logits(params, tokens, budgets, config, how, 4096, mask)
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    assert np.abs(want - of_torch(model, tokens)).max() > 0.1
+
+
+def test_one_number_is_the_budget_of_every_row(told):
+    model, _, _, how, _ = told
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    one = of_torch(model, TOKENS % 37, budget=512, **extra)
+    three = of_torch(model, TOKENS % 37, budget=torch.tensor([512] * 3), **extra)
+    np.testing.assert_array_equal(one, three)
+
+
+def test_without_a_budget_the_exported_model_is_plain_qwen2(told):
+    model, params, config, _, _ = told
+    found = hf_world.logits(params, TOKENS % 37, config)
+    np.testing.assert_allclose(found, of_torch(model, TOKENS % 37), atol=1e-4)
+
+
+def test_the_exported_model_generates_what_we_generate(told):
+    model, params, config, how, _ = told
+    rows, budgets = TOKENS[:, :6] % 37, np.array([300, 1000, 4096])
+    want = model.generate(
+        torch.tensor(rows), budget=torch.tensor(budgets), max_new_tokens=24, do_sample=False
+    )[:, 6:]
+    phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
+    found = hf_world.greedy(params, list(rows), config, 24, phi, how)
+    np.testing.assert_array_equal(found, want.numpy())
+
+
+def test_the_exported_model_is_not_loaded_without_its_code(told):
+    """transformers must not quietly drop the budget."""
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        transformers.AutoModelForCausalLM.from_pretrained(told[-1], trust_remote_code=False)
+
+
+def test_the_budget_module_stays_float32_in_a_16_bit_model(told):
+    out = told[-1]
+    model = type(told[0]).from_pretrained(out, dtype=torch.bfloat16)
+    assert model.budget.gate.dtype == torch.float32
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16
+    inputs = torch.tensor(TOKENS % 37)
+    assert torch.isfinite(model(inputs, budget=512, budget_mask=torch.ones(3, 14)).logits).all()

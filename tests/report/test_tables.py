@@ -1,0 +1,120 @@
+"""Tables hold the numbers of the summaries, in an order that reads well, within a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from bacr_jax.report import tables
+
+
+def entry(accuracy, low, high, tokens):
+    return {"accuracy": accuracy, "ci95": [low, high], "mean_thinking_tokens": tokens}
+
+
+BEFORE = {
+    "greedy": {"1024": entry(0.5, 0.45, 0.55, 700.04), "512": entry(0.31, 0.2, 0.402, 480.0)},
+    "sampled": {"512": entry(0.3, 0.29, 0.31, 470.0), "1024": entry(1.0, 0.99, 1.0, 1234.56)},
+}
+AFTER = {
+    "greedy": {"512": entry(0.6, 0.5, 0.7, 400.0), "1024": entry(0.4, 0.36, 0.44, 500.0)},
+    "sampled": {"512": entry(0.32, 0.305, 0.34, 410.0), "1024": entry(0.9, 0.88, 0.92, 520.0)},
+}
+GREEDY_ONLY = {"greedy": {"512": entry(0.6, 0.5, 0.7, 450.0), "2048": entry(0.7, 0.6, 0.8, 900.0)}}
+POLICIES = {"before": BEFORE, "BACR": AFTER}
+
+
+def printed(policies, width=80, **kwargs):
+    console = Console(file=io.StringIO(), width=width, **kwargs)
+    console.print(tables.comparison_table("ledger", policies))
+    return console.file.getvalue()
+
+
+class TestRows:
+    def test_are_sorted_by_budget_as_a_number(self):
+        order = [(mode, budget) for mode, budget, _ in tables.rows(POLICIES)]
+        assert order == [
+            ("greedy", "512"),
+            ("greedy", "1024"),
+            ("sampled", "512"),
+            ("sampled", "1024"),
+        ]
+
+    def test_budgets_of_only_one_policy_appear_with_a_gap_for_the_others(self):
+        found = tables.rows({"before": BEFORE, "other": GREEDY_ONLY})
+        gaps = {(mode, budget): [e is None for e in entries] for mode, budget, entries in found}
+        assert gaps == {
+            ("greedy", "512"): [False, False],
+            ("greedy", "1024"): [False, True],
+            ("greedy", "2048"): [True, False],
+            ("sampled", "512"): [False, True],
+            ("sampled", "1024"): [False, True],
+        }
+
+
+class TestTerminal:
+    def test_a_cell_holds_accuracy_interval_and_tokens(self):
+        text = printed(POLICIES)
+        assert "31.0 [20.0, 40.2]  480.0 tok" in text
+        assert "100.0 [99.0, 100.0]  1,234.6 tok" in text
+        assert "before" in text and "BACR" in text and "1,024" in text
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_up_to_three_policies_fit_80_columns_without_folding_an_interval(self, count):
+        policies = {f"policy {i}": BEFORE for i in range(count)}
+        lines = printed(policies).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert sum(line.count("100.0 [99.0, 100.0]") for line in lines) == count
+
+    def test_only_accuracies_apart_from_the_first_policys_are_coloured(self):
+        text = printed(POLICIES, width=120, force_terminal=True, color_system="standard")
+        green, red = "\x1b[1;32m", "\x1b[31m"
+        assert text.count(green) == 1 and f"{green}60.0 [50.0, 70.0]" in text
+        assert text.count(red) == 2 and f"{red}40.0 [36.0, 44.0]" in text
+        # 32.0 [30.5, 34.0] overlaps 30.0 [29.0, 31.0].
+        assert f"{green}32.0" not in text
+
+    def test_a_missing_evaluation_is_a_dash(self):
+        text = printed({"before": BEFORE, "other": GREEDY_ONLY})
+        row = next(line for line in text.splitlines() if line.strip().startswith("2,048"))
+        assert row.split()[1] == "-"
+
+    def test_names_are_text_not_markup(self):
+        assert "[red]" in printed({"[red]": BEFORE})
+
+
+class TestMarkdown:
+    def test_every_row_has_the_columns_of_the_header(self):
+        lines = tables.markdown_table(POLICIES).splitlines()
+        assert lines[0] == "| decoding | budget | before | BACR |"
+        assert lines[1] == "| --- | ---: | ---: | ---: |"
+        assert lines[2] == (
+            "| greedy | 512 | 31.0 [20.0, 40.2], 480.0 tok | 60.0 [50.0, 70.0], 400.0 tok |"
+        )
+        assert len(lines) == 6
+        assert {line.count("|") for line in lines} == {5}
+
+    def test_a_bar_in_a_name_does_not_make_a_column(self):
+        header = tables.markdown_table({"a|b": BEFORE}).splitlines()[0]
+        assert header == "| decoding | budget | a\\|b |"
+
+
+class TestLatex:
+    def test_rows_end_and_columns_match(self):
+        text = tables.latex_table(POLICIES)
+        assert text.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+        assert text.endswith("\\bottomrule\n\\end{tabular}\n")
+        rows = [line for line in text.splitlines() if line.endswith("\\\\")]
+        assert {row.count("&") for row in rows[1:]} == {5}
+        assert text.count("\\midrule") == 2
+
+    def test_the_best_of_a_row_is_bold_and_ties_as_printed_share_it(self):
+        text = tables.latex_table({"one": GREEDY_ONLY, "two": AFTER})
+        tied = next(line for line in text.splitlines() if "& 512 &" in line)
+        assert tied.count("\\textbf{60.0}") == 2
+        alone = next(line for line in text.splitlines() if "& 2048 &" in line)
+        assert "\\textbf{70.0}" in alone and alone.endswith("-- & -- \\\\")
+
+    def test_special_characters_are_escaped(self):
+        text = tables.latex_table({"50%_a&b\\": BEFORE})
+        assert r"\multicolumn{2}{c}{50\%\_a\&b\textbackslash{}}" in text
