@@ -113,7 +113,7 @@ def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
     with open_run(tmp_path / "run", settings) as folder:
         trainer = Trainer(settings, folder)
         state, _ = trainer.start()
-        with trainer.training(state):
+        with trainer.training(state, 0):
             state = trainer.iterate(state, 0)
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:

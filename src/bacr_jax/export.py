@@ -59,37 +59,39 @@ def read_run(folder: Path) -> tuple[Config, int, Params]:
     if not (folder / "config.yaml").is_file():
         raise UserError(f"--run {folder}: holds no config.yaml; write the folder of a run")
     config = config_io.load([folder / "config.yaml"])
+    checkpoints = folder.absolute() / "checkpoints"
+    step = _latest_step(checkpoints)
+    if step is None:
+        raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
+    return config, step, _read_policy(checkpoints / str(step) / "state")
+
+
+def _latest_step(checkpoints: Path) -> int | None:
+    """The newest finished checkpoint: unfinished ones have other names until they are whole."""
+    if not checkpoints.is_dir():
+        return None
+    steps = [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()]
+    return max(steps, default=None)
+
+
+def _read_policy(state: Path) -> Params:
     import jax
     import orbax.checkpoint as ocp
 
-    checkpoints = folder / "checkpoints"
-    if not checkpoints.is_dir():
-        raise UserError(f"--run {folder}: holds no checkpoints; let the run save one first")
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    with ocp.CheckpointManager(checkpoints.absolute(), options=options) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
-        reader = ocp.PyTreeCheckpointer()
-        state = checkpoints.absolute() / str(step) / "state"
-        try:
-            saved = reader.metadata(state).item_metadata.tree["train"]["policy"]
-            wanted = {"train": {"policy": jax.tree.map(_abstract, saved)}}
-            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-            how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
-            found = reader.restore(state, args=how)
-        except (KeyError, ValueError, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"{state}: can't read the policy ({reason}); delete this step to use the one before"
-            ) from None
-    return config, step, found["train"]["policy"]
-
-
-def _abstract(leaf: Any) -> Any:
-    import jax
-
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    reader = ocp.PyTreeCheckpointer()
+    try:
+        saved = reader.metadata(state).item_metadata.tree["train"]["policy"]
+        abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        wanted = {"train": {"policy": jax.tree.map(abstract, saved)}}
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
+        return dict(reader.restore(state, args=how)["train"]["policy"])
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        # A missing or damaged metadata file shows as a missing attribute or key.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint again"
+        ) from None
 
 
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:

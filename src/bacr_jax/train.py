@@ -59,7 +59,7 @@ def train(config: Config, folder: RunFolder) -> dict[str, Any]:
     trainer = Trainer(config, folder)
     state, step = trainer.start()
     trainer.evaluate(state, step, "before")
-    with trainer.training(state):
+    with trainer.training(state, step):
         while not trainer.finished(state, step):
             state = trainer.iterate(state, step)
             step += 1

@@ -117,9 +117,9 @@ class Trainer:
         return policies.random_head(key, self.policy)
 
     @contextlib.contextmanager
-    def training(self, state: RunState) -> Iterator[None]:
+    def training(self, state: RunState, step: int) -> Iterator[None]:
         """Shows the loop's progress; everything the rollout can need is compiled first."""
-        if self.finished(state, 0):
+        if self.finished(state, step):
             yield
             return
         with self.progress.phase("training", self.steps) as self.phase:

@@ -112,8 +112,8 @@ def test_what_stands_outside_the_masks_does_not_matter(rolled):
 
 
 def test_forced_tokens_are_never_targets(rolled):
-    """Every branch holds a forced `<answer>`. Scored as if it could not be sampled, it would show up as
-    an impossible target; only those that the policy itself sampled may.
+    """Every branch holds a forced `<answer>`. Scored as if it could not be sampled, it would show
+    up as an impossible target; only those that the policy itself sampled may.
     """
     answer_opening, sampled = 3, 0
     for i in range(8):
@@ -158,8 +158,8 @@ def test_a_split_into_micro_batches_changes_nothing(rolled, parts, mode):
 
 
 def test_gradient_of_a_tree_equals_that_of_separate_sequences(rolled):
-    """Each branch as a row of its own, and the trunk as another, sampled tokens only as targets: the
-    same policy gradient, so forced tokens contribute none.
+    """Each branch as a row of its own, and the trunk as another, with sampled tokens alone as
+    targets: the same policy gradient, so forced tokens contribute none.
     """
     want = gradients(rolled)[0]
     rows = []

@@ -174,7 +174,6 @@ def _fresh(config: Qwen2Config) -> dict[str, Any]:
         "initializer_range": 0.02,
         "use_cache": True,
         "use_sliding_window": False,
-        "rope_scaling": None,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
