@@ -1,6 +1,7 @@
 """`python -m bacr_jax.export --run DIR --out HFDIR`: a run's policy for transformers."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,6 +158,8 @@ def export(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
+    # Orbax warns about a metadata file that only single-item checkpoints have.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         arguments = parse(argv)
         files = export(arguments.run, arguments.out, base=arguments.base, dtype=arguments.dtype)

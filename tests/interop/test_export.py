@@ -1,5 +1,10 @@
 """`python -m bacr_jax.export`: from a run folder to a folder that loads."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,7 +130,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, caps
     other = tmp_path / "other"
     hf_world.make_folder(other, Qwen2Config(27, 16, 20, 3, 4, 2, 4, tie_embeddings=True))
     message = refusal(capsys, "--run", run, "--out", out, "--base", other)
-    assert "has shape (3, 24, 16)" in message and "(3, 20, 16)" in message
+    assert "has shape (3, 16, 24)" in message and "(3, 16, 20)" in message
     assert not out.exists()
     out.mkdir()
     assert "already exists" in refusal(capsys, "--run", run, "--out", out)
@@ -135,9 +140,13 @@ def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, caps
 def test_a_run_without_a_finished_checkpoint(ledger_run, tmp_path, capsys):
     run = ledger_run[0]
     (run / "checkpoints").rename(tmp_path / "kept")
-    assert "holds no checkpoints" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert "holds no finished checkpoint" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "out"
+    )
     (run / "checkpoints").mkdir()
-    assert "no finished checkpoint" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert "holds no finished checkpoint" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "out"
+    )
     assert list((run / "checkpoints").iterdir()) == []
 
 
@@ -148,3 +157,20 @@ def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
             path.write_bytes(b"")
     assert "can't read the policy" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tmp_path):
+    source = str(Path(__file__).parents[2] / "src")
+    command = [sys.executable, "-m", "bacr_jax.export", "--run", str(ledger_run[0])]
+    run = lambda: subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    files = sorted(str(path) for path in (tmp_path / "out").iterdir())
+    assert done.stdout.splitlines() == files
+    again = run()
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (2, "", 1)
