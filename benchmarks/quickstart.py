@@ -80,7 +80,10 @@ def main() -> None:
         tables.comparison_table(f"mean (and range) over {len(arguments.seeds)} seeds", means)
     )
     plots.accuracy_by_budget(
-        arguments.out / "accuracy.png", means, "ledger: mean over seeds, bars show their range"
+        arguments.out / "accuracy.png",
+        means,
+        f"ledger: mean over {len(arguments.seeds)} seeds",
+        bars="range over seeds",
     )
     greedy = {name: means[name]["greedy"] for name in means}
     budgets = list(greedy["warm-up"])

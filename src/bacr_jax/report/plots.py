@@ -47,15 +47,18 @@ def _heading(axis: Any, text: str) -> None:
     axis.set_title(text, loc="left", fontsize=10)
 
 
-def accuracy_by_budget(path: Path, policies: Mapping[str, Summary], title: str) -> None:
+def accuracy_by_budget(
+    path: Path, policies: Mapping[str, Summary], title: str, *, bars: str = "95 % interval"
+) -> None:
     """Accuracy against the budget, for each decoding, and against the tokens really used.
 
-    Policies stand a little apart, so that their 95 % intervals can be seen.
+    Policies stand a little apart, so that their intervals can be seen.
 
     Args:
       path: PNG to write.
       policies: summaries by name, in the order of the legend; the first is drawn in grey.
       title: above the picture.
+      bars: what the `ci95` entries hold, for the axis.
     """
     modes = list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
     figure, axes = _figure(len(modes) + 1, 1, title)
@@ -88,7 +91,7 @@ def accuracy_by_budget(path: Path, policies: Mapping[str, Summary], title: str) 
     for axis in axes[0]:
         # The same scale everywhere, from 0 on: heights can be compared.
         axis.set_ylim(-2, min(max(top, 10.0), 102.0))
-    axes[0, 0].set_ylabel("accuracy (%), 95 % interval")
+    axes[0, 0].set_ylabel(f"accuracy (%), {bars}")
     # Curves rise to the right, which leaves the lower right corner.
     axes[0, 0].legend(frameon=False, loc="lower right", fontsize=9)
     _save(figure, path)

@@ -1,0 +1,140 @@
+"""Tokens per second of the forward pass and of a gradient, beside transformers.
+
+    python benchmarks/forward.py [--threads 2] [--rounds 9]
+
+Same fp32 weights, tokens, loss, machine and number of threads, in one process that takes turns. The
+forward pass gives the logits of every token; the gradient is that of the mean next-token loss.
+Needs torch (the `parity` extra). The last line is one JSON object: forward_vs_hf and train_vs_hf are
+our tokens per second divided by theirs (medians over the rounds).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--intermediate", type=int, default=1024)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--vocab", type=int, default=8192)
+    return parser.parse_args()
+
+
+def theirs(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], object]]:
+    """A transformers model saved to `folder`, and its two jobs."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=arguments.vocab,
+        hidden_size=arguments.width,
+        intermediate_size=arguments.intermediate,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        num_key_value_heads=arguments.kv_heads,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    tokens = torch.tensor(batch(arguments))
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return model(tokens).logits
+
+    def train() -> object:
+        model.zero_grad(set_to_none=True)
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        return loss.detach()
+
+    return {"forward": forward, "train": train}
+
+
+def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], object]]:
+    """Our model read from `folder`, and its two jobs."""
+    import jax
+    import jax.numpy as jnp
+
+    from bacr_jax import interop
+    from bacr_jax.model import qwen2
+    from bacr_jax.model.logprobs import token_logprobs
+
+    config, params = interop.load_policy(folder)
+    tokens = jnp.asarray(batch(arguments), jnp.int32)
+    # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=false gives.
+    states = lambda params: qwen2.forward(params, tokens, config=config, scan=False, remat=False)
+
+    def loss(params: dict) -> jax.Array:
+        hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)
+        head, targets = qwen2.output_head(params), tokens[:, 1:].reshape(-1)
+        return -token_logprobs(hidden, head, targets)[0].mean()
+
+    forward = jax.jit(lambda params: qwen2.logits(params, states(params)))
+    gradient = jax.jit(jax.value_and_grad(loss))
+    return {
+        "forward": lambda: jax.block_until_ready(forward(params)),
+        "train": lambda: jax.block_until_ready(gradient(params))[0],
+    }
+
+
+def batch(arguments: argparse.Namespace):
+    import numpy as np
+
+    shape = (arguments.rows, arguments.length)
+    return np.random.default_rng(0).integers(0, arguments.vocab, shape)
+
+
+def timed(job: Callable[[], object]) -> float:
+    # The other side's threads may still spin for work: let them fall asleep.
+    time.sleep(0.2)
+    started = time.perf_counter()
+    job()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    arguments = parse()
+    # Both libraries count the cores they may use.
+    allowed = sorted(os.sched_getaffinity(0))[: arguments.threads]
+    os.sched_setaffinity(0, allowed)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"transformers": theirs(arguments, folder), "bacr_jax": ours(arguments, folder)}
+    tokens = arguments.rows * arguments.length
+    result: dict[str, object] = {}
+    for job in ("forward", "train"):
+        values = {name: jobs[job]() for name, jobs in sides.items()}  # also compiles and warms up
+        if job == "train":
+            print("loss:", ", ".join(f"{name} {float(v):.6f}" for name, v in values.items()))
+        del values
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(arguments.rounds):
+            for name, jobs in sides.items():
+                seconds[name].append(timed(jobs[job]))
+        speed = {name: tokens / statistics.median(found) for name, found in seconds.items()}
+        for name, value in speed.items():
+            best = tokens / min(seconds[name])
+            print(f"{job:8} {name:13} {value:9,.0f} tokens/s (best round {best:9,.0f})")
+            result[f"{job}_tokens_per_s_{name}"] = round(value)
+        result[f"{job}_vs_hf"] = round(speed["bacr_jax"] / speed["transformers"], 3)
+    print(json.dumps({**result, "threads": arguments.threads}))
+
+
+if __name__ == "__main__":
+    main()
