@@ -161,6 +161,15 @@ def test_every_combination_of_the_four_parts_runs(config, finished, tmp_path, in
         (["rollout.group_size=two"], "group_size"),
         (["method=grop"], "grpo"),
         (["budget.min=99"], "budget"),
+        (
+            [
+                "data.train=math:nowhere",
+                "data.eval=[math:nowhere]",
+                "warmup.steps=0",
+                "model.tokenizer=nowhere",
+            ],
+            "nowhere",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, arguments, says):

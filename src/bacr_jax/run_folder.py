@@ -119,11 +119,13 @@ class RunFolder:
       checkpoints: folder of checkpoints.
       tensorboard: folder of TensorBoard's files.
       summary: result of the finished run.
+      is_new: this process made the folder's config.yaml.
     """
 
     def __init__(self, path: Path, lock: TextIO):
         """Wraps a folder whose lock is held; use `open_run`."""
         self.path, self._lock = path, lock
+        self.is_new = False
         self.config = path / CONFIG
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "eval.jsonl"
@@ -144,6 +146,15 @@ class RunFolder:
     ) -> None:
         """Releases the lock; the end of the process, however it comes, does so too."""
         self._lock.close()
+
+    def discard(self) -> None:
+        """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
+        made = {self.config, self.rollouts, self.path / LOCK}
+        if self.is_new and set(self.path.iterdir()) <= made and not any(self.rollouts.iterdir()):
+            self.config.unlink()
+            self.rollouts.rmdir()
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
 
     def truncate_after(self, step: int) -> None:
         """Drops metrics, evaluations and rollouts of steps after `step`, and torn last lines.
@@ -239,7 +250,8 @@ def open_run(path: Path, config: Config) -> RunFolder:
             # Between the look and the lock, another process may have made its run here.
             _refuse_unless_ours(path, config, where)
             folder = RunFolder(path, lock)
-            if not folder.config.exists():
+            folder.is_new = not folder.config.exists()
+            if folder.is_new:
                 write_atomically(folder.config, config_io.to_yaml(config))
             folder.rollouts.mkdir(exist_ok=True)
         except BaseException:

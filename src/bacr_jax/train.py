@@ -56,7 +56,11 @@ def train(config: Config, folder: RunFolder) -> dict[str, Any]:
     from bacr_jax.trainer import Trainer
 
     started = time.time()
-    trainer = Trainer(config, folder)
+    try:
+        trainer = Trainer(config, folder)
+    except UserError:
+        folder.discard()
+        raise
     state, step = trainer.start()
     trainer.evaluate(state, step, "before")
     with trainer.training(state, step):
