@@ -45,7 +45,7 @@ def make_folder(path, config=TINY, seed=0, **how):
 def edit_config(folder, drop=(), **changes):
     raw = json.loads((folder / "config.json").read_text())
     for key in drop:
-        raw.pop(key)
+        raw.pop(key, None)
     (folder / "config.json").write_text(json.dumps(raw | changes))
 
 
