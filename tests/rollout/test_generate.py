@@ -110,7 +110,15 @@ def test_cuts_on_the_same_place_share_one_answer(world):
 
 def test_a_closing_tag_of_two_tokens_is_not_counted_as_thinking(world):
     rules = make_rules(two_tokens([6, 7, 8, 9, 10], [11, 12, 13, 14, 15]))
-    result = roll(world, make_prompts([2] * 64, 2), [12] * 64, rules=rules, spec=world.spec(64))
+    # Hot enough that every legal token is about as likely as any other.
+    result = roll(
+        world,
+        make_prompts([2] * 64, 2),
+        [12] * 64,
+        rules=rules,
+        how=sampler(100.0),
+        spec=world.spec(64),
+    )
     t = result.trunks
     closed = t.close == CLOSED_BY_TAG
     assert closed.sum() > 3
