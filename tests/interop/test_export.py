@@ -139,7 +139,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, caps
 
 def test_a_run_without_a_finished_checkpoint(ledger_run, tmp_path, capsys):
     run = ledger_run[0]
-    arguments = ("--run", run, "--out", tmp_path / "out")
     (run / "checkpoints").rename(tmp_path / "kept")
     assert "holds no finished checkpoint" in refusal(
         capsys, "--run", run, "--out", tmp_path / "out"
