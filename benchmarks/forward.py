@@ -4,7 +4,7 @@
 
 Same fp32 weights, tokens, loss, machine and number of threads, in one process that takes turns. The
 forward pass gives the logits of every token; the gradient is that of the mean next-token loss.
-Needs torch (the `parity` extra). The last line is one JSON object: forward_vs_hf and train_vs_hf are
+Needs torch (the `parity` extra). The last line is one JSON object: forward_vs_hf, train_vs_hf:
 our tokens per second divided by theirs (medians over the rounds).
 """
 
