@@ -1,6 +1,5 @@
 """Log-probabilities and entropies of given tokens, without ever forming [B, T, V]."""
 
-import functools
 from typing import Any
 
 import chex
@@ -25,6 +24,48 @@ def masked_logits(
     return scores if legal is None else jnp.where(legal, scores, _ILLEGAL)
 
 
+@jax.custom_vjp
+def logprob_and_entropy(
+    scores: Float[Array, "R V"], ids: Int[Array, "R"]
+) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
+    """log softmax(s)[id] and the entropy H of softmax(s), per row.
+
+    Only the scores are kept for the gradient, which is one pass over them:
+
+        d log p_i / d s_j = [j = i] - p_j          d H / d s_j = -p_j (log p_j + H)
+
+    Args:
+      scores: finite; an id that can't be drawn has a score so low that its probability is 0.
+      ids: chosen id of each row.
+
+    Returns:
+      Log-probabilities and entropies in nats, fp32.
+    """
+    return _logprob_and_entropy(scores, ids)[0]
+
+
+def _logprob_and_entropy(scores: Array, ids: Array) -> tuple[tuple[Array, Array], Any]:
+    normaliser = jax.nn.logsumexp(scores, axis=-1)
+    chosen = jnp.take_along_axis(scores, ids[:, None], axis=-1)[:, 0]
+    # Illegal ids have probability exactly 0 and a finite score, so 0 * score stays 0.
+    expected = jnp.sum(jnp.exp(scores - normaliser[:, None]) * scores, axis=-1)
+    entropy = normaliser - expected
+    return (chosen - normaliser, entropy), (scores, ids, normaliser, entropy)
+
+
+def _logprob_and_entropy_gradient(kept: Any, upstream: tuple[Array, Array]) -> tuple[Array, None]:
+    scores, ids, normaliser, entropy = kept
+    of_logprob, of_entropy = (x[:, None] for x in upstream)
+    logp = scores - normaliser[:, None]
+    p = jnp.exp(logp)
+    is_chosen = jnp.arange(scores.shape[-1]) == ids[:, None]
+    slope = jnp.where(is_chosen, of_logprob, 0.0) - p * of_logprob
+    return slope - p * (logp + entropy[:, None]) * of_entropy, None
+
+
+logprob_and_entropy.defvjp(_logprob_and_entropy, _logprob_and_entropy_gradient)
+
+
 def token_logprobs(
     hidden: Float[Array, "R D"],
     head: Float[Array, "V D"],
@@ -36,7 +77,8 @@ def token_logprobs(
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
     """Log p(target) and the entropy of p at each row, computed chunk by chunk.
 
-    Each chunk is recomputed in the backward pass, so peak memory is chunk x V, whatever R is.
+    Of several chunks, each is recomputed in the backward pass, so peak memory is of the order of
+    chunk x V, whatever R is.
 
     Args:
       hidden: final states of the rows that predict a token.
@@ -52,20 +94,15 @@ def token_logprobs(
     chex.assert_rank([hidden, head, targets], [2, 2, 1])
     rows, width = hidden.shape
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def of_chunk(inputs: Any) -> tuple[Array, Array]:
         states, ids = inputs
-        scores = masked_logits(states, head, legal, temperature)
-        normaliser = jax.nn.logsumexp(scores, axis=-1)
-        chosen = jnp.take_along_axis(scores, ids[:, None], axis=-1)[:, 0]
-        # Illegal ids have probability exactly 0 and a finite score, so 0 * score stays 0.
-        expected = jnp.sum(jnp.exp(scores - normaliser[:, None]) * scores, axis=-1)
-        return chosen - normaliser, normaliser - expected
+        return logprob_and_entropy(masked_logits(states, head, legal, temperature), ids)
 
     if rows <= chunk:
         return of_chunk((hidden, targets))
     padded = -rows % chunk
     hidden = jnp.pad(hidden, ((0, padded), (0, 0))).reshape(-1, chunk, width)
     targets = jnp.pad(targets, (0, padded)).reshape(-1, chunk)
-    logprobs, entropy = jax.lax.map(of_chunk, (hidden, targets))
+    recomputed = jax.checkpoint(of_chunk, prevent_cse=False)
+    logprobs, entropy = jax.lax.map(recomputed, (hidden, targets))
     return logprobs.reshape(-1)[:rows], entropy.reshape(-1)[:rows]

@@ -57,6 +57,16 @@ def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
 
+def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array, "*B E"]:
+    """x @ weight as one product of [rows, D] with [D, E].
+
+    With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
+    gradient and takes half as long again.
+    """
+    rows = x.reshape(-1, x.shape[-1]) @ weight
+    return rows.reshape(*x.shape[:-1], weight.shape[-1])
+
+
 class Block(nn.Module):
     """A decoder layer: grouped-query attention and a gated MLP, each on a normed residual stream.
 
@@ -101,7 +111,7 @@ class Block(nn.Module):
             return self.param(name, init, shape, jnp.float32).astype(self.dtype)
 
         def project(y: Array, name: str, heads: int) -> Array:
-            out = y @ weight(f"{name}_kernel", normal, d, heads * h)
+            out = matmul(y, weight(f"{name}_kernel", normal, d, heads * h))
             out = out + weight(f"{name}_bias", zeros, heads * h)
             return out.reshape(*y.shape[:-1], heads, h)
 
@@ -113,13 +123,13 @@ class Block(nn.Module):
         v = project(y, "v", c.num_kv_heads)
         mixed, extra = attend(q, k, v)
         mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
-        x = x + mixed @ weight("o_kernel", normal, c.num_heads * h, d)
+        x = x + matmul(mixed, weight("o_kernel", normal, c.num_heads * h, d))
         if condition is not None and site == "after_attention":
             x = condition(x)
         y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
-        gate = nn.silu(y @ weight("gate_kernel", normal, d, c.intermediate_size))
-        up = y @ weight("up_kernel", normal, d, c.intermediate_size)
-        x = x + (gate * up) @ weight("down_kernel", normal, c.intermediate_size, d)
+        gate = nn.silu(matmul(y, weight("gate_kernel", normal, d, c.intermediate_size)))
+        up = matmul(y, weight("up_kernel", normal, d, c.intermediate_size))
+        x = x + matmul(gate * up, weight("down_kernel", normal, c.intermediate_size, d))
         if condition is not None and site == "after_block":
             x = condition(x)
         return x, extra
@@ -190,6 +200,18 @@ def apply_block(
     return block.apply({"params": layer}, x, by, attend, condition, conditioning.site)
 
 
+def unstack(layers: Params, num_layers: int) -> list[Params]:
+    """The pytree of each layer from one with stacked leaves.
+
+    One split per leaf: its gradient is one concatenation, where the gradient of indexing would add
+    up `num_layers` arrays of the full size.
+    """
+    parts = jax.tree.map(lambda leaf: jax.lax.split(leaf, [1] * num_layers, axis=0), layers)
+    of_layer = lambda i: jax.tree.map(lambda part: part[i][0], parts, is_leaf=is_split)
+    is_split = lambda part: isinstance(part, list | tuple)
+    return [of_layer(index) for index in range(num_layers)]
+
+
 def run_layers(
     params: Params,
     x: Float[Array, "B T D"],
@@ -250,8 +272,8 @@ def run_layers(
         x, extra = jax.lax.scan(body, x, per_layer)
     else:
         extras = []
-        for index in range(config.num_layers):
-            x, extra = body(x, jax.tree.map(lambda leaf: leaf[index], per_layer))  # noqa: B023
+        for layer in unstack(per_layer, config.num_layers):
+            x, extra = body(x, layer)
             extras.append(extra)
         extra = jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps), extra
