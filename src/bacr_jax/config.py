@@ -284,6 +284,9 @@ class MeshConfig:
     data: int = key(1, "data-parallel copies")
     fsdp: int = key(-1, "parameter shards; -1: all remaining devices")
     tensor: int = key(1, "tensor-parallel shards; divides the key/value heads")
+    decode_tensor: int | None = key(
+        None, "tensor shards of the decode copy, if it doesn't fit whole; null: mesh.tensor"
+    )
 
 
 @dataclass(frozen=True)

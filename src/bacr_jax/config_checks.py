@@ -96,6 +96,7 @@ BOUNDS = {
     "mesh.data": "[1, inf)",
     "mesh.fsdp": "[-1, inf)",
     "mesh.tensor": "[1, inf)",
+    "mesh.decode_tensor": "[1, inf)",
 }
 
 # Shapes that `model.preset` may name (their numbers are in model/sizes.py).

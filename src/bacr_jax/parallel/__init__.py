@@ -1,0 +1,31 @@
+"""Devices and processes: a mesh, one table of shardings, and what several hosts must agree on."""
+
+from bacr_jax.parallel.mesh import AXES, MeshShape, decode_mesh, make_mesh, resolve
+from bacr_jax.parallel.shardings import (
+    DECODE,
+    TRAIN,
+    constrain_rows,
+    place,
+    replicated,
+    row_shards,
+    rows,
+    sharding_of,
+    shardings,
+)
+
+__all__ = [
+    "AXES",
+    "DECODE",
+    "TRAIN",
+    "MeshShape",
+    "constrain_rows",
+    "decode_mesh",
+    "make_mesh",
+    "place",
+    "replicated",
+    "resolve",
+    "row_shards",
+    "rows",
+    "sharding_of",
+    "shardings",
+]

@@ -1,0 +1,113 @@
+"""Several processes as one run: joining, what process 0 tells the others, arrays for the host.
+
+Every process runs the same program on the same questions with the same keys; devices are global.
+Only what the outside world can make differ (files, a grader's deadline) is decided by process 0 and
+told to the others. Only process 0 prints and writes, checkpoints aside.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from bacr_jax.errors import UserError
+
+COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """What `jax.distributed.initialize` must be told; None for a run of one process.
+
+    Explicit: JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+    Else a Slurm step (srun) of several tasks: one task per node drives all its GPUs, several tasks
+    per node one GPU each. JAX_LOCAL_DEVICE_IDS chooses other GPUs.
+
+    Raises:
+      UserError: only some of the explicit variables are set, or they are not numbers.
+    """
+    given = {name: environment[name] for name in (COORDINATOR, COUNT, INDEX) if name in environment}
+    if given:
+        missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in given]
+        if missing:
+            raise UserError(
+                f"environment: {', '.join(given)} without {', '.join(missing)}; set all three "
+                "(host:port of process 0, number of processes, number of this one), or none"
+            )
+        try:
+            count, index = int(given[COUNT]), int(given[INDEX])
+        except ValueError:
+            count, index = 0, 0
+        if not 0 <= index < count or ":" not in given[COORDINATOR]:
+            raise UserError(
+                f"environment: found {COORDINATOR}={given[COORDINATOR]} {COUNT}={given[COUNT]} "
+                f"{INDEX}={given[INDEX]}; write host:port, and a number from 0 to {COUNT} - 1"
+            )
+        if count == 1:
+            return None
+        return {
+            "coordinator_address": given[COORDINATOR],
+            "num_processes": count,
+            "process_id": index,
+            "cluster_detection_method": "deactivate",
+        }
+    # Set by srun only: the batch script itself knows SLURM_NTASKS too, but runs alone.
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1:
+        return None
+    found: dict[str, Any] = {"num_processes": tasks}
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
+    one_per_node = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
+    if one_per_node and gpus.isdecimal() and "JAX_LOCAL_DEVICE_IDS" not in environment:
+        # JAX would give each task one GPU.
+        found["local_device_ids"] = list(range(int(gpus)))
+    return found
+
+
+def join() -> None:
+    """Joins the other processes of this run, if the environment names any; before devices are used.
+
+    Raises:
+      UserError: the environment is incomplete.
+    """
+    found = settings(os.environ)
+    if found is not None and not jax.distributed.is_initialized():
+        jax.distributed.initialize(**found)
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes."""
+    return jax.process_index() == 0
+
+
+def from_first(values: Any) -> Any:
+    """Process 0's arrays, in every process; shapes and types must be equal in all."""
+    if jax.process_count() == 1:
+        return values
+    return multihost_utils.broadcast_one_to_all(values)
+
+
+def text_from_first(text: str) -> str:
+    """Process 0's text, in every process."""
+    if jax.process_count() == 1:
+        return text
+    data = np.frombuffer(text.encode(), np.uint8)
+    length = int(from_first(np.int32(len(data))))
+    padded = np.zeros(length, np.uint8)
+    if is_first():
+        padded[:] = data
+    return bytes(np.asarray(from_first(padded), np.uint8)).decode()
+
+
+def to_host(tree: Any) -> Any:
+    """Global arrays as NumPy arrays, whole in every process."""
+
+    def gather(leaf: Any) -> np.ndarray:
+        whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+        if whole or leaf.is_fully_replicated:
+            return np.asarray(leaf)
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(gather, tree)

@@ -1,0 +1,148 @@
+"""One table from a parameter's dimensions to the axes of the mesh.
+
+Every parameter has logical axes, and a rule says which mesh axis each of them is split over:
+
+    dimension   parameters and optimizer   decode copy
+    vocab       tensor                     tensor
+    embed       fsdp                       whole
+    heads       tensor                     tensor
+    mlp         tensor                     tensor
+    rows        data x fsdp                data x fsdp
+
+Optimizer moments and gradients have the names of their parameters, and so their shardings. A
+dimension that its mesh axis does not divide stays whole; that can only be the vocabulary, since
+`mesh.resolve` refuses the others. What the table does not name (value head, counters) is whole on
+every device.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from bacr_jax.parallel.mesh import AXES
+
+Rules = Mapping[str, str | None]
+# Shardings need only the sizes of the axes, not the devices.
+AnyMesh = Mesh | AbstractMesh
+
+ROW_AXES = AXES[:2]
+
+TRAIN: Rules = {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor"}
+# Gathered once an iteration, so that no decoded token waits for a weight.
+DECODE: Rules = {**TRAIN, "embed": None}
+
+# Logical axes of every parameter by its name; "layers" is absent where layers are not stacked.
+AXES_OF: Mapping[str, tuple[str | None, ...]] = {
+    "embed": ("vocab", "embed"),
+    "lm_head": ("vocab", "embed"),
+    "head": ("vocab", "embed"),
+    "final_norm": (None,),
+    "attention_norm": ("layers", None),
+    "mlp_norm": ("layers", None),
+    "q_kernel": ("layers", "embed", "heads"),
+    "k_kernel": ("layers", "embed", "heads"),
+    "v_kernel": ("layers", "embed", "heads"),
+    "q_bias": ("layers", "heads"),
+    "k_bias": ("layers", "heads"),
+    "v_bias": ("layers", "heads"),
+    "o_kernel": ("layers", "heads", "embed"),
+    "gate_kernel": ("layers", "embed", "mlp"),
+    "up_kernel": ("layers", "embed", "mlp"),
+    "down_kernel": ("layers", "mlp", "embed"),
+    # The budget module: small, but its moments are fp32 squares of the width.
+    "w1": ("layers", None, "embed"),
+    "w2": ("layers", None, "embed"),
+    "gate": ("layers", None),
+    "gates": ("layers", None),
+}
+
+
+def _spec(name: str, shape: tuple[int, ...], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
+    axes = AXES_OF.get(name, ())
+    if axes[:1] == ("layers",) and len(axes) == len(shape) + 1:
+        axes = axes[1:]
+    if len(axes) != len(shape):
+        return PartitionSpec()
+    over = [rules.get(axis) if axis else None for axis in axes]
+    fits = [
+        axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(over, shape)
+    ]
+    return PartitionSpec(*fits)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """The last name on the way to a leaf: `q_kernel` of params.layers[3]["q_kernel"]."""
+    names = [getattr(part, "key", getattr(part, "name", None)) for part in path]
+    texts = [name for name in names if isinstance(name, str)]
+    return texts[-1] if texts else ""
+
+
+def shardings(tree: Any, mesh: AnyMesh, *, rules: Rules = TRAIN) -> Any:
+    """The sharding of every leaf of parameters, optimizer states, or of anything that holds them.
+
+    Args:
+      tree: arrays or `jax.ShapeDtypeStruct`s.
+      mesh: from `make_mesh` (or `decode_mesh`).
+      rules: TRAIN, or DECODE for `DecodeParams`.
+
+    Returns:
+      The same tree of `NamedSharding`.
+    """
+    place_leaf = lambda path, leaf: NamedSharding(mesh, _spec(_name(path), leaf.shape, mesh, rules))
+    return jax.tree_util.tree_map_with_path(place_leaf, tree)
+
+
+def sharding_of(
+    mesh: AnyMesh, *, rules: Rules = TRAIN
+) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+    """The table as a function of a leaf's path ("layers/q_kernel") and shape."""
+    return lambda path, shape: NamedSharding(
+        mesh, _spec(path.rpartition("/")[2], shape, mesh, rules)
+    )
+
+
+def rows(mesh: AnyMesh) -> NamedSharding:
+    """Leading axis split over data x fsdp: batches, rollout rows, decode states."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def row_shards(mesh: AnyMesh) -> int:
+    """Parts that rows are split into; their number must be a multiple of it."""
+    return int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+
+
+def replicated(mesh: AnyMesh) -> NamedSharding:
+    """The whole array on every device of every process."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def place(tree: Any, sharding: Any) -> Any:
+    """Arrays of the host (equal in all processes) as global arrays.
+
+    Args:
+      tree: arrays.
+      sharding: one sharding for all, or a tree of them.
+    """
+    if isinstance(sharding, NamedSharding):
+        one = sharding
+        sharding = jax.tree.map(lambda _: one, tree)
+
+    def put(leaf: Any, where: NamedSharding) -> jax.Array:
+        if isinstance(leaf, jax.Array):
+            return jax.device_put(leaf, where)
+        host = np.asarray(leaf)
+        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+    return jax.tree.map(put, tree, sharding)
+
+
+def constrain_rows(tree: Any, mesh: AnyMesh | None, *, axis: int = 0) -> Any:
+    """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole."""
+    if mesh is None or mesh.size == 1:
+        return tree
+    where = NamedSharding(mesh, PartitionSpec(*[None] * axis, ROW_AXES))
+    return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
