@@ -31,6 +31,9 @@ CLOSED_BY_BUDGET = 0  # forced at the budget
 CLOSED_BY_TAG = 1  # the model wrote the closing tag
 CLOSED_BY_EOS = 2  # the model ended its turn without closing its thinking
 
+# In place of a budget: the model is not told any, and may think as long as the buffers last.
+NO_BUDGET = -1
+
 
 @pytree
 class Prompts:

@@ -42,7 +42,7 @@ def test_parameters_are_split_over_fsdp_and_tensor():
     assert found["['layers']['down_kernel']"] == P(None, "tensor", "fsdp")
     assert found["['layers']['k_bias']"] == P(None, "tensor")
     assert found["['embed']"] == found["['lm_head']"] == P("tensor", "fsdp")
-    assert found["['final_norm']"] == P(None)
+    assert found["['final_norm']"] == P()
     assert found["['budget']['w2']"] == P(None, "fsdp")
 
 
@@ -70,9 +70,9 @@ def test_the_decode_copy_is_split_over_tensor_only():
     )
     found = specs(decode, rules=DECODE)
     assert found[".layers[3]['q_kernel']"] == P(None, "tensor")
-    assert found[".layers[3]['down_kernel']"] == P("tensor", None)
-    assert found[".embed"] == found[".head"] == P("tensor", None)
-    assert found[".gates[0]"] == P(None)
+    assert found[".layers[3]['down_kernel']"] == P("tensor")
+    assert found[".embed"] == found[".head"] == P("tensor")
+    assert found[".gates[0]"] == P()
 
 
 def test_an_odd_vocabulary_stays_whole():

@@ -62,13 +62,39 @@ def partial_attention(
       The segment's partial result in fp32; a query that sees nothing has zero values and
       denominator.
     """
+    return _partial(q, k, v, mask, "bskh", k.shape[2])
+
+
+def cached_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B K S H"],
+    v: Float[Array, "B K S H"],
+    mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
+) -> Partial:
+    """`partial_attention` over keys and values as caches hold them.
+
+    Each head's keys lie together, so that reading them for a few queries copies and transposes
+    nothing.
+
+    Args:
+      q: queries, any float type.
+      k: keys.
+      v: values.
+      mask: True where a query may see a key.
+
+    Returns:
+      As `partial_attention`.
+    """
+    return _partial(q, k, v, mask, "bksh", k.shape[1])
+
+
+def _partial(q: Array, k: Array, v: Array, mask: Array, axes: str, num_kv: int) -> Partial:
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     b, t, n, h = q.shape
-    num_kv = k.shape[2]
     group = n // num_kv
     folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(b, num_kv, group * t, h)
-    scores = jnp.einsum("bkth,bskh->bkts", folded, k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum(f"bkth,{axes}->bkts", folded, k, preferred_element_type=jnp.float32)
     scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
     maximum = jax.lax.stop_gradient(scores.max(-1))
@@ -78,7 +104,7 @@ def partial_attention(
     weights = jnp.exp(scores - shift[..., None])
     denominator = weights.sum(-1)
     weights = weights.astype(v.dtype).reshape(b, num_kv, group * t, -1)
-    values = jnp.einsum("bkts,bskh->bkth", weights, v, preferred_element_type=jnp.float32)
+    values = jnp.einsum(f"bkts,{axes}->bkth", weights, v, preferred_element_type=jnp.float32)
     values = values.reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
     unfold = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, n)
     return Partial(values.reshape(b, t, n, h), unfold(maximum), unfold(denominator))

@@ -25,8 +25,8 @@ class LayerCache:
       v: values.
     """
 
-    k: Float[Array, "B S K H"]
-    v: Float[Array, "B S K H"]
+    k: Float[Array, "B K S H"]
+    v: Float[Array, "B K S H"]
 
 
 @pytree
@@ -71,9 +71,14 @@ def decode_params(params: Params, *, dtype: Any, conditioned: bool) -> DecodePar
 
 def empty(config: Qwen2Config, *, rows: int, length: int, dtype: Any) -> tuple[LayerCache, ...]:
     """A zeroed cache for `rows` sequences of up to `length` tokens."""
-    shape = (rows, length, config.num_kv_heads, config.head_dim)
+    shape = (rows, config.num_kv_heads, length, config.head_dim)
     make = lambda: LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     return tuple(make() for _ in range(config.num_layers))
+
+
+def heads_first(x: Float[Array, "B T K H"]) -> Float[Array, "B K T H"]:
+    """Keys or values as a block makes them, as a cache holds them."""
+    return x.transpose(0, 2, 1, 3)
 
 
 def write(
@@ -85,6 +90,15 @@ def write(
     """Stores one token per row at its own position; positions past the end are dropped."""
     rows = jnp.arange(k.shape[0])
     return LayerCache(
-        cache.k.at[rows, at].set(k[:, 0], mode="drop"),
-        cache.v.at[rows, at].set(v[:, 0], mode="drop"),
+        cache.k.at[rows, :, at].set(k[:, 0], mode="drop"),
+        cache.v.at[rows, :, at].set(v[:, 0], mode="drop"),
     )
+
+
+def resize(cache: LayerCache, length: int) -> LayerCache:
+    """The same positions in a cache of another length: zeros added or the end cut off."""
+    add = length - cache.k.shape[2]
+    if add <= 0:
+        return LayerCache(cache.k[:, :, :length], cache.v[:, :, :length])
+    pad = ((0, 0), (0, 0), (0, add), (0, 0))
+    return LayerCache(jnp.pad(cache.k, pad), jnp.pad(cache.v, pad))

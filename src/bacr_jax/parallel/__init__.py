@@ -4,6 +4,8 @@ from bacr_jax.parallel.mesh import AXES, MeshShape, decode_mesh, make_mesh, reso
 from bacr_jax.parallel.shardings import (
     DECODE,
     TRAIN,
+    constrain,
+    constrain_cache,
     constrain_rows,
     place,
     replicated,
@@ -18,6 +20,8 @@ __all__ = [
     "DECODE",
     "TRAIN",
     "MeshShape",
+    "constrain",
+    "constrain_cache",
     "constrain_rows",
     "decode_mesh",
     "make_mesh",

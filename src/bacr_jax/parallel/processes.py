@@ -66,8 +66,11 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
     return found
 
 
-def join() -> None:
+def join() -> bool:
     """Joins the other processes of this run, if the environment names any; before devices are used.
+
+    Returns:
+      Whether there are others.
 
     Raises:
       UserError: the environment is incomplete.
@@ -75,6 +78,7 @@ def join() -> None:
     found = settings(os.environ)
     if found is not None and not jax.distributed.is_initialized():
         jax.distributed.initialize(**found)
+    return found is not None
 
 
 def is_first() -> bool:

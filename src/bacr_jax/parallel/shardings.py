@@ -15,7 +15,7 @@ dimension that its mesh axis does not divide stays whole; that can only be the v
 every device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,21 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
 }
 
 
+def _canonical(mesh: AnyMesh, over: Sequence[str | tuple[str, ...] | None]) -> PartitionSpec:
+    """The spec as compiled programs return it, so that their results are no new inputs to them."""
+    wide = lambda axis: axis if axis is not None and mesh.shape[axis] > 1 else None
+    kept: list[Any] = []
+    for axes in over:
+        if isinstance(axes, tuple):
+            several = tuple(axis for axis in axes if wide(axis))
+            kept.append(several if len(several) > 1 else next(iter(several), None))
+        else:
+            kept.append(wide(axes))
+    while kept and kept[-1] is None:
+        kept.pop()
+    return PartitionSpec(*kept)
+
+
 def _spec(name: str, shape: tuple[int, ...], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
     axes = AXES_OF.get(name, ())
     if axes[:1] == ("layers",) and len(axes) == len(shape) + 1:
@@ -70,7 +85,7 @@ def _spec(name: str, shape: tuple[int, ...], mesh: AnyMesh, rules: Rules) -> Par
     fits = [
         axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(over, shape)
     ]
-    return PartitionSpec(*fits)
+    return _canonical(mesh, fits)
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -106,7 +121,7 @@ def sharding_of(
 
 def rows(mesh: AnyMesh) -> NamedSharding:
     """Leading axis split over data x fsdp: batches, rollout rows, decode states."""
-    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+    return NamedSharding(mesh, _canonical(mesh, [ROW_AXES]))
 
 
 def row_shards(mesh: AnyMesh) -> int:
@@ -140,9 +155,29 @@ def place(tree: Any, sharding: Any) -> Any:
     return jax.tree.map(put, tree, sharding)
 
 
+def constrain(tree: Any, mesh: AnyMesh | None, *, rules: Rules = TRAIN) -> Any:
+    """Inside jit: parameters, gradients or states are laid out by the table."""
+    if mesh is None or mesh.size == 1:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules=rules))
+
+
 def constrain_rows(tree: Any, mesh: AnyMesh | None, *, axis: int = 0) -> Any:
     """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole."""
     if mesh is None or mesh.size == 1:
         return tree
-    where = NamedSharding(mesh, PartitionSpec(*[None] * axis, ROW_AXES))
+    where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, ROW_AXES]))
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
+
+
+def constrain_cache(tree: Any, mesh: AnyMesh | None) -> Any:
+    """Inside jit: caches [B, ..., K, S, H] are split by rows, and by heads if `tensor` divides."""
+    if mesh is None or mesh.size == 1:
+        return tree
+
+    def where(leaf: Any) -> NamedSharding:
+        heads = "tensor" if leaf.shape[-3] % mesh.shape["tensor"] == 0 else None
+        between = [None] * (leaf.ndim - 4)
+        return NamedSharding(mesh, _canonical(mesh, [ROW_AXES, *between, heads]))
+
+    return jax.lax.with_sharding_constraint(tree, jax.tree.map(where, tree))

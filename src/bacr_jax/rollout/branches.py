@@ -12,13 +12,14 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import attention, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.decode import layer_phi, next_logits
+from bacr_jax.rollout.decode import lay_out, layer_phi, next_logits
 from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler, draw, row_keys
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
@@ -29,7 +30,7 @@ class BranchState:
     """Branches in flight.
 
     Attributes:
-      cache: own keys and values per layer, [B, M, A, K, H] each.
+      cache: own keys and values per layer, [B, M, K, A, H] each.
       tokens: bridge then answer.
       context: trunk positions visible.
       bridge: forced tokens at the start.
@@ -37,6 +38,7 @@ class BranchState:
       matched: state of the closing-tag automaton.
       ended: no token will be sampled any more.
       finished: closed by the tag or an end token.
+      broken: ended because its logits were not finite.
       logprobs: of each sampled token.
       rows: global row ids.
       source: branch whose text serves each cut.
@@ -51,6 +53,7 @@ class BranchState:
     matched: Int[Array, "B M"]
     ended: Bool[Array, "B M"]
     finished: Bool[Array, "B M"]
+    broken: Bool[Array, "B M"]
     logprobs: Float[Array, "B M T"]
     rows: Int[Array, "B"]
     source: Int[Array, "B M"]
@@ -73,6 +76,7 @@ def open_branches(
     answer_tokens: int,
     dtype: Any,
     phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
+    real: Bool[Array, "B"] | None = None,
 ) -> BranchState:
     """Places a bridge at every cut.
 
@@ -89,6 +93,7 @@ def open_branches(
       answer_tokens: most sampled tokens per answer.
       dtype: compute type of the cache.
       phi: budget embedding of the trunks.
+      real: rows that are wanted; all by default.
     """
     chex.assert_rank([cuts, rows], [2, 1])
     b, m = cuts.shape
@@ -100,7 +105,8 @@ def open_branches(
     tokens = jnp.where(whole[..., None], pad(rules.bridge_natural), pad(rules.bridge_forced))
     bridge = jnp.where(whole, rules.bridge_natural.shape[0], rules.bridge_forced.shape[0])
     source = first_equal(kept)
-    shape = (b, m, width, config.num_kv_heads, config.head_dim)
+    shape = (b, m, config.num_kv_heads, width, config.head_dim)
+    idle = source != jnp.arange(m)
     empty = lambda: LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     zeros = jnp.zeros((b, m), jnp.int32)
     return BranchState(
@@ -110,7 +116,8 @@ def open_branches(
         bridge=bridge,
         sampled=zeros,
         matched=zeros,
-        ended=source != jnp.arange(m),
+        ended=idle if real is None else idle | ~real[:, None],
+        broken=jnp.zeros((b, m), bool),
         finished=jnp.zeros((b, m), bool),
         logprobs=jnp.zeros((b, m, answer_tokens), jnp.float32),
         rows=rows,
@@ -129,7 +136,6 @@ def step(
     config: Qwen2Config,
     rules: DecodeRules,
     how: Sampler,
-    window: int,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
 ) -> BranchState:
@@ -139,22 +145,20 @@ def step(
     x = params.embed[token]
     positions = state.context + at
     by = qwen2.rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    sees_trunk = jnp.arange(window) < state.context[:, :, None]
+    sees_trunk = jnp.arange(trunk_cache[0].k.shape[2]) < state.context[:, :, None]
     sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
     written = []
     for index, layer in enumerate(params.layers):
 
         def attend(q: Array, k: Array, v: Array, index: int = index) -> tuple[Array, LayerCache]:
             put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-                old, new[:, :, None], at, axis=2
+                old, new[:, :, :, None], at, axis=3
             )
             own = LayerCache(put(state.cache[index].k, k), put(state.cache[index].v, v))
             trunk = trunk_cache[index]
-            over_trunk = attention.partial_attention(
-                q, trunk.k[:, :window], trunk.v[:, :window], sees_trunk
-            )
+            over_trunk = attention.cached_attention(q, trunk.k, trunk.v, sees_trunk)
             flat = lambda a: a.reshape(b * m, -1, *a.shape[3:])
-            over_own = attention.partial_attention(
+            over_own = attention.cached_attention(
                 q.reshape(b * m, 1, *q.shape[2:]), flat(own.k), flat(own.v), sees_own
             )
             over_own = jax.tree.map(lambda a: a.reshape(b, m, *a.shape[2:]), over_own)
@@ -177,7 +181,9 @@ def step(
     drawn, logprob = draw(keys, logits, how=how, legal=rules.legal, truncated=truncated)
     drawn, logprob = drawn.reshape(b, m), logprob.reshape(b, m)
 
-    live = ~state.ended & (at + 1 >= state.bridge)
+    due = ~state.ended & (at + 1 >= state.bridge)
+    broken = due & ~jnp.isfinite(logprob)
+    live = due & ~broken
     matched = jnp.where(live, rules.answer_close.next_state[state.matched, drawn], state.matched)
     closed = live & ((matched == rules.answer_close.accept) | rules.eos[drawn])
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)
@@ -194,14 +200,15 @@ def step(
         sampled=sampled,
         matched=matched,
         finished=state.finished | closed,
-        ended=state.ended | closed | (sampled >= capacity),
+        ended=state.ended | broken | closed | (sampled >= capacity),
+        broken=state.broken | broken,
         logprobs=jnp.where(slot, logprob[..., None], state.logprobs),
     )
 
 
 @functools.partial(
     jax.jit,
-    static_argnames=("config", "window", "num_steps", "conditioning", "truncated"),
+    static_argnames=("config", "num_steps", "conditioning", "truncated", "mesh"),
     donate_argnames=("state",),
 )
 def branch_chunk(
@@ -214,10 +221,10 @@ def branch_chunk(
     how: Sampler,
     *,
     config: Qwen2Config,
-    window: int,
     num_steps: int,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
+    mesh: Mesh | None = None,
 ) -> BranchState:
     """Steps `start` .. `start + num_steps - 1` of every branch; the trunks' cache is only read."""
     advance = functools.partial(
@@ -228,11 +235,13 @@ def branch_chunk(
         config=config,
         rules=rules,
         how=how,
-        window=window,
         conditioning=conditioning,
         truncated=truncated,
     )
-    return jax.lax.fori_loop(0, num_steps, lambda i, s: advance(s, start + i), state)
+    advanced: BranchState = jax.lax.fori_loop(
+        0, num_steps, lambda i, s: lay_out(advance(s, start + i), mesh), state
+    )
+    return advanced
 
 
 def branches_of(state: BranchState) -> Branches:

@@ -1,22 +1,26 @@
 """Trunks: thinking tokens sampled under a budget that holds to the token.
 
-The pure core is `admit` (prefill prompts into a state) and `decode_chunk` (a fixed number of
-steps); `generate.py` drives it. One step of a row samples a token from the logits it holds, asks
-three questions (did the closing tag complete, did the turn end, is the budget spent) and feeds the
-token into the cache, which gives the next logits.
+The pure core is `admit` (prompts enter free slots of a state) and `decode_chunk` (a fixed number of
+steps of every slot); `generate.py` drives it. One step of a row samples a token from the logits it
+holds, asks three questions (did the closing tag complete, did the turn end, is the budget spent)
+and feeds the token into the cache, which gives the next logits.
 
 A row's cache always holds every token of its trunk, the last one included, so branches can hang off
-any cut.
+any cut. Caches are only as long as the longest row in flight needs: `resize` makes them longer or
+shorter, and whatever a step reads, it reads whole.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import attention, kv_cache, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
@@ -32,10 +36,12 @@ from bacr_jax.types import (
     pytree,
 )
 
+Phi = Float[Array, "B D"] | Float[Array, "L B D"] | None
+
 
 @pytree
 class DecodeState:
-    """Rows in flight.
+    """Slots with rows in flight; a free slot is a row that has ended.
 
     Attributes:
       cache: keys and values per layer; index == position.
@@ -48,8 +54,9 @@ class DecodeState:
       tag_start: sampled-token index where the tag match now alive began.
       close: how the row ended (meaningful once `ended`).
       ended: no token will be sampled any more.
+      broken: ended because its logits were not finite.
       logprobs: of each sampled token under the sampling distribution.
-      rows: global row ids, for the keys.
+      rows: global row ids, for the keys; -1 in a free slot.
       phi: budget embedding per row (or per layer and row); None without conditioning.
     """
 
@@ -63,9 +70,25 @@ class DecodeState:
     tag_start: Int[Array, "B"]
     close: Int[Array, "B"]
     ended: Bool[Array, "B"]
+    broken: Bool[Array, "B"]
     logprobs: Float[Array, "B T"]
     rows: Int[Array, "B"]
-    phi: Float[Array, "B D"] | Float[Array, "L B D"] | None
+    phi: Phi
+
+
+@pytree
+class Arrivals:
+    """Prefilled prompts.
+
+    Attributes:
+      cache: keys and values of the prompts, per layer.
+      logits: scores of each row's first thinking token, fp32.
+      phi: budget embedding they were prefilled with.
+    """
+
+    cache: tuple[LayerCache, ...]
+    logits: Float[Array, "B V"]
+    phi: Phi
 
 
 def layer_phi(phi: Array | None, layer: int) -> Array | None:
@@ -81,37 +104,85 @@ def next_logits(
     return jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
 
 
-def admit(
-    params: DecodeParams,
-    prompts: Prompts,
-    budgets: Int[Array, "B"],
-    rows: Int[Array, "B"],
+def lay_out(state: Any, mesh: Mesh | None) -> Any:
+    """Inside jit: rows over data x fsdp, key/value heads over tensor where they divide."""
+    if mesh is None or mesh.size == 1:
+        return state
+    split = lambda leaf: parallel.constrain_rows(leaf, mesh)
+    phi = state.phi
+    if phi is not None:
+        phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2)
+    cache = parallel.constrain_cache(state.cache, mesh)
+    bare = dataclasses.replace(state, cache=(), phi=None)
+    return dataclasses.replace(jax.tree.map(split, bare), cache=cache, phi=phi)
+
+
+def empty(
     *,
     config: Qwen2Config,
-    length: int,
+    slots: int,
+    prompt_width: int,
     max_new: int,
-    phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
+    length: int,
+    dtype: Any,
+    phi: Phi = None,
+    mesh: Mesh | None = None,
+) -> DecodeState:
+    """Free slots.
+
+    Args:
+      config: model shape.
+      slots: rows decoded together.
+      prompt_width: longest prompt.
+      max_new: most tokens a row can sample.
+      length: positions of the caches for now.
+      dtype: compute type.
+      phi: any budget embedding of `slots` rows, for its shape; None without conditioning.
+      mesh: devices over which slots are spread.
+    """
+    zeros = jnp.zeros(slots, jnp.int32)
+    state = DecodeState(
+        cache=kv_cache.empty(config, rows=slots, length=length, dtype=dtype),
+        logits=jnp.zeros((slots, config.vocab_size), jnp.float32),
+        tokens=jnp.zeros((slots, prompt_width + max_new), jnp.int32),
+        prompt_lengths=zeros,
+        sampled=zeros,
+        budgets=zeros,
+        matched=zeros,
+        tag_start=zeros,
+        close=zeros,
+        ended=jnp.ones(slots, bool),
+        broken=jnp.zeros(slots, bool),
+        logprobs=jnp.zeros((slots, max_new), jnp.float32),
+        rows=zeros - 1,
+        phi=None if phi is None else jnp.zeros_like(phi),
+    )
+    laid_out: DecodeState = lay_out(state, mesh)
+    return laid_out
+
+
+def prefill(
+    params: DecodeParams,
+    prompts: Prompts,
+    *,
+    config: Qwen2Config,
+    phi: Phi = None,
     conditioning: ConditioningConfig | None = None,
     implementation: attention.Implementation = "xla",
-) -> DecodeState:
-    """Prefills prompts and returns rows ready to decode.
+    mesh: Mesh | None = None,
+) -> Arrivals:
+    """Runs prompts through the model.
 
     Args:
       params: decoding parameters.
       prompts: right-padded prompts.
-      budgets: thinking tokens each row may sample, 0..max_new.
-      rows: global row ids.
       config: model shape.
-      length: cache positions, at least prompt width + max_new.
-      max_new: width of the log-probability buffer.
       phi: budget embedding, explicit; None for the plain model.
       conditioning: how phi joins the stream.
       implementation: attention of the prefill.
-
-    Returns:
-      Rows that hold the logits of their first thinking token.
+      mesh: devices over which rows are spread.
     """
-    chex.assert_rank([prompts.tokens, budgets, rows], [2, 1, 1])
+    chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
     b, p = prompts.tokens.shape
     x = params.embed[prompts.tokens]
     positions = jnp.broadcast_to(jnp.arange(p), (b, p))
@@ -124,8 +195,7 @@ def admit(
         out = attention.causal_attention(
             q, k, v, implementation=implementation, lengths=prompts.lengths
         )
-        pad = ((0, 0), (0, length - p), (0, 0), (0, 0))
-        return out, LayerCache(jnp.pad(k, pad), jnp.pad(v, pad))
+        return out, LayerCache(kv_cache.heads_first(k), kv_cache.heads_first(v))
 
     cache = []
     for index, layer in enumerate(params.layers):
@@ -142,22 +212,89 @@ def admit(
         )
         cache.append(entry)
     last = jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1)
-    zeros = jnp.zeros(b, jnp.int32)
-    return DecodeState(
-        cache=tuple(cache),
-        logits=next_logits(params, last[:, 0], config),
-        tokens=jnp.pad(prompts.tokens, ((0, 0), (0, length - p))).astype(jnp.int32),
-        prompt_lengths=prompts.lengths.astype(jnp.int32),
-        sampled=zeros,
-        budgets=budgets.astype(jnp.int32),
-        matched=zeros,
-        tag_start=zeros,
-        close=jnp.full(b, CLOSED_BY_BUDGET, jnp.int32),
-        ended=budgets <= 0,
-        logprobs=jnp.zeros((b, max_new), jnp.float32),
-        rows=rows.astype(jnp.int32),
+    arrivals = Arrivals(tuple(cache), next_logits(params, last[:, 0], config), phi)
+    laid_out: Arrivals = lay_out(arrivals, mesh)
+    return laid_out
+
+
+def insert(
+    state: DecodeState,
+    arrivals: Arrivals,
+    prompts: Prompts,
+    budgets: Int[Array, "F"],
+    rows: Int[Array, "F"],
+    slots: Int[Array, "F"],
+    *,
+    mesh: Mesh | None = None,
+) -> DecodeState:
+    """Puts prefilled rows into slots.
+
+    Args:
+      state: slots; those named here are overwritten.
+      arrivals: prefilled prompts.
+      prompts: the same prompts.
+      budgets: thinking tokens each row may sample, 0..max_new.
+      rows: global row ids.
+      slots: where each row goes; a slot that does not exist drops the row.
+      mesh: devices over which slots are spread.
+    """
+    chex.assert_equal_shape([budgets, rows, slots])
+    put = lambda old, new: old.at[slots].set(new.astype(old.dtype), mode="drop")
+    fill = lambda old, value: old.at[slots].set(value, mode="drop")
+    widen = lambda x, like: jnp.pad(x, ((0, 0), (0, like.shape[1] - x.shape[1])))
+
+    def put_cache(old: Array, new: Array) -> Array:
+        length = min(old.shape[2], new.shape[2])
+        return old.at[slots, :, :length].set(new[:, :, :length], mode="drop")
+
+    phi = state.phi
+    if phi is not None:
+        phi = put(phi, arrivals.phi) if phi.ndim == 2 else jax.vmap(put)(phi, arrivals.phi)
+    entered = DecodeState(
+        cache=jax.tree.map(put_cache, state.cache, arrivals.cache),
+        logits=put(state.logits, arrivals.logits),
+        tokens=put(state.tokens, widen(prompts.tokens, state.tokens)),
+        prompt_lengths=put(state.prompt_lengths, prompts.lengths),
+        sampled=fill(state.sampled, 0),
+        budgets=put(state.budgets, budgets),
+        matched=fill(state.matched, 0),
+        tag_start=fill(state.tag_start, 0),
+        close=fill(state.close, CLOSED_BY_BUDGET),
+        ended=put(state.ended, budgets <= 0),
+        broken=fill(state.broken, False),
+        logprobs=fill(state.logprobs, 0.0),
+        rows=put(state.rows, rows),
         phi=phi,
     )
+    laid_out: DecodeState = lay_out(entered, mesh)
+    return laid_out
+
+
+def admit(
+    params: DecodeParams,
+    state: DecodeState,
+    prompts: Prompts,
+    budgets: Int[Array, "F"],
+    rows: Int[Array, "F"],
+    slots: Int[Array, "F"],
+    *,
+    config: Qwen2Config,
+    phi: Phi = None,
+    conditioning: ConditioningConfig | None = None,
+    implementation: attention.Implementation = "xla",
+    mesh: Mesh | None = None,
+) -> DecodeState:
+    """Prefills prompts into slots, ready to decode; see `prefill` and `insert`."""
+    arrivals = prefill(
+        params,
+        prompts,
+        config=config,
+        phi=phi,
+        conditioning=conditioning,
+        implementation=implementation,
+        mesh=mesh,
+    )
+    return insert(state, arrivals, prompts, budgets, rows, slots, mesh=mesh)
 
 
 def feed(
@@ -167,8 +304,7 @@ def feed(
     cache: tuple[LayerCache, ...],
     *,
     config: Qwen2Config,
-    window: int,
-    phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
+    phi: Phi = None,
     conditioning: ConditioningConfig | None = None,
 ) -> tuple[Float[Array, "B V"], tuple[LayerCache, ...]]:
     """Runs one token per row through the model against its cache.
@@ -176,10 +312,9 @@ def feed(
     Args:
       params: decoding parameters.
       tokens: one id per row.
-      positions: where each token stands.
+      positions: where each token stands; inside the cache for rows whose result matters.
       cache: keys and values of earlier positions; extended in place.
       config: model shape.
-      window: only the first `window` cache positions are read (static; must cover `positions`).
       phi: budget embedding.
       conditioning: how phi joins the stream.
 
@@ -188,13 +323,13 @@ def feed(
     """
     x = params.embed[tokens][:, None]
     by = qwen2.rotation(positions[:, None], head_dim=config.head_dim, theta=config.rope_theta)
-    visible = (jnp.arange(window) <= positions[:, None])[:, None]
+    visible = (jnp.arange(cache[0].k.shape[2]) <= positions[:, None])[:, None]
     written = []
     for index, layer in enumerate(params.layers):
 
         def attend(q: Array, k: Array, v: Array, index: int = index) -> tuple[Array, LayerCache]:
             entry = kv_cache.write(cache[index], k, v, positions)
-            seen = attention.partial_attention(q, entry.k[:, :window], entry.v[:, :window], visible)
+            seen = attention.cached_attention(q, entry.k, entry.v, visible)
             return attention.merge([seen], q.dtype), entry
 
         x, entry = qwen2.apply_block(
@@ -219,7 +354,6 @@ def step(
     config: Qwen2Config,
     rules: DecodeRules,
     how: Sampler,
-    window: int,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
 ) -> DecodeState:
@@ -231,7 +365,8 @@ def step(
     keys = row_keys(key, state.rows, state.sampled, 0)
     token, logprob = draw(keys, state.logits, how=how, legal=rules.legal, truncated=truncated)
 
-    live = ~state.ended
+    broken = ~state.ended & ~jnp.isfinite(logprob)
+    live = ~state.ended & ~broken
     at = state.prompt_lengths + state.sampled
     rows = jnp.arange(at.shape[0])
     nowhere = jnp.int32(state.tokens.shape[1])
@@ -251,7 +386,6 @@ def step(
         at,
         state.cache,
         config=config,
-        window=window,
         phi=state.phi,
         conditioning=conditioning,
     )
@@ -264,14 +398,15 @@ def step(
         matched=matched,
         tag_start=jnp.where((live & opens) | by_eos, state.sampled, state.tag_start),
         close=jnp.where(by_tag, CLOSED_BY_TAG, jnp.where(by_eos, CLOSED_BY_EOS, state.close)),
-        ended=state.ended | by_tag | by_eos | (sampled >= state.budgets),
+        ended=state.ended | broken | by_tag | by_eos | (sampled >= state.budgets),
+        broken=state.broken | broken,
         logprobs=logprobs,
     )
 
 
 @functools.partial(
     jax.jit,
-    static_argnames=("config", "window", "num_steps", "conditioning", "truncated"),
+    static_argnames=("config", "num_steps", "conditioning", "truncated", "mesh"),
     donate_argnames=("state",),
 )
 def decode_chunk(
@@ -282,10 +417,10 @@ def decode_chunk(
     how: Sampler,
     *,
     config: Qwen2Config,
-    window: int,
     num_steps: int,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
+    mesh: Mesh | None = None,
 ) -> DecodeState:
     """`num_steps` steps of every row; a trip count known at compile time never waits for the host.
 
@@ -296,10 +431,10 @@ def decode_chunk(
       rules: vocabulary facts.
       how: temperature and truncation.
       config: model shape.
-      window: cache positions read; must cover every position reached in this chunk.
-      num_steps: steps.
+      num_steps: steps; the caches must be long enough for every position reached.
       conditioning: how phi joins the stream.
       truncated: apply top-k/top-p.
+      mesh: devices over which slots are spread.
     """
     advance = functools.partial(
         step,
@@ -308,11 +443,42 @@ def decode_chunk(
         config=config,
         rules=rules,
         how=how,
-        window=window,
         conditioning=conditioning,
         truncated=truncated,
     )
-    return jax.lax.fori_loop(0, num_steps, lambda _, s: advance(s), state)
+    advanced: DecodeState = jax.lax.fori_loop(
+        0, num_steps, lambda _, s: lay_out(advance(s), mesh), state
+    )
+    return advanced
+
+
+def resize(state: DecodeState, length: int) -> DecodeState:
+    """The same rows with caches of another length; the old caches are freed layer by layer.
+
+    Not to be called inside jit, where all layers would be held twice.
+    """
+    resized = []
+    for layer in state.cache:
+        resized.append(_resize(layer, length))
+        layer.k.delete()
+        layer.v.delete()
+    return dataclasses.replace(state, cache=tuple(resized))
+
+
+_resize = jax.jit(kv_cache.resize, static_argnums=1)
+
+
+def take(
+    state: DecodeState, slots: Int[Array, "F"], *, mesh: Mesh | None = None
+) -> tuple[tuple[LayerCache, ...], Trunks, Phi]:
+    """Copies of some slots: caches, trunks and budget embeddings (what `branches` needs)."""
+    pick = lambda x: x[slots]
+    cache = parallel.constrain_cache(jax.tree.map(pick, state.cache), mesh)
+    phi = state.phi
+    if phi is not None:
+        phi = jnp.take(phi, slots, axis=phi.ndim - 2)
+    trunks: Trunks = jax.tree.map(pick, trunks_of(state))
+    return cache, trunks, phi
 
 
 def trunks_of(state: DecodeState) -> Trunks:

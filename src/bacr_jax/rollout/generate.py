@@ -1,5 +1,7 @@
-"""One call from prompts and budgets to trunks and branches, in waves of a fixed number of rows."""
+"""One call from prompts and budgets to trunks and branches, with slots refilled as rows end."""
 
+import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,24 +9,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int
 
+from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.errors import UserError
 from bacr_jax.model import attention
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import decode
 from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler
-from bacr_jax.types import Branches, Prompts, Trunks
+from bacr_jax.rollout.scheduler import Scheduler, sizes, smallest_holding
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
 
-_admit = jax.jit(
-    decode.admit,
-    static_argnames=("config", "length", "max_new", "conditioning", "implementation"),
+PhiOf = Callable[[jax.Array], jax.Array]
+
+# Prompts are prefilled at a multiple of this width.
+_PROMPT_STEP = 128
+
+_prefill = jax.jit(
+    decode.prefill, static_argnames=("config", "conditioning", "implementation", "mesh")
+)
+_insert = jax.jit(decode.insert, static_argnames=("mesh",), donate_argnums=(0,))
+_take = jax.jit(decode.take, static_argnames=("mesh",))
+_empty = jax.jit(
+    decode.empty,
+    static_argnames=("config", "slots", "prompt_width", "max_new", "length", "dtype", "mesh"),
 )
 _open_branches = jax.jit(
     branching.open_branches, static_argnames=("config", "answer_tokens", "dtype")
 )
+_branches_of = jax.jit(branching.branches_of)
 
 
 @dataclass(frozen=True)
@@ -38,9 +57,12 @@ class RolloutSpec:
       answer_tokens: most sampled tokens per answer.
       slots: rows decoded together.
       chunk: tokens per call of the inner loop.
-      windows: lengths of cache that chunks may read; more of them read less and compile longer.
+      windows: lengths that caches may have; more of them read less and compile longer.
+      refill: share of the slots that must have ended before they are answered and refilled; a small
+        share keeps slots busy, a large one answers more rows at once.
       dtype: compute type.
       implementation: attention of the prefill.
+      mesh: devices over which slots are spread; None for one device.
     """
 
     config: Qwen2Config
@@ -50,8 +72,10 @@ class RolloutSpec:
     slots: int
     chunk: int = 16
     windows: int = 4
+    refill: float = 0.25
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
+    mesh: Mesh | None = None
 
 
 @dataclass
@@ -61,26 +85,191 @@ class Rollout:
     Attributes:
       trunks: sampled thinking.
       branches: sampled answers, one per cut.
-      counters: decode work: `row_steps` run, `useful_steps` of them on live rows, `tokens` sampled
-        (thinking and distinct answers), `prefill_tokens`.
+      counters: what it took:
+        row_steps, useful_steps: decoding steps of slots and answer lanes, and those of them that
+        sampled a token; occupancy: steps of slots (answers aside) that sampled a token, as a
+        share; wasted_share: 1 - useful_steps / row_steps; tokens: sampled tokens (thinking and
+        distinct answers); prefill_tokens; prefill_s, decode_s, answer_s: wall seconds of each
+        part; prefill_tokens_per_s, decode_tokens_per_s; forced_share: rows cut at their budget;
+        thinking_mean, thinking_max: tokens.
     """
 
     trunks: Trunks
     branches: Branches
-    counters: dict[str, int]
+    counters: dict[str, int | float]
 
 
-def window_for(spec: RolloutSpec, prompt_width: int, sampled: int) -> int:
-    """Cache positions to read while the longest row has at most `sampled` sampled tokens."""
-    bucket = -(-spec.max_thinking // spec.windows)
-    reach = -(-min(sampled, spec.max_thinking) // bucket) * bucket
-    return prompt_width + min(reach, spec.max_thinking)
+def cache_lengths(spec: RolloutSpec, prompt_width: int) -> list[int]:
+    """Lengths that caches may have, ascending; the last one holds every row."""
+    total = prompt_width + spec.max_thinking
+    return sorted({-(-total * part // spec.windows) for part in range(1, spec.windows + 1)})
 
 
-def _windows(spec: RolloutSpec, prompt_width: int) -> list[int]:
-    """Every window that `window_for` can give."""
-    chunks = range(spec.chunk, spec.max_thinking + spec.chunk, spec.chunk)
-    return sorted({window_for(spec, prompt_width, sampled) for sampled in chunks})
+def prompt_widths(prompt_width: int) -> list[int]:
+    """Widths that prompts are prefilled at, ascending."""
+    return [*range(_PROMPT_STEP, prompt_width, _PROMPT_STEP), prompt_width]
+
+
+def batch_sizes(spec: RolloutSpec) -> list[int]:
+    """Numbers of rows that are admitted or answered at once."""
+    shards = 1 if spec.mesh is None else parallel.row_shards(spec.mesh)
+    if spec.slots % shards:
+        nearest = max(round(spec.slots / shards), 1) * shards
+        raise UserError(
+            f"rollout.slots={spec.slots}: can't be split evenly over {shards} devices; write "
+            f"rollout.slots={nearest}"
+        )
+    return sizes(spec.slots, spec.refill, shards)
+
+
+class _Engine:
+    """Compiled pieces around one state; every method is one phase of `generate`."""
+
+    def __init__(
+        self,
+        params: DecodeParams,
+        prompts: Prompts,
+        key: jax.Array,
+        *,
+        spec: RolloutSpec,
+        rules: DecodeRules,
+        how: Sampler,
+        phi_of: PhiOf | None,
+        truncated: bool,
+    ):
+        mesh = spec.mesh
+        if mesh is not None:
+            everywhere = parallel.replicated(mesh)
+            key, rules, how = parallel.place((key, rules, how), everywhere)
+        self.params, self.prompts, self.key = params, jax.tree.map(np.asarray, prompts), key
+        self.spec, self.rules, self.how, self.phi_of = spec, rules, how, phi_of
+        self.width = self.prompts.tokens.shape[1]
+        self.lengths = cache_lengths(spec, self.width)
+        self.sizes = batch_sizes(spec)
+        self.model = {"config": spec.config, "conditioning": spec.conditioning, "mesh": mesh}
+        self.sampling = {**self.model, "truncated": truncated}
+        self.state = _empty(
+            config=spec.config,
+            slots=spec.slots,
+            prompt_width=self.width,
+            max_new=spec.max_thinking,
+            length=self.lengths[0],
+            dtype=spec.dtype,
+            phi=self.phi(np.zeros(spec.slots, np.int32)),
+            mesh=mesh,
+        )
+
+    def phi(self, budgets: np.ndarray) -> jax.Array | None:
+        """phi(b) of each row; zero, so that nothing is added, for a row without a budget."""
+        if self.phi_of is None:
+            return None
+        phi = self.phi_of(np.maximum(budgets, 0))
+        return phi if (budgets >= 0).all() else phi * (budgets >= 0)[:, None]
+
+    @property
+    def length(self) -> int:
+        """Positions of the caches now."""
+        return self.state.cache[0].k.shape[2]
+
+    def fit(self, positions: int) -> None:
+        """Makes the caches as long as the next chunk needs."""
+        length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
+        if length != self.length:
+            self.state = decode.resize(self.state, length)
+
+    def enter(self, rows: np.ndarray, slots: np.ndarray, ids: np.ndarray, told: np.ndarray) -> None:
+        """Prefills `rows` of the prompts into `slots`."""
+        spec = self.spec
+        pad = smallest_holding(self.sizes, len(rows)) - len(rows)
+        taken = np.concatenate([rows, np.repeat(rows[:1], pad)])
+        prompts = jax.tree.map(lambda x: x[taken], self.prompts)
+        width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
+        prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
+        budgets = told[taken]
+        limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets).astype(np.int32)
+        arrivals = _prefill(
+            self.params,
+            prompts,
+            phi=self.phi(budgets),
+            implementation=spec.implementation,
+            **self.model,
+        )
+        nowhere = np.full(pad, spec.slots)
+        where = np.concatenate([slots, nowhere]).astype(np.int32)
+        self.state = _insert(
+            self.state, arrivals, prompts, limits, ids[taken], where, mesh=spec.mesh
+        )
+
+    def step(self) -> None:
+        """One chunk of every slot."""
+        self.state = decode.decode_chunk(
+            self.params,
+            self.state,
+            self.key,
+            self.rules,
+            self.how,
+            num_steps=self.spec.chunk,
+            **self.sampling,
+        )
+
+    def open(
+        self, slots: np.ndarray, cuts: np.ndarray
+    ) -> tuple[Any, Trunks, branching.BranchState, np.ndarray]:
+        """Bridges at every cut of the rows in `slots`.
+
+        Returns:
+          The trunks' caches, the trunks, the branches, and the place of each slot among them.
+        """
+        spec = self.spec
+        size = smallest_holding(self.sizes, len(slots))
+        real = np.zeros(size, bool)
+        spread = np.zeros((size, cuts.shape[1]), np.int32)
+        if size == spec.slots:
+            # All slots in their order: their caches are read where they are.
+            places, cache, phi = slots, self.state.cache, self.state.phi
+            trunks, rows = decode.trunks_of(self.state), self.state.rows
+        else:
+            places = np.arange(len(slots))
+            index = np.zeros(size, np.int32)
+            index[places] = slots
+            cache, trunks, phi = _take(self.state, index, mesh=spec.mesh)
+            rows = self.state.rows[index]
+        real[places], spread[places] = True, cuts
+        opened = _open_branches(
+            trunks,
+            spread,
+            rows,
+            self.rules,
+            config=spec.config,
+            answer_tokens=spec.answer_tokens,
+            dtype=spec.dtype,
+            phi=phi,
+            real=real,
+        )
+        return cache, trunks, opened, places
+
+    def answer_chunk(
+        self, cache: Any, opened: branching.BranchState, start: int, steps: int
+    ) -> branching.BranchState:
+        """Steps `start` .. `start + steps - 1` of every branch."""
+        branches: branching.BranchState = branching.branch_chunk(
+            self.params,
+            cache,
+            opened,
+            np.int32(start),
+            self.key,
+            self.rules,
+            self.how,
+            num_steps=steps,
+            **self.sampling,
+        )
+        return branches
+
+    @property
+    def answer_steps(self) -> tuple[int, int]:
+        """Steps of a whole answer, and of one chunk."""
+        total = self.rules.bridge_length + self.spec.answer_tokens - 1
+        return total, min(self.spec.chunk, total)
 
 
 def precompile(
@@ -91,8 +280,9 @@ def precompile(
     spec: RolloutSpec,
     rules: DecodeRules,
     how: Sampler,
-    phi_of: Callable[[jax.Array], jax.Array] | None = None,
+    phi_of: PhiOf | None = None,
     truncated: bool = False,
+    rows: int | None = None,
 ) -> None:
     """Runs every compiled form that `generate` can need once, whatever lengths come up later.
 
@@ -105,117 +295,128 @@ def precompile(
       how: temperature and truncation; only its types matter.
       phi_of: budget embedding; None for the plain model.
       truncated: apply top-k/top-p.
+      rows: rows of the calls to come; with no more than there are slots nothing is refilled.
     """
-    width = prompts.tokens.shape[1]
-    budgets = np.zeros(spec.slots, np.int32)
-    rows, cuts = budgets, np.zeros((spec.slots, num_cuts), np.int32)
-    common = {"config": spec.config, "conditioning": spec.conditioning, "truncated": truncated}
-    phi = None if phi_of is None else phi_of(jnp.asarray(budgets))
-    state = _start(params, _take(prompts, np.zeros(1, int), spec.slots), budgets, rows, phi, spec)
-    hung = _hang(decode.trunks_of(state), cuts, rows, rules, phi, spec)
-    steps = min(spec.chunk, rules.bridge_length + spec.answer_tokens - 1)
-    key = jax.random.key(0)
-    for window in _windows(spec, width):
-        state = decode.decode_chunk(
-            params, state, key, rules, how, window=window, num_steps=spec.chunk, **common
-        )
-        hung = branching.branch_chunk(
-            params,
-            state.cache,
-            hung,
-            jnp.int32(0),
-            key,
-            rules,
-            how,
-            window=window,
-            num_steps=steps,
-            **common,
-        )
-
-
-def _start(
-    params: DecodeParams,
-    prompts: Prompts,
-    budgets: np.ndarray,
-    rows: np.ndarray,
-    phi: jax.Array | None,
-    spec: RolloutSpec,
-) -> decode.DecodeState:
-    """Prefills one wave."""
-    state: decode.DecodeState = _admit(
+    engine = _Engine(
         params,
         prompts,
-        budgets,
-        rows,
-        config=spec.config,
-        length=prompts.tokens.shape[1] + spec.max_thinking,
-        max_new=spec.max_thinking,
-        phi=phi,
-        conditioning=spec.conditioning,
-        implementation=spec.implementation,
+        jax.random.key(0),
+        spec=spec,
+        rules=rules,
+        how=how,
+        phi_of=phi_of,
+        truncated=truncated,
     )
-    return state
+    refilled = rows is None or rows > spec.slots
+    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows)]
+    total, steps = engine.answer_steps
+    for length in engine.lengths:
+        engine.fit(length)
+        for count in counts:
+            slots = np.arange(count)
+            zeros = np.zeros(count, np.int64)
+            if length == engine.lengths[0] or refilled:
+                engine.enter(zeros, slots, zeros.astype(np.int32), zeros.astype(np.int32))
+        engine.step()
+        for count in engine.sizes if refilled else [spec.slots]:
+            if num_cuts == 0:
+                continue
+            cuts = np.zeros((count, num_cuts), np.int32)
+            cache, _, opened, _ = engine.open(np.arange(count), cuts)
+            engine.answer_chunk(cache, opened, 0, steps)
+    # Back at the shortest: growing is compiled by now, and so is this.
+    engine.fit(engine.lengths[0])
 
 
-def _hang(
-    trunks: Trunks,
+def _check(
+    prompts: Prompts,
+    budgets: np.ndarray,
     cuts: np.ndarray,
-    rows: np.ndarray,
-    rules: DecodeRules,
-    phi: jax.Array | None,
     spec: RolloutSpec,
-) -> branching.BranchState:
-    """Opens the branches of one wave."""
-    hung: branching.BranchState = _open_branches(
-        trunks,
-        cuts,
-        rows,
-        rules,
-        config=spec.config,
-        answer_tokens=spec.answer_tokens,
-        dtype=spec.dtype,
-        phi=phi,
+    rules: DecodeRules,
+    ids: np.ndarray,
+) -> None:
+    """Everything that would otherwise go wrong on the device, without a word.
+
+    Raises:
+      UserError: names the row.
+    """
+    tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
+    if rules.legal.shape[0] != spec.config.vocab_size:
+        raise UserError(
+            f"rollout: rules know {rules.legal.shape[0]} token ids, the model has "
+            f"{spec.config.vocab_size} rows of the embedding; build the rules with the model's "
+            "vocab_size and a tokenizer that is no larger"
+        )
+    count = len(tokens)
+    if not len(lengths) == len(budgets) == len(cuts) == len(ids) == count:
+        raise UserError(
+            f"rollout: {count} prompts, {len(lengths)} lengths, {len(budgets)} budgets, "
+            f"{len(cuts)} rows of cuts, {len(ids)} row ids; write one of each per row"
+        )
+
+    def refuse(bad: np.ndarray, say: Callable[[int], str]) -> None:
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise UserError(f"rollout row {ids[row]}: {say(row)}")
+
+    width, most = tokens.shape[1], spec.max_thinking
+    refuse(lengths < 1, lambda i: "empty prompt; write at least one token")
+    refuse(
+        lengths > width,
+        lambda i: f"prompt of {lengths[i]} tokens, but prompts are {width} wide; shorten it",
     )
-    return hung
+    real = np.arange(width) < lengths[:, None]
+    wrong = real & ((tokens < 0) | (tokens >= spec.config.vocab_size))
+    refuse(
+        wrong.any(1),
+        lambda i: (
+            f"prompt token {tokens[i][wrong[i]][0]}, but the model has "
+            f"{spec.config.vocab_size} ids; write its own tokenizer's ids"
+        ),
+    )
+    refuse(
+        ((budgets < 0) & (budgets != NO_BUDGET)) | (budgets > most),
+        lambda i: f"budget {budgets[i]}; write 0..{most} tokens (or NO_BUDGET)",
+    )
+    refuse((cuts < 0).any(1), lambda i: f"cut {cuts[i].min()}; write 0 or more tokens")
 
 
-def _take(prompts: Prompts, index: np.ndarray, slots: int) -> Prompts:
-    """Rows `index` of the prompts, padded to `slots` rows that end at once."""
-    pad = slots - len(index)
-    rows = np.concatenate([index, np.repeat(index[:1], pad)])
-    return jax.tree.map(lambda x: np.asarray(x)[rows], prompts)
-
-
-def _first_rows(arrays: Any, count: int) -> Any:
-    """The first `count` rows of every leaf, on the host."""
-    return jax.tree.map(lambda x: np.asarray(x)[:count], arrays)
+def _refuse_broken(rows: np.ndarray, ids: np.ndarray, during: str) -> None:
+    if len(rows):
+        raise UserError(
+            f"rollout row {ids[rows[0]]}: logits are not finite while decoding its {during} "
+            f"({len(rows)} such rows); the weights hold NaN or infinity, or bfloat16 overflows: "
+            "go back to an earlier checkpoint or write model.compute_dtype=float32"
+        )
 
 
 def generate(
     params: DecodeParams,
     prompts: Prompts,
-    budgets: np.ndarray,
-    cuts: np.ndarray,
+    budgets: Int[np.ndarray, "B"],
+    cuts: Int[np.ndarray, "B M"],
     key: jax.Array,
     *,
     spec: RolloutSpec,
     rules: DecodeRules,
     how: Sampler,
-    phi_of: Callable[[jax.Array], jax.Array] | None = None,
-    rows: np.ndarray | None = None,
+    phi_of: PhiOf | None = None,
+    rows: Int[np.ndarray, "B"] | None = None,
     truncated: bool = False,
     poll: Callable[[], None] | None = None,
+    on_tokens: Callable[[int, np.ndarray], None] | None = None,
 ) -> Rollout:
     """Samples thinking under budgets, then an answer at every cut.
 
-    Rows with long budgets are decoded first and together; what a row says depends only on `key`,
-    its row id and its own text.
+    Finished rows leave their slots and waiting ones enter, longest budget first. What a row says
+    depends only on `key`, its row id and its own text.
 
     Args:
       params: decoding parameters.
       prompts: B right-padded prompts.
-      budgets: thinking tokens per row, 0..spec.max_thinking.
-      cuts: [B, M] thinking tokens kept at each cut.
+      budgets: thinking tokens per row, 0..spec.max_thinking, or NO_BUDGET.
+      cuts: [B, M] thinking tokens kept at each cut; M = 0 samples thinking only.
       key: key of this call.
       spec: shapes.
       rules: vocabulary facts.
@@ -224,64 +425,139 @@ def generate(
       rows: global row ids; 0..B-1 by default.
       truncated: apply top-k/top-p.
       poll: called between chunks, so that a caller can stop a long rollout by raising.
+      on_tokens: called after every chunk with (index of a row, its new thinking tokens).
+
+    Raises:
+      UserError: a prompt, budget or cut that can't be honoured, or logits that are not finite; the
+        row is named.
     """
-    budgets = np.asarray(budgets, np.int32)
-    cuts = np.asarray(cuts, np.int32)
-    row_ids = np.arange(len(budgets)) if rows is None else rows
-    row_ids = np.asarray(row_ids, np.int32)
-    order = np.argsort(-budgets, kind="stable")
-    width = prompts.tokens.shape[1]
-    common = {"config": spec.config, "conditioning": spec.conditioning, "truncated": truncated}
-    counters = {"row_steps": 0, "useful_steps": 0, "tokens": 0, "prefill_tokens": 0}
-    waves: list[tuple[Trunks, Branches]] = []
-    for start in range(0, len(order), spec.slots):
-        index = order[start : start + spec.slots]
-        pad = spec.slots - len(index)
-        wave = _take(prompts, index, spec.slots)
-        wave_budgets = np.pad(budgets[index], (0, pad))
-        wave_cuts = np.pad(cuts[index], ((0, pad), (0, 0)))
-        wave_rows = np.pad(row_ids[index], (0, pad), constant_values=-1)
-        phi = None if phi_of is None else phi_of(jnp.asarray(wave_budgets))
-        state = _start(params, wave, wave_budgets, wave_rows, phi, spec)
-        done, most = 0, int(wave_budgets.max())
-        while done < most and not bool(state.ended.all()):
-            done += spec.chunk
-            window = window_for(spec, width, done)
-            state = decode.decode_chunk(
-                params, state, key, rules, how, window=window, num_steps=spec.chunk, **common
-            )
-            counters["row_steps"] += spec.chunk * spec.slots
+    budgets, cuts = np.asarray(budgets, np.int32), np.asarray(cuts, np.int32)
+    count = len(budgets)
+    ids = np.arange(count, dtype=np.int32) if rows is None else np.asarray(rows, np.int32)
+    _check(prompts, budgets, cuts, spec, rules, ids)
+    engine = _Engine(
+        params,
+        prompts,
+        key,
+        spec=spec,
+        rules=rules,
+        how=how,
+        phi_of=phi_of,
+        truncated=truncated,
+    )
+    limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
+    plan = Scheduler(limits, spec.slots, engine.sizes)
+    prompt_lengths = engine.prompts.lengths
+    work = {"slot_steps": 0, "lane_steps": 0, "prefill_s": 0.0, "decode_s": 0.0, "answer_s": 0.0}
+    sampled = np.zeros(count, np.int64)
+    harvest: list[tuple[np.ndarray, Trunks, Branches]] = []
+    ended = np.ones(spec.slots, bool)
+    while not plan.done:
+        started = time.perf_counter()
+        entering, slots = plan.enter()
+        ended[slots] = limits[entering] <= 0
+        inside = plan.occupant[plan.occupied]
+        ahead = np.where(ended[plan.occupied], 0, spec.chunk)
+        reach = prompt_lengths[inside] + np.minimum(sampled[inside] + ahead, limits[inside])
+        engine.fit(int(reach.max()))
+        if len(entering):
+            engine.enter(entering, slots, ids, budgets)
+            jax.block_until_ready(engine.state.ended)
+        started = _lap(work, "prefill_s", started)
+        if (plan.occupied & ~ended).any():
+            engine.step()
+            work["slot_steps"] += spec.chunk * spec.slots
+            state = engine.state
+            ended, broken, now = to_host((state.ended, state.broken, state.sampled))
+            ended = ended.copy()
+            _refuse_broken(plan.occupant[plan.occupied & broken], ids, "thinking")
+            if on_tokens is not None:
+                _tell(on_tokens, plan, to_host(state.tokens), prompt_lengths, sampled, now)
+            sampled[plan.occupant[plan.occupied]] = now[plan.occupied]
             if poll is not None:
                 poll()
-        trunks = decode.trunks_of(state)
-        hung = _hang(trunks, wave_cuts, wave_rows, rules, phi, spec)
-        window, steps = window_for(spec, width, done), rules.bridge_length + spec.answer_tokens - 1
-        done = 0
-        while done < steps and not bool(hung.ended.all()):
-            now = min(spec.chunk, steps)
-            hung = branching.branch_chunk(
-                params,
-                state.cache,
-                hung,
-                jnp.int32(done),
-                key,
-                rules,
-                how,
-                window=window,
-                num_steps=now,
-                **common,
-            )
-            done += now
-            counters["row_steps"] += now * hung.sampled.size
-            if poll is not None:
-                poll()
-        finished = (trunks, branching.branches_of(hung))
-        waves.append(_first_rows(finished, len(index)))
-    back = np.argsort(order, kind="stable")
-    joined = jax.tree.map(lambda *parts: np.concatenate(parts)[back], *waves)
-    trunks, answers = joined
-    distinct = answers.source == np.arange(cuts.shape[1])
-    counters["tokens"] = int(trunks.sampled.sum() + (answers.sampled * distinct).sum())
-    counters["useful_steps"] = counters["tokens"]
-    counters["prefill_tokens"] = int(np.asarray(prompts.lengths).sum())
-    return Rollout(trunks, answers, counters)
+        started = _lap(work, "decode_s", started)
+        ripe = plan.ripe(ended)
+        if len(ripe):
+            which = plan.occupant[ripe]
+            trunks, branches = _answer(engine, ripe, cuts[which], ids[which], work, poll)
+            harvest.append((plan.leave(ripe), trunks, branches))
+        _lap(work, "answer_s", started)
+    order = np.argsort(np.concatenate([rows for rows, _, _ in harvest]))
+    joined = jax.tree.map(lambda *x: np.concatenate(x)[order], *[x[1:] for x in harvest])
+    trunks, branches = joined
+    trunks = dataclasses.replace(trunks, budgets=limits.astype(np.int32))
+    return Rollout(trunks, branches, _counters(trunks, branches, work))
+
+
+def _lap(work: dict[str, Any], name: str, started: float) -> float:
+    now = time.perf_counter()
+    work[name] += now - started
+    return now
+
+
+def _tell(
+    on_tokens: Callable[[int, np.ndarray], None],
+    plan: Scheduler,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    before: np.ndarray,
+    now: np.ndarray,
+) -> None:
+    """Hands the new tokens of every row to the caller."""
+    for slot in np.flatnonzero(plan.occupied):
+        row = int(plan.occupant[slot])
+        start, stop = lengths[row] + before[row], lengths[row] + now[slot]
+        if stop > start:
+            on_tokens(row, tokens[slot, start:stop])
+
+
+def _answer(
+    engine: _Engine,
+    slots: np.ndarray,
+    cuts: np.ndarray,
+    ids: np.ndarray,
+    work: dict[str, Any],
+    poll: Callable[[], None] | None,
+) -> tuple[Trunks, Branches]:
+    """Answers at every cut of the rows in `slots`; the trunks and branches on the host."""
+    cache, trunks, opened, places = engine.open(slots, cuts)
+    total, steps = engine.answer_steps
+    done = 0
+    while cuts.shape[1] and done < total and not to_host(opened.ended).all():
+        opened = engine.answer_chunk(cache, opened, done, steps)
+        done += steps
+        work["lane_steps"] += steps * opened.sampled.size
+        if poll is not None:
+            poll()
+    trunks, branches, broken = to_host((trunks, _branches_of(opened), opened.broken))
+    pick = lambda tree: jax.tree.map(lambda x: x[places], tree)
+    _refuse_broken(np.flatnonzero(broken[places].any(1)), ids, "answer")
+    return pick(trunks), pick(branches)
+
+
+def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:
+    """See `Rollout`."""
+    thinking = int(trunks.sampled.sum())
+    distinct = branches.source == np.arange(branches.source.shape[1])
+    answers = int((branches.sampled * distinct).sum())
+    prefill = int(trunks.prompt_lengths.sum())
+    steps = work["slot_steps"] + work["lane_steps"]
+    share = lambda part, whole: part / whole if whole else 1.0
+    per_second = lambda amount, seconds: amount / seconds if seconds else 0.0
+    return {
+        "row_steps": steps,
+        "useful_steps": thinking + answers,
+        "occupancy": share(thinking, work["slot_steps"]),
+        "wasted_share": 1.0 - share(thinking + answers, steps),
+        "tokens": thinking + answers,
+        "prefill_tokens": prefill,
+        "prefill_s": work["prefill_s"],
+        "decode_s": work["decode_s"],
+        "answer_s": work["answer_s"],
+        "prefill_tokens_per_s": per_second(prefill, work["prefill_s"]),
+        "decode_tokens_per_s": per_second(thinking, work["decode_s"]),
+        "forced_share": float((trunks.close == CLOSED_BY_BUDGET).mean()),
+        "thinking_mean": float(trunks.thinking.mean()),
+        "thinking_max": int(trunks.thinking.max()),
+    }

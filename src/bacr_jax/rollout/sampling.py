@@ -9,6 +9,9 @@ from bacr_jax.types import pytree
 
 _ILLEGAL = -1e30
 
+# Vocabulary entries per block of `categorical`; about the root of real vocabularies.
+_BLOCK = 256
+
 
 @pytree
 class Sampler:
@@ -45,6 +48,57 @@ def truncate(scores: Float[Array, "R V"], how: Sampler) -> Float[Array, "R V"]:
     return jnp.where((in_nucleus & (rank < limit)) | (rank == 0), scores, _ILLEGAL)
 
 
+def first_reaching(
+    mass: Float[Array, "R n"], share: Float[Array, "R"]
+) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+    """Inverse of the cumulative mass: the first index where it exceeds share x total.
+
+    An index without mass is never returned, whatever the rounding of the sums.
+
+    Args:
+      mass: not negative, some of it positive in every row.
+      share: in [0, 1).
+
+    Returns:
+      Indices, and the total mass.
+    """
+    total = jnp.cumsum(mass, axis=-1)
+    positive = mass > 0
+    reached = positive & (total > share[:, None] * total[:, -1:])
+    # The product can round up to the total: then the last index with mass is meant.
+    last = mass.shape[-1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1)
+    index = jnp.where(reached.any(-1), jnp.argmax(reached, axis=-1), last)
+    return index.astype(jnp.int32), total[:, -1]
+
+
+def categorical(
+    keys: Array, scores: Float[Array, "R V"]
+) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+    """A draw from softmax(scores) and its log-probability, with two random numbers per row.
+
+    Gumbel noise needs a random number per vocabulary entry, which costs more than the head itself.
+    Here the vocabulary is cut into blocks: the first number chooses the block by its mass, the
+    second the entry within it. Each sees a short sum only, so that fp32 resolves rare entries too.
+
+    Args:
+      keys: one PRNG key per row.
+      scores: fp32; entries at least some 100 below the largest have no mass.
+
+    Returns:
+      Token ids, and their log-probabilities (nats).
+    """
+    r, v = scores.shape
+    top = scores.max(-1, keepdims=True)
+    mass = jnp.pad(jnp.exp(scores - top), ((0, 0), (0, -v % _BLOCK))).reshape(r, -1, _BLOCK)
+    shares = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    block, total = first_reaching(mass.sum(-1), shares[:, 0])
+    within = jnp.take_along_axis(mass, block[:, None, None], axis=1)[:, 0]
+    entry, _ = first_reaching(within, shares[:, 1])
+    token = block * _BLOCK + entry
+    chosen = jnp.take_along_axis(scores, token[:, None], axis=-1)
+    return token, (chosen - top)[:, 0] - jnp.log(total)
+
+
 def draw(
     keys: Array,
     logits: Float[Array, "R V"],
@@ -64,20 +118,18 @@ def draw(
 
     Returns:
       Token ids and their log-probability (nats) under the distribution drawn from, which for
-      temperature 0 is certain (0).
+      temperature 0 is certain (0). Logits that are not finite give a log-probability of NaN.
     """
     chex.assert_rank([logits, legal], [2, 1])
-    scores = jnp.where(legal, logits, _ILLEGAL)
-    best = jnp.argmax(scores, axis=-1)
     greedy = how.temperature == 0
     scaled = jnp.where(legal, logits / jnp.where(greedy, 1.0, how.temperature), _ILLEGAL)
     if truncated:
         scaled = truncate(scaled, how)
-    random = jax.vmap(jax.random.categorical)(keys, scaled)
-    token = jnp.where(greedy, best, random).astype(jnp.int32)
-    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
-    logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
-    return token, jnp.where(greedy, 0.0, logprob)
+    random, logprob = categorical(keys, scaled)
+    best = jnp.argmax(scaled, axis=-1).astype(jnp.int32)
+    token = jnp.where(greedy, best, random)
+    healthy = jnp.isfinite(scaled.max(-1)) & jnp.isfinite(scaled.min(-1))
+    return token, jnp.where(healthy, jnp.where(greedy, 0.0, logprob), jnp.nan)
 
 
 def row_keys(key: Array, rows: Int[Array, "R"], position: Int[Array, "R"], stream: int) -> Array:

@@ -1,0 +1,89 @@
+"""Which rows sit in which slots, and when: the host's side of a rollout.
+
+Rows wait with the longest budget first, since a budget is known before a token is decoded: the long
+ones run beside each other and the short ones fill the gaps they leave. A row that has ended keeps
+its slot until its answers are decoded, because they read its cache; that happens for several rows
+at a time, as soon as a given share of the slots has ended.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+FREE = -1
+
+
+def sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
+    """Numbers of rows that are admitted or answered at once; each is compiled once.
+
+    Args:
+      slots: rows decoded together.
+      share: of the slots that must have ended before they are answered and refilled.
+      multiple: every size is a multiple of it (row shards of a mesh).
+
+    Returns:
+      The smallest batch, doubled up to half of the slots, and all slots.
+    """
+    smallest = max(round(slots * share / multiple), 1) * multiple
+    found = []
+    while smallest <= slots // 2:
+        found.append(smallest)
+        smallest *= 2
+    return [*found, slots]
+
+
+def smallest_holding(candidates: Sequence[int], count: int) -> int:
+    """The smallest of the ascending candidates that is at least `count`."""
+    return next(size for size in candidates if size >= count)
+
+
+class Scheduler:
+    """Rows waiting, and the row in each slot.
+
+    Attributes:
+      occupant: row in each slot, FREE where none is.
+    """
+
+    def __init__(self, budgets: Int[np.ndarray, "B"], slots: int, batch_sizes: Sequence[int]):
+        """All rows wait.
+
+        Args:
+          budgets: most tokens each row can sample.
+          slots: rows decoded together.
+          batch_sizes: from `sizes`.
+        """
+        self.waiting = list(np.argsort(-budgets, kind="stable"))
+        self.occupant = np.full(slots, FREE, np.int64)
+        self.batch_sizes = batch_sizes
+
+    @property
+    def occupied(self) -> Bool[np.ndarray, "slots"]:
+        """Slots that hold a row."""
+        return self.occupant != FREE
+
+    @property
+    def done(self) -> bool:
+        """No row waits and none is in a slot."""
+        return not self.waiting and not self.occupied.any()
+
+    def enter(self) -> tuple[np.ndarray, np.ndarray]:
+        """Waiting rows and the free slots they go to, as many as there are of both."""
+        free = np.flatnonzero(~self.occupied)[: len(self.waiting)]
+        rows = np.array(self.waiting[: len(free)], np.int64)
+        del self.waiting[: len(free)]
+        self.occupant[free] = rows
+        return rows, free
+
+    def ripe(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
+        """Slots to answer and free now: none, unless enough have ended or nothing else is left."""
+        finished = np.flatnonzero(self.occupied & ended)
+        everything = not (self.occupied & ~ended).any()
+        enough = bool(self.waiting) and len(finished) >= self.batch_sizes[0]
+        return finished if everything or enough else finished[:0]
+
+    def leave(self, slots: np.ndarray) -> np.ndarray:
+        """Frees slots; returns the rows that sat there."""
+        rows = self.occupant[slots]
+        self.occupant[slots] = FREE
+        return rows
