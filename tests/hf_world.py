@@ -71,17 +71,7 @@ def greedy(params, rows, config, new, phi=None, conditioning: ConditioningConfig
     zeros = jnp.zeros(len(rows), jnp.int32)
     prompts = Prompts(jnp.asarray(tokens), jnp.asarray(lengths), zeros, jnp.asarray(lengths))
     decoding = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=phi is not None)
-    state = decode.admit(
-        decoding,
-        prompts,
-        jnp.full(len(rows), new),
-        jnp.arange(len(rows)),
-        config=config,
-        length=width + new,
-        max_new=new,
-        phi=phi,
-        conditioning=conditioning,
-    )
+    arrivals = decode.prefill(decoding, prompts, config=config, phi=phi, conditioning=conditioning)
     feed = jax.jit(
         lambda token, at, cache: decode.feed(
             decoding,
@@ -89,12 +79,12 @@ def greedy(params, rows, config, new, phi=None, conditioning: ConditioningConfig
             at,
             cache,
             config=config,
-            window=width + new,
             phi=phi,
             conditioning=conditioning,
         )
     )
-    scores, cache, found = state.logits, state.cache, []
+    scores, found = arrivals.logits, []
+    cache = tuple(kv_cache.resize(layer, width + new) for layer in arrivals.cache)
     for step in range(new):
         token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
         found.append(np.asarray(token))

@@ -1,20 +1,25 @@
 """Budgets that hold to the token, bridges, and rows that do not notice their neighbours."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.rollout.generate import generate
+from bacr_jax.rollout.rules import decode_rules
 from bacr_jax.rollout.sampling import sampler
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
 from rollout_world import (
     ANSWER,
     ANSWER_CLOSE,
     CLOSE,
     EOS,
     LEGAL,
+    Table,
     make_prompts,
     make_rules,
     two_tokens,
@@ -194,3 +199,141 @@ def test_polling_can_stop_a_rollout(world):
     except Stop:
         return
     raise AssertionError("poll was never called")
+
+
+def test_a_prompt_of_one_token_beside_one_of_the_full_width(world):
+    prompts = make_prompts([1, 5], 5)
+    t = roll(world, prompts, [12, 12]).trunks
+    alone = roll(world, jax.tree.map(lambda x: x[:1], prompts), [12]).trunks
+    np.testing.assert_array_equal(t.tokens[0], alone.tokens[0])
+    assert (t.sampled >= 1).all()
+
+
+def test_rows_admitted_last_say_the_same_as_rows_admitted_first(world):
+    """The same rows behind ten longer ones, through four slots."""
+    prompts = make_prompts([3, 2, 4] + [5] * 10, 5)
+    budgets = np.array([5, 3, 4] + [12] * 10)
+    crowd = roll(world, prompts, budgets, spec=world.spec(4, refill=0.01))
+    few = roll(world, jax.tree.map(lambda x: x[:3], prompts), budgets[:3], spec=world.spec(64))
+    for name in ("tokens", "thinking", "close"):
+        np.testing.assert_array_equal(getattr(crowd.trunks, name)[:3], getattr(few.trunks, name))
+    np.testing.assert_array_equal(crowd.branches.tokens[:3], few.branches.tokens)
+    np.testing.assert_allclose(crowd.trunks.logprobs[:3], few.trunks.logprobs, atol=1e-5)
+
+
+def test_without_cuts_only_thinking_is_sampled(world):
+    prompts, budgets = make_prompts([3, 1, 2], 3), [12, 5, 0]
+    none = roll(world, prompts, budgets, cuts=np.zeros((3, 0), int))
+    np.testing.assert_array_equal(none.trunks.tokens, roll(world, prompts, budgets).trunks.tokens)
+    assert none.branches.tokens.shape == (3, 0, 1)
+    assert none.counters["tokens"] == none.trunks.sampled.sum()
+
+
+def test_a_row_without_a_budget_is_the_plain_model_up_to_the_cap(world):
+    prompts = make_prompts([3, 2], 3)
+    told = roll(world, prompts, [NO_BUDGET, 12], cuts=quarters([12, 12]))
+    plain = generate(
+        dataclasses.replace(world.decode, gates=None),
+        prompts,
+        np.array([12, 12]),
+        quarters([12, 12]),
+        jax.random.key(3),
+        spec=dataclasses.replace(world.spec(), conditioning=None),
+        rules=make_rules(),
+        how=sampler(1.0),
+    )
+    np.testing.assert_array_equal(told.trunks.tokens[0], plain.trunks.tokens[0])
+    np.testing.assert_array_equal(told.trunks.budgets, [12, 12])
+    assert (told.trunks.tokens[1] != plain.trunks.tokens[1]).any()
+
+
+def test_streamed_tokens_are_the_sampled_ones_in_order(world):
+    prompts, heard = make_prompts([3, 1, 4], 5), {0: [], 1: [], 2: []}
+    result = roll(
+        world,
+        prompts,
+        [12, 7, 0],
+        spec=world.spec(2, chunk=2),
+        on_tokens=lambda row, tokens: heard[row].extend(tokens.tolist()),
+    )
+    t = result.trunks
+    for row, tokens in heard.items():
+        start = t.prompt_lengths[row]
+        assert tokens == t.tokens[row, start : start + t.sampled[row]].tolist()
+
+
+def test_counters_add_up(world):
+    """Token 6 alone is legal, so that every row runs to its budget."""
+    rules = make_rules(legal=np.arange(16) == 6)
+    budgets = np.array([12, 12, 4, 4])
+    found = roll(
+        world,
+        make_prompts([2] * 4, 2),
+        budgets,
+        rules=rules,
+        spec=world.spec(2, chunk=4, refill=0.01),
+    ).counters
+    # two slots: 12 steps of the long rows, then 4 of the short ones, all of them useful
+    assert found["occupancy"] == 1.0
+    assert found["thinking_mean"] == 8 and found["thinking_max"] == 12
+    assert found["forced_share"] == 1.0 and found["prefill_tokens"] == 8
+    # four cuts of three answer tokens on each of four rows
+    assert found["tokens"] == 32 + 4 * 4 * 3
+    # answers take the bridge of two and three tokens, the last of which is not fed: one chunk of 4
+    assert found["row_steps"] == 32 + 2 * (2 * 4) * 4
+    assert found["wasted_share"] == pytest.approx(1 - 80 / 96)
+
+
+def test_greedy_equals_transformers(tmp_path):
+    """64 tokens of 16 prompts of many lengths, the same weights on both sides."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    from bacr_jax.interop import load_policy
+    from bacr_jax.model import kv_cache
+    from bacr_jax.rollout.generate import RolloutSpec
+    from hf_world import make_folder
+
+    folder = tmp_path / "model"
+    make_folder(folder)
+    config, params = load_policy(folder)
+    decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False)
+    lengths = np.arange(1, 17)
+    vocab = config.vocab_size
+    tokens = np.random.default_rng(0).integers(1, vocab, (16, 16))
+    prompts = Prompts(tokens, lengths, lengths * 0, lengths)
+
+    def never():
+        return Table(
+            np.stack([np.zeros(vocab, int), np.ones(vocab, int)]), np.zeros((2, vocab), bool)
+        )
+
+    rules = decode_rules(
+        legal=np.arange(vocab) != 0,
+        eos_ids=[0],
+        think_close=never(),
+        answer_close=never(),
+        bridge_forced=[1],
+        bridge_natural=[1],
+    )
+    ours = generate(
+        decode,
+        prompts,
+        np.full(16, 64),
+        np.zeros((16, 0), int),
+        jax.random.key(0),
+        spec=RolloutSpec(config, None, max_thinking=64, answer_tokens=1, slots=6, refill=0.1),
+        rules=rules,
+        how=sampler(0.0),
+    ).trunks
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for i, n in enumerate(lengths):
+        theirs = model.generate(
+            torch.tensor(tokens[i : i + 1, :n]),
+            do_sample=False,
+            min_new_tokens=64,
+            max_new_tokens=64,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+        np.testing.assert_array_equal(ours.tokens[i, n : n + 64], theirs[0, n:].numpy())

@@ -28,7 +28,7 @@ def masked_logits(
 def logprob_and_entropy(
     scores: Float[Array, "R V"], ids: Int[Array, "R"]
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
-    """log softmax(s)[id] and the entropy H of softmax(s), per row.
+    """Per row, log softmax(s)[id] and the entropy H of softmax(s).
 
     Only the scores are kept for the gradient, which is one pass over them:
 

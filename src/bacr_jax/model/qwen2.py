@@ -58,7 +58,7 @@ def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
 
 
 def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array, "*B E"]:
-    """x @ weight as one product of [rows, D] with [D, E].
+    """One product of [rows, D] with [D, E], whatever the leading axes of x.
 
     With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
     gradient and takes half as long again.

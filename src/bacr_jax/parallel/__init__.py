@@ -4,6 +4,7 @@ from bacr_jax.parallel.mesh import AXES, MeshShape, decode_mesh, make_mesh, reso
 from bacr_jax.parallel.shardings import (
     DECODE,
     TRAIN,
+    AnyMesh,
     constrain,
     constrain_cache,
     constrain_rows,
@@ -19,6 +20,7 @@ __all__ = [
     "AXES",
     "DECODE",
     "TRAIN",
+    "AnyMesh",
     "MeshShape",
     "constrain",
     "constrain_cache",

@@ -12,9 +12,10 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import attention, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
@@ -224,7 +225,7 @@ def branch_chunk(
     num_steps: int,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
-    mesh: Mesh | None = None,
+    mesh: parallel.AnyMesh | None = None,
 ) -> BranchState:
     """Steps `start` .. `start + num_steps - 1` of every branch; the trunks' cache is only read."""
     advance = functools.partial(
@@ -257,4 +258,20 @@ def branches_of(state: BranchState) -> Branches:
         finished=share(state.finished),
         source=state.source,
         logprobs=share(state.logprobs),
+    )
+
+
+def no_branches(rows: int) -> Branches:
+    """What `rows` trunks without any cut have, on the host."""
+    none: Any = np.zeros((rows, 0), np.int32)
+    flags: Any = none.astype(bool)
+    text: Any = none[..., None]
+    return Branches(
+        tokens=text,
+        context=none,
+        bridge=none,
+        sampled=none,
+        finished=flags,
+        source=none,
+        logprobs=text.astype(np.float32),
     )

@@ -17,7 +17,6 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import parallel
@@ -104,7 +103,7 @@ def next_logits(
     return jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
 
 
-def lay_out(state: Any, mesh: Mesh | None) -> Any:
+def lay_out(state: Any, mesh: parallel.AnyMesh | None) -> Any:
     """Inside jit: rows over data x fsdp, key/value heads over tensor where they divide."""
     if mesh is None or mesh.size == 1:
         return state
@@ -126,7 +125,7 @@ def empty(
     length: int,
     dtype: Any,
     phi: Phi = None,
-    mesh: Mesh | None = None,
+    mesh: parallel.AnyMesh | None = None,
 ) -> DecodeState:
     """Free slots.
 
@@ -169,7 +168,7 @@ def prefill(
     phi: Phi = None,
     conditioning: ConditioningConfig | None = None,
     implementation: attention.Implementation = "xla",
-    mesh: Mesh | None = None,
+    mesh: parallel.AnyMesh | None = None,
 ) -> Arrivals:
     """Runs prompts through the model.
 
@@ -225,7 +224,7 @@ def insert(
     rows: Int[Array, "F"],
     slots: Int[Array, "F"],
     *,
-    mesh: Mesh | None = None,
+    mesh: parallel.AnyMesh | None = None,
 ) -> DecodeState:
     """Puts prefilled rows into slots.
 
@@ -282,7 +281,7 @@ def admit(
     phi: Phi = None,
     conditioning: ConditioningConfig | None = None,
     implementation: attention.Implementation = "xla",
-    mesh: Mesh | None = None,
+    mesh: parallel.AnyMesh | None = None,
 ) -> DecodeState:
     """Prefills prompts into slots, ready to decode; see `prefill` and `insert`."""
     arrivals = prefill(
@@ -420,7 +419,7 @@ def decode_chunk(
     num_steps: int,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
-    mesh: Mesh | None = None,
+    mesh: parallel.AnyMesh | None = None,
 ) -> DecodeState:
     """`num_steps` steps of every row; a trip count known at compile time never waits for the host.
 
@@ -469,7 +468,7 @@ _resize = jax.jit(kv_cache.resize, static_argnums=1)
 
 
 def take(
-    state: DecodeState, slots: Int[Array, "F"], *, mesh: Mesh | None = None
+    state: DecodeState, slots: Int[Array, "F"], *, mesh: parallel.AnyMesh | None = None
 ) -> tuple[tuple[LayerCache, ...], Trunks, Phi]:
     """Copies of some slots: caches, trunks and budget embeddings (what `branches` needs)."""
     pick = lambda x: x[slots]

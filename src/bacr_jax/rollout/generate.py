@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Int
 
 from bacr_jax import parallel
@@ -44,6 +43,7 @@ _open_branches = jax.jit(
     branching.open_branches, static_argnames=("config", "answer_tokens", "dtype")
 )
 _branches_of = jax.jit(branching.branches_of)
+_trunks_of = jax.jit(decode.trunks_of)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RolloutSpec:
     refill: float = 0.25
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
-    mesh: Mesh | None = None
+    mesh: parallel.AnyMesh | None = None
 
 
 @dataclass
@@ -160,7 +160,7 @@ class _Engine:
         )
 
     def phi(self, budgets: np.ndarray) -> jax.Array | None:
-        """phi(b) of each row; zero, so that nothing is added, for a row without a budget."""
+        """Embeds each row's budget; zero, so that nothing is added, for a row without one."""
         if self.phi_of is None:
             return None
         phi = self.phi_of(np.maximum(budgets, 0))
@@ -227,7 +227,7 @@ class _Engine:
         if size == spec.slots:
             # All slots in their order: their caches are read where they are.
             places, cache, phi = slots, self.state.cache, self.state.phi
-            trunks, rows = decode.trunks_of(self.state), self.state.rows
+            trunks, rows = _trunks_of(self.state), self.state.rows
         else:
             places = np.arange(len(slots))
             index = np.zeros(size, np.int32)
@@ -308,7 +308,7 @@ def precompile(
         truncated=truncated,
     )
     refilled = rows is None or rows > spec.slots
-    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows)]
+    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     total, steps = engine.answer_steps
     for length in engine.lengths:
         engine.fit(length)
@@ -355,7 +355,7 @@ def _check(
             f"{len(cuts)} rows of cuts, {len(ids)} row ids; write one of each per row"
         )
 
-    def refuse(bad: np.ndarray, say: Callable[[int], str]) -> None:
+    def refuse(bad: Any, say: Callable[[int], str]) -> None:
         if bad.any():
             row = int(np.argmax(bad))
             raise UserError(f"rollout row {ids[row]}: {say(row)}")
@@ -521,19 +521,22 @@ def _answer(
     poll: Callable[[], None] | None,
 ) -> tuple[Trunks, Branches]:
     """Answers at every cut of the rows in `slots`; the trunks and branches on the host."""
+    pick = lambda tree, places: jax.tree.map(lambda x: x[places], tree)
+    if cuts.shape[1] == 0:
+        trunks = pick(to_host(_trunks_of(engine.state)), slots)
+        return trunks, branching.no_branches(len(slots))
     cache, trunks, opened, places = engine.open(slots, cuts)
     total, steps = engine.answer_steps
     done = 0
-    while cuts.shape[1] and done < total and not to_host(opened.ended).all():
+    while done < total and not to_host(opened.ended).all():
         opened = engine.answer_chunk(cache, opened, done, steps)
         done += steps
         work["lane_steps"] += steps * opened.sampled.size
         if poll is not None:
             poll()
     trunks, branches, broken = to_host((trunks, _branches_of(opened), opened.broken))
-    pick = lambda tree: jax.tree.map(lambda x: x[places], tree)
     _refuse_broken(np.flatnonzero(broken[places].any(1)), ids, "answer")
-    return pick(trunks), pick(branches)
+    return pick(trunks, places), pick(branches, places)
 
 
 def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:

@@ -126,7 +126,10 @@ def draw(
     if truncated:
         scaled = truncate(scaled, how)
     random, logprob = categorical(keys, scaled)
-    best = jnp.argmax(scaled, axis=-1).astype(jnp.int32)
+    # The first of the largest; two plain reductions are several times faster than argmax on CPUs.
+    v = scaled.shape[-1]
+    at_top = scaled == scaled.max(-1, keepdims=True)
+    best = jnp.minimum(jnp.where(at_top, jnp.arange(v), v).min(-1), v - 1).astype(jnp.int32)
     token = jnp.where(greedy, best, random)
     healthy = jnp.isfinite(scaled.max(-1)) & jnp.isfinite(scaled.min(-1))
     return token, jnp.where(healthy, jnp.where(greedy, 0.0, logprob), jnp.nan)

@@ -1,0 +1,402 @@
+"""Rollouts: tokens per second beside transformers, refilled slots, and branches on a shared cache.
+
+    python benchmarks/rollout.py [--rounds 5]                 CPU, one thread on each side
+    python benchmarks/rollout.py --preset qwen2.5-1.5b        GPU, bfloat16, random weights
+
+On a CPU three comparisons run on the same weights, each side warmed up, medians over the rounds:
+
+(a) sampling of a fixed number of tokens against transformers' `generate`, with its default cache
+    and with its static one (needs torch, the `parity` extra);
+(b) budgets drawn from the paper's truncated normal (scaled to the width): slots refilled as rows
+    end against batches that run until their longest row ends;
+(c) answers at M cuts that read their trunk's cache against prefilling every prefix again.
+
+On a GPU the decode step is timed against the memory traffic it cannot avoid (all weights and the
+filled part of the caches, once a step), at the bandwidth of a measured copy on the same device.
+
+The last line is one JSON object: vs_hf_best, occupancy, refill_vs_static, branches_vs_reprefill,
+tokens_per_s (CPU), or tokens_per_s, step_ms, roofline_share, copy_gb_per_s (GPU).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--new", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--vocab", type=int, default=2048)
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--preset", help="a real shape of random weights, on a GPU")
+    parser.add_argument("--without-transformers", action="store_true", help="skip (a)")
+    return parser.parse_args()
+
+
+def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Jobs take turns, after one warm-up each."""
+    for job in jobs.values():
+        job()
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            time.sleep(0.1)
+            started = time.perf_counter()
+            job()
+            found[name].append(time.perf_counter() - started)
+    for name, seconds in found.items():
+        spread = " ".join(f"{s:.3f}" for s in sorted(seconds))
+        print(f"  {name:34} median {statistics.median(seconds):.3f} s   ({spread})", flush=True)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+class World:
+    """A random policy that never closes its thinking, so that budgets alone decide."""
+
+    def __init__(self, shape, params, dtype):
+        import numpy as np
+
+        from bacr_jax.rollout.rules import decode_rules
+
+        class Never:
+            next_state = np.stack([np.zeros(shape.vocab_size, int), np.ones(shape.vocab_size, int)])
+            opens = np.zeros((2, shape.vocab_size), bool)
+
+        legal = np.ones(shape.vocab_size, bool)
+        legal[:4] = False
+        self.shape, self.params, self.dtype = shape, params, dtype
+        self.rules = decode_rules(
+            legal=legal,
+            eos_ids=[1],
+            think_close=Never,
+            answer_close=Never,
+            bridge_forced=[2, 3],
+            bridge_natural=[3],
+        )
+
+    def prompts(self, rows, width, seed=0):
+        """Random prompts, all of one width."""
+        import numpy as np
+
+        from bacr_jax.types import Prompts
+
+        tokens = np.random.default_rng(seed).integers(4, self.shape.vocab_size, (rows, width))
+        lengths = np.full(rows, width)
+        return Prompts(tokens.astype(np.int32), lengths, np.zeros(rows, int), lengths)
+
+    def spec(self, **settings):
+        """Shapes of a rollout of this policy."""
+        from bacr_jax.rollout.generate import RolloutSpec
+
+        return RolloutSpec(self.shape, None, dtype=self.dtype, **settings)
+
+    def generate(self, prompts, budgets, cuts, spec, seed=0):
+        """A sampled rollout."""
+        import jax
+
+        from bacr_jax.rollout.generate import generate
+        from bacr_jax.rollout.sampling import sampler
+
+        return generate(
+            self.params,
+            prompts,
+            budgets,
+            cuts,
+            jax.random.key(seed),
+            spec=spec,
+            rules=self.rules,
+            how=sampler(1.0),
+        )
+
+
+def cpu_world(arguments, folder):
+    import jax
+    import jax.numpy as jnp
+
+    from bacr_jax.interop import save_policy
+    from bacr_jax.model import kv_cache, qwen2
+    from bacr_jax.model.sizes import Qwen2Config
+
+    shape = Qwen2Config(
+        vocab_size=arguments.vocab,
+        hidden_size=arguments.width,
+        intermediate_size=4 * arguments.width,
+        num_layers=arguments.layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=arguments.width // 4,
+        rope_theta=1e4,
+        tie_embeddings=True,
+    )
+    params = qwen2.init(jax.random.key(0), shape)
+    save_policy(folder, params, config=shape)
+    decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False)
+    return World(shape, decode, jnp.float32)
+
+
+def against_transformers(arguments, world, folder):
+    """(a) Fixed lengths, against transformers."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = world.prompts(arguments.rows, arguments.prompt)
+    tokens = torch.tensor(prompts.tokens, dtype=torch.long)
+    budgets = np.full(arguments.rows, arguments.new)
+    spec = world.spec(
+        max_thinking=arguments.new,
+        answer_tokens=1,
+        slots=arguments.rows,
+        windows=arguments.windows,
+    )
+
+    def theirs(**settings):
+        with torch.inference_mode():
+            out = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=True,
+                top_k=0,
+                min_new_tokens=arguments.new,
+                max_new_tokens=arguments.new,
+                pad_token_id=0,
+                eos_token_id=1,
+                **settings,
+            )
+        assert out.shape[1] == arguments.prompt + arguments.new
+
+    def ours():
+        found = world.generate(prompts, budgets, np.zeros((arguments.rows, 0), int), spec)
+        assert found.counters["tokens"] == arguments.rows * arguments.new
+
+    print(f"(a) {arguments.rows} rows, prompt {arguments.prompt}, {arguments.new} new tokens")
+    seconds = median_seconds(
+        {
+            "bacr_jax": ours,
+            "transformers, default cache": theirs,
+            "transformers, static cache": lambda: theirs(cache_implementation="static"),
+        },
+        arguments.rounds,
+    )
+    mine = seconds.pop("bacr_jax")
+    total = arguments.rows * arguments.new
+    print(f"  {total / mine:,.0f} tokens/s; transformers {total / min(seconds.values()):,.0f}")
+    return {"vs_hf_best": min(seconds.values()) / mine, "tokens_per_s": total / mine}
+
+
+def against_static_batches(arguments, world):
+    """(b) Budgets of many lengths, against batches without refill."""
+    import jax
+    import numpy as np
+
+    from bacr_jax.truncnorm import truncated_normal
+
+    rows, slots, scale = 4 * arguments.rows, arguments.rows, arguments.new / 4096
+    low, high = 256 * scale, 4096 * scale
+    drawn = truncated_normal(jax.random.key(1), 1500 * scale, 512 * scale, low, high, shape=(rows,))
+    budgets = np.round(np.asarray(drawn)).astype(np.int32)
+    prompts = world.prompts(rows, arguments.prompt)
+    spec = world.spec(
+        max_thinking=arguments.new,
+        answer_tokens=1,
+        slots=slots,
+        chunk=8,
+        windows=arguments.windows,
+        refill=1 / 32,
+    )
+    nothing = np.zeros((rows, 0), int)
+    kept = {}
+
+    def refilled():
+        kept["refilled"] = world.generate(prompts, budgets, nothing, spec).counters
+
+    def static():
+        for start in range(0, rows, slots):
+            part = slice(start, start + slots)
+            taken = jax.tree.map(lambda x: x[part], prompts)  # noqa: B023
+            kept["static"] = world.generate(taken, budgets[part], nothing[part], spec).counters
+
+    print(
+        f"(b) {rows} rows in {slots} slots, budgets {budgets.min()}..{budgets.max()}, "
+        f"mean {budgets.mean():.0f}"
+    )
+    seconds = median_seconds({"refilled": refilled, "static batches": static}, arguments.rounds)
+    occupancy = kept["refilled"]["occupancy"]
+    print(
+        f"  occupancy {occupancy:.3f}, of the last static batch {kept['static']['occupancy']:.3f}"
+    )
+    return {
+        "occupancy": occupancy,
+        "refill_vs_static": seconds["static batches"] / seconds["refilled"],
+    }
+
+
+def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
+    """(c) Answers at M cuts, against prefilling every prefix again."""
+    import jax
+    import numpy as np
+
+    from bacr_jax.rollout.generate import _Engine
+    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.types import Prompts
+
+    rows, new = arguments.rows, arguments.new
+    prompts = world.prompts(rows, arguments.prompt)
+    cuts = np.tile(new * np.arange(1, num_cuts + 1) // num_cuts, (rows, 1))
+    spec = world.spec(max_thinking=new, answer_tokens=answer, slots=rows, windows=1)
+    engine = _Engine(
+        world.params,
+        prompts,
+        jax.random.key(0),
+        spec=spec,
+        rules=world.rules,
+        how=sampler(1.0),
+        phi_of=None,
+        truncated=False,
+    )
+    every = np.arange(rows)
+    engine.enter(every, every, every.astype(np.int32), np.full(rows, new, np.int32))
+    for _ in range(-(-new // spec.chunk)):
+        engine.step()
+    trunk = np.asarray(engine.state.tokens)
+
+    def shared():
+        cache, _, opened, _ = engine.open(every, cuts)
+        total, steps = engine.answer_steps
+        for start in range(0, total, steps):
+            opened = engine.answer_chunk(cache, opened, start, steps)
+        jax.block_until_ready(opened)
+        assert int(opened.sampled.sum()) == rows * num_cuts * answer
+
+    bridge = np.asarray(world.rules.bridge_forced)
+
+    def again():
+        for cut in cuts[0]:
+            prefix = trunk[:, : arguments.prompt + cut]
+            tokens = np.concatenate([prefix, np.tile(bridge, (rows, 1))], axis=1)
+            lengths = np.full(rows, tokens.shape[1])
+            text = Prompts(tokens, lengths, lengths * 0, lengths)
+            short = world.spec(max_thinking=answer, answer_tokens=1, slots=rows, windows=1)
+            found = world.generate(text, np.full(rows, answer), np.zeros((rows, 0), int), short)
+            assert found.counters["tokens"] == rows * answer
+
+    print(f"(c) {rows} trunks of {new} tokens, {num_cuts} answers of {answer} tokens each")
+    seconds = median_seconds({"shared cache": shared, "prefilled again": again}, arguments.rounds)
+    return {"branches_vs_reprefill": seconds["prefilled again"] / seconds["shared cache"]}
+
+
+def on_gpu(arguments):
+    """Share of the memory roofline that a decoding step reaches."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from bacr_jax.model import kv_cache, qwen2
+    from bacr_jax.model.sizes import preset
+    from bacr_jax.rollout import decode
+    from bacr_jax.rollout.sampling import sampler
+
+    shape = preset(arguments.preset)
+
+    def random_params(key):
+        params = qwen2.init(key, shape)
+        return kv_cache.decode_params(params, dtype=jnp.bfloat16, conditioned=False)
+
+    world = World(shape, jax.jit(random_params)(jax.random.key(0)), jnp.bfloat16)
+    weights = sum(x.nbytes for x in jax.tree.leaves(world.params))
+    block = jnp.ones(2**30, jnp.bfloat16)
+    copy = jax.jit(lambda x: x + 1)
+    seconds = median_seconds({"copy": lambda: jax.block_until_ready(copy(block))}, 9)["copy"]
+    bandwidth = 2 * block.nbytes / seconds
+    del block
+    length = arguments.prompt + arguments.new
+    common = {"config": shape, "mesh": None}
+    state = jax.jit(
+        decode.empty,
+        static_argnames=("config", "slots", "prompt_width", "max_new", "length", "dtype", "mesh"),
+    )(
+        slots=arguments.rows,
+        prompt_width=arguments.prompt,
+        max_new=arguments.new,
+        length=length,
+        dtype=jnp.bfloat16,
+        **common,
+    )
+    budgets = jnp.full(arguments.rows, arguments.new, jnp.int32)
+    state = jax.jit(decode.admit, static_argnames=("config", "mesh"), donate_argnums=(1,))(
+        world.params,
+        state,
+        world.prompts(arguments.rows, arguments.prompt),
+        budgets,
+        jnp.arange(arguments.rows),
+        jnp.arange(arguments.rows),
+        **common,
+    )
+    caches = sum(x.nbytes for x in jax.tree.leaves(state.cache))
+    key, how, steps = jax.random.key(1), sampler(1.0), 16
+
+    def chunk(state):
+        state = decode.decode_chunk(
+            world.params, state, key, world.rules, how, num_steps=steps, **common
+        )
+        return jax.block_until_ready(state)
+
+    found = []
+    for index in range(min(arguments.new // steps, arguments.rounds + 2)):
+        started = time.perf_counter()
+        state = chunk(state)
+        if index >= 2:
+            found.append((time.perf_counter() - started) / steps)
+    step = statistics.median(found)
+    bound = (weights + caches) / bandwidth
+    print(
+        f"{arguments.preset}, {arguments.rows} rows, caches of {length}: step {step * 1e3:.2f} ms, "
+        f"weights {weights / 1e9:.2f} GB, caches {caches / 1e9:.2f} GB, bound {bound * 1e3:.2f} ms"
+    )
+    return {
+        "preset": arguments.preset,
+        "device": jax.devices()[0].device_kind,
+        "tokens_per_s": round(arguments.rows / step),
+        "step_ms": round(step * 1e3, 3),
+        "roofline_share": round(bound / step, 3),
+        "copy_gb_per_s": round(bandwidth / 1e9),
+        "rows": arguments.rows,
+        "cache_length": length,
+        "finite": bool(np.isfinite(np.asarray(state.logits)).all()),
+    }
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.preset:
+        print(json.dumps(on_gpu(arguments)))
+        return
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"
+    result: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as parent:
+        folder = os.path.join(parent, "model")
+        world = cpu_world(arguments, folder)
+        if not arguments.without_transformers:
+            result |= against_transformers(arguments, world, folder)
+    result |= against_static_batches(arguments, world)
+    result |= against_prefilling_again(arguments, world)
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()
