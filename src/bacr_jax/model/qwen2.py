@@ -206,9 +206,9 @@ def unstack(layers: Params, num_layers: int) -> list[Params]:
     One split per leaf: its gradient is one concatenation, where the gradient of indexing would add
     up `num_layers` arrays of the full size.
     """
-    parts = jax.tree.map(lambda leaf: jax.lax.split(leaf, [1] * num_layers, axis=0), layers)
-    of_layer = lambda i: jax.tree.map(lambda part: part[i][0], parts, is_leaf=is_split)
-    is_split = lambda part: isinstance(part, list | tuple)
+    leaves, structure = jax.tree.flatten(layers)
+    parts = [jax.lax.split(leaf, [1] * num_layers, axis=0) for leaf in leaves]
+    of_layer = lambda i: jax.tree.unflatten(structure, [part[i][0] for part in parts])
     return [of_layer(index) for index in range(num_layers)]
 
 
