@@ -12,8 +12,8 @@ FLOORS = {
     2: "model data",
     3: "rollout interop",
     4: "learner methods",
-    5: "run_folder metrics progress checkpoint environment policy iteration warmup evaluation "
-    "report trainer",
+    5: "run_folder metrics progress checkpoint environment policy asked more_answers iteration warmup "
+    "cold_start evaluation report trainer",
     6: "train export evaluate generate plan study __main__",
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
