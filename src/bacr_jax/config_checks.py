@@ -316,6 +316,12 @@ def _method_settings(config: Config) -> Iterator[str]:
             f"advantage.history=true: needs credit that starts at the segment, found "
             f"advantage.credit={advantage.credit}; write to_go"
         )
+    if config.warmup.style is not None and config.data.ledger.variant != "tradeoff":
+        yield (
+            f"warmup.style={config.warmup.style}: data.ledger.variant="
+            f"{config.data.ledger.variant} teaches too many styles to stop by one; write "
+            "data.ledger.variant=tradeoff, or warmup.style=null"
+        )
     band = config.warmup.style_accuracy
     if len(band) != 2 or band[0] >= band[1]:
         yield f"warmup.style_accuracy: found {_shown(band)}; write [low, high]"

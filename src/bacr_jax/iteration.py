@@ -338,6 +338,13 @@ class Iteration:
         if keep.all():
             return batch
         rows = keep.reshape(-1)
+        if not rows.any():
+            # A loss over no tokens is 0/0; without advantages it is 0.
+            nothing = {
+                name: jnp.zeros_like(getattr(batch, name))
+                for name in ("thinking_advantages", "answer_advantages")
+            }
+            return dataclasses.replace(batch, **nothing)
         counted: Any = np.where(rows, batch.sampled, 0)
         answered: Any = np.where(rows[:, None], batch.answered, 0)
         return dataclasses.replace(batch, sampled=counted, answered=answered)
@@ -444,12 +451,12 @@ class Iteration:
         return schedule, posterior
 
     @property
-    def coordinate(self) -> Float[np.ndarray, "n"]:
+    def coordinate(self) -> Float[Array, "n"]:
         """Where each problem stands on the scale of difficulty (an unknown level: hardest)."""
         if self.config.curriculum.coordinate == "prompt_length":
-            return np.asarray(self.environment.train.prompts.lengths, np.float32)
-        levels = np.asarray(self.environment.train.set.levels, np.float32)
-        return np.where(levels < 1, max(levels.max(), 1), levels).astype(np.float32)
+            return jnp.asarray(self.environment.train.prompts.lengths, jnp.float32)
+        levels = np.asarray(self.environment.train.set.levels)
+        return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
 
     def probe(
         self, train: TrainState, step: int, poll: Callable[[], None] | None

@@ -24,12 +24,13 @@ from bacr_jax.metrics import MetricsWriter
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
 from bacr_jax.report import plots, tables
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout.generate import Rollout, generate
+from bacr_jax.rollout.sampling import sampler
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.text.extraction import decode_ids
 from bacr_jax.text.prompts import format_for
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
-from bacr_jax.warmup import warm_up
+from bacr_jax.warmup import styled_prompts, warm_up
 
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
 
@@ -133,12 +134,28 @@ class Trainer:
             )
             return float(summary["greedy"][str(largest)]["accuracy"])
 
+        def style_accuracy_of(params: Any, style: ledger.Style) -> float:
+            prompts, golds = styled_prompts(environment.train, style, config.warmup.style_level)
+            budgets = np.full(len(golds), config.budget.max, np.int32)
+            rollout = generate(
+                self.policy.plain_decode_params(params),
+                prompts,
+                budgets,
+                budgets[:, None],
+                key,
+                spec=dataclasses.replace(self.policy.rollout, conditioning=None),
+                rules=environment.rules,
+                how=sampler(0.0),
+            )
+            return float(environment.verify(rollout.branches, golds).mean())
+
         with self.progress.phase("warm-up", config.warmup.steps) as phase:
             params = warm_up(
                 config,
                 self.policy,
                 folder,
                 accuracy_of=accuracy_of,
+                style_accuracy_of=style_accuracy_of,
                 on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             )
         return policies.with_budget_module(key, self.policy, params)
