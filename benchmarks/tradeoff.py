@@ -1,18 +1,18 @@
-"""Does it pay to know the budget? BACR against AnytimeReasoner where short thinking is less accurate.
+"""Does it pay to know the budget? BACR and AnytimeReasoner where short thinking errs more.
 
     python benchmarks/tradeoff.py --seeds 0 1 2 --out runs/tradeoff
 
-On the `tradeoff` ledger a trace is written in steps (right, up to 30 tokens) or at once (8 tokens at
-most, often wrong on long problems); its first token says which. For each seed one warm-up, and from it
-every arm with equal steps, questions and rollouts:
+On the `tradeoff` ledger a trace is written in steps (right, up to 30 tokens) or at once (8 tokens
+at most, often wrong on long problems); its first token says which. For each seed one warm-up, and
+from it every arm with equal steps, questions and rollouts:
 
     own      BACR told its budget, paid for the answer at that budget (Eq. 1)
     final    the same with four cuts, weights .12 .12 .16 .6 and the dense reward
     uniform  the same with the paper's four cuts of equal weight (Eq. 9)
     anytime  AnytimeReasoner: not told a budget, scored at all four, one answer at each
 
-Finished runs are kept, not repeated. Prints tables and one JSON object on the last line: the share of
-sampled traces in steps by budget, sampled and greedy accuracy.
+Finished runs are kept, not repeated. Prints a line per run and one JSON object at the end: the
+share of sampled traces in steps by budget, sampled and greedy accuracy.
 """
 
 import argparse

@@ -82,7 +82,9 @@ def answer_once(
     right = plain.verify(rollout.branches, golds, poll)[:, 0]
     correct, lengths = np.zeros(total, np.int64), np.zeros(total, np.int64)
     correct[asked] = right > 0.5
-    lengths[asked] = np.asarray(rollout.trunks.thinking) + np.asarray(rollout.branches.sampled)[:, 0]
+    lengths[asked] = (
+        np.asarray(rollout.trunks.thinking) + np.asarray(rollout.branches.sampled)[:, 0]
+    )
     return Answered(rollout, asked, correct, lengths)
 
 
@@ -123,9 +125,7 @@ def examples(
         answer = np.asarray(branches.tokens[row, 0])[at : at + int(branches.sampled[row, 0])]
         said = encode(start.opening(int(answered.lengths[question]))) + thinking + closing
         parts = ((prompt, False), (said, True), (bridge, False), (answer.tolist(), True))
-        rows.append(
-            ([i for ids, _ in parts for i in ids], [on for ids, on in parts for _ in ids])
-        )
+        rows.append(([i for ids, _ in parts for i in ids], [on for ids, on in parts for _ in ids]))
     if not rows:
         raise UserError(
             "selfbudgeter: the starting policy answered no training question correctly; write "
@@ -214,9 +214,7 @@ def cold_start(
             "data.max_prompt_tokens: drops different questions in the two prompt formats that the "
             "cold start joins; write a larger number"
         )
-    answered = answer_once(
-        config, policy, plain, params, questions=start.questions, poll=poll
-    )
+    answered = answer_once(config, policy, plain, params, questions=start.questions, poll=poll)
     remembered = start.remember(remembered, answered.lengths, answered.correct)
     tokens, mask = examples(answered, environment, format_for(config), start)
     taught = imitate(

@@ -5,13 +5,15 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import dataclasses
 import difflib
-import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bacr_jax.config import Config
+from bacr_jax.config_methods import EVALUATION_ONLY as EVALUATION_ONLY
+from bacr_jax.config_methods import built_in_methods as built_in_methods
+from bacr_jax.config_methods import method_name, method_settings, steep_weights
+from bacr_jax.config_methods import show as _shown
 from bacr_jax.errors import UserError
 
 # Legal range of every number, in interval notation; a list is checked number by number. Infinity
@@ -135,17 +137,6 @@ NUM_LEVELS = 5
 GROUP_BASELINES = ("group", "residual_loo", "shrink")
 GROUP_METHODS = ("grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter")
 
-# Methods that train nothing, and what to do with them.
-EVALUATION_ONLY = {
-    name: f"method={name}: trains nothing; write python -m bacr_jax.evaluate {how}"
-    for name, how in (
-        ("cot", "with the model's folder and its budgets"),
-        ("self_consistency", "with several samples per question"),
-    )
-}
-# Modules of the room `methods` that are no methods of training.
-_NO_METHODS = ("__init__", "method", "single_budget", *EVALUATION_ONLY)
-
 
 def _bounds(interval: str) -> tuple[float, float, bool, bool]:
     low, high = interval[1:-1].split(",")
@@ -168,12 +159,6 @@ def range_text(interval: str) -> str:
         return f"in {interval}"
     least = f"{low:g} or more" if with_low else f"more than {low:g}"
     return f"{least} (.inf: no limit)" if with_high else least
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_shown, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -200,131 +185,6 @@ def _blank_texts(config: Config) -> Iterator[str]:
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and not text.strip():
                 yield f"{key}: found blank text; write a name"
-
-
-def built_in_methods() -> list[str]:
-    """Names of the methods that come with the package: the modules of its `methods` room."""
-    # Importing that room would import JAX.
-    folder = Path(__file__).parent / "methods"
-    return sorted(p.stem for p in folder.glob("*.py") if p.stem not in _NO_METHODS)
-
-
-def _method(config: Config) -> Iterator[str]:
-    name, known = config.method, built_in_methods()
-    if name in EVALUATION_ONLY:
-        return
-    if name.endswith(".py"):
-        if not Path(name).is_file():
-            yield f"method: no file {name!r}; write the path of a Python file with make(config)"
-        return
-    parts = name.split(".")
-    found = name in known
-    if not found and all(part.isidentifier() for part in parts):
-        try:
-            found = importlib.util.find_spec(parts[0]) is not None
-        except (ImportError, ValueError):
-            found = False
-    if not found:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        choice = near[0] if near else f"one of {', '.join(known)}"
-        yield (
-            f"method: found {name!r}, neither a method here nor an importable module; write "
-            f"{choice}, or the path of a Python file or module with a function make(config)"
-        )
-
-
-def loss_problems(config: Config, wanted: Mapping[str, Any]) -> Iterator[str]:
-    """What a method asks of `config.loss` and the config does not give.
-
-    Args:
-      config: the settings.
-      wanted: value by key of the section, or (">", other key) for a value above that key's.
-    """
-    preset = f"configs/methods/{config.method}.yaml has it"
-    for name, want in wanted.items():
-        found = getattr(config.loss, name)
-        if isinstance(want, tuple):
-            other = getattr(config.loss, want[1])
-            if not found > other:
-                yield (
-                    f"loss.{name}={_shown(found)}: method={config.method} needs more than "
-                    f"loss.{want[1]}={_shown(other)}; write a larger one ({preset})"
-                )
-        elif found != want:
-            yield (
-                f"loss.{name}={_shown(found)}: method={config.method} is defined with "
-                f"{_shown(want)}; write loss.{name}={_shown(want)} ({preset})"
-            )
-
-
-def _steep_weights(config: Config) -> Iterator[str]:
-    """Weights under which the objective pays for a wrong answer at some cut.
-
-    The outcome at cut j has the coefficient (1 + lambda) w_j - lambda w_(j+1) in sum_j w_j R_j.
-    """
-    cuts, reward = config.cuts, config.reward
-    if config.method != "bacr" or not reward.dense or cuts.count == 1:
-        return
-    shares = {
-        "uniform": [1.0 / cuts.count] * cuts.count,
-        "final_heavy": [0.3 / (cuts.count - 1)] * (cuts.count - 1) + [0.7],
-        "own_budget": [0.0] * (cuts.count - 1) + [1.0],
-    }
-    weights = shares[cuts.weights] if isinstance(cuts.weights, str) else list(cuts.weights)
-    if len(weights) != cuts.count:
-        return
-    for j, (weight, following) in enumerate(zip(weights, weights[1:])):
-        if (1.0 + reward.coefficient) * weight - reward.coefficient * following < -1e-6:
-            most = weight / (following - weight)
-            yield (
-                f"cuts.weights={_shown(cuts.weights)}: with reward.coefficient="
-                f"{_shown(reward.coefficient)} a right answer at cut {j + 1} would be punished, "
-                f"since losing it pays for progress at cut {j + 2}; write reward.coefficient of at "
-                f"most {most:.3g}, reward.dense=false, or flatter weights such as "
-                "[.12, .12, .16, .6]"
-            )
-            return
-
-
-def _method_settings(config: Config) -> Iterator[str]:
-    own, schedule, advantage = config.selfbudgeter, config.curriculum, config.advantage
-    for name in ("correct_range", "wrong_range"):
-        found = getattr(own, name)
-        if len(found) != 2 or found[0] > found[1]:
-            yield f"selfbudgeter.{name}: found {_shown(found)}; write [low, high]"
-            return
-    if config.method == "selfbudgeter" and (
-        own.correct_range[0] + own.budget_penalty < own.wrong_range[1]
-    ):
-        yield (
-            f"selfbudgeter.budget_penalty={_shown(own.budget_penalty)}: a correct response could "
-            "earn less than a wrong one; write at least "
-            f"{_shown(own.wrong_range[1] - own.correct_range[0])}"
-        )
-    if schedule.difficulty == "continuous" and schedule.pass_rate != "ema":
-        yield (
-            f"curriculum.pass_rate={schedule.pass_rate}: difficulty=continuous keeps its own "
-            "record of every problem; write curriculum.pass_rate=ema"
-        )
-    if (schedule.probe_budget or 0) > config.budget.max:
-        yield (
-            f"curriculum.probe_budget={schedule.probe_budget}: is above budget.max="
-            f"{config.budget.max}; write at most {config.budget.max}"
-        )
-    if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
-        yield (
-            f"advantage.history=true: needs credit that starts at the segment, found "
-            f"advantage.credit={advantage.credit}; write to_go"
-        )
-    if config.warmup.style is not None and config.data.ledger.variant != "tradeoff":
-        yield (
-            f"warmup.style={config.warmup.style}: data.ledger.variant="
-            f"{config.data.ledger.variant} teaches too many styles to stop by one; write "
-            "data.ledger.variant=tradeoff, or warmup.style=null"
-        )
-    band = config.warmup.style_accuracy
-    if len(band) != 2 or band[0] >= band[1]:
-        yield f"warmup.style_accuracy: found {_shown(band)}; write [low, high]"
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -514,14 +374,14 @@ def _batches(config: Config) -> Iterator[str]:
 _SECTIONS: tuple[Callable[[Config], Iterator[str]], ...] = (
     _out_of_range,
     _blank_texts,
-    _method,
+    method_name,
     _model,
     _sources,
     _groups_and_warmup,
     _budgets,
     _batches,
-    _steep_weights,
-    _method_settings,
+    steep_weights,
+    method_settings,
 )
 
 

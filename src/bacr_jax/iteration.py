@@ -5,7 +5,6 @@ fold_in(run key, step) alone, so an iteration can be replayed from a checkpoint.
 """
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import advantages, curriculum, difficulty
-from bacr_jax.asked import Asked, Plan, choose, sampled_tokens, wants_more
+from bacr_jax.asked import Asked, Plan, choose, wants_more
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.difficulty import DifficultyPosterior
 from bacr_jax.environment import Environment
+from bacr_jax.iteration_metrics import (
+    Clock,
+    Metrics,
+    rollout_metrics,
+    sampling_metrics,
+    schedule_metrics,
+)
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
@@ -30,8 +36,6 @@ from bacr_jax.policy import Policy
 from bacr_jax.rollout.generate import Rollout, generate, precompile
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.types import CLOSED_BY_BUDGET, Prompts, pytree
-
-Metrics = dict[str, float]
 
 
 @pytree
@@ -487,68 +491,19 @@ class Iteration:
         return self.levels[chosen], outcomes, rollout.counters["tokens"]
 
     def describe(self, asked: list[Asked], chosen: Asked, state: RunState) -> dict[str, Any]:
-        """Metrics of the first round, which nothing was chosen from, and of the schedule."""
-        rollout, outcomes = asked[0].rollout, asked[0].seen.outcomes
-        trunks, branches = rollout.trunks, rollout.branches
-        schedule, settings = state.curriculum, self.config.curriculum
-        mu = curriculum.scheduled_mean(
-            schedule,
-            alpha=settings.alpha,
-            beta=settings.beta,
-            b_min=self.config.budget.min,
-            b_max=self.config.budget.max,
-            clip=settings.clip_mu,
-        )
-        weights = self.method.question_weights(schedule, self.group_sizes)
-        by_group = {}
-        members = self.levels if self.continuous else np.arange(self.num_groups)
-        for group in range(self.config.data.num_groups):
-            here = members == group
-            # A group without problems has no mean.
-            mean = lambda x: float(np.asarray(x)[here].mean()) if here.any() else 0.0  # noqa: B023
-            by_group[f"curriculum/mu_{group}"] = mean(mu)
-            by_group[f"curriculum/pass_rate_{group}"] = mean(schedule.pass_rate)
-            by_group[f"curriculum/weight_{group}"] = float(np.asarray(weights)[here].sum())
-        cuts = np.asarray(outcomes).mean((0, 1))
-        tokens = chosen.rollout.counters["tokens"]
-        resampled = {}
-        if self.method.resampling is not None:
-            resampled = {
-                "sampling/rounds": len(asked),
-                "sampling/useful_share": np.mean([one.useful.mean() for one in asked]),
-                "sampling/filled": int((~chosen.useful).sum()),
-                "sampling/dropped_tokens": tokens - sampled_tokens(chosen.rollout),
-            }
+        """Metrics of the rounds, of the first round's rollout, and of the schedule."""
+        schedule = state.curriculum
+        resampled = self.method.resampling is not None
         return {
-            **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
-            "rollout/thinking_mean": float(np.mean(trunks.thinking)),
-            "rollout/thinking_max": float(np.max(trunks.thinking)),
-            "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
-            "rollout/closed_answers": float(np.mean(branches.finished)),
+            **rollout_metrics(asked[0]),
+            **(sampling_metrics(asked, chosen) if resampled else {}),
+            **schedule_metrics(
+                schedule,
+                self.method.question_weights(schedule, self.group_sizes),
+                self.levels if self.continuous else np.arange(self.num_groups),
+                config=self.config,
+            ),
             **{f"grader/{k}": v for k, v in self.environment.grader.counters().items()},
-            "rollout/tokens": tokens,
+            "rollout/tokens": chosen.rollout.counters["tokens"],
             "rollout/tokens_total": int(state.generated_tokens),
-            "budget/mean": float(np.mean(trunks.budgets)),
-            **resampled,
-            **by_group,
         }
-
-
-class Clock:
-    """Seconds spent between laps, as `time/...` metrics."""
-
-    def __init__(self) -> None:
-        """Starts the clock."""
-        self.laps: Metrics = {}
-        self._start = self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Adds the time since the last lap to `name`."""
-        now = time.perf_counter()
-        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
-        self._last = now
-
-    @property
-    def total(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self._start

@@ -10,7 +10,7 @@ from typing import Any
 
 from bacr_jax import config_io
 from bacr_jax.config import Config
-from bacr_jax.config_checks import EVALUATION_ONLY
+from bacr_jax.config_methods import EVALUATION_ONLY
 from bacr_jax.errors import UserError
 from bacr_jax.run_folder import RunFolder, open_run
 

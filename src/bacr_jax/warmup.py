@@ -31,9 +31,9 @@ Params = dict[str, Any]
 # Shape of the rate, found by trial: 50 steps up, constant, linear over the last 35 % down to 3 %.
 RISE, FALL_SHARE, FINAL_FRACTION = 50, 0.35, 0.03
 HOLD_STEPS = 100
-# Where a style decides the end: it is measured from the last phase on, every 25 steps; then the rate
-# falls over at most 100 steps, with a measurement every 20.
-MEASURE_EVERY, STYLE_FALL, STYLE_FALL_PART = 25, 100, 20
+# Where a style decides the end: it is measured from the last phase on, every 25 steps, on a copy
+# whose rate falls over 40 more.
+MEASURE_EVERY, STYLE_FALL = 25, 40
 # Problems on which a style is measured: an error of 3 points.
 STYLE_PROBLEMS = 256
 
@@ -144,32 +144,35 @@ def _until_style(
     settings = run.config.warmup
     assert settings.style is not None
     low, high = settings.style_accuracy
-    measure = lambda: {
-        name: style_accuracy_of(run.params, name) for name in ("steps", settings.style)
+    measure = lambda params: {
+        name: style_accuracy_of(params, name) for name in ("steps", settings.style)
     }
     last_phase = ledger.WARMUP[run.config.data.ledger.variant][-2].until
     first = int(last_phase * settings.steps)
     most = settings.steps + settings.max_hold * HOLD_STEPS
+    slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
+    falling = lambda i: settings.learning_rate * (1.0 - slope * (i + 1))
+    copy = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
     run.planned = settings.steps
     run.advance(first, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
-    found = measure()
-    while run.step < most and (
-        found[settings.style] < low or found["steps"] < settings.hold_accuracy
-    ):
+    found = measure(run.params)
+    while run.step < most and found[settings.style] <= high:
+        if found[settings.style] >= low / 2:
+            # A copy ends its training here: accuracy jumps while the rate falls, so that only the
+            # copy tells what ending here gives.
+            end = dataclasses.replace(
+                run, params=copy(run.params), opt_state=copy(run.opt_state), on_progress=None
+            )
+            end.advance(STYLE_FALL, falling)
+            found = measure(end.params)
+            in_band = low <= found[settings.style] <= high
+            if in_band and found["steps"] >= settings.target_accuracy:
+                run.params, run.step = end.params, end.step
+                return {f"{name}_accuracy": value for name, value in found.items()}
         run.planned = max(run.planned, run.step + MEASURE_EVERY)
         run.advance(MEASURE_EVERY, lambda i: settings.learning_rate)
-        found = measure()
-    run.planned = run.step + STYLE_FALL
-    slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
-    for part in range(STYLE_FALL // STYLE_FALL_PART):
-        done = part * STYLE_FALL_PART
-        run.advance(
-            STYLE_FALL_PART,
-            lambda i: settings.learning_rate * (1.0 - slope * (done + i + 1)),  # noqa: B023
-        )
-        found = measure()
-        if low <= found[settings.style] <= high and found["steps"] >= settings.target_accuracy:
-            return {f"{name}_accuracy": value for name, value in found.items()}
+        if found[settings.style] < low / 2:
+            found = measure(run.params)
     raise UserError(
         f"warm-up: after {run.step} steps the style {settings.style} is right on "
         f"{found[settings.style]:.2f} of level {settings.style_level} and steps on "
@@ -208,7 +211,8 @@ def warm_up(
 
     With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
     of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
-    depends on it. The two accuracies above are then those of the style *steps* on that level.
+    depends on it. `warmup.target_accuracy` is then that of the style *steps* on that level, and
+    the rate falls over 40 steps.
 
     Args:
       config: the run's config.

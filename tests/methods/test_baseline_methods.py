@@ -6,11 +6,11 @@ import inspect
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from methods_world import load, seen
 
 from bacr_jax import baselines
 from bacr_jax.errors import UserError
 from bacr_jax.methods import cot, load_method, self_consistency
+from methods_world import load, seen
 
 
 class TestHAPO:

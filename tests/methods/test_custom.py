@@ -6,11 +6,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from methods_world import Odd, iteration_of, load
 
 from bacr_jax.data import ledger
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
+from methods_world import Odd, iteration_of, load
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -51,7 +51,9 @@ def test_a_file_named_in_the_config_trains(world):
     assert 0 < metrics["brief/thinking_share"] <= 1
     right = outcomes.reshape(-1)
     used = np.asarray(rollout.trunks.thinking) / 12
-    np.testing.assert_allclose(metrics["reward/mean"], (right * (1.2 - 0.2 * used)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["reward/mean"], (right * (1.2 - 0.2 * used)).mean(), rtol=1e-5
+    )
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
     assert max(jax.tree.leaves(moved)) > 0
 

@@ -5,9 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from methods_world import NAMES, PRESETS, Odd, iteration_of, load
 
 from bacr_jax.data import ledger
+from methods_world import NAMES, PRESETS, Odd, iteration_of, load
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from methods_world import NAMES, PRESETS, load, seen
 
 from bacr_jax import config_io
-from bacr_jax.config_checks import EVALUATION_ONLY, built_in_methods
+from bacr_jax.config_methods import EVALUATION_ONLY, built_in_methods
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
+from methods_world import NAMES, PRESETS, load, seen
 
 EXTRA = {"declared": jnp.full((4, 4), 8), "declaration": jnp.full((4, 4), 2)}
 
@@ -52,9 +52,7 @@ def test_a_preset_is_a_good_config_and_gives_finite_credit(tmp_path, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_also_fits_over_the_quickstart_and_the_7b_config(name):
     for base in ("quickstart", "qwen2.5-7b-math"):
-        config = config_io.load(
-            [PRESETS.parent / f"{base}.yaml", PRESETS / f"{name}.yaml"]
-        )
+        config = config_io.load([PRESETS.parent / f"{base}.yaml", PRESETS / f"{name}.yaml"])
         config_io.check(config)
         load_method(config)
 
@@ -65,7 +63,9 @@ def test_every_method_has_a_preset():
 
 
 @pytest.mark.parametrize(
-    "parts", itertools.product([True, False], repeat=4), ids=lambda parts: "".join("ny"[p] for p in parts)
+    "parts",
+    itertools.product([True, False], repeat=4),
+    ids=lambda parts: "".join("ny"[p] for p in parts),
 )
 def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path, parts):
     told, curriculum, dense, value = parts
@@ -91,7 +91,10 @@ def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path,
 @pytest.mark.parametrize("normalise", ["batch_rms", "group", "none"])
 def test_a_group_of_equal_outcomes_gives_finite_advantages(tmp_path, baseline, normalise):
     config = load(
-        tmp_path, "bacr-robust", f"advantage.baseline={baseline}", f"advantage.normalise={normalise}"
+        tmp_path,
+        "bacr-robust",
+        f"advantage.baseline={baseline}",
+        f"advantage.normalise={normalise}",
     )
     outcomes = np.ones((4, 4, 4))
     _, _, _, _, credit, _ = credit_of(config, outcomes=outcomes)

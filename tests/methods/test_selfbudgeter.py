@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from methods_world import load, seen
 
 from bacr_jax import cold_start
 from bacr_jax.data import ledger
@@ -17,6 +16,7 @@ from bacr_jax.methods import load_method, selfbudgeter
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.text.prompts import FORMATS, encode_prompts, encode_text, legal_tokens
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
+from methods_world import load, seen
 
 
 @pytest.fixture(scope="module")

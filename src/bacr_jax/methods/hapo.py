@@ -32,9 +32,7 @@ def make(config: Config) -> Method:
     def update(
         history: Int[Array, "n"], seen: Observed, rewards: Array, values: Any
     ) -> Int[Array, "n"]:
-        return baselines.hapo_update(
-            history, seen.questions, seen.lengths, seen.outcomes[..., -1]
-        )
+        return baselines.hapo_update(history, seen.questions, seen.lengths, seen.outcomes[..., -1])
 
     def metrics(history: Int[Array, "n"], seen: Observed) -> dict[str, Array]:
         known = history != baselines.HAPO_NO_HISTORY

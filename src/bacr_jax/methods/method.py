@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import Config
-from bacr_jax.config_checks import EVALUATION_ONLY, built_in_methods, loss_problems
+from bacr_jax.config_methods import EVALUATION_ONLY, built_in_methods, loss_problems
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.errors import UserError
 from bacr_jax.types import pytree
@@ -68,7 +68,7 @@ class Credit:
 
 def no_state(num_questions: int) -> None:
     """State of a method that remembers nothing."""
-    return None
+    return
 
 
 def unchanged(
