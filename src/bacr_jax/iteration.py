@@ -86,8 +86,8 @@ class Iteration:
         # With continuous difficulty every problem is a group of its own.
         self.continuous = config.curriculum.difficulty == "continuous"
         self.levels = np.asarray(environment.train.set.groups)
-        self.group_of = jnp.arange(len(self.levels)) if self.continuous else self.levels
-        self.group_of = jnp.asarray(self.group_of, jnp.int32)
+        group_of = np.arange(len(self.levels)) if self.continuous else self.levels
+        self.group_of = jnp.asarray(group_of, jnp.int32)
         self.num_groups = len(self.levels) if self.continuous else config.data.num_groups
         self.group_sizes = jnp.bincount(self.group_of, length=self.num_groups)
         self.reference: Any = None
@@ -414,9 +414,9 @@ class Iteration:
         """
         due = self.adapts_after(step)
         if self.config.curriculum.pass_rate != "probe":
-            outcomes = asked.seen.outcomes[..., -1]
+            correct = asked.seen.outcomes[..., -1]
             schedule, posterior = self._adapt(
-                state.curriculum, state.difficulty, asked.plan.groups, outcomes, due
+                state.curriculum, state.difficulty, asked.plan.groups, correct, due
             )
             return schedule, posterior, 0
         if not due:
@@ -464,7 +464,7 @@ class Iteration:
 
     def probe(
         self, train: TrainState, step: int, poll: Callable[[], None] | None
-    ) -> tuple[Int[np.ndarray, "P"], Float[np.ndarray, "P one"], int]:
+    ) -> tuple[Int[Array, "P"], Float[Array, "P one"], int]:
         """Pass rates of fixed training questions at one budget: groups, outcomes, tokens spent."""
         settings, questions = self.config.curriculum, self.environment.train
         rank = np.random.default_rng([self.config.seed, 5]).permutation(len(questions))
@@ -488,7 +488,8 @@ class Iteration:
         )
         golds = [questions.set.answers[i] for i in chosen]
         outcomes = self.environment.verify(rollout.branches, golds, poll)
-        return self.levels[chosen], outcomes, rollout.counters["tokens"]
+        groups = jnp.asarray(self.levels[chosen])
+        return groups, jnp.asarray(outcomes), rollout.counters["tokens"]
 
     def describe(self, asked: list[Asked], chosen: Asked, state: RunState) -> dict[str, Any]:
         """Metrics of the rounds, of the first round's rollout, and of the schedule."""

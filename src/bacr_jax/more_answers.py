@@ -120,8 +120,8 @@ def more_answers(
 
 def _prefixes(trunks: Trunks, context: Int[np.ndarray, "n"], row: np.ndarray) -> Prompts:
     """Text of the given rows up to `context`, as prompts."""
-    tokens = np.asarray(trunks.tokens)[row]
-    tokens = np.where(np.arange(tokens.shape[1]) < context[:, None], tokens, 0)
+    whole = np.asarray(trunks.tokens)[row]
+    tokens: Any = np.where(np.arange(whole.shape[1]) < context[:, None], whole, 0)
     zeros: Any = np.zeros(len(row), np.int32)
     lengths: Any = context.astype(np.int32)
     return Prompts(tokens, lengths, zeros, lengths)

@@ -99,7 +99,7 @@ def styled_prompts(
     # A line of steps starts with its label, the other style with the start digit, which stands
     # after <bos> in the prompt.
     first = ledger.ID["a"] if style == "steps" else np.asarray(prompts.tokens)[:, 1]
-    tokens = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, 1)))
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, 1)))
     tokens[np.arange(len(index)), np.asarray(prompts.lengths)] = first
     lengths: Any = np.asarray(prompts.lengths) + 1
     opened = Prompts(tokens, lengths, prompts.question_start, prompts.question_end)

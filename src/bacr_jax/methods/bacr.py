@@ -132,7 +132,7 @@ def make(config: Config) -> Method:
         return Credit(thinking=thinking / scale, answers=answers / scale, baseline=baseline)
 
     def init_state(num_questions: int) -> dict[str, Array] | None:
-        state = {}
+        state: dict[str, Array] = {}
         if advantage.baseline == "shrink":
             # n0 = 0: until V's error is measured, the other traces alone are trusted.
             state |= {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
@@ -147,7 +147,7 @@ def make(config: Config) -> Method:
         reward: Float[Array, "Q G M"],
         values: Float[Array, "Q G M"] | None,
     ) -> dict[str, Array] | None:
-        measured = {}
+        measured: dict[str, Array] = {}
         if advantage.baseline == "shrink":
             assert values is not None
             moments = advantages.residual_moments(reward, values, axis=1)

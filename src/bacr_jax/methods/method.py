@@ -195,7 +195,8 @@ def _module(name: str) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        load: Callable[[], Any] = lambda: spec.loader.exec_module(module) or module
+        run = spec.loader.exec_module
+        load: Callable[[], Any] = lambda: run(module) or module
     else:
         known = built_in_methods()
         path_of = f"bacr_jax.methods.{name}" if name in known else name

@@ -56,7 +56,7 @@ def prefill(prompts: Prompts, declaration: Int[np.ndarray, "n"]) -> Prompts:
       Prompts, wider by the declaration.
     """
     rows, count = len(prompts.lengths), len(declaration)
-    tokens = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, count)))
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, count)))
     at = np.asarray(prompts.lengths)[:, None] + np.arange(count)
     tokens[np.arange(rows)[:, None], at] = declaration
     longer: Any = np.asarray(prompts.lengths) + count
