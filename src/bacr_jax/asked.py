@@ -13,6 +13,13 @@ from bacr_jax.rollout.generate import Rollout
 from bacr_jax.types import Prompts, pytree
 
 
+# Counters of a rollout that are counts or seconds.
+_ADDITIVE = (
+    *("row_steps", "useful_steps", "tokens", "prefill_tokens"),
+    *("prefill_s", "decode_s", "answer_s"),
+)
+
+
 @pytree
 class Plan:
     """Questions, budgets and cuts of one iteration.
@@ -66,12 +73,10 @@ def choose(asked: Sequence[Asked]) -> Asked:
       asked: rounds of Q questions each.
 
     Returns:
-      A round of Q questions, in the order they were asked; its counters are the sums over rounds.
+      A round of Q questions, in the order they were asked; its counters are those of all rounds.
     """
     first = asked[0]
-    counters = {
-        name: sum(one.rollout.counters[name] for one in asked) for name in first.rollout.counters
-    }
+    counters = added([one.rollout.counters for one in asked])
     if len(asked) == 1:
         rollout = dataclasses.replace(first.rollout, counters=counters)
         return dataclasses.replace(first, rollout=rollout)
@@ -100,6 +105,15 @@ def choose(asked: Sequence[Asked]) -> Asked:
         seen=pick([one.seen for one in asked], index),
         useful=useful[index],
     )
+
+
+def added(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counters of several calls of `generate` as one: counts and seconds add up.
+
+    Shares, rates and means are those of the first call.
+    """
+    sums = {n: sum(one[n] for one in counters) for n in counters[0] if n in _ADDITIVE}
+    return {**counters[0], **sums}
 
 
 def sampled_tokens(rollout: Rollout) -> int:

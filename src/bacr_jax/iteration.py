@@ -170,11 +170,13 @@ class Iteration:
         """Compiles every form of the rollout, so that no iteration after the first compiles."""
         params = state.train.policy
         decode, prompts = self.policy.decode_params(params), self.environment.train.prompts
-        cuts = {int(self.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])}
+        settings, phi_of = self.config.rollout, self.policy.phi_of(params)
+        cuts = int(self.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])
+        rows = settings.questions * settings.group_size
+        precompile(decode, prompts, cuts, **self.how(), phi_of=phi_of, rows=rows)
         if self.config.curriculum.pass_rate == "probe":
-            cuts.add(1)
-        for count in sorted(cuts):
-            precompile(decode, prompts, count, **self.how(), phi_of=self.policy.phi_of(params))
+            rows = min(self.config.curriculum.probe_size, len(self.levels))
+            precompile(decode, prompts, 1, **self.how(), phi_of=phi_of, rows=rows)
         if self.method.answers > 1:
             precompile_more(decode, prompts, **self.how())
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from bacr_jax.asked import added
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.rollout.generate import Rollout, RolloutSpec, generate, precompile
 from bacr_jax.rollout.rules import DecodeRules
@@ -95,7 +96,7 @@ def more_answers(
     asked[:, :, 0] = ~own
     asked = asked.reshape(b, m * answers)
     natural = np.repeat(_whole(trunks, first), answers, axis=1)
-    counters = dict(rollout.counters)
+    counters = [rollout.counters]
     for whole, bridge in _bridges(rules):
         row, branch = np.nonzero(asked & (natural == whole))
         if not len(row):
@@ -113,9 +114,9 @@ def more_answers(
             poll=poll,
         )
         _place(spread, found.branches, row, branch)
-        counters = {name: counters[name] + found.counters[name] for name in counters}
+        counters.append(found.counters)
     everyone = np.broadcast_to(np.arange(m * answers), (b, m * answers))
-    return Rollout(trunks, dataclasses.replace(spread, source=everyone), counters)
+    return Rollout(trunks, dataclasses.replace(spread, source=everyone), added(counters))
 
 
 def _prefixes(trunks: Trunks, context: Int[np.ndarray, "n"], row: np.ndarray) -> Prompts:
