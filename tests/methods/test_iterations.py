@@ -1,5 +1,6 @@
 """Real iterations of methods on a tiny model, under a grader that is right half of the time."""
 
+import dataclasses
 import json
 
 import jax
@@ -144,3 +145,20 @@ def warm(tmp_path_factory):
     base.write_text(text + extra + "\n")
     assert main(["--config", str(base), f"output.dir={folder / 'run'}", "train.steps=1"]) == 0
     return base, folder / "run"
+
+
+def test_what_a_method_remembers_is_part_of_every_checkpoint(tmp_path, tokenizer):
+    from bacr_jax.checkpoint import Checkpoints
+
+    config = load(tmp_path, "hapo", "curriculum.difficulty=continuous")
+    _, fresh = iteration_of(config, tokenizer)
+    history = fresh.method.at[7].set(11)
+    posterior = dataclasses.replace(fresh.difficulty, a=fresh.difficulty.a.at[3].set(5.0))
+    state = dataclasses.replace(fresh, method=history, difficulty=posterior, generated_tokens=2**40)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, state, {})
+    _, back, _ = checkpoints.restore(fresh)
+    checkpoints.close()
+    np.testing.assert_array_equal(back.method, history)
+    np.testing.assert_array_equal(back.difficulty.a, posterior.a)
+    assert int(back.generated_tokens) == 2**40
