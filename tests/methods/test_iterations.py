@@ -91,6 +91,7 @@ def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokeni
 @pytest.mark.slow
 def test_a_probe_measures_pass_rates_at_its_own_cost(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-robust", "curriculum.pass_rate=probe", "curriculum.probe_size=16",
+                  "curriculum.update_every=2",
                   "cuts.count=1", "cuts.weights=own_budget")  # fmt: skip
     iteration, state, history = run(config, tokenizer)
     assert int(state.curriculum.updates) == 1
