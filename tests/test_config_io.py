@@ -1,6 +1,7 @@
 """What the config loader accepts, and the one line it answers everything else with."""
 
 import dataclasses
+import importlib
 import math
 import subprocess
 import sys
@@ -233,7 +234,7 @@ BAD_CONFIGS = [
     ({"seed": -1}, "seed: found -1; write in [0, 4294967295]"),
     ({"seed": 2**32}, "seed: found 4294967296; write in [0, 4294967295]"),
     ({"method": "bcar"}, "method: found 'bcar', neither a method here nor an importable module"),
-    ({"method": "bcar"}, "write bacr, or the path of a Python module"),
+    ({"method": "bcar"}, "write bacr, or the path of a Python file"),
     ({"method": "my.own..method"}, "method: found 'my.own..method'"),
     ({"method": ".bacr"}, "method: found '.bacr'"),
     ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
@@ -384,11 +385,13 @@ class TestChecks:
         assert numbers == set(BOUNDS)
 
     def test_presets_and_methods_are_those_of_their_rooms(self):
-        from bacr_jax.methods.method import BUILT_IN
         from bacr_jax.model import sizes
 
         assert set(PRESETS) == set(sizes.PRESETS)
-        assert set(BUILT_IN) <= set(built_in_methods())
+        assert {"bacr", "grpo", "dapo", "anytime"} < set(built_in_methods())
+        for name in built_in_methods():
+            module = importlib.import_module(f"bacr_jax.methods.{name}")
+            assert callable(module.make)
 
     @given(st.data())
     @settings(max_examples=200, deadline=None)

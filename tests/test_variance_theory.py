@@ -199,3 +199,77 @@ class TestMixedBudgets:
         residual = advantages.residual_loo_baseline(r, v + 0.4)
         _, robust, _ = moments(index, probability, r - residual)
         assert oracle < robust < mixed
+
+
+class TestHistory:
+    """Two thinking tokens, an answer after each; the first choice mostly decides both outcomes."""
+
+    FIRST, SECOND = np.array([0.4, 0.6]), np.array([0.5, 0.5])
+    RIGHT_1 = np.array([0.1, 0.8])  # P(r_1 = 1 | z_1)
+    RIGHT_2 = np.array([[0.05, 0.3], [0.7, 0.95]])  # P(r_2 = 1 | z_1, z_2)
+
+    def enumerate(self):
+        """Every (z_1, z_2, r_1, r_2), its probability and outcomes [1, N, 2]."""
+        cases = np.array(list(itertools.product(range(2), repeat=4)))
+        z1, z2, r1, r2 = cases.T
+        chance = lambda p, r: np.where(r, p, 1 - p)
+        probability = self.FIRST[z1] * self.SECOND[z2]
+        probability = probability * chance(self.RIGHT_1[z1], r1)
+        probability = probability * chance(self.RIGHT_2[z1, z2], r2)
+        outcomes = jnp.asarray(np.stack([r1, r2], -1)[None], jnp.float32)
+        return z1, z2, probability, outcomes
+
+    def advantages(self, slope):
+        _, _, _, r = self.enumerate()
+        credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
+        surprise = advantages.history_surprise(r, jnp.full_like(r, 0.5))
+        return advantages.history_advantage(credit, surprise, jnp.array([0.0, slope]))[0]
+
+    def second_token(self, slope):
+        """Exact mean and variance of the second token's part of the gradient."""
+        _, z2, probability, _ = self.enumerate()
+        estimate = (np.eye(2)[z2] - self.SECOND) * np.asarray(self.advantages(slope))[:, 1:]
+        mean = probability @ estimate
+        return mean, probability @ ((estimate - mean) ** 2).sum(-1)
+
+    def test_the_previous_outcome_leaves_the_gradient_as_it_is_and_takes_variance_away(self):
+        plain, variance = self.second_token(0.0)
+        _, _, probability, r = self.enumerate()
+        credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
+        surprise = advantages.history_surprise(r, jnp.full_like(r, 0.5))
+        weigh = lambda x: float(probability @ np.asarray(x)[0, :, 1])
+        slope = weigh(credit * surprise) / weigh(surprise**2)
+        assert slope > 0.1
+        corrected, smaller = self.second_token(slope)
+        np.testing.assert_allclose(corrected, plain, atol=1e-7)
+        assert smaller < 0.9 * variance
+        # Of all slopes of a linear correction this is nearly the best, the exact one being
+        # weighted by the score's norm, which is constant here.
+        for other in (0.8 * slope, 1.2 * slope):
+            assert self.second_token(other)[1] > smaller
+
+    def test_the_first_segment_has_no_history(self):
+        np.testing.assert_array_equal(self.advantages(0.0)[:, 0], self.advantages(0.9)[:, 0])
+
+    def test_moments_by_hand(self):
+        credit = jnp.array([[[1.0, 2.0], [0.0, -1.0]]])
+        surprise = jnp.array([[[0.0, 0.5], [0.0, -0.5]]])
+        both, square = advantages.history_moments(credit, surprise)
+        np.testing.assert_allclose(both, [0.0, 0.75])
+        np.testing.assert_allclose(square, [0.0, 0.25])
+
+
+@pytest.mark.parametrize("segment", range(4))
+def test_the_published_brpo_shrinks_each_segments_gradient_by_its_own_share(segment):
+    """d A[g, s] / d (own later outcomes) = 1 - (M - s) / (M G), and 1 when left out."""
+    from bacr_jax import baselines
+
+    cuts, group = 4, 8
+    prior = jnp.full(cuts, 1 / cuts)
+
+    def own_part(r_last, loo):
+        r = jnp.zeros((1, group, cuts)).at[0, 0, 3].set(r_last)
+        return baselines.brpo_advantage(r, prior, loo=loo)[0, 0, segment]
+
+    slope = [(own_part(1.0, loo) - own_part(0.0, loo)) * cuts for loo in (False, True)]
+    np.testing.assert_allclose(slope, [1 - (cuts - segment) / (cuts * group), 1.0], rtol=1e-6)

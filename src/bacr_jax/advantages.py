@@ -23,6 +23,14 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bacr_jax.errors import UserError
 from bacr_jax.masked import masked_rms, masked_std
+from bacr_jax.value_baselines import estimate_prior_strength as estimate_prior_strength
+from bacr_jax.value_baselines import history_advantage as history_advantage
+from bacr_jax.value_baselines import history_moments as history_moments
+from bacr_jax.value_baselines import history_surprise as history_surprise
+from bacr_jax.value_baselines import prior_strength as prior_strength
+from bacr_jax.value_baselines import residual_loo_baseline as residual_loo_baseline
+from bacr_jax.value_baselines import residual_moments as residual_moments
+from bacr_jax.value_baselines import shrink_baseline as shrink_baseline
 
 Scalar = int | float | Array
 Credit = Literal["to_go", "trajectory", "segment", "answer_literal"]
@@ -112,12 +120,6 @@ def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Arra
 
 
 # --- group baselines ---------------------------------------------------------------------------
-
-
-def _others_mean(x: Array, axis: int) -> Array:
-    """Mean over the other members of the group; 0 in a group of one."""
-    size = x.shape[axis]
-    return (jnp.sum(x, axis=axis, keepdims=True) - x) / max(size - 1, 1)
 
 
 def group_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
@@ -254,85 +256,6 @@ def bcae_advantage(
     chex.assert_rank([rewards, values], 3)
     chex.assert_equal_shape([rewards, values])
     return jax.lax.stop_gradient(rewards - values)
-
-
-def residual_loo_baseline(
-    rewards: Float[Array, "..."], values: Float[Array, "..."], *, axis: int = -1
-) -> Float[Array, "..."]:
-    """Value plus the mean residual of the other traces of the group.
-
-        c_i = V_i + mean_{k != i} (R_k - V_k)
-
-    Any error of V that the traces of a question share cancels; budgets may differ inside the group,
-    since each trace is compared with its own V. Constant V gives the RLOO baseline.
-
-    Args:
-      rewards: R, group along `axis`.
-      values: V, same shape.
-      axis: the group axis (1 for [Q, G, M]).
-
-    Returns:
-      Baseline c; V itself in a group of one.
-    """
-    chex.assert_equal_shape([rewards, values])
-    return jax.lax.stop_gradient(values + _others_mean(rewards - values, axis))
-
-
-def shrink_baseline(
-    rewards: Float[Array, "..."],
-    values: Float[Array, "..."],
-    *,
-    prior_strength: Scalar,
-    axis: int = -1,
-) -> Float[Array, "..."]:
-    """Value corrected by the other traces' residuals as far as these can be trusted.
-
-        c_i = V_i + sum_{k != i} (R_k - V_k) / (n0 + G - 1)
-
-    For equal V in the group this is (n0 V + sum_{k != i} R_k) / (n0 + G - 1): V counts as n0
-    observations. n0 = sigma^2 / v^2, with sigma^2 the variance of R and v^2 the mean squared error
-    of V, is the best choice; its excess variance is at most that of V alone (n0 = inf) and of the
-    leave-one-out mean alone (n0 = 0).
-
-    Args:
-      rewards: R, group along `axis`.
-      values: V, same shape.
-      prior_strength: n0 >= 0, see `estimate_prior_strength`.
-      axis: the group axis (1 for [Q, G, M]).
-
-    Returns:
-      Baseline c; V itself in a group of one.
-    """
-    chex.assert_equal_shape([rewards, values])
-    others = rewards.shape[axis] - 1
-    mean = _others_mean(rewards - values, axis)
-    trust = others / jnp.maximum(prior_strength + others, jnp.finfo(jnp.float32).tiny)
-    return jax.lax.stop_gradient(values + trust * mean)
-
-
-def estimate_prior_strength(
-    rewards: Float[Array, "..."], values: Float[Array, "..."], *, axis: int = -1
-) -> Float[Array, ""]:
-    """How many observations V is worth, n0 = sigma^2 / v^2, over a batch of groups.
-
-    sigma^2 is the mean variance of residuals inside groups; v^2 is the mean square of the groups'
-    mean residuals less sigma^2 / G, the part that sampling alone explains. Average it over steps
-    before use; one scalar for many groups makes its dependence on a single trace negligible.
-
-    Args:
-      rewards: R, group along `axis` with at least 2 members.
-      values: V, same shape.
-      axis: the group axis.
-
-    Returns:
-      n0, capped at 1e6 (V exact, as far as the batch can tell).
-    """
-    chex.assert_equal_shape([rewards, values])
-    residual = jax.lax.stop_gradient(rewards - values)
-    size = residual.shape[axis]
-    sigma2 = jnp.mean(jnp.var(residual, axis=axis, ddof=1))
-    error2 = jnp.mean(jnp.square(jnp.mean(residual, axis=axis))) - sigma2 / size
-    return jnp.where(error2 > 1e-6 * sigma2, sigma2 / jnp.maximum(error2, 1e-30), 1e6)
 
 
 # --- credit ------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class ModelConfig:
 class ConditioningConfig:
     """Budget-conditioned unified policy (paper Eq. 2-3)."""
 
-    enabled: bool = key(True, "condition the policy on phi(b); false: plain Qwen2.5")
+    enabled: bool = key(True, "condition the policy on phi(b) (method bacr); false: plain Qwen2.5")
     sharing: Literal["shared", "per_layer"] = key("shared", "one phi for all layers, or one each")
     positions: Literal["all", "response"] = key("all", "positions that receive phi(b)")
     input: Literal["raw", "log", "normalised"] = key(
@@ -119,6 +119,13 @@ class WarmupConfig:
         0.85, "greedy accuracy at the largest budget from which the rate may fall"
     )
     max_hold: int = key(10, "most extra rounds of 100 steps at the full rate to get there")
+    style: Literal["at_once", "steps"] | None = key(
+        None, "trace style whose accuracy decides when the warm-up ends; null: none does"
+    )
+    style_level: int = key(4, "level of the problems on which warmup.style is measured")
+    style_accuracy: tuple[float, ...] = key(
+        (0.6, 0.85), "the style's greedy accuracy must end between these two"
+    )
 
 
 @dataclass(frozen=True)
@@ -144,13 +151,24 @@ class CurriculumConfig:
     mu0: float | tuple[float, ...] = key(1500.0, "initial mean budget, one or one per group")
     sigma: float = key(512.0, "standard deviation of the budget distribution, in tokens")
     clip_mu: bool = key(True, "keep mu inside [budget.min, budget.max]")
-    pass_rate: Literal["ema", "epoch"] = key(
-        "ema", "smoothed running estimate, or each period's plain rate (paper)"
+    pass_rate: Literal["ema", "epoch", "probe"] = key(
+        "ema", "running estimate, each period's plain rate (paper), or that of a fixed probe set"
     )
+    probe_size: int = key(128, "training questions in the probe set, spread over the groups")
+    probe_budget: int | None = key(None, "thinking budget of the probe; null: budget.max")
     ema_decay: float = key(0.9, "decay per step of the running estimate")
     update_every: int | None = key(10, "steps between updates; null: once an epoch (paper)")
     weight_epsilon: float = key(0.02, "added to rho(1-rho) so that no group is lost; 0: paper")
     size_weighted: bool = key(False, "multiply group weights by group sizes")
+    difficulty: Literal["groups", "continuous"] = key(
+        "groups", "pass rates per group (paper), or per problem by smoothing (an extension)"
+    )
+    coordinate: Literal["level", "prompt_length"] = key(
+        "level", "what makes problems neighbours (difficulty: continuous)"
+    )
+    bandwidth: float = key(0.5, "width of the neighbourhood, in levels or tokens")
+    strength: float = key(4.0, "attempts that the neighbourhood is worth beside a problem's own")
+    forgetting: float = key(0.995, "decay per step of old attempts (difficulty: continuous)")
 
 
 @dataclass(frozen=True)
@@ -186,6 +204,9 @@ class AdvantageConfig:
         "batch_rms", "divide by the batch's root mean square, the group's deviation, or nothing"
     )
     floor: float = key(0.1, "smallest divisor (the epsilon of Eq. 14)")
+    history: bool = key(
+        False, "correct the value by the trace's previous outcome (an extension; not in the paper)"
+    )
 
 
 @dataclass(frozen=True)
@@ -198,6 +219,67 @@ class ValueConfig:
     learning_rate: float = key(1e-3, "rate of the head's own Adam")
     inner_steps: int = key(4, "Adam steps of the head per iteration")
     warmup_iterations: int = key(0, "iterations that fit only the head, first")
+
+
+@dataclass(frozen=True)
+class AnytimeConfig:
+    """AnytimeReasoner (arXiv 2505.13438); budgets are the cuts of budget.max."""
+
+    prior: Literal["base", "uniform", "linear"] = key(
+        "uniform", "weight of each budget: the largest alone, alike, or by its size"
+    )
+    answer_prior: Literal["base", "uniform", "linear"] = key(
+        "uniform", "the same for the answers' part of the gradient (published: uniform)"
+    )
+    baseline: Literal["brpo", "v1", "v2", "none"] = key(
+        "brpo", "published BRPO; own past; group alone (simplified BRPO); none"
+    )
+    loo: bool = key(False, "leave the trace itself out of the group's mean (published: false)")
+    answers: int = key(4, "answers sampled at every budget (published: 4)")
+
+
+@dataclass(frozen=True)
+class DapoConfig:
+    """DAPO (arXiv 2503.14476); loss.clip_high and loss.aggregate belong to it too."""
+
+    dynamic_sampling: bool = key(True, "sample on until enough questions have mixed outcomes")
+    max_rounds: int = key(10, "most rounds of sampling per iteration")
+    overlong_penalty: float = key(1.0, "largest punishment of a long response; 0: none")
+    overlong_share: float = key(
+        0.2, "share of the longest response over which the punishment grows (published: 4096/20480)"
+    )
+    overlong_filter: bool = key(False, "leave traces that the budget cut out of the loss")
+
+
+@dataclass(frozen=True)
+class HapoConfig:
+    """HAPO (arXiv 2505.11225)."""
+
+    weight: float = key(1.0, "weight of the length reward")
+    floor: float = key(-0.7, "least length reward of a correct response")
+    kind: Literal["cosine", "linear"] = key("cosine", "shape of the length reward")
+
+
+@dataclass(frozen=True)
+class SelfBudgeterConfig:
+    """SelfBudgeter (arXiv 2505.11274). Its constants are recalled, not checked in print."""
+
+    alpha_start: float = key(6.0, "tolerance at the start, as a fraction of the declared budget")
+    alpha_end: float = key(0.1, "tolerance at the end; it falls linearly")
+    correct_range: tuple[float, ...] = key((0.5, 1.0), "rewards of correct responses (recalled)")
+    wrong_range: tuple[float, ...] = key((-0.5, 0.0), "rewards of wrong responses (recalled)")
+    budget_penalty: float = key(
+        -0.4, "added if more is declared than the first policy needed (recalled)"
+    )
+    format_penalty: float = key(-1.0, "reward of a response without a budget or an end (recalled)")
+    cold_start_steps: int = key(200, "supervised steps that teach the budget tag")
+    cold_start_questions: int | None = key(
+        None, "training questions answered once before that; null: all"
+    )
+    cold_start_rate: float | None = key(
+        None, "learning rate of those steps; null: 4 x optimizer.learning_rate"
+    )
+    cold_start_tokens: int = key(8192, "tokens per supervised step, padding included")
 
 
 @dataclass(frozen=True)
@@ -308,7 +390,11 @@ class Config:
     """One run."""
 
     seed: int = key(0, "seed of everything random")
-    method: str = key("bacr", "bacr, grpo, or the module path of your own method")
+    method: str = key(
+        "bacr",
+        "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, or the path of your own: a "
+        "Python file or module with make(config)",
+    )
     output: OutputConfig = section(OutputConfig, "where a run leaves its files")
     model: ModelConfig = section(ModelConfig, "the policy network")
     conditioning: ConditioningConfig = section(ConditioningConfig, "budget embedding (Eq. 2-3)")
@@ -320,6 +406,10 @@ class Config:
     reward: RewardConfig = section(RewardConfig, "dense reward (Eq. 7-9)")
     advantage: AdvantageConfig = section(AdvantageConfig, "advantages (Eq. 10-14)")
     value: ValueConfig = section(ValueConfig, "value head (Eq. 11)")
+    anytime: AnytimeConfig = section(AnytimeConfig, "method anytime")
+    dapo: DapoConfig = section(DapoConfig, "method dapo")
+    hapo: HapoConfig = section(HapoConfig, "method hapo")
+    selfbudgeter: SelfBudgeterConfig = section(SelfBudgeterConfig, "method selfbudgeter")
     loss: LossConfig = section(LossConfig, "policy loss (Eq. 15-16)")
     rollout: RolloutConfig = section(RolloutConfig, "sampling during training")
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule")

@@ -5,13 +5,15 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import dataclasses
 import difflib
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
+from bacr_jax.config_methods import EVALUATION_ONLY as EVALUATION_ONLY
+from bacr_jax.config_methods import built_in_methods as built_in_methods
+from bacr_jax.config_methods import method_name, method_settings, steep_weights
+from bacr_jax.config_methods import show as _shown
 from bacr_jax.errors import UserError
 
 # Legal range of every number, in interval notation; a list is checked number by number. Infinity
@@ -42,6 +44,8 @@ BOUNDS = {
     "warmup.target_accuracy": "[0, 1]",
     "warmup.hold_accuracy": "[0, 1]",
     "warmup.max_hold": "[0, inf)",
+    "warmup.style_level": "[1, 5]",
+    "warmup.style_accuracy": "[0, 1]",
     "budget.min": "[1, inf)",
     "budget.max": "[1, inf)",
     "curriculum.alpha": "[0, 1]",
@@ -51,6 +55,11 @@ BOUNDS = {
     "curriculum.ema_decay": "[0, 1)",
     "curriculum.update_every": "[1, inf)",
     "curriculum.weight_epsilon": "[0, inf)",
+    "curriculum.probe_size": "[1, inf)",
+    "curriculum.probe_budget": "[1, inf)",
+    "curriculum.bandwidth": "(0, inf)",
+    "curriculum.strength": "(0, inf)",
+    "curriculum.forgetting": "(0, 1]",
     "cuts.count": "[1, inf)",
     "cuts.weights": "[0, 1]",
     "reward.coefficient": "[0, inf)",
@@ -59,6 +68,23 @@ BOUNDS = {
     "value.learning_rate": "(0, inf)",
     "value.inner_steps": "[0, inf)",
     "value.warmup_iterations": "[0, inf)",
+    "anytime.answers": "[1, inf)",
+    "dapo.max_rounds": "[1, inf)",
+    "dapo.overlong_penalty": "[0, inf)",
+    "dapo.overlong_share": "(0, 1]",
+    "hapo.weight": "[0, inf)",
+    # A lower floor would rank a long right answer below wrong ones.
+    "hapo.floor": "(-1, 0]",
+    "selfbudgeter.alpha_start": "(0, inf)",
+    "selfbudgeter.alpha_end": "(0, inf)",
+    "selfbudgeter.correct_range": "(-inf, inf)",
+    "selfbudgeter.wrong_range": "(-inf, inf)",
+    "selfbudgeter.budget_penalty": "(-inf, 0]",
+    "selfbudgeter.format_penalty": "(-inf, inf)",
+    "selfbudgeter.cold_start_steps": "[0, inf)",
+    "selfbudgeter.cold_start_questions": "[1, inf)",
+    "selfbudgeter.cold_start_rate": "(0, inf)",
+    "selfbudgeter.cold_start_tokens": "[1, inf)",
     # A range of ratios that is empty or reaches 0 or below would not clip.
     "loss.clip_low": "(0, 1)",
     "loss.clip_high": "(0, inf)",
@@ -113,7 +139,7 @@ NUM_LEVELS = 5
 
 # Baselines and methods that compare the rollouts of one question with each other.
 GROUP_BASELINES = ("group", "residual_loo", "shrink")
-GROUP_METHODS = ("grpo",)
+GROUP_METHODS = ("grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter")
 
 
 def _bounds(interval: str) -> tuple[float, float, bool, bool]:
@@ -137,12 +163,6 @@ def range_text(interval: str) -> str:
         return f"in {interval}"
     least = f"{low:g} or more" if with_low else f"more than {low:g}"
     return f"{least} (.inf: no limit)" if with_high else least
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_shown, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -169,31 +189,6 @@ def _blank_texts(config: Config) -> Iterator[str]:
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and not text.strip():
                 yield f"{key}: found blank text; write a name"
-
-
-def built_in_methods() -> list[str]:
-    """Names of the methods that come with the package: the modules of its `methods` room."""
-    # Importing that room would import JAX.
-    folder = Path(__file__).parent / "methods"
-    return sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "method"))
-
-
-def _method(config: Config) -> Iterator[str]:
-    name, known = config.method, built_in_methods()
-    parts = name.split(".")
-    found = name in known
-    if not found and all(part.isidentifier() for part in parts):
-        try:
-            found = importlib.util.find_spec(parts[0]) is not None
-        except (ImportError, ValueError):
-            found = False
-    if not found:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        choice = near[0] if near else f"one of {', '.join(known)}"
-        yield (
-            f"method: found {name!r}, neither a method here nor an importable module; write "
-            f"{choice}, or the path of a Python module with a function make(config)"
-        )
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -405,12 +400,14 @@ def _batches(config: Config) -> Iterator[str]:
 _SECTIONS: tuple[Callable[[Config], Iterator[str]], ...] = (
     _out_of_range,
     _blank_texts,
-    _method,
+    method_name,
     _model,
     _sources,
     _groups_and_warmup,
     _budgets,
     _batches,
+    steep_weights,
+    method_settings,
 )
 
 

@@ -101,13 +101,24 @@ class Environment:
         return np.asarray(processes.from_first(outcomes))
 
 
-def build_environment(config: Config, tokenizer: Any, vocab_size: int) -> Environment:
+def build_environment(
+    config: Config,
+    tokenizer: Any,
+    vocab_size: int,
+    style: prompting.PromptFormat | None = None,
+) -> Environment:
     """Loads questions, encodes prompts and compiles stop strings.
+
+    Args:
+      config: the run's config.
+      tokenizer: a fast Hugging Face tokenizer.
+      vocab_size: rows of the model's embedding.
+      style: prompt format; the config's own by default.
 
     Raises:
       UserError: unknown data, or nothing usable in it.
     """
-    style = prompting.format_for(config)
+    style = style or prompting.format_for(config)
     load = lambda spec, split: load_questions(spec, config.data, config.seed, split)
 
     def encode(questions: QuestionSet) -> Questions:

@@ -5,7 +5,6 @@ fold_in(run key, step) alone, so an iteration can be replayed from a checkpoint.
 """
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,22 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax import advantages, curriculum
+from bacr_jax import advantages, curriculum, difficulty
+from bacr_jax.asked import Asked, Plan, choose, wants_more
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
+from bacr_jax.difficulty import DifficultyPosterior
 from bacr_jax.environment import Environment
+from bacr_jax.iteration_metrics import (
+    Clock,
+    Metrics,
+    rollout_metrics,
+    sampling_metrics,
+    schedule_metrics,
+)
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
-from bacr_jax.methods import Method
+from bacr_jax.methods import Method, Observed
+from bacr_jax.more_answers import more_answers, precompile_more
 from bacr_jax.policy import Policy
 from bacr_jax.rollout.generate import Rollout, generate, precompile
 from bacr_jax.rollout.sampling import sampler
-from bacr_jax.types import Prompts, pytree
-
-Metrics = dict[str, float]
+from bacr_jax.types import CLOSED_BY_BUDGET, Prompts, pytree
 
 
 @pytree
@@ -41,28 +48,15 @@ class RunState:
       curriculum: pass rates and schedule.
       generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
         thousand steps of a 7B run only.
+      method: what the method remembers; None if nothing.
+      difficulty: record of every problem, with continuous difficulty; else None.
     """
 
     train: TrainState
     curriculum: CurriculumState
     generated_tokens: int
-
-
-@pytree
-class Plan:
-    """Questions, budgets and cuts of one iteration.
-
-    Attributes:
-      questions: indices into the training set.
-      groups: difficulty group of each.
-      budgets: thinking budgets.
-      cuts: truncation points.
-    """
-
-    questions: Int[Array, "Q"]
-    groups: Int[Array, "Q"]
-    budgets: Int[Array, "Q G"]
-    cuts: Int[Array, "Q G M"]
+    method: Any = None
+    difficulty: DifficultyPosterior | None = None
 
 
 class Iteration:
@@ -93,16 +87,25 @@ class Iteration:
             policy.learner, config.train, self.policy_tx, self.head_tx, environment.rules.legal
         )
         self.key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        groups = environment.train.set.groups
-        self.group_of = jnp.asarray(groups)
-        self.group_sizes = jnp.bincount(self.group_of, length=config.data.num_groups)
+        # With continuous difficulty every problem is a group of its own.
+        self.continuous = config.curriculum.difficulty == "continuous"
+        self.levels = np.asarray(environment.train.set.groups)
+        group_of = np.arange(len(self.levels)) if self.continuous else self.levels
+        self.group_of = jnp.asarray(group_of, jnp.int32)
+        self.num_groups = len(self.levels) if self.continuous else config.data.num_groups
+        self.group_sizes = jnp.bincount(self.group_of, length=self.num_groups)
         self.reference: Any = None
         self._plan, self._credit = jax.jit(self._plan_fn), jax.jit(self._credit_fn)
-        self._adapt = jax.jit(self._adapt_fn)
+        self._adapt, self._remember = jax.jit(self._adapt_fn), jax.jit(method.update)
+        self._own_metrics = jax.jit(method.metrics)
+        self._keep = None if method.resampling is None else jax.jit(method.resampling.keep)
 
     def init_state(self, params: Any, head: Any) -> RunState:
         """A fresh state around given parameters."""
-        config = self.config
+        mu0: Any = self.config.curriculum.mu0
+        if self.continuous and isinstance(mu0, tuple):
+            mu0 = tuple(mu0[group] for group in self.levels)
+        posterior = difficulty.init_difficulty(self.num_groups) if self.continuous else None
         return RunState(
             train=self.policy.make(
                 lambda params, head: learning.init_state(
@@ -111,10 +114,10 @@ class Iteration:
                 params,
                 head,
             ),
-            curriculum=curriculum.init_curriculum(
-                config.data.num_groups, mu0=config.curriculum.mu0
-            ),
+            curriculum=curriculum.init_curriculum(self.num_groups, mu0=mu0),
             generated_tokens=0,
+            method=self.method.init_state(len(self.levels)),
+            difficulty=posterior,
         )
 
     # Algorithm 1, one iteration ---------------------------------------------------------------
@@ -130,45 +133,62 @@ class Iteration:
           poll: called between chunks of decoding.
 
         Returns:
-          The next state, metrics, and for the logs the rollout and its outcomes [Q, G, M].
+          The next state, metrics, and for the logs the rollout learned from and the outcomes of its
+          answers [Q, G, M A].
         """
         clock = Clock()
-        plan_key, rollout_key = jax.random.split(jax.random.fold_in(self.key, step))
-        plan = self._plan(state.curriculum, plan_key)
-        prompts = self.environment.train.take(self.rows_of(plan))
-        clock.lap("plan")
-        rollout = self.sample(state, plan, prompts, rollout_key, poll)
-        clock.lap("rollout")
-        outcomes = self.verify(plan, rollout, poll)
-        clock.lap("verify")
-        values, features = self.values(state, plan, prompts)
-        credit = self._credit(outcomes, values, rollout.branches.source, plan.cuts)
-        batch = self.batch(prompts, rollout, plan, credit)
-        train, learned = self.update(state.train, batch, features, step)
+        asked: list[Asked] = []
+        while wants_more(asked, self.method.resampling):
+            plan_key, rollout_key = self.keys(step, len(asked))
+            plan = self._plan(state.curriculum, plan_key)
+            prompts = self.environment.train.take(self.rows_of(plan))
+            clock.lap("plan")
+            rollout = self.sample(state, plan, prompts, rollout_key, poll)
+            clock.lap("rollout")
+            seen = self.observe(plan, rollout, self.verify(plan, rollout, poll), step)
+            asked.append(Asked(plan, prompts, rollout, seen, self.useful(seen)))
+            clock.lap("verify")
+        chosen = choose(asked)
+        values, features = self.values(state, chosen)
+        credit = self._credit(state.method, chosen.seen, values, chosen.rollout.branches.source)
+        train, learned = self.update(state.train, self.batch(chosen, credit), features, step)
+        remembered = self._remember(state.method, chosen.seen, credit["rewards"], values)
         clock.lap("learn")
-        schedule = self._adapt(state.curriculum, plan.groups, outcomes, self.adapts_after(step))
-        state = RunState(
+        schedule, posterior, probed = self.adapt(state, train, asked[0], step, poll)
+        clock.lap("adapt")
+        tokens = int(chosen.rollout.counters["tokens"]) + probed
+        new = RunState(
             train=train,
             curriculum=schedule,
-            generated_tokens=state.generated_tokens + int(rollout.counters["tokens"]),
+            generated_tokens=state.generated_tokens + tokens,
+            method=remembered,
+            difficulty=posterior,
         )
-        metrics = {**learned, **credit["metrics"], **self.describe(plan, rollout, outcomes, state)}
+        metrics = {
+            **learned,
+            **credit["metrics"],
+            **self._own_metrics(state.method, asked[0].seen),
+            **self.describe(asked, chosen, new),
+        }
         metrics = {name: float(value) for name, value in metrics.items()}
-        metrics |= clock.laps | {"time/tokens_per_s": rollout.counters["tokens"] / clock.total}
-        return state, metrics, rollout, outcomes
+        metrics |= clock.laps | {"time/tokens_per_s": tokens / clock.total}
+        by_answer = np.asarray(chosen.seen.by_answer)
+        logged = by_answer.reshape(*by_answer.shape[:2], -1)
+        return new, metrics, chosen.rollout, logged
 
     def precompile(self, state: RunState) -> None:
         """Compiles every form of the rollout, so that no iteration after the first compiles."""
         params = state.train.policy
-        precompile(
-            self.policy.decode_params(params),
-            self.environment.train.prompts,
-            int(self.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1]),
-            spec=self.policy.rollout,
-            rules=self.environment.rules,
-            how=sampler(self.config.rollout.temperature),
-            phi_of=self.policy.phi_of(params),
-        )
+        decode, prompts = self.policy.decode_params(params), self.environment.train.prompts
+        settings, phi_of = self.config.rollout, self.policy.phi_of(params)
+        cuts = int(self.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])
+        rows = settings.questions * settings.group_size
+        precompile(decode, prompts, cuts, **self.how(), phi_of=phi_of, rows=rows)
+        if self.config.curriculum.pass_rate == "probe":
+            rows = min(self.config.curriculum.probe_size, len(self.levels))
+            precompile(decode, prompts, 1, **self.how(), phi_of=phi_of, rows=rows)
+        if self.method.answers > 1:
+            precompile_more(decode, prompts, **self.how())
 
     # Its lines --------------------------------------------------------------------------------
 
@@ -182,6 +202,20 @@ class Iteration:
         groups = self.group_of[questions]
         budgets = self.method.sample_budgets(budget_key, schedule, groups)
         return Plan(questions, groups, budgets, self.method.cuts(budgets))
+
+    def keys(self, step: int, round_: int) -> tuple[Array, Array]:
+        """Keys of the plan and of the rollout; the first round's are those of the step."""
+        key = jax.random.fold_in(self.key, step)
+        plan, rollout = jax.random.split(jax.random.fold_in(key, round_) if round_ else key)
+        return plan, rollout
+
+    def how(self) -> dict[str, Any]:
+        """Shapes, rules and temperature of training rollouts."""
+        return {
+            "spec": self.policy.rollout,
+            "rules": self.environment.rules,
+            "how": sampler(self.config.rollout.temperature),
+        }
 
     def rows_of(self, plan: Plan) -> np.ndarray:
         """Question index of each of the Q G rows."""
@@ -197,36 +231,74 @@ class Iteration:
     ) -> Rollout:
         """Line 9: trunks under their budgets, answers at every cut."""
         params = state.train.policy
-        return generate(
-            self.policy.decode_params(params),
+        decode = self.policy.decode_params(params)
+        rollout = generate(
+            decode,
             prompts,
             np.asarray(plan.budgets).reshape(-1),
             np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
             key,
-            spec=self.policy.rollout,
-            rules=self.environment.rules,
-            how=sampler(self.config.rollout.temperature),
+            **self.how(),
             phi_of=self.policy.phi_of(params),
             poll=poll,
         )
+        if self.method.answers > 1:
+            key, count = jax.random.fold_in(key, 1), self.method.answers
+            rollout = more_answers(decode, rollout, key, answers=count, **self.how(), poll=poll)
+        return rollout
 
     def verify(
         self, plan: Plan, rollout: Rollout, poll: Callable[[], None] | None = None
-    ) -> Float[np.ndarray, "Q G M"]:
-        """r(q, t_{:b_j}) of every cut, by the grader on the host."""
+    ) -> Float[np.ndarray, "Q G M A"]:
+        """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host."""
         answers = self.environment.train.set.answers
         golds = [answers[i] for i in self.rows_of(plan)]
         outcomes = self.environment.verify(rollout.branches, golds, poll)
-        return outcomes.reshape(*plan.cuts.shape)
+        return outcomes.reshape(*plan.cuts.shape, self.method.answers)
 
-    def values(self, state: RunState, plan: Plan, prompts: Prompts) -> tuple[Any, Any]:
+    def observe(
+        self, plan: Plan, rollout: Rollout, outcomes: Float[np.ndarray, "Q G M A"], step: int
+    ) -> Observed:
+        """What the method may look at."""
+        trunks, branches = rollout.trunks, rollout.branches
+        by_group = lambda x: np.asarray(x).reshape(plan.budgets.shape)
+        extra = {}
+        if self.method.read is not None:
+            start, count = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+            tokens = np.asarray(trunks.tokens)
+            said = [row[a : a + n].tolist() for row, a, n in zip(tokens, start, count)]
+            extra = self.method.read(self.environment.tokenizer, said)
+        # The answer at the last cut; with several, the first of them.
+        final = np.asarray(branches.sampled)[:, -self.method.answers]
+        fields: dict[str, Any] = {
+            "questions": plan.questions,
+            "budgets": plan.budgets,
+            "cuts": plan.cuts,
+            "outcomes": outcomes.mean(-1),
+            "by_answer": outcomes,
+            "thinking": by_group(trunks.thinking),
+            "lengths": by_group(np.asarray(trunks.thinking) + final),
+            "closed": by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
+            "fraction": np.float32(step / self.total_steps),
+            "extra": {name: by_group(values) for name, values in extra.items()},
+        }
+        return Observed(**fields)
+
+    def useful(self, seen: Observed) -> Bool[np.ndarray, "Q"]:
+        """Questions that the method wants to learn from."""
+        if self._keep is None:
+            return np.ones(len(seen.questions), bool)
+        return np.asarray(self._keep(seen))
+
+    def values(self, state: RunState, asked: Asked) -> tuple[Any, Any]:
         """V(q, b, b_j) before this batch is learned from; (None, None) without a value head."""
         if state.train.head is None:
             return None, None
+        plan = asked.plan
         values, features = learning.question_values(
             state.train.policy,
             state.train.head,
-            prompts,
+            asked.prompts,
             plan.budgets.reshape(-1),
             plan.cuts.reshape(-1, plan.cuts.shape[-1]),
             spec=self.policy.learner,
@@ -235,14 +307,14 @@ class Iteration:
 
     def _credit_fn(
         self,
-        outcomes: Float[Array, "Q G M"],
+        remembered: Any,
+        seen: Observed,
         values: Float[Array, "Q G M"] | None,
-        source: Int[Array, "B M"],
-        cuts: Int[Array, "Q G M"],
+        source: Int[Array, "B N"],
     ) -> dict[str, Any]:
         """Lines 11 and 12: dense rewards and advantages, spread over tokens."""
-        rewards = self.method.rewards(outcomes)
-        credit = self.method.advantages(outcomes, rewards, values)
+        rewards = self.method.rewards(remembered, seen)
+        credit = self.method.advantages(remembered, seen, rewards, values)
         flat = lambda x: x.reshape(-1, x.shape[-1])
         residual = rewards - credit.baseline
         spread = jnp.maximum(jnp.var(rewards), 1e-6)
@@ -255,26 +327,43 @@ class Iteration:
         }
         return {
             "thinking": advantages.scatter_segments(
-                flat(credit.thinking), flat(cuts), self.config.budget.max
+                flat(credit.thinking), flat(seen.cuts), self.config.budget.max
             ),
-            "answers": advantages.sum_reused(flat(credit.answers), source),
-            "returns": flat(rewards),
+            "answers": advantages.sum_reused(credit.answers.reshape(source.shape), source),
+            "rewards": rewards,
+            "keep": credit.keep,
             "metrics": metrics,
         }
 
-    def batch(
-        self, prompts: Prompts, rollout: Rollout, plan: Plan, credit: dict[str, Any]
-    ) -> Batch:
-        """Tokens and advantages, side by side."""
-        return make_batch(
-            prompts,
-            rollout.trunks,
-            rollout.branches,
-            cuts=np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
+    def batch(self, asked: Asked, credit: dict[str, Any]) -> Batch:
+        """Tokens and advantages, side by side; rows that do not count have no sampled tokens."""
+        answers = lambda x: np.repeat(np.asarray(x), self.method.answers, axis=-1)
+        flat = lambda x: answers(x).reshape(-1, x.shape[-1] * self.method.answers)
+        batch = make_batch(
+            asked.prompts,
+            asked.rollout.trunks,
+            asked.rollout.branches,
+            cuts=flat(asked.plan.cuts),
             thinking_advantages=credit["thinking"],
             answer_advantages=credit["answers"],
-            returns=credit["returns"],
+            returns=flat(credit["rewards"]),
         )
+        keep = np.broadcast_to(asked.useful[:, None], asked.plan.budgets.shape)
+        if credit["keep"] is not None:
+            keep = keep & np.asarray(credit["keep"])
+        if keep.all():
+            return batch
+        rows = keep.reshape(-1)
+        if not rows.any():
+            # A loss over no tokens is 0/0; without advantages it is 0.
+            nothing = {
+                name: jnp.zeros_like(getattr(batch, name))
+                for name in ("thinking_advantages", "answer_advantages")
+            }
+            return dataclasses.replace(batch, **nothing)
+        counted: Any = np.where(rows, batch.sampled, 0)
+        answered: Any = np.where(rows[:, None], batch.answered, 0)
+        return dataclasses.replace(batch, sampled=counted, answered=answered)
 
     def update(
         self, train: TrainState, batch: Batch, features: Any, step: int
@@ -306,72 +395,112 @@ class Iteration:
             every = -(-len(self.environment.train) // self.config.rollout.questions)
         return (step + 1) % every == 0
 
+    def adapt(
+        self,
+        state: RunState,
+        train: TrainState,
+        asked: Asked,
+        step: int,
+        poll: Callable[[], None] | None,
+    ) -> tuple[CurriculumState, DifficultyPosterior | None, int]:
+        """Line 16: pass rates at the full budget, and with them Eq. 5 and 6.
+
+        Returns:
+          The schedule, the record of problems, and the tokens that a probe has cost.
+        """
+        due = self.adapts_after(step)
+        if self.config.curriculum.pass_rate != "probe":
+            correct = asked.seen.outcomes[..., -1]
+            schedule, posterior = self._adapt(
+                state.curriculum, state.difficulty, asked.plan.groups, correct, due
+            )
+            return schedule, posterior, 0
+        if not due:
+            return state.curriculum, state.difficulty, 0
+        groups, outcomes, tokens = self.probe(train, step, poll)
+        # No decay: a probe measures the policy as it is.
+        schedule = curriculum.record_outcomes(state.curriculum, groups, outcomes, ema_decay=0.0)
+        return curriculum.update_pass_rates(schedule, source="ema"), state.difficulty, tokens
+
     def _adapt_fn(
         self,
         schedule: CurriculumState,
+        posterior: DifficultyPosterior | None,
         groups: Int[Array, "Q"],
-        outcomes: Float[Array, "Q G M"],
+        correct: Float[Array, "Q G"],
         due: Bool[Array, ""] | bool,
-    ) -> CurriculumState:
-        """Line 16: pass rates at the full budget, and with them Eq. 5 and 6."""
+    ) -> tuple[CurriculumState, DifficultyPosterior | None]:
         settings = self.config.curriculum
         schedule = curriculum.record_outcomes(
-            schedule, groups, outcomes[..., -1], ema_decay=settings.ema_decay
+            schedule, groups, correct, ema_decay=settings.ema_decay
         )
+        if posterior is not None:
+            posterior = difficulty.record_attempts(
+                posterior, groups, correct, decay=settings.forgetting
+            )
+            rates = difficulty.smoothed_pass_rate(
+                posterior,
+                self.coordinate,
+                bandwidth=settings.bandwidth,
+                strength=settings.strength,
+            )
+            schedule = dataclasses.replace(schedule, ema_rate=rates)
+        assert settings.pass_rate != "probe"
         moved = curriculum.update_pass_rates(schedule, source=settings.pass_rate)
-        return jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, schedule)
-
-    def describe(
-        self, plan: Plan, rollout: Rollout, outcomes: np.ndarray, state: RunState
-    ) -> dict[str, Any]:
-        """Metrics of the rollout and of the schedule."""
-        trunks, branches = rollout.trunks, rollout.branches
-        schedule, settings = state.curriculum, self.config.curriculum
-        rates = np.asarray(schedule.pass_rate)
-        mu = curriculum.scheduled_mean(
-            schedule,
-            alpha=settings.alpha,
-            beta=settings.beta,
-            b_min=self.config.budget.min,
-            b_max=self.config.budget.max,
-            clip=settings.clip_mu,
-        )
-        weights = self.method.question_weights(schedule, self.group_sizes)
-        by_group = {}
-        for group in range(len(rates)):
-            by_group[f"curriculum/mu_{group}"] = float(mu[group])
-            by_group[f"curriculum/pass_rate_{group}"] = float(rates[group])
-            by_group[f"curriculum/weight_{group}"] = float(weights[group])
-        cuts = outcomes.mean((0, 1))
-        return {
-            **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
-            "rollout/thinking_mean": float(np.mean(trunks.thinking)),
-            "rollout/thinking_max": float(np.max(trunks.thinking)),
-            "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
-            "rollout/closed_answers": float(np.mean(branches.finished)),
-            **{f"grader/{k}": v for k, v in self.environment.grader.counters().items()},
-            "rollout/tokens": rollout.counters["tokens"],
-            "rollout/tokens_total": int(state.generated_tokens),
-            "budget/mean": float(np.mean(trunks.budgets)),
-            **by_group,
-        }
-
-
-class Clock:
-    """Seconds spent between laps, as `time/...` metrics."""
-
-    def __init__(self) -> None:
-        """Starts the clock."""
-        self.laps: Metrics = {}
-        self._start = self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Books the time since the last lap under `name`."""
-        now = time.perf_counter()
-        self.laps[f"time/{name}"] = now - self._last
-        self._last = now
+        schedule = jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, schedule)
+        return schedule, posterior
 
     @property
-    def total(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self._start
+    def coordinate(self) -> Float[Array, "n"]:
+        """Where each problem stands on the scale of difficulty (an unknown level: hardest)."""
+        if self.config.curriculum.coordinate == "prompt_length":
+            return jnp.asarray(self.environment.train.prompts.lengths, jnp.float32)
+        levels = np.asarray(self.environment.train.set.levels)
+        return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
+
+    def probe(
+        self, train: TrainState, step: int, poll: Callable[[], None] | None
+    ) -> tuple[Int[Array, "P"], Float[Array, "P one"], int]:
+        """Pass rates of fixed training questions at one budget: groups, outcomes, tokens spent."""
+        settings, questions = self.config.curriculum, self.environment.train
+        rank = np.random.default_rng([self.config.seed, 5]).permutation(len(questions))
+        # Questions take turns by group, so that every group is measured alike.
+        turn = np.zeros(len(questions), np.int64)
+        for group in range(self.num_groups):
+            members = rank[self.levels[rank] == group]
+            turn[members] = np.arange(len(members))
+        chosen = np.argsort(turn, kind="stable")[: settings.probe_size]
+        budget = settings.probe_budget or self.config.budget.max
+        budgets = np.full(len(chosen), budget, np.int32)
+        rollout = generate(
+            self.policy.decode_params(train.policy),
+            questions.take(chosen),
+            budgets,
+            budgets[:, None],
+            jax.random.fold_in(jax.random.fold_in(self.key, step), 3),
+            **self.how(),
+            phi_of=self.policy.phi_of(train.policy),
+            poll=poll,
+        )
+        golds = [questions.set.answers[i] for i in chosen]
+        outcomes = self.environment.verify(rollout.branches, golds, poll)
+        groups = jnp.asarray(self.levels[chosen])
+        return groups, jnp.asarray(outcomes), int(rollout.counters["tokens"])
+
+    def describe(self, asked: list[Asked], chosen: Asked, state: RunState) -> dict[str, Any]:
+        """Metrics of the rounds, of the first round's rollout, and of the schedule."""
+        schedule = state.curriculum
+        resampled = self.method.resampling is not None
+        return {
+            **rollout_metrics(asked[0]),
+            **(sampling_metrics(asked, chosen) if resampled else {}),
+            **schedule_metrics(
+                schedule,
+                self.method.question_weights(schedule, self.group_sizes),
+                self.levels if self.continuous else np.arange(self.num_groups),
+                config=self.config,
+            ),
+            **{f"grader/{k}": v for k, v in self.environment.grader.counters().items()},
+            "rollout/tokens": chosen.rollout.counters["tokens"],
+            "rollout/tokens_total": int(state.generated_tokens),
+        }

@@ -12,6 +12,7 @@ import numpy as np
 
 from bacr_jax import config_io
 from bacr_jax.config import Config
+from bacr_jax.config_methods import EVALUATION_ONLY
 from bacr_jax.errors import UserError
 from bacr_jax.run_folder import RunFolder, follow_run, open_run
 
@@ -46,6 +47,8 @@ def parse(argv: Sequence[str] | None) -> Config:
         raise UserError("command line: no config; write --config configs/quickstart.yaml")
     config = config_io.load(arguments.config, arguments.overrides)
     config_io.check(config)
+    if config.method in EVALUATION_ONLY:
+        raise UserError(EVALUATION_ONLY[config.method])
     if arguments.check:
         print(f"{', '.join(arguments.config)}: a good config")
         raise SystemExit(0)

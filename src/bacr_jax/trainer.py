@@ -13,9 +13,10 @@ import numpy as np
 
 from bacr_jax import policy as policies
 from bacr_jax.checkpoint import Checkpoints
+from bacr_jax.cold_start import cold_start
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
-from bacr_jax.environment import build_environment
+from bacr_jax.environment import Environment, build_environment
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import Summary, evaluate_by_budget
 from bacr_jax.iteration import Iteration, RunState
@@ -25,11 +26,13 @@ from bacr_jax.parallel import processes
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
 from bacr_jax.report import plots, tables
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout.generate import Rollout, generate
+from bacr_jax.rollout.sampling import sampler
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.text.extraction import decode_ids
+from bacr_jax.text.prompts import format_for
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
-from bacr_jax.warmup import warm_up
+from bacr_jax.warmup import styled_prompts, warm_up
 
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
 
@@ -71,7 +74,7 @@ class Trainer:
         if self.checkpoints.latest is None:
             if self.writes:
                 self.folder.truncate_after(-1)
-            return fresh, 0
+            return self._cold_start(fresh), 0
         step, state, _ = self.checkpoints.restore(fresh)
         records = []
         if self.writes:
@@ -81,6 +84,34 @@ class Trainer:
             self.evaluations[record["when"]] = record["sets"]
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
+
+    def _plain_environment(self) -> Environment:
+        """The environment in the format that all methods share."""
+        plain = format_for(dataclasses.replace(self.config, method="bacr"))
+        if plain == format_for(self.config):
+            return self.environment
+        return build_environment(
+            self.config, self.environment.tokenizer, self.environment.vocab_size, plain
+        )
+
+    def _cold_start(self, fresh: RunState) -> RunState:
+        """The method's own supervised stage, if it has one; its tokens are counted."""
+        start = self.method.cold_start
+        if start is None:
+            return fresh
+        with self.progress.phase("cold start", start.steps) as phase:
+            params, remembered, tokens = cold_start(
+                self.config,
+                self.policy,
+                self._plain_environment(),
+                self.environment,
+                fresh.train.policy,
+                fresh.method,
+                start,
+                on_progress=lambda step, loss: phase.update(step, loss=loss),
+            )
+        state = self.iteration.init_state(params, fresh.train.head)
+        return dataclasses.replace(state, method=remembered, generated_tokens=tokens)
 
     def _keep_reference(self, state: RunState) -> None:
         if self.config.loss.kl_coef > 0:
@@ -94,13 +125,14 @@ class Trainer:
         folder = Path(config.warmup.dir) if config.warmup.dir else self.folder.path / "warmup"
         largest = max(config.eval.budgets)
         check = dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256)
-        name, questions = next(iter(self.environment.eval.items()))
+        environment = self._plain_environment()
+        questions = next(iter(environment.eval.values()))
         spec = dataclasses.replace(self.policy.evaluation, conditioning=None)
 
         def accuracy_of(params: Any) -> float:
             summary = evaluate_by_budget(
                 self.policy.plain_decode_params(params),
-                self.environment,
+                environment,
                 questions,
                 key,
                 config=check,
@@ -110,12 +142,28 @@ class Trainer:
             )
             return float(summary["greedy"][str(largest)]["accuracy"])
 
+        def style_accuracy_of(params: Any, style: ledger.Style) -> float:
+            prompts, golds = styled_prompts(environment.train, style, config.warmup.style_level)
+            budgets = np.full(len(golds), config.budget.max, np.int32)
+            rollout = generate(
+                self.policy.plain_decode_params(params),
+                prompts,
+                budgets,
+                budgets[:, None],
+                key,
+                spec=dataclasses.replace(self.policy.rollout, conditioning=None),
+                rules=environment.rules,
+                how=sampler(0.0),
+            )
+            return float(environment.verify(rollout.branches, golds).mean())
+
         with self.progress.phase("warm-up", config.warmup.steps) as phase:
             params = warm_up(
                 config,
                 self.policy,
                 folder,
                 accuracy_of=accuracy_of,
+                style_accuracy_of=style_accuracy_of,
                 on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             )
         return policies.with_budget_module(key, self.policy, params)

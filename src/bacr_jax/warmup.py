@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from bacr_jax import config_io
 from bacr_jax.checkpoint import Checkpoints
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
+from bacr_jax.environment import Questions
 from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.policy import Policy
+from bacr_jax.types import Prompts
 
 Params = dict[str, Any]
 
@@ -29,6 +32,11 @@ Params = dict[str, Any]
 # Shape of the rate, found by trial: 50 steps up, constant, linear over the last 35 % down to 3 %.
 RISE, FALL_SHARE, FINAL_FRACTION = 50, 0.35, 0.03
 HOLD_STEPS = 100
+# Where a style decides the end: it is measured from the last phase on, every 25 steps, on a copy
+# whose rate falls over 40 more.
+MEASURE_EVERY, STYLE_FALL = 25, 40
+# Problems on which a style is measured: an error of 3 points.
+STYLE_PROBLEMS = 256
 
 
 @dataclasses.dataclass
@@ -74,6 +82,106 @@ class _Run:
                     self.poll()
 
 
+def styled_prompts(
+    questions: Questions, style: ledger.Style, level: int
+) -> tuple[Prompts, list[str]]:
+    """Training prompts of one level that already hold the first token of a style, which decides it.
+
+    Args:
+      questions: the ledger's training set.
+      style: "steps" or "at_once".
+      level: number of operations.
+
+    Returns:
+      Prompts of at most `STYLE_PROBLEMS` problems, and their answers.
+    """
+    index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
+    prompts = questions.take(index)
+    # A line of steps starts with its label, the other style with the start digit, which stands
+    # after <bos> in the prompt.
+    first = ledger.ID["a"] if style == "steps" else np.asarray(prompts.tokens)[:, 1]
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, 1)))
+    tokens[np.arange(len(index)), np.asarray(prompts.lengths)] = first
+    lengths: Any = np.asarray(prompts.lengths) + 1
+    opened = Prompts(tokens, lengths, prompts.question_start, prompts.question_end)
+    return opened, [questions.set.answers[i] for i in index]
+
+
+def _until_accurate(run: _Run, accuracy_of: Callable[[Params], float]) -> float:
+    """The schedule of a warm-up that ends with one accuracy.
+
+    Raises:
+      UserError: the target was not reached.
+    """
+    settings = run.config.warmup
+    fall = int(FALL_SHARE * settings.steps)
+    run.planned = settings.steps
+    run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
+    holds = 0
+    while holds < settings.max_hold and accuracy_of(run.params) < settings.hold_accuracy:
+        holds += 1
+        run.planned += HOLD_STEPS
+        run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
+    last = 1.0 - FINAL_FRACTION
+    run.advance(fall, lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall))
+    accuracy = accuracy_of(run.params)
+    if accuracy < settings.target_accuracy:
+        raise UserError(
+            f"warm-up: greedy accuracy {accuracy:.2f} at the largest budget after {run.step} steps "
+            f"is below warmup.target_accuracy={settings.target_accuracy}; write a larger "
+            "warmup.steps or another seed"
+        )
+    return accuracy
+
+
+def _until_style(
+    run: _Run, style_accuracy_of: Callable[[Params, ledger.Style], float]
+) -> dict[str, float]:
+    """Trains until a style is as accurate as asked, and no more.
+
+    Raises:
+      UserError: it became too accurate, or the styles were not learned in time.
+    """
+    settings = run.config.warmup
+    assert settings.style is not None
+    low, high = settings.style_accuracy
+    measure = lambda params: {
+        name: style_accuracy_of(params, name) for name in ("steps", settings.style)
+    }
+    last_phase = ledger.WARMUP[run.config.data.ledger.variant][-2].until
+    first = int(last_phase * settings.steps)
+    most = settings.steps + settings.max_hold * HOLD_STEPS
+    slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
+    falling = lambda i: settings.learning_rate * (1.0 - slope * (i + 1))
+    copy = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
+    run.planned = settings.steps
+    run.advance(first, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
+    found = measure(run.params)
+    while run.step < most and found[settings.style] <= high:
+        if found[settings.style] >= low / 2:
+            # A copy ends its training here: accuracy jumps while the rate falls, so that only the
+            # copy tells what ending here gives.
+            end = dataclasses.replace(
+                run, params=copy(run.params), opt_state=copy(run.opt_state), on_progress=None
+            )
+            end.advance(STYLE_FALL, falling)
+            found = measure(end.params)
+            in_band = low <= found[settings.style] <= high
+            if in_band and found["steps"] >= settings.target_accuracy:
+                run.params, run.step = end.params, end.step
+                return {f"{name}_accuracy": value for name, value in found.items()}
+        run.planned = max(run.planned, run.step + MEASURE_EVERY)
+        run.advance(MEASURE_EVERY, lambda i: settings.learning_rate)
+        if found[settings.style] < low / 2:
+            found = measure(run.params)
+    raise UserError(
+        f"warm-up: after {run.step} steps the style {settings.style} is right on "
+        f"{found[settings.style]:.2f} of level {settings.style_level} and steps on "
+        f"{found['steps']:.2f}, wanted {low:g} to {high:g} and {settings.target_accuracy:g} or "
+        "more; write another seed, warmup.steps or warmup.style_accuracy"
+    )
+
+
 def fingerprint(config: Config) -> str:
     """Identifies the warm-up that a config asks for."""
     return config_io.fingerprint(
@@ -91,6 +199,7 @@ def warm_up(
     folder: Path,
     *,
     accuracy_of: Callable[[Params], float],
+    style_accuracy_of: Callable[[Params, ledger.Style], float],
     on_progress: Callable[[int, int, float], None] | None = None,
     poll: Callable[[], None] | None = None,
 ) -> Params:
@@ -101,11 +210,17 @@ def warm_up(
     it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
     `warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
 
+    With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
+    of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
+    depends on it. `warmup.target_accuracy` is then that of the style *steps* on that level, and
+    the rate falls over 40 steps.
+
     Args:
       config: the run's config.
       policy: settings of the policy; the warm-up trains the plain model inside it.
       folder: where the finished weights are kept.
       accuracy_of: greedy accuracy of given weights at the largest budget.
+      style_accuracy_of: the same on `styled_prompts` of a style; asked with `warmup.style` only.
       on_progress: called with (step, steps in all, loss).
       poll: called every few steps.
 
@@ -133,27 +248,15 @@ def warm_up(
     settings = config.warmup
     tx = supervised_optimizer()
     run = _Run(config, spec, tx, params, policy.make(tx.init, params), on_progress, poll)
-    fall = int(FALL_SHARE * settings.steps)
-    run.planned = settings.steps
-    run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
-    holds = 0
-    while holds < settings.max_hold and accuracy_of(run.params) < settings.hold_accuracy:
-        holds += 1
-        run.planned += HOLD_STEPS
-        run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
-    last = 1.0 - FINAL_FRACTION
-    run.advance(fall, lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall))
-    params, step, accuracy = run.params, run.step, accuracy_of(run.params)
-    if accuracy < settings.target_accuracy:
-        raise UserError(
-            f"warm-up: greedy accuracy {accuracy:.2f} at the largest budget after {step} steps is "
-            f"below warmup.target_accuracy={settings.target_accuracy}; write a larger warmup.steps "
-            "or another seed"
-        )
+    if settings.style is not None:
+        measured = _until_style(run, style_accuracy_of)
+    else:
+        measured = {"accuracy": _until_accurate(run, accuracy_of)}
+    params, step = run.params, run.step
     checkpoints = Checkpoints(folder / "weights", keep=1)
-    checkpoints.save(step, params, {"steps": step, "accuracy": accuracy})
+    checkpoints.save(step, params, {"steps": step, **measured})
     checkpoints.close()
     if processes.is_first():
-        record = {"fingerprint": fingerprint(config), "steps": step, "accuracy": accuracy}
+        record = {"fingerprint": fingerprint(config), "steps": step, **measured}
         identity.write_text(json.dumps(record) + "\n")
     return params

@@ -1,5 +1,5 @@
 """Training methods as compositions of the functions of `curriculum`, `rewards` and `advantages`."""
 
-from bacr_jax.methods.method import Credit, Method, load_method
+from bacr_jax.methods.method import Credit, Method, Observed, Resampling, load_method
 
-__all__ = ["Credit", "Method", "load_method"]
+__all__ = ["Credit", "Method", "Observed", "Resampling", "load_method"]

@@ -45,6 +45,7 @@ class PromptFormat:
       bridge_natural: put after thinking that the model closed.
       turn_end: tokens that end the turn, besides the tokenizer's own end token.
       unused: tokens that are never sampled, besides markup that is no part of the format.
+      budget_close: ends the budget that the response declares first; empty: it declares none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class PromptFormat:
     bridge_natural: str = ""
     turn_end: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    budget_close: str = ""
 
 
 _QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
@@ -75,6 +77,35 @@ FORMATS = {
             bridge_forced="</think><answer>",
             bridge_natural="<answer>",
             unused=("-", "f", "g", "h"),
+        ),
+        # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
+        # tags round the declared budget.
+        PromptFormat(
+            name="ledger_budget",
+            before="<bos>",
+            think_open="<think>g",
+            bridge_forced="</think><answer>",
+            bridge_natural="<answer>",
+            unused=("-", "f", "g"),
+            budget_close="h",
+        ),
+        # SelfBudgeter (arXiv 2505.11274): the response opens with the budget it wants. Its solution
+        # is what is thinking elsewhere; the answer is asked for as of every other method.
+        PromptFormat(
+            name="budget_solution",
+            chat=True,
+            system=MATH_SYSTEM,
+            after=(
+                "\n\nFirst estimate how many tokens your solution needs, between <budget> and "
+                "</budget>. Then write the solution between <solution> and </solution>, and after "
+                "it only the final answer between <answer> and </answer>."
+            ),
+            think_open="<budget>",
+            think_close="</solution>",
+            bridge_forced="\n</solution>\n<answer>\n",
+            bridge_natural="\n<answer>\n",
+            turn_end=_QWEN_TURN_END,
+            budget_close="</budget>\n<solution>\n",
         ),
         # The paper's form. The tags are not tokens of Qwen2.5 and need not be; the opening one is
         # given, so that an untrained model too is in its thinking from the first token.
@@ -110,9 +141,14 @@ FORMATS = {
 
 
 def format_for(config: Config) -> PromptFormat:
-    """The format of a run: the ledger's own for the ledger, tags for everything else."""
-    name = config.data.train.partition(":")[0]
-    return FORMATS["ledger" if name == "ledger" else "think_answer"]
+    """The format of a run: the ledger's own for the ledger, tags for everything else.
+
+    Methods share it, but for SelfBudgeter, whose responses open with a budget.
+    """
+    ledger = config.data.train.partition(":")[0] == "ledger"
+    if config.method == "selfbudgeter":
+        return FORMATS["ledger_budget" if ledger else "budget_solution"]
+    return FORMATS["ledger" if ledger else "think_answer"]
 
 
 def frame(tokenizer: Any, style: PromptFormat) -> tuple[str, str]:

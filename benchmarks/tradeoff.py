@@ -1,0 +1,137 @@
+"""Does it pay to know the budget? BACR and AnytimeReasoner where short thinking errs more.
+
+    python benchmarks/tradeoff.py --seeds 0 1 2 --out runs/tradeoff
+
+On the `tradeoff` ledger a trace is written in steps (right, up to 30 tokens) or at once (8 tokens
+at most, often wrong on long problems); its first token says which. For each seed one warm-up, and
+from it every arm with equal steps, questions and rollouts:
+
+    own      BACR told its budget, paid for the answer at that budget (Eq. 1)
+    final    the same with four cuts, weights .12 .12 .16 .6 and the dense reward
+    uniform  the same with the paper's four cuts of equal weight (Eq. 9)
+    anytime  AnytimeReasoner: not told a budget, scored at all four, one answer at each
+
+Finished runs are kept, not repeated. Prints a line per run and one JSON object at the end: the
+share of sampled traces in steps by budget, sampled and greedy accuracy.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+ARMS = {
+    "own": [],
+    "final": ["cuts.count=4", "cuts.weights=[.12, .12, .16, .6]"],
+    "uniform": ["cuts.count=4", "cuts.weights=uniform"],
+    # The entropy bonus of the other arms, and one answer a cut: equal rollouts.
+    "anytime": ["anytime.answers=1", "loss.entropy_coef=0.02"],
+}
+# Traces per budget behind a style's share: an error of about 1.5 points.
+PROBLEMS = 1000
+
+
+def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
+    """The summary of a run, made now if it is not there yet."""
+    if not (folder / "summary.json").exists():
+        command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
+        if arm == "anytime":
+            command += ["--config", str(Path(config).parent / "methods" / "anytime.yaml")]
+        arguments = [*command, f"output.dir={folder}", *ARMS[arm], *overrides]
+        subprocess.run(arguments, check=True)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def style_shares(folder: Path) -> dict[str, float]:
+    """Share of sampled traces written in steps, by told (or imposed) budget."""
+    from bacr_jax import config_io
+    from bacr_jax.data.ledger import ID
+    from bacr_jax.rollout.generate import generate
+    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.run_folder import open_run
+    from bacr_jax.trainer import Trainer
+
+    kept = folder / "styles.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    config = config_io.load([folder / "config.yaml"])
+    with open_run(folder, config) as opened:
+        trainer = Trainer(config, opened)
+        state, _ = trainer.start()
+        policy, environment = trainer.policy, trainer.environment
+        questions = next(iter(environment.eval.values()))
+        index = np.arange(len(questions))[:: max(len(questions) // PROBLEMS, 1)]
+        shares = {}
+        for budget in config.eval.budgets:
+            budgets = np.full(len(index), budget, np.int32)
+            rollout = generate(
+                policy.decode_params(state.train.policy),
+                questions.take(index),
+                budgets,
+                budgets[:, None],
+                jax.random.fold_in(jax.random.key(config.seed), budget),
+                spec=dataclasses.replace(policy.evaluation, answer_tokens=1),
+                rules=environment.rules,
+                how=sampler(1.0),
+                phi_of=policy.phi_of(state.train.policy),
+            )
+            trunks = rollout.trunks
+            first = trunks.tokens[np.arange(len(index)), trunks.prompt_lengths]
+            shares[str(budget)] = float(np.mean(first == ID["a"]))
+    kept.write_text(json.dumps(shares))
+    return shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", default="configs/tradeoff.yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--out", type=Path, default=Path("runs/tradeoff"))
+    arguments = parser.parse_args()
+    results: dict = {}
+    for seed in arguments.seeds:
+        first = arguments.out / f"{arguments.arms[0]}-{seed}"
+        for arm in arguments.arms:
+            folder = arguments.out / f"{arm}-{seed}"
+            shared = [] if folder == first else [f"warmup.dir={first / 'warmup'}"]
+            summary = run(folder, arguments.config, arm, f"seed={seed}", *shared)
+            after, before = summary["eval"]["after"], summary["eval"]["before"]
+            entry = {
+                "steps_share": style_shares(folder),
+                "sampled": {b: e["accuracy"] for b, e in after["sampled"].items()},
+                "greedy": {b: e["accuracy"] for b, e in after["greedy"].items()},
+                "before": {b: e["accuracy"] for b, e in before["sampled"].items()},
+                "generated_tokens": summary["generated_tokens"],
+                "wall_seconds": round(summary["wall_seconds"]),
+            }
+            results.setdefault(arm, {})[str(seed)] = entry
+            shown = lambda x: " ".join(f"{100 * value:5.1f}" for value in x.values())
+            print(
+                f"seed {seed}  {arm:8s} steps {shown(entry['steps_share'])}   sampled "
+                f"{shown(entry['sampled'])}   greedy {shown(entry['greedy'])}",
+                flush=True,
+            )
+    largest = list(next(iter(results[arguments.arms[0]].values()))["sampled"])[-1]
+    mean = lambda arm, what: float(np.mean([what(entry) for entry in results[arm].values()]))
+    rise = lambda e: e["steps_share"][largest] - next(iter(e["steps_share"].values()))
+    summary = {
+        arm: {
+            "rise_of_steps_share": round(mean(arm, rise), 3),
+            "sampled_at_largest": round(mean(arm, lambda e: e["sampled"][largest]), 4),
+            "greedy_at_largest": round(mean(arm, lambda e: e["greedy"][largest]), 4),
+        }
+        for arm in results
+    }
+    print(json.dumps({"mean": summary, "seeds": results}))
+
+
+if __name__ == "__main__":
+    main()

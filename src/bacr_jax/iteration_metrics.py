@@ -1,0 +1,98 @@
+"""What an iteration reports: rollouts, the schedule, resampling, time."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from bacr_jax import curriculum
+from bacr_jax.asked import Asked, sampled_tokens
+from bacr_jax.config import Config
+from bacr_jax.curriculum import CurriculumState
+
+Metrics = dict[str, float]
+
+
+def rollout_metrics(asked: Asked) -> dict[str, Any]:
+    """Accuracy by cut and lengths of a round that nothing was chosen from."""
+    trunks, branches = asked.rollout.trunks, asked.rollout.branches
+    cuts = np.asarray(asked.seen.outcomes).mean((0, 1))
+    return {
+        **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
+        "rollout/thinking_mean": float(np.mean(trunks.thinking)),
+        "rollout/thinking_max": float(np.max(trunks.thinking)),
+        "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
+        "rollout/closed_answers": float(np.mean(branches.finished)),
+        "budget/mean": float(np.mean(trunks.budgets)),
+    }
+
+
+def sampling_metrics(asked: Sequence[Asked], chosen: Asked) -> dict[str, Any]:
+    """Rounds, the share of useful questions, places filled up, and tokens that were dropped."""
+    return {
+        "sampling/rounds": len(asked),
+        "sampling/useful_share": np.mean([one.useful.mean() for one in asked]),
+        "sampling/filled": int((~chosen.useful).sum()),
+        "sampling/dropped_tokens": chosen.rollout.counters["tokens"]
+        - sampled_tokens(chosen.rollout),
+    }
+
+
+def schedule_metrics(
+    schedule: CurriculumState,
+    weights: Float[Array, "n"],
+    group_of: Int[np.ndarray, "n"],
+    *,
+    config: Config,
+) -> dict[str, Any]:
+    """Location, pass rate and weight of each difficulty group.
+
+    Args:
+      schedule: of n groups, or of n problems with continuous difficulty.
+      weights: probability of each of the n.
+      group_of: difficulty group that each of the n is reported under.
+      config: the run's config.
+
+    Returns:
+      Means over the members of a group, and the sum of their weights.
+    """
+    settings, budget = config.curriculum, config.budget
+    mu = curriculum.scheduled_mean(
+        schedule,
+        alpha=settings.alpha,
+        beta=settings.beta,
+        b_min=budget.min,
+        b_max=budget.max,
+        clip=settings.clip_mu,
+    )
+    found = {}
+    for group in range(config.data.num_groups):
+        here = group_of == group
+        # A group without problems has no mean.
+        mean = lambda x: float(np.asarray(x)[here].mean()) if here.any() else 0.0  # noqa: B023
+        found[f"curriculum/mu_{group}"] = mean(mu)
+        found[f"curriculum/pass_rate_{group}"] = mean(schedule.pass_rate)
+        found[f"curriculum/weight_{group}"] = float(np.asarray(weights)[here].sum())
+    return found
+
+
+class Clock:
+    """Seconds spent between laps, as `time/...` metrics."""
+
+    def __init__(self) -> None:
+        """Starts the clock."""
+        self.laps: Metrics = {}
+        self._start = self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Adds the time since the last lap to `name`."""
+        now = time.perf_counter()
+        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._start

@@ -1,0 +1,16 @@
+"""Dr.GRPO (arXiv 2503.20783): no division by deviations or by lengths."""
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods.method import Method
+from bacr_jax.methods.single_budget import single_budget
+
+
+def make(config: Config) -> Method:
+    """Correctness minus the group's mean; token losses over a constant length."""
+    return single_budget(
+        config,
+        "Dr.GRPO",
+        advantages.group_advantage,
+        loss={"aggregate": "constant", "kl_coef": 0.0},
+    )

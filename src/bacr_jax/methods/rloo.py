@@ -1,0 +1,11 @@
+"""RLOO (arXiv 2402.14740): every trace against the mean of the others of its group."""
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods.method import Method
+from bacr_jax.methods.single_budget import single_budget
+
+
+def make(config: Config) -> Method:
+    """Correctness minus the leave-one-out mean."""
+    return single_budget(config, "RLOO", advantages.rloo_advantage)

@@ -1,0 +1,102 @@
+"""Methods of one's own: a file named in the config, and a step written from public functions."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bacr_jax.data import ledger
+from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method
+from methods_world import Odd, iteration_of, load
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def module_of(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """An iteration of the example method; its step is compiled once."""
+    own = ledger.ledger_tokenizer()
+    folder = tmp_path_factory.mktemp("custom")
+    config = load(folder, None, f"method={EXAMPLES / 'custom_method.py'}")
+    return iteration_of(config, (own, len(own)), Odd())
+
+
+def test_the_examples_are_short():
+    for name in ("custom_method", "custom_step"):
+        lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+        code = [line for line in lines if line.strip() and not line.strip().startswith("#")]
+        assert len(code) < (60 if name == "custom_method" else 75)
+    source = (EXAMPLES / "custom_step.py").read_text()
+    body = source[source.index("def brevity") :].splitlines()
+    assert len([line for line in body if line.strip()]) < 60
+    assert "._" not in source
+
+
+def test_a_file_named_in_the_config_trains(world):
+    iteration, state = world
+    assert iteration.method.name == "Brief BCAE"
+    state = jax.tree.map(lambda x: x.copy() if hasattr(x, "copy") else x, state)
+    start = jax.tree.map(np.array, state.train.policy)
+    state, metrics, rollout, outcomes = iteration.iterate(state, 0)
+    assert 0 < metrics["brief/thinking_share"] <= 1
+    right = outcomes.reshape(-1)
+    used = np.asarray(rollout.trunks.thinking) / 12
+    np.testing.assert_allclose(
+        metrics["reward/mean"], (right * (1.2 - 0.2 * used)).mean(), rtol=1e-5
+    )
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
+    assert max(jax.tree.leaves(moved)) > 0
+
+
+def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
+    """The example step with the method's own questions and key makes the same update."""
+    iteration, state = world
+    copy = lambda: jax.tree.map(lambda x: x.copy() if hasattr(x, "copy") else x, state)
+    plan_key, rollout_key = iteration.keys(0, 0)
+    plan = iteration._plan(state.curriculum, plan_key)
+    after, metrics, _ = module_of(EXAMPLES / "custom_step.py").step(
+        copy().train,
+        iteration.policy,
+        iteration.environment,
+        np.asarray(plan.questions),
+        rollout_key,
+        group_size=4,
+        policy_tx=iteration.policy_tx,
+        head_tx=iteration.head_tx,
+    )
+    same, expected, _, _ = iteration.iterate(copy(), 0)
+    assert float(metrics["reward/mean"]) == pytest.approx(expected["reward/mean"], rel=1e-6)
+    assert float(metrics["loss/policy"]) == pytest.approx(expected["loss/policy"], abs=1e-6)
+    for a, b in zip(jax.tree.leaves(after.policy), jax.tree.leaves(same.train.policy)):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no file"),
+        ("import nowhere_at_all\n", "can't import"),
+        ("def make(config) ->\n", "can't import"),
+        ("x = 1\n", "no function make"),
+        ("def make(config):\n    return 1\n", "not a Method"),
+    ],
+)
+def test_a_file_that_is_no_method_is_refused(tmp_path, text, says):
+    import dataclasses
+
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    config = dataclasses.replace(load(tmp_path), method=str(path))
+    with pytest.raises(UserError, match=says):
+        load_method(config)

@@ -1,0 +1,165 @@
+"""Real iterations of methods on a tiny model, under a grader that is right half of the time."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bacr_jax.data import ledger
+from methods_world import NAMES, PRESETS, Odd, iteration_of, load
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    own = ledger.ledger_tokenizer()
+    return own, len(own)
+
+
+def run(config, tokenizer, steps=2):
+    iteration, state = iteration_of(config, tokenizer, Odd())
+    start = jax.tree.map(np.array, state.train.policy)
+    history = []
+    for step in range(steps):
+        state, metrics, rollout, outcomes = iteration.iterate(state, step)
+        assert all(np.isfinite(value) for value in metrics.values())
+        history.append((metrics, rollout, outcomes))
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.train.policy))
+    assert max(jax.tree.leaves(moved)) > 0
+    return iteration, state, history
+
+
+def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_path, tokenizer):
+    config = load(tmp_path, "dapo", "rollout.group_size=2")
+    iteration, state, history = run(config, tokenizer)
+    for metrics, rollout, outcomes in history:
+        assert metrics["sampling/rounds"] > 1 and metrics["sampling/filled"] == 0
+        by_question = outcomes.reshape(4, 2)
+        assert (by_question.max(1) > by_question.min(1)).all()
+        assert 0 < metrics["sampling/dropped_tokens"] < metrics["rollout/tokens"]
+        kept = metrics["rollout/tokens"] - metrics["sampling/dropped_tokens"]
+        assert kept == rollout.trunks.sampled.sum() + rollout.branches.sampled.sum()
+    assert state.generated_tokens == sum(m["rollout/tokens"] for m, _, _ in history)
+
+
+def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
+    config = load(tmp_path, "anytime", "anytime.answers=3", "cuts.count=2")
+    iteration, _, history = run(config, tokenizer, steps=1)
+    metrics, rollout, outcomes = history[0]
+    trunks, branches = rollout.trunks, rollout.branches
+    assert outcomes.shape == (4, 4, 6) and branches.sampled.shape == (16, 6)
+    assert (np.asarray(branches.sampled) > 0).all()
+    np.testing.assert_array_equal(branches.source, np.tile(np.arange(6), (16, 1)))
+    # Answers at one cut see the same text; independent draws of a random policy differ.
+    context = np.asarray(branches.context).reshape(16, 2, 3)
+    assert (context == context[..., :1]).all()
+    tokens = np.asarray(branches.tokens).reshape(16, 2, 3, -1)
+    assert (tokens[:, :, 0] != tokens[:, :, 1]).any(-1).mean() > 0.5
+    assert metrics["rollout/tokens"] == trunks.sampled.sum() + branches.sampled.sum()
+    # The learner finds the same log-probabilities as the sampler, for every answer.
+    assert abs(metrics["mismatch/k1"]) < 1e-5 and metrics["mismatch/k3"] < 1e-6
+
+
+def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
+    config = load(tmp_path, "bacr-robust", "curriculum.difficulty=continuous",
+                  "curriculum.weight_epsilon=0", "rollout.questions=16")  # fmt: skip
+    iteration, state = iteration_of(config, tokenizer)
+    schedule, posterior = state.curriculum, state.difficulty
+    levels = np.asarray(iteration.environment.train.set.levels)
+    tried = np.zeros(64, bool)
+    for step in range(6):
+        plan = iteration._plan(schedule, jax.random.key(step))
+        np.testing.assert_array_equal(plan.questions, plan.groups)
+        tried[np.asarray(plan.questions)] = True
+        # Levels 1 and 2 are always solved, the others never.
+        correct = np.broadcast_to(levels[plan.questions] < 3, (4, 16)).T.astype(np.float32)
+        schedule, posterior = iteration._adapt(schedule, posterior, plan.groups, correct, True)
+    rates = np.asarray(schedule.pass_rate)
+    assert ((rates > 0) & (rates < 1)).all()
+    assert rates[levels < 3].min() > 0.7 and rates[levels > 3].max() < 0.3
+    for level in range(1, 6):
+        untried = rates[(levels == level) & ~tried]
+        np.testing.assert_allclose(untried, untried[:1].repeat(len(untried)), rtol=1e-5)
+    hard, easy = np.argmax(levels), np.argmin(levels)
+    groups = jax.numpy.array([easy, hard])
+    budgets = iteration.method.sample_budgets(jax.random.key(0), schedule, groups.repeat(200))
+    assert budgets[:200].mean() + 1 < budgets[200:].mean()
+
+
+@pytest.mark.slow
+def test_a_probe_measures_pass_rates_at_its_own_cost(tmp_path, tokenizer):
+    config = load(tmp_path, "bacr-robust", "curriculum.pass_rate=probe", "curriculum.probe_size=16",
+                  "curriculum.update_every=2",
+                  "cuts.count=1", "cuts.weights=own_budget")  # fmt: skip
+    iteration, state, history = run(config, tokenizer)
+    assert int(state.curriculum.updates) == 1
+    # 4 questions of each group, and a prior worth 2 at one half
+    rates = np.asarray(state.curriculum.pass_rate)
+    np.testing.assert_allclose(rates * 6, np.round(rates * 6), atol=1e-5)
+    rollouts = sum(metrics["rollout/tokens"] for metrics, _, _ in history)
+    assert rollouts < state.generated_tokens <= rollouts + 16 * (12 + 2 + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
+    """Ten steps by the command, from the quickstart's warm-up cut short."""
+    from bacr_jax.train import main
+
+    base, folder = warm
+    preset = str(PRESETS / f"{name}.yaml")
+    arguments = ["--config", str(base), "--config", preset, f"warmup.dir={folder / 'warmup'}"]
+    assert main([*arguments, f"output.dir={tmp_path}", "train.steps=10"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert all(np.isfinite(value) for line in lines for value in line.values())
+    assert lines[-1]["policy/skipped"] == 0
+    own = {"dapo": "dapo/mixed_share", "hapo": "hapo/known_share", "anytime": "anytime/accuracy",
+           "selfbudgeter": "selfbudgeter/well_formed"}  # fmt: skip
+    if name.partition("-")[0] in own:
+        assert own[name.partition("-")[0]] in lines[0]
+    norms = [line["policy/grad_norm"] for line in lines]
+    assert max(norms) > 0 and len(set(norms)) > 5
+    if name == "hapo":
+        known = [line["hapo/known_share"] for line in lines]
+        assert known == sorted(known) and known[-1] > 0
+    if name == "selfbudgeter":
+        assert lines[0]["selfbudgeter/well_formed"] > 0.5
+        assert lines[0]["selfbudgeter/alpha"] == pytest.approx(6.0)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """The quickstart with a shorter warm-up, and the folder of a run that made it."""
+    from bacr_jax.train import main
+
+    folder = tmp_path_factory.mktemp("warm")
+    base = folder / "base.yaml"
+    text = (PRESETS.parent / "quickstart.yaml").read_text()
+    extra = "\n".join(
+        ["", "# shorter", "selfbudgeter: {cold_start_steps: 60}", "checkpoint: {every: 5}"]
+    )
+    text = text.replace("steps: 800", "steps: 200\n  target_accuracy: 0\n  hold_accuracy: 0")
+    text = text.replace("size: 500", "size: 50").replace("questions: 32", "questions: 8")
+    base.write_text(text + extra + "\n")
+    assert main(["--config", str(base), f"output.dir={folder / 'run'}", "train.steps=1"]) == 0
+    return base, folder / "run"
+
+
+def test_what_a_method_remembers_is_part_of_every_checkpoint(tmp_path, tokenizer):
+    from bacr_jax.checkpoint import Checkpoints
+
+    config = load(tmp_path, "hapo", "curriculum.difficulty=continuous")
+    _, fresh = iteration_of(config, tokenizer)
+    history = fresh.method.at[7].set(11)
+    posterior = dataclasses.replace(fresh.difficulty, a=fresh.difficulty.a.at[3].set(5.0))
+    state = dataclasses.replace(fresh, method=history, difficulty=posterior, generated_tokens=2**40)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, state, {})
+    _, back, _ = checkpoints.restore(fresh)
+    checkpoints.close()
+    np.testing.assert_array_equal(back.method, history)
+    np.testing.assert_array_equal(back.difficulty.a, posterior.a)
+    assert int(back.generated_tokens) == 2**40

@@ -1,0 +1,162 @@
+"""The declared budget: reading it, writing it for the model, and learning to write it."""
+
+import inspect
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bacr_jax import cold_start
+from bacr_jax.data import ledger
+from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method, selfbudgeter
+from bacr_jax.rollout.generate import Rollout
+from bacr_jax.text.prompts import FORMATS, encode_prompts, encode_text, legal_tokens
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
+from methods_world import load, seen
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ledger.ledger_tokenizer()
+
+
+class TestDeclaredBudget:
+    @pytest.mark.parametrize(
+        ("pieces", "found"),
+        [
+            ([b"1", b"8", b"h", b"a"], (18, 3)),
+            ([b"007", b"h"], (7, 2)),
+            ([b" 25 ", b"h4"], (25, 2)),
+            ([b"0", b"h"], (0, 0)),
+            ([b"h"], (0, 0)),
+            ([b"1", b"+", b"2", b"h"], (0, 0)),
+            ([b"1", b"8"], (0, 0)),
+            ([b"1234567", b"h"], (0, 0)),
+            ([], (0, 0)),
+        ],
+    )
+    def test_is_a_positive_whole_number_before_the_tag(self, pieces, found):
+        assert selfbudgeter.declared_budget(pieces, b"h") == found
+
+    @given(st.integers(1, 999999), st.integers(1, 20))
+    def test_is_found_however_the_text_is_split(self, number, size):
+        text = f"{number}</budget>\n<solution>\nso 12</budget>".encode()
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        value, count = selfbudgeter.declared_budget(pieces, b"</budget>")
+        assert value == number
+        assert b"</budget>" in b"".join(pieces[:count])
+        assert b"</budget>" not in b"".join(pieces[: count - 1])
+
+
+def test_a_user_declares_the_budget_by_a_longer_prompt(tokenizer):
+    prompts, _ = encode_prompts(
+        tokenizer, ["4a2", "1a3b1"], FORMATS["ledger_budget"], max_tokens=20
+    )
+    longer = selfbudgeter.prefill(prompts, encode_text(tokenizer, "16h"))
+    for row, text in enumerate(("<bos>4a2<think>g16h", "<bos>1a3b1<think>g16h")):
+        ids = longer.tokens[row, : longer.lengths[row]]
+        assert tokenizer.decode(ids) == text
+        assert (longer.tokens[row, longer.lengths[row] :] == 0).all()
+        assert longer.question_end[row] == prompts.question_end[row]
+
+
+def test_the_ledgers_tag_may_be_sampled_in_this_format_only(tokenizer):
+    close = ledger.ID["h"]
+    assert legal_tokens(tokenizer, FORMATS["ledger_budget"], len(tokenizer))[close]
+    assert not legal_tokens(tokenizer, FORMATS["ledger"], len(tokenizer))[close]
+
+
+def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_path):
+    config = load(tmp_path, "selfbudgeter", "rollout.group_size=2", "rollout.questions=2")
+    method = load_method(config)
+    limits = method.cold_start.remember(
+        method.init_state(64), np.array([0, 5] + [9] * 62), np.array([0, 1] + [1] * 62)
+    )
+    np.testing.assert_array_equal(limits[:3], [np.inf, 5, 9])
+    observed = seen(
+        config,
+        questions=np.array([0, 1]),
+        outcomes=np.ones((2, 2, 1)),
+        extra={"declared": np.full((2, 2), 8), "declaration": np.full((2, 2), 2)},
+        fraction=1.0,
+    )
+    import dataclasses
+
+    observed = dataclasses.replace(
+        observed,
+        lengths=jnp.array([[10, 10], [10, 10]]),
+        closed=jnp.array([[True, False], [True, True]]),
+    )
+    rewards = method.rewards(limits, observed)[..., 0]
+    # Length 8 = declared 8: half way down the cosine from (1 - .1) 8 to (1 + .1) 8. The second
+    # trace never ended; the second question's first response took 5 tokens, so 8 is too much.
+    np.testing.assert_allclose(rewards, [[0.75, -1.0], [0.35, 0.35]], atol=1e-4)
+
+
+def rollout_of(tokenizer, texts, closed):
+    """A made-up rollout: prompt, thinking and answer of each row, in the plain format."""
+    encode = lambda text: encode_text(tokenizer, text)
+    prompts = [encode(prompt) for prompt, _, _ in texts]
+    rows = [np.concatenate([encode(p), encode(t + "</think>" * c)])
+            for (p, t, _), c in zip(texts, closed)]  # fmt: skip
+    tokens = np.zeros((len(rows), max(map(len, rows)) + 2), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    bridges = [encode(("<answer>" if c else "</think><answer>") + a + "</answer>")
+               for (_, _, a), c in zip(texts, closed)]  # fmt: skip
+    answers = np.zeros((len(rows), 1, 5), np.int32)
+    for i, row in enumerate(bridges):
+        answers[i, 0, : len(row)] = row
+    thinking = np.array([len(encode(t)) for _, t, _ in texts])
+    lengths = np.array([len(p) for p in prompts])
+    column = lambda values: np.array(values)[:, None]
+    trunks = Trunks(
+        tokens=tokens, prompt_lengths=lengths, sampled=thinking + np.array(closed),
+        thinking=thinking,
+        close=np.where(closed, CLOSED_BY_TAG, CLOSED_BY_BUDGET), budgets=thinking, logprobs=None,
+    )  # fmt: skip
+    branches = Branches(
+        tokens=answers, context=None, bridge=column([1 if c else 2 for c in closed]),
+        sampled=column([2] * len(rows)), finished=None, source=None, logprobs=None,
+    )  # fmt: skip
+    return Rollout(trunks, branches, {})
+
+
+class TestColdStart:
+    TEXTS = [
+        ("<bos>4a2<think>", "a4+2=6", "6"),
+        ("<bos>1a1<think>", "a1+1=3", "3"),
+        ("<bos>2a1<think>", "a2+1", "3"),
+    ]
+
+    def examples(self, tokenizer, correct):
+        questions = ["4a2", "1a1", "2a1"]
+        style = FORMATS["ledger_budget"]
+        prompts, _ = encode_prompts(tokenizer, questions, style, max_tokens=20)
+        environment = types.SimpleNamespace(
+            tokenizer=tokenizer, train=types.SimpleNamespace(prompts=prompts)
+        )
+        answered = cold_start.Answered(
+            rollout_of(tokenizer, self.TEXTS, [True, True, False]),
+            asked=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
+        )  # fmt: skip
+        start = types.SimpleNamespace(opening=lambda length: f"{length}h")
+        return inspect.unwrap(cold_start.examples)(answered, environment, style, start)
+
+    def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
+        self, tokenizer
+    ):
+        tokens, mask = self.examples(tokenizer, [1, 0, 1])
+        # The second is wrong, the third was cut by its budget.
+        assert len(tokens) == 1
+        assert tokenizer.decode(tokens[0]) == "<bos>4a2<think>g8ha4+2=6</think><answer>6</answer>"
+        learned = tokenizer.decode(tokens[0][mask[0]])
+        assert learned == "8ha4+2=6</think>6</answer>"
+
+    def test_a_policy_that_is_never_right_is_refused(self, tokenizer):
+        with pytest.raises(UserError, match="no training question"):
+            self.examples(tokenizer, [0, 0, 0])

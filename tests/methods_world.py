@@ -1,0 +1,93 @@
+"""A run small enough for a test, and what a method sees, made by hand."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_jax import config_io
+from bacr_jax.iteration import Iteration
+from bacr_jax.methods import Observed, load_method
+from bacr_jax.policy import initial_params, make_policy, random_head
+
+PRESETS = Path(__file__).parent.parent / "configs" / "methods"
+NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+SMALL = """
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
+        scan_layers: false, remat: false}
+data: {ledger: {train_size: 64}}
+budget: {min: 4, max: 12}
+curriculum: {mu0: 8, sigma: 4, update_every: 2}
+rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 12}
+value: {hidden_size: 8, inner_steps: 2}
+optimizer: {learning_rate: 1.0e-3}
+train: {steps: 4, minibatches: 1}
+selfbudgeter: {cold_start_steps: 2, cold_start_tokens: 256}
+eval: {budgets: [12], size: 4, samples: 0}
+output: {tensorboard: false}
+"""
+
+
+def load(folder, preset=None, *overrides):
+    """The small config, under a method's preset."""
+    base = folder / "small.yaml"
+    base.write_text(SMALL)
+    files = [base] if preset is None else [base, PRESETS / f"{preset}.yaml"]
+    config = config_io.load(files, [f"output.dir={folder / 'run'}", *overrides])
+    config_io.check(config)
+    return config
+
+
+class Odd:
+    """Grades by the text alone, right for about half of all texts a random policy writes."""
+
+    def grade(self, answers, golds, *, mode, poll=None):
+        return [SimpleNamespace(correct=sum(map(ord, text)) % 2 == 1) for text in answers]
+
+    def counters(self):
+        return {}
+
+
+def iteration_of(config, tokenizer_and_size, grader=None):
+    """An `Iteration` around a random policy, and its first state."""
+    import dataclasses
+
+    from bacr_jax.environment import build_environment
+
+    environment = build_environment(config, *tokenizer_and_size)
+    if grader is not None:
+        environment = dataclasses.replace(environment, grader=grader)
+    method = load_method(config)
+    policy = make_policy(config, method, tokenizer_and_size[1])
+    iteration = Iteration(config, environment, method, policy, config.train.steps)
+    params = initial_params(jax.random.key(2), policy, None)
+    return iteration, iteration.init_state(params, random_head(jax.random.key(3), policy))
+
+
+def seen(config, *, outcomes=None, seed=0, questions=None, answers=1, extra=None, fraction=0.5):
+    """What a method could observe, at random but for what is given."""
+    rng = np.random.default_rng(seed)
+    q, g = config.rollout.questions, config.rollout.group_size
+    method = load_method(config)
+    budgets = jnp.asarray(rng.integers(config.budget.min, config.budget.max + 1, (q, g)), jnp.int32)
+    cuts = method.cuts(budgets)
+    by_answer = rng.integers(0, 2, (*cuts.shape, method.answers)).astype(np.float32)
+    if outcomes is not None:
+        by_answer = np.broadcast_to(np.asarray(outcomes, np.float32)[..., None], by_answer.shape)
+    thinking = np.minimum(rng.integers(1, config.budget.max + 1, (q, g)), np.asarray(budgets))
+    fields = {
+        "questions": np.arange(q) if questions is None else questions,
+        "budgets": budgets,
+        "cuts": cuts,
+        "outcomes": by_answer.mean(-1),
+        "by_answer": by_answer,
+        "thinking": thinking,
+        "lengths": thinking + 2,
+        "closed": thinking < np.asarray(budgets),
+        "fraction": np.float32(fraction),
+        "extra": extra or {},
+    }
+    return Observed(**jax.tree.map(jnp.asarray, fields))
