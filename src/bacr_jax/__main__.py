@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
+    "data": ("bacr_jax.data.__main__", "show what a set of questions holds"),
     "grade": ("bacr_jax.grading.__main__", "grade answers against references"),
 }
 

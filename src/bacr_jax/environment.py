@@ -4,6 +4,7 @@ Built once from the config on the host. It knows the tokenizer, the prompts, the
 the grader, so that the training loop and the evaluation deal in arrays only.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ import jax
 import numpy as np
 
 from bacr_jax.config import Config
+from bacr_jax.data.duplicates import mark_duplicates
 from bacr_jax.data.questions import QuestionSet, load_questions
+from bacr_jax.errors import UserError
 from bacr_jax.grading import ExactGrader, Grader
 from bacr_jax.rollout.rules import DecodeRules, decode_rules
 from bacr_jax.text import prompts as prompting
 from bacr_jax.text.extraction import answer_text
-from bacr_jax.text.stopping import compile_stop_strings
+from bacr_jax.text.prompts import PromptFormat
+from bacr_jax.text.stopping import compile_stop_strings, no_stop_string
 from bacr_jax.types import Branches, Prompts
 
 
@@ -50,18 +54,44 @@ class Environment:
     Attributes:
       tokenizer: encodes and decodes text.
       vocab_size: rows of the embedding.
+      style: the strings around questions and answers.
       rules: vocabulary facts for decoding.
       train: training questions.
       eval: evaluation questions by set name.
-      grader: verifies answers.
+      graders: verifiers by the relative tolerance of numbers.
+      tolerance: the tolerance in use: the training set's, except after `graded_like`.
     """
 
     tokenizer: Any
     vocab_size: int
+    style: PromptFormat
     rules: DecodeRules
     train: Questions
     eval: dict[str, Questions]
-    grader: Any
+    graders: dict[float, Any]
+    tolerance: float = 0.0
+
+    @property
+    def grader(self) -> Any:
+        """The verifier in use."""
+        return self.graders[self.tolerance]
+
+    def graded_like(self, questions: Questions) -> "Environment":
+        """This environment with the grader for a set's own tolerance of numbers."""
+        return dataclasses.replace(self, tolerance=questions.set.relative_tolerance)
+
+    def close(self) -> None:
+        """Ends the graders' processes."""
+        for grader in self.graders.values():
+            grader.close()
+
+    def describe_data(self) -> list[str]:
+        """Lines for a log: the sets, their sizes, and what was left out and why."""
+        train, *tests = [questions.set.summary() for questions in (self.train, *self.eval.values())]
+        train[0] = f"training on {train[0]}"
+        for lines in tests:
+            lines[0] = f"evaluating on {lines[0]}"
+        return [line for lines in (train, *tests) for line in lines]
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
         """Text after each bridge, closing tag included if it was written; [B][M]."""
@@ -69,8 +99,13 @@ class Environment:
         stop = start + np.asarray(branches.sampled)
         tokens = np.asarray(branches.tokens)
         b, m, _ = tokens.shape
-        cell = lambda i, j: tokens[i, j, start[i, j] : stop[i, j]].tolist()
-        return [[answer_text(self.tokenizer, cell(i, j)) for j in range(m)] for i in range(b)]
+        tags = {"opened": self.style.answer_open, "closed": self.style.answer_close}
+
+        def cell(i: int, j: int) -> str:
+            ids = tokens[i, j, start[i, j] : stop[i, j]].tolist()
+            return answer_text(self.tokenizer, ids, **tags)
+
+        return [[cell(i, j) for j in range(m)] for i in range(b)]
 
     def verify(
         self,
@@ -106,29 +141,46 @@ def build_environment(config: Config, tokenizer: Any, vocab_size: int) -> Enviro
     load = lambda spec, split: load_questions(spec, config.data, config.seed, split)
 
     def encode(questions: QuestionSet) -> Questions:
+        limit = config.data.max_prompt_tokens
         encoded, dropped = prompting.encode_prompts(
-            tokenizer, questions.questions, style, max_tokens=config.data.max_prompt_tokens
+            tokenizer, questions.questions, style, max_tokens=limit
         )
-        return Questions(questions.without(dropped), encoded)
+        return Questions(questions.without(dropped, f"prompt over {limit} tokens"), encoded)
 
-    compiled = {
-        text: compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
-        for text in (style.think_close, style.answer_close)
-    }
+    def stops(text: str) -> Any:
+        if not text:
+            return no_stop_string(vocab_size)
+        return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
+
     rules = decode_rules(
         legal=prompting.legal_tokens(tokenizer, style, vocab_size),
         eos_ids=prompting.eos_ids(tokenizer, style),
-        think_close=compiled[style.think_close],
-        answer_close=compiled[style.answer_close],
+        think_close=stops(style.think_close),
+        answer_close=stops(style.answer_close),
         bridge_forced=prompting.encode_text(tokenizer, style.bridge_forced),
         bridge_natural=prompting.encode_text(tokenizer, style.bridge_natural),
     )
-    exact = config.data.train == "ledger"
+    procedural = config.data.train == "ledger"
+    train = load(config.data.train, "train")
+    data = config.data
+    if data.groups == "level" and data.num_groups > 1 and not train.levels.any():
+        raise UserError(
+            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
+            "data.groups=solve_rate with data.labels"
+        )
+    tests = {spec: load(spec, "test") for spec in config.data.eval}
+    if not procedural:  # the ledger's splits share no problem by construction
+        tests = {spec: mark_duplicates(test, train) for spec, test in tests.items()}
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
+        style=style,
         rules=rules,
-        train=encode(load(config.data.train, "train")),
-        eval={spec: encode(load(spec, "test")) for spec in config.data.eval},
-        grader=ExactGrader() if exact else Grader(),
+        train=encode(train),
+        eval={spec: encode(test) for spec, test in tests.items()},
+        graders={
+            tolerance: ExactGrader() if procedural else Grader(relative_tolerance=tolerance)
+            for tolerance in {q.relative_tolerance for q in (train, *tests.values())}
+        },
+        tolerance=train.relative_tolerance,
     )

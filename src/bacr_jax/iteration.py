@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax import advantages, curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
+from bacr_jax.data.stream import QuestionStream
 from bacr_jax.environment import Environment
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch, make_batch
@@ -38,12 +39,14 @@ class RunState:
     Attributes:
       train: parameters and optimizers.
       curriculum: pass rates and schedule.
+      stream: questions drawn so far from each group (data.order=shuffled), else zeros.
       generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
         thousand steps of a 7B run only.
     """
 
     train: TrainState
     curriculum: CurriculumState
+    stream: Int[np.ndarray, "K"]
     generated_tokens: int
 
 
@@ -92,6 +95,11 @@ class Iteration:
         groups = environment.train.set.groups
         self.group_of = jnp.asarray(groups)
         self.group_sizes = jnp.bincount(self.group_of, length=config.data.num_groups)
+        self.stream: QuestionStream | None = None
+        if config.data.order == "shuffled":
+            self.stream = QuestionStream(
+                groups, num_groups=config.data.num_groups, seed=config.seed
+            )
         self.reference: Any = None
         self._plan, self._credit = jax.jit(self._plan_fn), jax.jit(self._credit_fn)
         self._adapt = jax.jit(self._adapt_fn)
@@ -104,6 +112,7 @@ class Iteration:
             curriculum=curriculum.init_curriculum(
                 config.data.num_groups, mu0=config.curriculum.mu0
             ),
+            stream=np.zeros(config.data.num_groups, np.int32),
             generated_tokens=0,
         )
 
@@ -124,7 +133,7 @@ class Iteration:
         """
         clock = Clock()
         plan_key, rollout_key = jax.random.split(jax.random.fold_in(self.key, step))
-        plan = self._plan(state.curriculum, plan_key)
+        plan, stream = self.choose(self._plan(state.curriculum, plan_key), state.stream)
         prompts = self.environment.train.take(self.rows_of(plan))
         clock.lap("plan")
         rollout = self.sample(state, plan, prompts, rollout_key, poll)
@@ -140,6 +149,7 @@ class Iteration:
         state = RunState(
             train=train,
             curriculum=schedule,
+            stream=stream,
             generated_tokens=state.generated_tokens + rollout.counters["tokens"],
         )
         metrics = {**learned, **credit["metrics"], **self.describe(plan, rollout, outcomes, state)}
@@ -172,6 +182,13 @@ class Iteration:
         groups = self.group_of[questions]
         budgets = self.method.sample_budgets(budget_key, schedule, groups)
         return Plan(questions, groups, budgets, self.method.cuts(budgets))
+
+    def choose(self, plan: Plan, stream: Int[np.ndarray, "K"]) -> tuple[Plan, Int[np.ndarray, "K"]]:
+        """Line 6: of each question's group, the next in order instead of the one drawn."""
+        if self.stream is None:
+            return plan, stream
+        questions, stream = self.stream.draw(stream, np.asarray(plan.groups))
+        return dataclasses.replace(plan, questions=jnp.asarray(questions)), stream
 
     def rows_of(self, plan: Plan) -> np.ndarray:
         """Question index of each of the Q G rows."""

@@ -26,6 +26,7 @@ from bacr_jax.report import plots, tables
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.text.extraction import decode_ids
+from bacr_jax.text.loading import load_tokenizer
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
 from bacr_jax.warmup import warm_up
 
@@ -44,6 +45,8 @@ class Trainer:
         tokenizer, vocab_size = _tokenizer(config)
         self.policy = make_policy(config, self.method, vocab_size)
         self.environment = build_environment(config, tokenizer, vocab_size)
+        for line in self.environment.describe_data():
+            self.progress.say(line)
         self.steps = self._total_steps()
         self.iteration = Iteration(config, self.environment, self.method, self.policy, self.steps)
         self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
@@ -176,7 +179,7 @@ class Trainer:
             with self.progress.phase(f"evaluation {when}, {name}", 1) as phase:
                 found[name] = evaluate_by_budget(
                     decode,
-                    self.environment,
+                    self.environment.graded_like(questions),
                     questions,
                     jax.random.fold_in(jax.random.key(self.config.seed), 4),
                     config=self.config.eval,
@@ -195,7 +198,7 @@ class Trainer:
             self.save(state, step)
         self.checkpoints.close()
         self.metrics.close()
-        self.environment.grader.close()
+        self.environment.close()
         first = next(iter(self.environment.eval))
         summary = {
             "method": self.method.name,
@@ -212,7 +215,7 @@ class Trainer:
             plots.training_curves(
                 self.folder.path / "training.png", records, f"{self.method.name}, training"
             )
-        for name in self.environment.eval:
+        for name, questions in self.environment.eval.items():
             policies = {
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
@@ -221,6 +224,8 @@ class Trainer:
             picture = self.folder.path / f"accuracy_{Path(name.partition(':')[0]).name}.png"
             plots.accuracy_by_budget(picture, policies, title)
             self.progress.say(tables.comparison_table(title, policies))
+            if questions.set.note:
+                self.progress.say(questions.set.note)
         self.progress.say(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(wall_seconds)}; everything is in {self.folder.path}"
@@ -274,10 +279,6 @@ def _tokenizer(config: Config) -> tuple[Any, int]:
     if config.data.train == "ledger":
         own = ledger.ledger_tokenizer()
         return own, len(own)
-    from transformers import AutoTokenizer
-
     folder = config.model.tokenizer or config.model.path
-    if folder is None or not Path(folder).is_dir():
-        raise UserError(f"model.tokenizer: no folder {folder!r}; write a Hugging Face folder")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder, where="model.tokenizer")
     return tokenizer, policies.vocabulary_rows(config, len(tokenizer))

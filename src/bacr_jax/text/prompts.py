@@ -110,7 +110,9 @@ FORMATS = {
 
 
 def format_for(config: Config) -> PromptFormat:
-    """The format of a run: the ledger's own for the ledger, tags for everything else."""
+    """The format of a run: data.prompt_format, or the ledger's own, or tags."""
+    if config.data.prompt_format != "auto":
+        return FORMATS[config.data.prompt_format]
     name = config.data.train.partition(":")[0]
     return FORMATS["ledger" if name == "ledger" else "think_answer"]
 
