@@ -133,7 +133,9 @@ class Iteration:
         """
         clock = Clock()
         plan_key, rollout_key = jax.random.split(jax.random.fold_in(self.key, step))
-        plan, stream = self.choose(self._plan(state.curriculum, plan_key), state.stream)
+        plan, stream = self.choose(
+            self._plan(state.curriculum, plan_key, self.group_of), state.stream
+        )
         prompts = self.environment.train.take(self.rows_of(plan))
         clock.lap("plan")
         rollout = self.sample(state, plan, prompts, rollout_key, poll)
@@ -172,14 +174,17 @@ class Iteration:
 
     # Its lines --------------------------------------------------------------------------------
 
-    def _plan_fn(self, schedule: CurriculumState, key: Array) -> Plan:
-        """Lines 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts."""
+    def _plan_fn(self, schedule: CurriculumState, key: Array, group_of: Int[Array, "n"]) -> Plan:
+        """Lines 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts.
+
+        The groups are an argument: XLA would sort a constant of this length while compiling.
+        """
         question_key, budget_key = jax.random.split(key)
         weights = self.method.question_weights(schedule, self.group_sizes)
         questions = curriculum.sample_questions(
-            question_key, weights, self.group_of, self.config.rollout.questions
+            question_key, weights, group_of, self.config.rollout.questions
         )
-        groups = self.group_of[questions]
+        groups = group_of[questions]
         budgets = self.method.sample_budgets(budget_key, schedule, groups)
         return Plan(questions, groups, budgets, self.method.cuts(budgets))
 

@@ -1,6 +1,7 @@
 """Readers of the mathematics sets, and of anything with a question and an answer column."""
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -191,7 +192,8 @@ def _gold(row: Row, names: Sequence[str]) -> str:
         value = row.get(name)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and math.isfinite(value):  # tables write a missing number as NaN
             value = str(value)
         text = _text(value)
         if name in SOLUTIONS and last_box(text) is None and "####" not in text:
