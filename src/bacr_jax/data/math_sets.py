@@ -192,8 +192,8 @@ def _gold(row: Row, names: Sequence[str]) -> str:
         value = row.get(name)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and math.isfinite(value):  # tables write a missing number as NaN
+        # Tables write a missing number as NaN.
+        if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value):
             value = str(value)
         text = _text(value)
         if name in SOLUTIONS and last_box(text) is None and "####" not in text:

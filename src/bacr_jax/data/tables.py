@@ -194,8 +194,9 @@ def _read_csv(text: str, file: Path, where: str) -> list[Row]:
     try:
         rows = list(reader)
     except csv.Error as error:
+        line = reader.reader.line_num
         raise UserError(
-            f"{where}: {file.name} line {reader.reader.line_num}: {error}; write a CSV with a header line"
+            f"{where}: {file.name} line {line}: {error}; write a CSV with a header line"
         ) from None
     for number, row in enumerate(rows, start=1):
         # The reader files what a row has too much under None, and what it lacks as None.
