@@ -17,8 +17,8 @@ SMALL = [
     "data.eval=[math500:math500/test.jsonl]",
     "data.max_prompt_tokens=128",
     "budget.min=4",
-    "budget.max=12",
-    "curriculum.mu0=8",
+    "budget.max=8",
+    "curriculum.mu0=6",
     "curriculum.sigma=4",
     "value.hidden_size=16",
     "rollout.questions=8",
@@ -27,9 +27,8 @@ SMALL = [
     "rollout.chunk=4",
     "train.steps=2",
     "train.micro_batch_rows=8",
-    "eval.budgets=[4,12]",
-    "eval.size=4",
-    "eval.samples=1",
+    "eval.budgets=[8]",
+    "eval.size=2",
     "checkpoint.every=1",
 ]
 
@@ -65,9 +64,10 @@ def command(module, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt_format", ["think_answer", "boxed"])
+# A CPU sorts 152,064 scores for every token of a nucleus: sampled answers in one format only.
+@pytest.mark.parametrize(("prompt_format", "samples"), [("think_answer", 1), ("boxed", 0)])
 def test_the_7b_config_trains_evaluates_saves_and_exports(
-    shared_data, model, tmp_path, prompt_format
+    shared_data, model, tmp_path, prompt_format, samples
 ):
     run = tmp_path / "run"
     trained = command(
@@ -77,6 +77,7 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
         f"model.path={model}",
         f"data.dir={shared_data}",
         f"data.prompt_format={prompt_format}",
+        f"eval.samples={samples}",
         *SMALL,
     )
     assert trained.returncode == 0, trained.stderr
@@ -94,8 +95,10 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
     assert all(answer.startswith(opened) for answer in trace["answers"])
     for record in (run / "eval.jsonl").read_text().splitlines():
         (summary,) = json.loads(record)["sets"].values()
-        assert summary["greedy"]["12"]["problems"] == 4
-        assert summary["sampled"]["12"]["mean_thinking_tokens"] <= 12
+        assert list(summary) == ["greedy", "sampled"][: 1 + samples]
+        for found in summary.values():
+            assert found["8"]["problems"] == 2
+            assert found["8"]["mean_thinking_tokens"] <= 8
     assert {path.name for path in (run / "checkpoints").iterdir()} >= {"1", "2"}
     exported = command("export", "--run", run, "--out", tmp_path / "hf")
     assert exported.returncode == 0, exported.stderr
