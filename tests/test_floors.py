@@ -13,7 +13,7 @@ FLOORS = {
     3: "rollout interop",
     4: "learner methods",
     5: "run_folder metrics progress checkpoint environment policy iteration warmup evaluation "
-    "report trainer",
+    "report saved_policy trainer",
     6: "train export evaluate generate plan study __main__",
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}

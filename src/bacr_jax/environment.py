@@ -7,7 +7,7 @@ the grader, so that the training loop and the evaluation deal in arrays only.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -45,6 +45,10 @@ class Questions:
         """Prompts of the given questions."""
         rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.prompts)
         return rows
+
+    def none(self) -> "Questions":
+        """A set like this one without any question."""
+        return Questions(self.set.take([]), self.take(np.zeros(0, int)))
 
 
 @dataclass(frozen=True)
@@ -131,21 +135,66 @@ class Environment:
         return np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
 
 
-def build_environment(config: Config, tokenizer: Any, vocab_size: int) -> Environment:
+def _encoded(config: Config, tokenizer: Any, questions: QuestionSet) -> Questions:
+    """A set with its prompts, without the questions whose prompts are too long."""
+    limit = config.data.max_prompt_tokens
+    encoded, dropped = prompting.encode_prompts(
+        tokenizer, questions.questions, prompting.format_for(config), max_tokens=limit
+    )
+    return Questions(questions.without(dropped, f"prompt over {limit} tokens"), encoded)
+
+
+def load_sets(
+    config: Config, tokenizer: Any, *, split: Literal["train", "test"] = "test"
+) -> dict[str, Questions]:
+    """The evaluation sets of a config with their prompts, by what data.eval calls them.
+
+    No device is touched, and nothing is compared with the training set.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+    load = lambda spec: load_questions(spec, config.data, config.seed, split)
+    return {spec: _encoded(config, tokenizer, load(spec)) for spec in config.data.eval}
+
+
+def _load_both(
+    config: Config, tokenizer: Any, procedural: bool
+) -> tuple[Questions, dict[str, Questions]]:
+    """Training and evaluation sets; near-duplicates of training questions are marked."""
+    data = config.data
+    train = load_questions(data.train, data, config.seed, "train")
+    if data.groups == "level" and data.num_groups > 1 and not train.levels.any():
+        raise UserError(
+            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
+            "data.groups=solve_rate with data.labels"
+        )
+    tests = {spec: load_questions(spec, data, config.seed, "test") for spec in data.eval}
+    if not procedural:  # the ledger's splits share no problem by construction
+        tests = {spec: mark_duplicates(test, train) for spec, test in tests.items()}
+    encode = lambda questions: _encoded(config, tokenizer, questions)
+    return encode(train), {spec: encode(test) for spec, test in tests.items()}
+
+
+def build_environment(
+    config: Config,
+    tokenizer: Any,
+    vocab_size: int,
+    *,
+    sets: dict[str, Questions] | None = None,
+) -> Environment:
     """Loads questions, encodes prompts and compiles stop strings.
+
+    Args:
+      config: the run's config.
+      tokenizer: the model's.
+      vocab_size: rows of the embedding.
+      sets: evaluation sets, if only these are wanted: no training question is loaded then.
 
     Raises:
       UserError: unknown data, or nothing usable in it.
     """
     style = prompting.format_for(config)
-    load = lambda spec, split: load_questions(spec, config.data, config.seed, split)
-
-    def encode(questions: QuestionSet) -> Questions:
-        limit = config.data.max_prompt_tokens
-        encoded, dropped = prompting.encode_prompts(
-            tokenizer, questions.questions, style, max_tokens=limit
-        )
-        return Questions(questions.without(dropped, f"prompt over {limit} tokens"), encoded)
 
     def stops(text: str) -> Any:
         if not text:
@@ -161,26 +210,20 @@ def build_environment(config: Config, tokenizer: Any, vocab_size: int) -> Enviro
         bridge_natural=prompting.encode_text(tokenizer, style.bridge_natural),
     )
     procedural = config.data.train == "ledger"
-    train = load(config.data.train, "train")
-    data = config.data
-    if data.groups == "level" and data.num_groups > 1 and not train.levels.any():
-        raise UserError(
-            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
-            "data.groups=solve_rate with data.labels"
-        )
-    tests = {spec: load(spec, "test") for spec in config.data.eval}
-    if not procedural:  # the ledger's splits share no problem by construction
-        tests = {spec: mark_duplicates(test, train) for spec, test in tests.items()}
+    if sets is None:
+        train, tests = _load_both(config, tokenizer, procedural)
+    else:
+        train, tests = next(iter(sets.values())).none(), sets
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         style=style,
         rules=rules,
-        train=encode(train),
-        eval={spec: encode(test) for spec, test in tests.items()},
+        train=train,
+        eval=tests,
         graders={
             tolerance: ExactGrader() if procedural else Grader(relative_tolerance=tolerance)
-            for tolerance in {q.relative_tolerance for q in (train, *tests.values())}
+            for tolerance in {q.set.relative_tolerance for q in (train, *tests.values())}
         },
-        tolerance=train.relative_tolerance,
+        tolerance=train.set.relative_tolerance,
     )

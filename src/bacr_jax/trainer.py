@@ -16,7 +16,9 @@ from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.environment import build_environment
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.by_budget import Summary, evaluate_by_budget
+from bacr_jax.evaluation.by_budget import evaluate_by_budget, evaluate_set
+from bacr_jax.evaluation.samples import CLOSE_NAMES
+from bacr_jax.evaluation.summary import Summary
 from bacr_jax.iteration import Iteration, RunState
 from bacr_jax.methods import load_method
 from bacr_jax.metrics import MetricsWriter
@@ -26,11 +28,15 @@ from bacr_jax.report import plots, tables
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.text.extraction import decode_ids
+<<<<<<< HEAD
 from bacr_jax.text.loading import load_tokenizer
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
+=======
+>>>>>>> 0816d5a (One evaluation engine: graded samples, bootstrap intervals, votes; saved policies; evaluation folder)
 from bacr_jax.warmup import warm_up
 
-CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
+# Evaluations that a run makes once; those in between are told apart by their step.
+FRAME = ("before", "after")
 
 
 class Trainer:
@@ -73,7 +79,8 @@ class Trainer:
         step, state, _ = self.checkpoints.restore(fresh)
         self.folder.truncate_after(step)
         for record in read_lines(self.folder.evaluations):
-            self.evaluations[record["when"]] = record["sets"]
+            if record["when"] in FRAME:
+                self.evaluations[record["when"]] = record["sets"]
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
 
@@ -177,7 +184,7 @@ class Trainer:
         found = {}
         for name, questions in self.environment.eval.items():
             with self.progress.phase(f"evaluation {when}, {name}", 1) as phase:
-                found[name] = evaluate_by_budget(
+                found[name] = evaluate_set(
                     decode,
                     self.environment.graded_like(questions),
                     questions,
@@ -188,9 +195,18 @@ class Trainer:
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                 )
-        append_line(self.folder.evaluations, {"step": step, "when": when, "sets": found})
-        if when in ("before", "after"):
-            self.evaluations[when] = found
+        record = {
+            "step": step,
+            "when": when,
+            "sets": {name: result["by_budget"] for name, result in found.items()},
+            "anytime": {name: result["anytime"] for name, result in found.items()},
+        }
+        append_line(self.folder.evaluations, record)
+        if when in FRAME:
+            self.evaluations[when] = record["sets"]
+        else:
+            for name, summary in record["sets"].items():
+                self.progress.say(f"step {step}, {name}: {tables.in_one_line(summary)}")
 
     def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
@@ -210,7 +226,7 @@ class Trainer:
             "sets": self.evaluations,
         }
         write_json(self.folder.summary, summary)
-        records = read_lines(self.folder.metrics)
+        records, evaluations = read_lines(self.folder.metrics), read_lines(self.folder.evaluations)
         if records:
             plots.training_curves(
                 self.folder.path / "training.png", records, f"{self.method.name}, training"
@@ -221,8 +237,14 @@ class Trainer:
                 self.method.name: self.evaluations["after"][name],
             }
             title = f"{name}: accuracy by thinking budget, 95 % intervals"
-            picture = self.folder.path / f"accuracy_{Path(name.partition(':')[0]).name}.png"
-            plots.accuracy_by_budget(picture, policies, title)
+            short = Path(name.partition(":")[0]).name
+            plots.accuracy_by_budget(self.folder.path / f"accuracy_{short}.png", policies, title)
+            if len(evaluations) > len(FRAME):
+                plots.accuracy_over_steps(
+                    self.folder.path / f"evaluation_{short}.png",
+                    [(record["step"], record["sets"][name]) for record in evaluations],
+                    f"{name}: accuracy during training, 95 % intervals",
+                )
             self.progress.say(tables.comparison_table(title, policies))
             if questions.set.note:
                 self.progress.say(questions.set.note)

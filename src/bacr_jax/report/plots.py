@@ -102,7 +102,7 @@ def _curve(
     places: Sequence[float | int],
     entries: Sequence[Mapping[str, Any]],
     name: str,
-    colour: str,
+    colour: Any,
     marker: str,
 ) -> None:
     """Accuracies with their intervals, at the given places of the horizontal axis."""
@@ -120,6 +120,35 @@ def _curve(
         capsize=2.5,
         label=name,
     )
+
+
+def accuracy_over_steps(path: Path, evaluations: Sequence[tuple[int, Summary]], title: str) -> None:
+    """Accuracy at each budget over the steps of training, a panel for each decoding.
+
+    Args:
+      path: PNG to write.
+      evaluations: (step, summary), in the order of the steps.
+      title: above the picture.
+    """
+    import matplotlib
+
+    modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
+    figure, axes = _figure(len(modes), 1, title)
+    for axis, mode in zip(axes[0], modes):
+        budgets = sorted({b for _, s in evaluations for b in s.get(mode, {})}, key=int)
+        shades = matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, len(budgets)))
+        for budget, shade, marker in zip(budgets, shades, itertools.cycle(MARKERS)):
+            measured = [(t, s[mode][budget]) for t, s in evaluations if budget in s.get(mode, {})]
+            places = [float(step) for step, _ in measured]
+            entries = [entry for _, entry in measured]
+            _curve(axis, places, entries, f"{int(budget):,} tokens", shade, marker)
+        axis.set_ylim(-2, 102)
+        axis.locator_params(axis="x", integer=True)
+        axis.set_xlabel("step")
+        _heading(axis, f"{mode} decoding, by thinking budget")
+    axes[0, 0].set_ylabel("accuracy (%), 95 % interval")
+    axes[0, 0].legend(frameon=False, loc="best", fontsize=8)
+    _save(figure, path)
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
