@@ -414,6 +414,16 @@ def problems(config: Config) -> Iterator[str]:
             return
 
 
+def check_ranges(config: Config) -> None:
+    """Refuses values out of range; combinations are not looked at.
+
+    Raises:
+      UserError: with the first problem.
+    """
+    for problem in _out_of_range(config):
+        raise UserError(problem)
+
+
 def check(config: Config) -> None:
     """Refuses values out of range and impossible combinations.
 

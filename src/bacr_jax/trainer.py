@@ -195,17 +195,15 @@ class Trainer:
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                 )
-        record = {
-            "step": step,
-            "when": when,
-            "sets": {name: result["by_budget"] for name, result in found.items()},
-            "anytime": {name: result["anytime"] for name, result in found.items()},
-        }
-        append_line(self.folder.evaluations, record)
+        sets = {name: result["by_budget"] for name, result in found.items()}
+        over = {name: result["anytime"] for name, result in found.items()}
+        append_line(
+            self.folder.evaluations, {"step": step, "when": when, "sets": sets, "anytime": over}
+        )
         if when in FRAME:
-            self.evaluations[when] = record["sets"]
+            self.evaluations[when] = sets
         else:
-            for name, summary in record["sets"].items():
+            for name, summary in sets.items():
                 self.progress.say(f"step {step}, {name}: {tables.in_one_line(summary)}")
 
     def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:

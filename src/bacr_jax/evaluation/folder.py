@@ -86,7 +86,7 @@ class EvaluationFolder:
         whole = 0
         with path.open("rb") as file:
             for batch in work:
-                samples = []
+                samples: list[Sample] = []
                 for key in batch.keys:
                     line = file.readline()
                     if not line.endswith(b"\n"):
@@ -146,7 +146,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Leaves of nested dicts by dotted name."""
     if not isinstance(value, dict):
         return {prefix: value}
-    found = {}
+    found: dict[str, Any] = {}
     for name, inside in value.items():
         found |= flat(inside, f"{prefix}.{name}" if prefix else str(name))
     return found

@@ -83,12 +83,14 @@ def graded(samples: Sequence[Sample], cell: Cell) -> Graded:
     )
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """A number for a report: the same on every run of the same samples."""
     return round(float(value), _DIGITS)
 
 
-def _interval(ends: Float[np.ndarray, "2"]) -> list[float]:
-    return [_number(end) for end in ends]
+def interval(ends: Float[np.ndarray, "2"]) -> list[float]:
+    """Two of them."""
+    return [number(end) for end in ends]
 
 
 def numbers_of_samples(samples: int) -> list[int]:
@@ -103,11 +105,11 @@ def _slices(found: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
     ends = rate_intervals(correct[:, None])[0]
     return {
         "problems": int(keep.sum()),
-        "accuracy": _number(correct.mean()),
-        "ci95": _interval(ends),
-        "mean_thinking_tokens": _number(found.thinking[keep].mean()),
-        "mean_total_tokens": _number(found.total[keep].mean()),
-        "forced_share": _number(found.forced[keep].mean()),
+        "accuracy": number(correct.mean()),
+        "ci95": interval(ends),
+        "mean_thinking_tokens": number(found.thinking[keep].mean()),
+        "mean_total_tokens": number(found.total[keep].mean()),
+        "forced_share": number(found.forced[keep].mean()),
     }
 
 
@@ -146,19 +148,19 @@ def entry_of(found: Graded, grader: Any) -> dict[str, Any]:
     tokens = columns([found.thinking.mean(1), found.total.mean(1)])
     token_ends, (thinking, total) = bootstrap_intervals(tokens), tokens.mean(0)
     unanswered = [answer is None for row in found.answers for answer in row]
-    value = lambda i: {"value": _number(means[i]), "ci95": _interval(ends[i])}
+    value = lambda i: {"value": number(means[i]), "ci95": interval(ends[i])}
     entry = {
-        "accuracy": _number(means[0]),
-        "ci95": _interval(ends[0]),
-        "strict_accuracy": _number(means[1]),
-        "strict_ci95": _interval(ends[1]),
-        "disagreement": _number((found.correct != found.strict).mean()),
-        "mean_thinking_tokens": _number(thinking),
-        "thinking_ci95": _interval(token_ends[0]),
-        "mean_total_tokens": _number(total),
-        "total_ci95": _interval(token_ends[1]),
-        "forced_share": _number(found.forced.mean()),
-        "no_answer_share": _number(np.mean(unanswered)),
+        "accuracy": number(means[0]),
+        "ci95": interval(ends[0]),
+        "strict_accuracy": number(means[1]),
+        "strict_ci95": interval(ends[1]),
+        "disagreement": number((found.correct != found.strict).mean()),
+        "mean_thinking_tokens": number(thinking),
+        "thinking_ci95": interval(token_ends[0]),
+        "mean_total_tokens": number(total),
+        "total_ci95": interval(token_ends[1]),
+        "forced_share": number(found.forced.mean()),
+        "no_answer_share": number(np.mean(unanswered)),
         "grader_timeouts": int(found.timed_out.sum()),
         "problems": len(found.ids),
         "samples": samples,
@@ -172,8 +174,8 @@ def entry_of(found: Graded, grader: Any) -> dict[str, Any]:
             str(k): {
                 **value(2 + len(ks) + i),
                 # A vote costs what its k samples cost together.
-                "mean_thinking_tokens": _number(k * thinking),
-                "mean_total_tokens": _number(k * total),
+                "mean_thinking_tokens": number(k * thinking),
+                "mean_total_tokens": number(k * total),
             }
             for i, k in enumerate(ks)
         }
@@ -195,10 +197,10 @@ def anytime(cells: Mapping[int, Graded]) -> dict[str, Any]:
     ends = rate_intervals(scores)
     found = AnytimeAccuracy(*scores.mean(0))
     return {
-        "mean": _number(found.mean),
-        "mean_ci95": _interval(ends[0]),
-        "area": _number(found.area),
-        "area_ci95": _interval(ends[1]),
+        "mean": number(found.mean),
+        "mean_ci95": interval(ends[0]),
+        "area": number(found.area),
+        "area_ci95": interval(ends[1]),
         "budgets": budgets,
     }
 
