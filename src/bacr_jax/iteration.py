@@ -381,8 +381,21 @@ class Iteration:
             "rollout/tokens": rollout.counters["tokens"],
             "rollout/tokens_total": int(state.generated_tokens),
             "budget/mean": float(np.mean(trunks.budgets)),
+            **budgets_by_group(np.asarray(plan.groups), np.asarray(plan.budgets)),
             **by_group,
         }
+
+
+def budgets_by_group(
+    groups: Int[np.ndarray, "Q"], budgets: Int[np.ndarray, "Q G"]
+) -> dict[str, float]:
+    """Median, 10 % and 90 % quantile of the budgets of each difficulty group that was asked."""
+    found = {}
+    for group in np.unique(groups):
+        ends = np.quantile(budgets[groups == group], (0.1, 0.5, 0.9))
+        for name, value in zip(("p10", "median", "p90"), ends):
+            found[f"budget/{name}_{group}"] = float(value)
+    return found
 
 
 class Clock:

@@ -12,6 +12,7 @@ import numpy as np
 from bacr_jax import config_io
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.text import loading
 
 Params = dict[str, Any]
 
@@ -196,15 +197,5 @@ def load_tokenizer(saved: SavedPolicy) -> Any:
         from bacr_jax.data.ledger import ledger_tokenizer
 
         return ledger_tokenizer()
-    from transformers import AutoTokenizer
-
     folder = saved.config.model.tokenizer or saved.config.model.path
-    if folder is None or not Path(folder).is_dir():
-        raise UserError(f"model.tokenizer: no folder {folder!r}; write a Hugging Face folder")
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{folder}: holds no tokenizer ({reason}); write model.tokenizer=FOLDER"
-        ) from None
+    return loading.load_tokenizer(folder, where="model.tokenizer")

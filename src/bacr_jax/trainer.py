@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,12 @@ from bacr_jax.methods import load_method
 from bacr_jax.metrics import MetricsWriter
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
-from bacr_jax.report import plots, tables
+from bacr_jax.report import tables
+from bacr_jax.report.page import write_report
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.text.extraction import decode_ids
-<<<<<<< HEAD
 from bacr_jax.text.loading import load_tokenizer
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
-=======
->>>>>>> 0816d5a (One evaluation engine: graded samples, bootstrap intervals, votes; saved policies; evaluation folder)
 from bacr_jax.warmup import warm_up
 
 # Evaluations that a run makes once; those in between are told apart by their step.
@@ -224,28 +222,16 @@ class Trainer:
             "sets": self.evaluations,
         }
         write_json(self.folder.summary, summary)
-        records, evaluations = read_lines(self.folder.metrics), read_lines(self.folder.evaluations)
-        if records:
-            plots.training_curves(
-                self.folder.path / "training.png", records, f"{self.method.name}, training"
-            )
         for name, questions in self.environment.eval.items():
             policies = {
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
             }
             title = f"{name}: accuracy by thinking budget, 95 % intervals"
-            short = Path(name.partition(":")[0]).name
-            plots.accuracy_by_budget(self.folder.path / f"accuracy_{short}.png", policies, title)
-            if len(evaluations) > len(FRAME):
-                plots.accuracy_over_steps(
-                    self.folder.path / f"evaluation_{short}.png",
-                    [(record["step"], record["sets"][name]) for record in evaluations],
-                    f"{name}: accuracy during training, 95 % intervals",
-                )
             self.progress.say(tables.comparison_table(title, policies))
             if questions.set.note:
                 self.progress.say(questions.set.note)
+        write_report(self.folder.path)
         self.progress.say(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(wall_seconds)}; everything is in {self.folder.path}"
@@ -264,6 +250,8 @@ class Trainer:
         for row in chosen.astype(int):
             start = int(trunks.prompt_lengths[row])
             end = start + int(trunks.sampled[row])
+            # Thinking between the cuts, and what the model wrote after the last one.
+            places = [start, *(int(c) for c in branches.context[row]), end]
             append_line(
                 path,
                 {
@@ -272,6 +260,7 @@ class Trainer:
                     "prompt": decode(trunks.tokens[row, :start]),
                     "budget": int(trunks.budgets[row]),
                     "thinking": decode(trunks.tokens[row, start:end]),
+                    "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
                     "thinking_tokens": int(trunks.thinking[row]),
                     "closed_by": CLOSE_NAMES[int(trunks.close[row])],
                     "context": [int(c) - start for c in branches.context[row]],

@@ -65,7 +65,7 @@ def evaluate_set(
         done += len(rows)
         if on_progress is not None:
             on_progress(done, total)
-    return summarise(found, environment.grader)
+    return summarise(found, environment.graded_like(questions).grader)
 
 
 def evaluate_by_budget(*arguments: Any, **options: Any) -> Summary:

@@ -321,15 +321,19 @@ def run(work: Work, folder: EvaluationFolder, progress: Progress) -> dict[str, A
             "name": work.name,
             "settings": work.settings,
             "sets": {
-                name: summarise(cells, environment.grader, budgets=work.config.eval.budgets)
-                for name, cells in found.items()
+                name: _summary(work, environment, name, cells) for name, cells in found.items()
             },
             "comparisons": {},
         }
     finally:
-        environment.grader.close()
+        environment.close()
     for name, path in work.compared.items():
-        results["comparisons"][name] = comparison.compare(found, _graded(path))
+        differences = comparison.compare(found, _graded(path))
+        theirs = json.loads((path / RESULTS).read_bytes())["sets"]
+        for spec, difference in differences.items():
+            # The other policy's own numbers, for tables and pictures.
+            difference["other"] = theirs[spec]["by_budget"]
+        results["comparisons"][name] = differences
     write_json(folder.path / RESULTS, results)
     if work.labels is None:
         return results
@@ -338,6 +342,15 @@ def run(work: Work, folder: EvaluationFolder, progress: Progress) -> dict[str, A
     counts = labels.write_labels(work.labels, cells[cell])
     lines = {group: f"solve rate {group}: {count} problems" for group, count in counts.items()}
     return {**results, "labels": {"file": f"difficulty labels in {work.labels}", **lines}}
+
+
+def _summary(
+    work: Work, environment: Environment, name: str, cells: dict[Cell, Graded]
+) -> dict[str, Any]:
+    questions = work.sets[name]
+    grader = environment.graded_like(questions).grader
+    numbers = summarise(cells, grader, budgets=work.config.eval.budgets)
+    return {**numbers, "note": questions.set.note}
 
 
 def _graded(folder: Path) -> dict[str, dict[Cell, Graded]]:

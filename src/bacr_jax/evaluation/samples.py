@@ -6,7 +6,7 @@ evaluation that was interrupted and continued gives what an uninterrupted one gi
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,17 +195,17 @@ def draw(
     begin = trunks.prompt_lengths
     end = begin + trunks.sampled
     written = branches.bridge[:, 0] + branches.sampled[:, 0]
-    texts = [
-        decode_ids(
-            environment.tokenizer,
-            [*trunks.tokens[i, begin[i] : end[i]], *branches.tokens[i, 0, : written[i]]],
-        )
-        for i in range(len(rows))
-    ]
+
+    def text_of(i: int) -> str:
+        thinking = trunks.tokens[i, begin[i] : end[i]].tolist()
+        answer = branches.tokens[i, 0, : written[i]].tolist()
+        return decode_ids(environment.tokenizer, thinking + answer)
+
+    texts = [text_of(i) for i in range(len(rows))]
     data = questions.set
     golds = [data.answers[place] for place in places]
-    verdicts = environment.grader.grade(texts, golds, mode=LENIENT, poll=poll)
-    subjects: Sequence[str] = getattr(data, "subjects", [""] * len(data))
+    grader = environment.graded_like(questions).grader
+    verdicts = grader.grade(texts, golds, mode=LENIENT, poll=poll)
     return [
         Sample(
             set=name,
@@ -214,7 +214,7 @@ def draw(
             budget=cell.budget,
             sample=int(row % cell.samples),
             level=int(data.levels[place]),
-            subject=subjects[place],
+            subject=data.subjects[place],
             text=text,
             extracted=verdict.extracted,
             gold=gold,

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bacr_jax.report import plots
+from bacr_jax.report import pictures, plots
 from bacr_jax.report.grids import Grid
 from bacr_jax.report.tables import accuracy_text
 from bacr_jax.run_folder import write_atomically
@@ -59,7 +59,8 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
         ["decoding", "budget", "accuracy", "strict", "differ", *voting, "think", "total", "forced"],
         rows,
         caption="accuracy in % [95 % interval]; verdicts that differ between lenient and strict, "
-        "and thinking cut by the budget, in %; mean tokens of thinking and in total",
+        "and thinking cut by the budget, in %; mean tokens of thinking and in total"
+        + (f"; {result['note']}" if result["note"] else ""),
     )
 
 
@@ -162,18 +163,6 @@ def grids(results: Mapping[str, Any]) -> list[Grid]:
     return found
 
 
-def short_names(specs: Mapping[str, Any]) -> dict[str, str]:
-    """Names for files: the part before the colon, numbered where it repeats."""
-    found: dict[str, str] = {}
-    for spec in specs:
-        base = "".join(c if c.isalnum() or c in "-_" else "_" for c in spec.partition(":")[0])
-        name, count = base, 2
-        while name in found.values():
-            name, count = f"{base}_{count}", count + 1
-        found[spec] = name
-    return found
-
-
 def write(folder: Path, results: Mapping[str, Any]) -> list[Table]:
     """Writes results.md, results.tex and a picture per set.
 
@@ -188,11 +177,12 @@ def write(folder: Path, results: Mapping[str, Any]) -> list[Table]:
     head = f"# {results['name']}\n\n"
     write_atomically(folder / "results.md", head + "\n".join(grid.markdown() for grid in tables))
     write_atomically(folder / "results.tex", "\n".join(grid.latex() for grid in tables))
-    for name, short in short_names(results["sets"]).items():
-        result = results["sets"][name]
+    for name, short in pictures.short_names(results["sets"]).items():
+        result, compared = results["sets"][name], results["comparisons"]
+        others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
         plots.accuracy_by_budget(
             folder / f"accuracy_{short}.png",
-            {results["name"]: result["by_budget"]},
+            {**others, results["name"]: result["by_budget"]},
             f"{name}: accuracy by thinking budget, 95 % intervals",
         )
     return [grid.terminal() for grid in tables]

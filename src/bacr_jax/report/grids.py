@@ -1,5 +1,6 @@
 """A table of texts, for the terminal, Markdown and LaTeX."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,19 @@ class Grid:
         caption = f"\n{self.caption}\n" if self.caption else ""
         rule = "| " + " | ".join(marks) + " |\n"
         return f"### {self.title}\n\n{line(self.header)}{rule}{body}{caption}"
+
+    def html(self) -> str:
+        """As HTML; every text is escaped."""
+        name = lambda i: ' class="words"' if i < self.words else ""
+        cells = lambda tag, row: "".join(
+            f"<{tag}{name(i)}>{html.escape(cell)}</{tag}>" for i, cell in enumerate(row)
+        )
+        body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in self.rows)
+        caption = f"<p class=note>{html.escape(self.caption)}</p>\n" if self.caption else ""
+        return (
+            f"<h3>{html.escape(self.title)}</h3>\n<div class=wide><table>\n"
+            f"<tr>{cells('th', self.header)}</tr>\n{body}</table></div>\n{caption}"
+        )
 
     def latex(self) -> str:
         """As a LaTeX tabular; needs the package booktabs."""

@@ -56,13 +56,16 @@ def accuracy_by_budget(
 
     Args:
       path: PNG to write.
-      policies: summaries by name, in the order of the legend; the first is drawn in grey.
+      policies: summaries by name, in the order of the legend; the first of several is drawn in
+        grey.
       title: above the picture.
       bars: what the `ci95` entries hold, for the axis.
     """
     modes = list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
     figure, axes = _figure(len(modes) + 1, 1, title)
     looks = itertools.cycle(zip(COLOURS, MARKERS))
+    if len(policies) == 1:
+        next(looks)
     drawn = [(name, summary, *next(looks)) for name, summary in policies.items()]
     for axis, mode in zip(axes[0], modes):
         for index, (name, summary, colour, marker) in enumerate(drawn):
@@ -85,6 +88,7 @@ def accuracy_by_budget(
         tokens = [entry["mean_thinking_tokens"] for entry in ordered]
         _curve(used, tokens, ordered, name, colour, marker)
     used.set(xlabel="mean thinking tokens really used, a point per budget", xlim=(0, None))
+    used.locator_params(axis="x", integer=True, nbins=7)
     used.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     _heading(used, f"{mode} decoding")
     top = max(axis.get_ylim()[1] for axis in axes[0])
@@ -174,20 +178,58 @@ class _Curves:
         found = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
         return sorted(found, key=lambda name: int(name[len(prefix) :]))
 
+    def values(self, name: str) -> np.ndarray:
+        """A metric at every step, NaN where it is not a number."""
+        # Infinities and NaN are text in the file, and float reads them.
+        values = np.array([float(record.get(name, math.nan)) for record in self._records])
+        return np.where(np.isfinite(values), values, math.nan)
+
     def draw(
         self, axis: Any, name: str, label: str, colour: Any, *, smooth: bool = True, **style: Any
     ) -> None:
         """One metric; nothing if it was never recorded."""
         if name not in self.names:
             return
-        # Infinities and NaN are text in the file, and float reads them.
-        values = np.array([float(record.get(name, math.nan)) for record in self._records])
-        values = np.where(np.isfinite(values), values, math.nan)
+        values = self.values(name)
         if smooth and len(values) >= _SMOOTH_FROM:
             axis.plot(self.steps, values, color=colour, alpha=0.25, linewidth=0.8)
             values = _smoothed(values)
         marker = "o" if len(values) == 1 else None
         axis.plot(self.steps, values, color=colour, label=label, lw=1.8, marker=marker, **style)
+
+
+def budgets_by_group(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Sampled budgets of each difficulty group over the steps: median and the middle 80 %.
+
+    Args:
+      path: PNG to write.
+      records: lines of metrics.jsonl with `budget/median_GROUP`, `budget/p10_GROUP` and
+        `budget/p90_GROUP`; a step without questions of a group has none for it.
+      title: above the picture.
+    """
+    curves = _Curves(records)
+    groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
+    figure, axes = _figure(max(len(groups), 1), 1, title)
+    for axis, group, colour in zip(axes[0], groups, itertools.cycle(COLOURS[1:])):
+        low, median, high = (
+            curves.values(f"budget/{name}_{group}") for name in ("p10", "median", "p90")
+        )
+        axis.fill_between(
+            curves.steps, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 %"
+        )
+        marker = "o" if len(median) == 1 else None
+        axis.plot(curves.steps, median, color=colour, lw=1.6, marker=marker, label="median")
+        place = {groups[0]: " (easiest)", groups[-1]: " (hardest)"} if len(groups) > 1 else {}
+        _heading(axis, f"difficulty group {group}{place.get(group, '')}")
+        axis.set_xlabel("step")
+        axis.locator_params(axis="x", integer=True)
+    top = max((axis.get_ylim()[1] for axis in axes[0]), default=1.0)
+    for axis in axes[0]:
+        axis.set_ylim(0, top)
+    if groups:
+        axes[0, 0].set_ylabel("thinking budget (tokens)")
+        axes[0, 0].legend(frameon=False, loc="best", fontsize=8)
+    _save(figure, path)
 
 
 def training_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
