@@ -71,7 +71,9 @@ def test_all_columns_see_the_same_draws():
 
 
 def test_problems_that_are_all_alike_give_a_rate_wilsons_interval():
-    scores = np.hstack([np.ones((30, 1)), np.zeros((30, 1)), np.full((30, 1), 0.5), verdicts(7, 30)])
+    scores = np.hstack(
+        [np.ones((30, 1)), np.zeros((30, 1)), np.full((30, 1), 0.5), verdicts(7, 30)]
+    )
     ends = rate_intervals(scores)
     assert ends[0] == pytest.approx(wilson_interval(30, 30))
     assert ends[1] == pytest.approx(wilson_interval(0, 30))

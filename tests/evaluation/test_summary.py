@@ -127,9 +127,7 @@ def test_anytime_is_the_mean_and_the_area_of_the_curve():
 
 
 def test_self_consistency_counts_tokens_both_ways():
-    cells = {
-        Cell(SAMPLED, b, 4): cell(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)
-    }
+    cells = {Cell(SAMPLED, b, 4): cell(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)}
     result = summarise(cells, ExactGrader(), budgets=[8, 16])
     assert list(result["by_budget"][SAMPLED]) == ["8", "16"]
     assert result["anytime"][SAMPLED]["budgets"] == [8, 16]

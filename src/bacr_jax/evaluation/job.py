@@ -129,10 +129,10 @@ def _check_length(config: Config, shape: Any, sets: dict[str, Questions]) -> Non
         prompt = int(np.max(questions.prompts.lengths))
         free = shape.max_positions - prompt - answers
         if largest > free:
+            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
             raise UserError(
                 f"--budgets {largest}: with prompts of {prompt} tokens in {name} and answers of "
-                f"{answers} the model's {shape.max_positions} positions are too few; write at "
-                f"most {free}"
+                f"{answers} the model's {shape.max_positions} positions are too few; {advice}"
             )
 
 
