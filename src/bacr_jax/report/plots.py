@@ -19,6 +19,8 @@ _ORDERED = "viridis"
 # From this many steps on, curves are drawn smoothed over the noise of single batches.
 _SMOOTH_FROM = 30
 _DPI = 150
+# What the metrics say of the budgets of a group.
+_QUANTILES = ("p10", "median", "p90")
 
 
 def _figure(columns: int, rows: int, title: str) -> tuple[Any, Any]:
@@ -211,14 +213,18 @@ def budgets_by_group(path: Path, records: Sequence[Mapping[str, Any]], title: st
     groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
     figure, axes = _figure(max(len(groups), 1), 1, title)
     for axis, group, colour in zip(axes[0], groups, itertools.cycle(COLOURS[1:])):
-        low, median, high = (
-            curves.values(f"budget/{name}_{group}") for name in ("p10", "median", "p90")
-        )
+        # A step without questions of the group is no gap in its distribution.
+        asked = np.isfinite(curves.values(f"budget/median_{group}"))
+        steps = curves.steps[asked]
+        lines = [curves.values(f"budget/{name}_{group}")[asked] for name in _QUANTILES]
+        if len(steps) >= _SMOOTH_FROM:
+            lines = [_smoothed(line) for line in lines]
+        low, median, high = lines
         axis.fill_between(
-            curves.steps, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 %"
+            steps, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 %"
         )
-        marker = "o" if len(median) == 1 else None
-        axis.plot(curves.steps, median, color=colour, lw=1.6, marker=marker, label="median")
+        marker = "o" if len(steps) == 1 else None
+        axis.plot(steps, median, color=colour, lw=1.6, marker=marker, label="median")
         place = {groups[0]: " (easiest)", groups[-1]: " (hardest)"} if len(groups) > 1 else {}
         _heading(axis, f"difficulty group {group}{place.get(group, '')}")
         axis.set_xlabel("step")
