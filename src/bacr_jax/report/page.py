@@ -164,5 +164,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
       UserError: as `page`, or the file can't be written.
     """
     path = folder / "report.html" if out is None else out
+    if path.is_dir():
+        raise UserError(f"--out {path}: is a folder; write the name of a file")
     write_atomically(path, page(folder))
     return path
