@@ -280,6 +280,12 @@ BAD_CONFIGS = [
         "data.num_groups=6: data.groups=level makes groups from 5 levels",
     ),
     ({"data": {"groups": "solve_rate"}}, "data.groups=solve_rate: the ledger has levels"),
+    (
+        {"data": {**MATH, "groups": "solve_rate"}, "model": {"path": "qwen"}},
+        "data.labels: is null, but data.groups=solve_rate",
+    ),
+    ({"data": {"labels": "rates.jsonl"}}, "data.labels=rates.jsonl: is not read"),
+    ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     ({"data": {"max_prompt_tokens": 0}}, "data.max_prompt_tokens: found 0; write 1 or more"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},

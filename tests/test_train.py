@@ -19,7 +19,7 @@ rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 6}
 value: {hidden_size: 8, inner_steps: 2, warmup_iterations: 1}
 optimizer: {learning_rate: 1.0e-3}
 train: {steps: 4, minibatches: 2}
-eval: {budgets: [4, 12], size: 16, samples: 1, temperature: 1.0, top_p: 1.0}
+eval: {every: 2, budgets: [4, 12], size: 16, samples: 1, temperature: 1.0, top_p: 1.0}
 checkpoint: {every: 2}
 """
 
@@ -68,6 +68,24 @@ def test_a_run_folder_explains_itself(finished):
     trace = json.loads((finished / "rollouts" / "000004.jsonl").read_text().splitlines()[0])
     assert trace["prompt"].startswith("<bos>") and len(trace["answers"]) == 4
     assert trace["thinking_tokens"] <= trace["budget"]
+
+
+def test_evaluation_has_its_own_cadence_and_samples(finished):
+    lines = [json.loads(line) for line in (finished / "eval.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["when"]) for line in lines] == [
+        (0, "before"),
+        (2, "during"),
+        (4, "after"),
+    ]
+    for line in lines:
+        summary = line["sets"]["ledger"]
+        assert [summary[mode]["12"]["samples"] for mode in ("greedy", "sampled")] == [1, 1]
+        accuracies = [summary["greedy"][budget]["accuracy"] for budget in ("4", "12")]
+        assert line["anytime"]["ledger"]["greedy"]["mean"] == pytest.approx(np.mean(accuracies))
+    assert (finished / "evaluation_ledger.png").read_bytes().startswith(b"\x89PNG")
+    assert "<!doctype html>" in (finished / "report.html").read_text()
+    summary = json.loads((finished / "summary.json").read_text())
+    assert list(summary["eval"]) == ["before", "after"]
 
 
 def test_the_sampler_agrees_with_the_learner(finished):

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
+    "data": ("bacr_jax.data.__main__", "show what a set of questions holds"),
+    "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
+    "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
     "grade": ("bacr_jax.grading.__main__", "grade answers against references"),
 }
 

@@ -92,13 +92,27 @@ class LedgerConfig:
 class DataConfig:
     """Questions with verifiable answers."""
 
-    train: str = key("ledger", "training set: ledger, or NAME:PATH (gsm8k, math, jsonl ...)")
-    eval: tuple[str, ...] = key(("ledger",), "evaluation sets: ledger, or NAME:PATH")
+    train: str = key(
+        "ledger", "training set: ledger, or NAME:PATH; PATH: file, folder or hf://OWNER/NAME"
+    )
+    eval: tuple[str, ...] = key(
+        ("ledger",), "evaluation sets, alike (gsm8k, math, math500, aime24, minerva_math, jsonl ..)"
+    )
+    dir: str = key(".", "folder that relative paths of sets start from")
     question_column: str | None = key(None, "question column of a jsonl/parquet/csv set")
     answer_column: str | None = key(None, "answer column of a jsonl/parquet/csv set")
+    prompt_format: Literal["auto", "think_answer", "boxed"] = key(
+        "auto", "think_answer: tags; boxed: untouched Instruct models; auto: the set's own, or tags"
+    )
+    order: Literal["drawn", "shuffled"] = key(
+        "drawn", "questions within a group: drawn anew; shuffled: each once before any again"
+    )
     max_prompt_tokens: int = key(1024, "longer prompts are left out and counted")
     groups: Literal["level", "solve_rate"] = key(
         "level", "difficulty groups from the set's levels or from measured solve rates"
+    )
+    labels: str | None = key(
+        None, "measured solve rates of the training set, JSONL with id, avg, samples"
     )
     num_groups: int = key(4, "number of difficulty groups K")
     ledger: LedgerConfig = section(LedgerConfig, "the procedural task")

@@ -286,6 +286,20 @@ def _groups_and_warmup(config: Config) -> Iterator[str]:
             f"data.groups={data.groups}: the ledger has levels, but no measured solve rates; write "
             "level"
         )
+    if not procedural and data.groups == "solve_rate" and data.labels is None:
+        yield (
+            "data.labels: is null, but data.groups=solve_rate needs measured solve rates; write "
+            "the path of a label file"
+        )
+    if data.groups == "level" and data.labels is not None:
+        yield (
+            f"data.labels={data.labels}: is not read, since data.groups=level; write "
+            "data.groups=solve_rate, or data.labels=null"
+        )
+    if procedural and data.prompt_format != "auto":
+        yield (
+            f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
+        )
     if warmup.steps and not procedural:
         yield (
             f"warmup.steps={warmup.steps}: only data.train=ledger has a supervised warm-up, found "
@@ -421,6 +435,16 @@ def problems(config: Config) -> Iterator[str]:
         yield from found
         if found and find is _out_of_range:
             return
+
+
+def check_ranges(config: Config) -> None:
+    """Refuses values out of range; combinations are not looked at.
+
+    Raises:
+      UserError: with the first problem.
+    """
+    for problem in _out_of_range(config):
+        raise UserError(problem)
 
 
 def check(config: Config) -> None:

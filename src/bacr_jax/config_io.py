@@ -23,7 +23,16 @@ from bacr_jax.config_checks import BOUNDS, check, range_text
 from bacr_jax.config_reading import Entry, entries, nearest_key, parse_file, parse_override, refusal
 from bacr_jax.config_types import convert, describe, expected, shown
 
-__all__ = ["check", "fingerprint", "flatten", "help_text", "load", "schema", "to_yaml"]
+__all__ = [
+    "check",
+    "fingerprint",
+    "flatten",
+    "help_text",
+    "load",
+    "override",
+    "schema",
+    "to_yaml",
+]
 
 COMMAND_LINE = "command line"
 
@@ -113,8 +122,23 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
     for path in paths:
         found = entries(parse_file(Path(path)), sections)
         values |= {entry.key: _read(entry) for entry in found}
-    for override in overrides:
-        found = entries(parse_override(override, COMMAND_LINE), sections)
+    return override(typing.cast(Config, _build(Config, "", values)), overrides)
+
+
+def override(config: Config, overrides: Sequence[str]) -> Config:
+    """The config with some values replaced.
+
+    Args:
+      config: settings.
+      overrides: `a.b=value` with the value in YAML; later ones win.
+
+    Raises:
+      UserError: an unknown key, or a value of the wrong type.
+    """
+    sections = {name for name, key in schema().items() if key.is_section}
+    values = flatten(config)
+    for text in overrides:
+        found = entries(parse_override(text, COMMAND_LINE), sections)
         values |= {entry.key: _read(entry) for entry in found}
     return typing.cast(Config, _build(Config, "", values))
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
-from bacr_jax import config_io, interop
+from bacr_jax import interop
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.interop import names, writing
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.policy import model_shape
+from bacr_jax.saved_policy import read_run
 
 Params = dict[str, Any]
 
@@ -47,52 +46,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "else float32",
     )
     return parser.parse_args(argv)
-
-
-def read_run(folder: Path) -> tuple[Config, int, Params]:
-    """Config, step and policy parameters (on the host) of a run's newest checkpoint.
-
-    Only the policy is read: optimizer states, data and devices of the run are not needed.
-
-    Raises:
-      UserError: no run there, or no finished checkpoint.
-    """
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"--run {folder}: holds no config.yaml; write the folder of a run")
-    config = config_io.load([folder / "config.yaml"])
-    checkpoints = folder.absolute() / "checkpoints"
-    step = _latest_step(checkpoints)
-    if step is None:
-        raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
-    return config, step, _read_policy(checkpoints / str(step) / "state")
-
-
-def _latest_step(checkpoints: Path) -> int | None:
-    """The newest finished checkpoint: unfinished ones have other names until they are whole."""
-    if not checkpoints.is_dir():
-        return None
-    steps = [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()]
-    return max(steps, default=None)
-
-
-def _read_policy(state: Path) -> Params:
-    import jax
-    import orbax.checkpoint as ocp
-
-    reader = ocp.PyTreeCheckpointer()
-    try:
-        saved = reader.metadata(state).item_metadata.tree["train"]["policy"]
-        abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        wanted = {"train": {"policy": jax.tree.map(abstract, saved)}}
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
-        return dict(reader.restore(state, args=how)["train"]["policy"])
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        # A missing or damaged metadata file shows as a missing attribute or key.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint again"
-        ) from None
 
 
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:

@@ -17,6 +17,7 @@ from bacr_jax import advantages, curriculum, difficulty
 from bacr_jax.asked import Asked, Plan, choose, wants_more
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
+from bacr_jax.data.stream import QuestionStream
 from bacr_jax.difficulty import DifficultyPosterior
 from bacr_jax.environment import Environment
 from bacr_jax.iteration_metrics import (
@@ -46,6 +47,7 @@ class RunState:
     Attributes:
       train: parameters and optimizers.
       curriculum: pass rates and schedule.
+      stream: questions drawn so far from each group (data.order=shuffled), else zeros.
       generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
         thousand steps of a 7B run only.
       method: what the method remembers; None if nothing.
@@ -54,6 +56,7 @@ class RunState:
 
     train: TrainState
     curriculum: CurriculumState
+    stream: Int[np.ndarray, "K"]
     generated_tokens: int
     method: Any = None
     difficulty: DifficultyPosterior | None = None
@@ -94,6 +97,9 @@ class Iteration:
         self.group_of = jnp.asarray(group_of, jnp.int32)
         self.num_groups = len(self.levels) if self.continuous else config.data.num_groups
         self.group_sizes = jnp.bincount(self.group_of, length=self.num_groups)
+        self.stream: QuestionStream | None = None
+        if config.data.order == "shuffled":
+            self.stream = QuestionStream(group_of, num_groups=self.num_groups, seed=config.seed)
         self.reference: Any = None
         self._plan, self._credit = jax.jit(self._plan_fn), jax.jit(self._credit_fn)
         self._adapt, self._remember = jax.jit(self._adapt_fn), jax.jit(method.update)
@@ -115,6 +121,7 @@ class Iteration:
                 head,
             ),
             curriculum=curriculum.init_curriculum(self.num_groups, mu0=mu0),
+            stream=np.zeros(self.num_groups, np.int32),
             generated_tokens=0,
             method=self.method.init_state(len(self.levels)),
             difficulty=posterior,
@@ -138,9 +145,11 @@ class Iteration:
         """
         clock = Clock()
         asked: list[Asked] = []
+        stream = state.stream
         while wants_more(asked, self.method.resampling):
             plan_key, rollout_key = self.keys(step, len(asked))
-            plan = self._plan(state.curriculum, plan_key)
+            plan = self._plan(state.curriculum, plan_key, self.group_of)
+            plan, stream = self.next_in_order(plan, stream)
             prompts = self.environment.train.take(self.rows_of(plan))
             clock.lap("plan")
             rollout = self.sample(state, plan, prompts, rollout_key, poll)
@@ -160,6 +169,7 @@ class Iteration:
         new = RunState(
             train=train,
             curriculum=schedule,
+            stream=stream,
             generated_tokens=state.generated_tokens + tokens,
             method=remembered,
             difficulty=posterior,
@@ -192,14 +202,17 @@ class Iteration:
 
     # Its lines --------------------------------------------------------------------------------
 
-    def _plan_fn(self, schedule: CurriculumState, key: Array) -> Plan:
-        """Lines 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts."""
+    def _plan_fn(self, schedule: CurriculumState, key: Array, group_of: Int[Array, "n"]) -> Plan:
+        """Lines 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts.
+
+        The groups are an argument: XLA would sort a constant of this length while compiling.
+        """
         question_key, budget_key = jax.random.split(key)
         weights = self.method.question_weights(schedule, self.group_sizes)
         questions = curriculum.sample_questions(
-            question_key, weights, self.group_of, self.config.rollout.questions
+            question_key, weights, group_of, self.config.rollout.questions
         )
-        groups = self.group_of[questions]
+        groups = group_of[questions]
         budgets = self.method.sample_budgets(budget_key, schedule, groups)
         return Plan(questions, groups, budgets, self.method.cuts(budgets))
 
@@ -216,6 +229,15 @@ class Iteration:
             "rules": self.environment.rules,
             "how": sampler(self.config.rollout.temperature),
         }
+
+    def next_in_order(
+        self, plan: Plan, stream: Int[np.ndarray, "K"]
+    ) -> tuple[Plan, Int[np.ndarray, "K"]]:
+        """Line 6: of each question's group, the next in order instead of the one drawn."""
+        if self.stream is None:
+            return plan, stream
+        questions, stream = self.stream.draw(stream, np.asarray(plan.groups))
+        return dataclasses.replace(plan, questions=jnp.asarray(questions)), stream
 
     def rows_of(self, plan: Plan) -> np.ndarray:
         """Question index of each of the Q G rows."""

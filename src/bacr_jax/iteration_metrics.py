@@ -26,7 +26,22 @@ def rollout_metrics(asked: Asked) -> dict[str, Any]:
         "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
         "rollout/closed_answers": float(np.mean(branches.finished)),
         "budget/mean": float(np.mean(trunks.budgets)),
+        **budgets_by_group(np.asarray(asked.plan.groups), np.asarray(asked.plan.budgets)),
+        "rollout/occupancy": asked.rollout.counters["occupancy"],
+        "rollout/wasted_share": asked.rollout.counters["wasted_share"],
     }
+
+
+def budgets_by_group(
+    groups: Int[np.ndarray, "Q"], budgets: Int[np.ndarray, "Q G"]
+) -> dict[str, float]:
+    """Median, 10 % and 90 % quantile of the budgets of each difficulty group that was asked."""
+    found = {}
+    for group in np.unique(groups):
+        ends = np.quantile(budgets[groups == group], (0.1, 0.5, 0.9))
+        for name, value in zip(("p10", "median", "p90"), ends):
+            found[f"budget/{name}_{group}"] = float(value)
+    return found
 
 
 def sampling_metrics(asked: Sequence[Asked], chosen: Asked) -> dict[str, Any]:

@@ -21,7 +21,8 @@ _MAY_DIFFER = ("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.deco
 _MOST_NAMED = 6
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The refusal for a file that the system does not let us write."""
     return UserError(
         f"{path}: can't be written ({error.strerror}); make room or rights, and the same command "
         "goes on from the last checkpoint"
@@ -43,7 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -62,7 +63,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(line)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -209,7 +210,7 @@ def _refuse_unless_ours(path: Path, config: Config, where: str) -> None:
         )
 
 
-def _lock(path: Path, where: str) -> TextIO:
+def lock_folder(path: Path, where: str) -> TextIO:
     """Takes the lock of a folder, without waiting."""
     lock = (path / LOCK).open("a+")
     try:
@@ -246,7 +247,7 @@ def open_run(path: Path, config: Config) -> RunFolder:
     try:
         _refuse_unless_ours(path, config, where)
         path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path, where)
+        lock = lock_folder(path, where)
         try:
             # Between the look and the lock, another process may have made its run here.
             _refuse_unless_ours(path, config, where)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,27 @@ from bacr_jax.cold_start import cold_start
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.environment import Environment, build_environment
-from bacr_jax.errors import UserError
-from bacr_jax.evaluation.by_budget import Summary, evaluate_by_budget
+from bacr_jax.evaluation.by_budget import evaluate_by_budget, evaluate_set
+from bacr_jax.evaluation.samples import CLOSE_NAMES
+from bacr_jax.evaluation.summary import Summary
 from bacr_jax.iteration import Iteration, RunState
 from bacr_jax.methods import load_method
 from bacr_jax.metrics import MetricsWriter
 from bacr_jax.parallel import processes
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
-from bacr_jax.report import plots, tables
+from bacr_jax.report import tables
+from bacr_jax.report.page import write_report
 from bacr_jax.rollout.generate import Rollout, generate
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.text.extraction import decode_ids
+from bacr_jax.text.loading import load_tokenizer
 from bacr_jax.text.prompts import format_for
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
 from bacr_jax.warmup import styled_prompts, warm_up
 
-CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
+# Evaluations that a run makes once; those in between are told apart by their step.
+FRAME = ("before", "after")
 
 
 class Trainer:
@@ -51,6 +55,8 @@ class Trainer:
         mesh = policies.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
         self.environment = build_environment(config, tokenizer, vocab_size)
+        for line in self.environment.describe_data():
+            self.progress.say(line)
         self.steps = self._total_steps()
         self.iteration = Iteration(config, self.environment, self.method, self.policy, self.steps)
         self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
@@ -81,7 +87,8 @@ class Trainer:
             self.folder.truncate_after(step)
             records = read_lines(self.folder.evaluations)
         for record in json.loads(processes.text_from_first(json.dumps(records))):
-            self.evaluations[record["when"]] = record["sets"]
+            if record["when"] in FRAME:
+                self.evaluations[record["when"]] = record["sets"]
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
 
@@ -230,9 +237,9 @@ class Trainer:
         found = {}
         for name, questions in self.environment.eval.items():
             with self.progress.phase(f"evaluation {when}, {name}", 1) as phase:
-                found[name] = evaluate_by_budget(
+                found[name] = evaluate_set(
                     decode,
-                    self.environment,
+                    self.environment.graded_like(questions),
                     questions,
                     jax.random.fold_in(jax.random.key(self.config.seed), 4),
                     config=self.config.eval,
@@ -241,10 +248,17 @@ class Trainer:
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                 )
+        sets = {name: result["by_budget"] for name, result in found.items()}
+        over = {name: result["anytime"] for name, result in found.items()}
         if self.writes:
-            append_line(self.folder.evaluations, {"step": step, "when": when, "sets": found})
-        if when in ("before", "after"):
-            self.evaluations[when] = found
+            append_line(
+                self.folder.evaluations, {"step": step, "when": when, "sets": sets, "anytime": over}
+            )
+        if when in FRAME:
+            self.evaluations[when] = sets
+        else:
+            for name, summary in sets.items():
+                self.progress.say(f"step {step}, {name}: {tables.in_one_line(summary)}")
 
     def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
@@ -252,7 +266,7 @@ class Trainer:
             self.save(state, step)
         self.checkpoints.close()
         self.metrics.close()
-        self.environment.grader.close()
+        self.environment.close()
         first = next(iter(self.environment.eval))
         summary = {
             "method": self.method.name,
@@ -266,20 +280,16 @@ class Trainer:
         if not self.writes:
             return summary
         write_json(self.folder.summary, summary)
-        records = read_lines(self.folder.metrics)
-        if records:
-            plots.training_curves(
-                self.folder.path / "training.png", records, f"{self.method.name}, training"
-            )
-        for name in self.environment.eval:
+        for name, questions in self.environment.eval.items():
             policies = {
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
             }
             title = f"{name}: accuracy by thinking budget, 95 % intervals"
-            picture = self.folder.path / f"accuracy_{Path(name.partition(':')[0]).name}.png"
-            plots.accuracy_by_budget(picture, policies, title)
             self.progress.say(tables.comparison_table(title, policies))
+            if questions.set.note:
+                self.progress.say(questions.set.note)
+        write_report(self.folder.path)
         self.progress.say(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(wall_seconds)}; everything is in {self.folder.path}"
@@ -298,6 +308,8 @@ class Trainer:
         for row in chosen.astype(int):
             start = int(trunks.prompt_lengths[row])
             end = start + int(trunks.sampled[row])
+            # Thinking between the cuts, and what the model wrote after the last one.
+            places = [start, *(int(c) for c in branches.context[row]), end]
             append_line(
                 path,
                 {
@@ -306,6 +318,7 @@ class Trainer:
                     "prompt": decode(trunks.tokens[row, :start]),
                     "budget": int(trunks.budgets[row]),
                     "thinking": decode(trunks.tokens[row, start:end]),
+                    "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
                     "thinking_tokens": int(trunks.thinking[row]),
                     "closed_by": CLOSE_NAMES[int(trunks.close[row])],
                     "context": [int(c) - start for c in branches.context[row]],
@@ -320,10 +333,6 @@ def _tokenizer(config: Config) -> tuple[Any, int]:
     if config.data.train == "ledger":
         own = ledger.ledger_tokenizer()
         return own, len(own)
-    from transformers import AutoTokenizer
-
     folder = config.model.tokenizer or config.model.path
-    if folder is None or not Path(folder).is_dir():
-        raise UserError(f"model.tokenizer: no folder {folder!r}; write a Hugging Face folder")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder, where="model.tokenizer")
     return tokenizer, policies.vocabulary_rows(config, len(tokenizer))

@@ -36,6 +36,7 @@ def checkpoint(run, params, step):
     state = RunState(
         train=init_state(params, None, tx, tx),
         curriculum={"rates": jnp.ones(4)},
+        stream=np.zeros(4, np.int32),
         generated_tokens=jnp.int32(7),
     )
     checkpoints = Checkpoints(run / "checkpoints", keep=2)

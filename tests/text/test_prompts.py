@@ -132,6 +132,10 @@ class TestFormatOfARun:
         config = Config(data=dataclasses.replace(DataConfig(), train=train))
         assert prompts.format_for(config).name == name
 
+    def test_unless_the_config_names_one(self):
+        data = dataclasses.replace(DataConfig(), train="math:x", prompt_format="boxed")
+        assert prompts.format_for(Config(data=data)) is BOXED
+
 
 class TestRefusals:
     def test_an_empty_question_by_its_row(self, ledger_tokens):

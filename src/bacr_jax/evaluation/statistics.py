@@ -4,6 +4,7 @@ Samples of one problem resemble each other, so that every interval here counts p
 samples for what they add.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -90,8 +91,8 @@ def paired_difference_interval(
     return max(mean - half, -1.0), min(mean + half, 1.0)
 
 
-def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> float:
-    """Probability that at least one of k samples is correct, averaged over problems.
+def pass_at_k_by_problem(correct: Bool[np.ndarray, "n samples"], k: int) -> Float[np.ndarray, "n"]:
+    """Probability that at least one of k samples is correct, for each problem.
 
     Unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
 
@@ -109,10 +110,16 @@ def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> float:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
     subsets = math.comb(samples, k)
     none = [math.comb(samples - int(c), k) / subsets for c in correct.sum(1)]
-    return 1.0 - math.fsum(none) / len(none)
+    return 1.0 - np.array(none, np.float64)
 
 
-def _vote_of_k(counts: Sequence[int], right: Sequence[bool], blank: int, k: int) -> float:
+def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> float:
+    """The mean over problems of `pass_at_k_by_problem`."""
+    return float(pass_at_k_by_problem(correct, k).mean())
+
+
+@functools.lru_cache(maxsize=65536)
+def _vote_of_k(counts: tuple[int, ...], right: tuple[bool, ...], blank: int, k: int) -> float:
     """Probability that the vote of k samples drawn without replacement is right.
 
     For every number v of votes that can win, and every answer in turn, `ways[t, u, d]` counts the
@@ -143,10 +150,10 @@ def _vote_of_k(counts: Sequence[int], right: Sequence[bool], blank: int, k: int)
     return share
 
 
-def majority_at_k(
+def majority_at_k_by_problem(
     answers: Int[np.ndarray, "n samples"], correct: Bool[np.ndarray, "n samples"], k: int
-) -> float:
-    """Probability that the most frequent answer of k samples is correct, averaged over problems.
+) -> Float[np.ndarray, "n"]:
+    """Probability that the most frequent answer of k samples is correct, for each problem.
 
     Unbiased: the mean over all subsets of k of the samples, counted and not drawn. A tie is broken
     by chance, so that it counts with the share of right answers among those tied. Samples without
@@ -171,8 +178,42 @@ def majority_at_k(
         if any((verdicts[row == a] != r).any() for a, r in zip(given, right)):
             raise ValueError("one answer is both right and wrong; write equal verdicts for it")
         counts = [int((row == answer).sum()) for answer in given]
-        shares.append(_vote_of_k(counts, right, int((row < 0).sum()), k))
-    return math.fsum(shares) / len(shares)
+        # Problems whose votes fall alike have equal shares: in this order they are found again.
+        ballot = sorted(zip(counts, right), reverse=True)
+        tallies, verdict = tuple(c for c, _ in ballot), tuple(r for _, r in ballot)
+        shares.append(_vote_of_k(tallies, verdict, int((row < 0).sum()), k))
+    return np.array(shares, np.float64)
+
+
+def majority_at_k(
+    answers: Int[np.ndarray, "n samples"], correct: Bool[np.ndarray, "n samples"], k: int
+) -> float:
+    """The mean over problems of `majority_at_k_by_problem`."""
+    return float(majority_at_k_by_problem(answers, correct, k).mean())
+
+
+def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
+    """Weight of the accuracy at each budget in the two numbers of `AnytimeAccuracy`.
+
+    Args:
+      budgets: rising thinking budgets, in tokens.
+
+    Returns:
+      Rows mean and area, each summing to 1.
+
+    Raises:
+      ValueError: no budgets, or budgets that do not rise.
+    """
+    if not budgets:
+        raise ValueError("budgets: found none; write rising numbers from 1 on")
+    if budgets[0] < 1 or any(b <= a for a, b in zip(budgets, budgets[1:])):
+        raise ValueError(f"budgets: found {list(budgets)}; write rising numbers from 1 on")
+    mean = np.full(len(budgets), 1.0 / len(budgets))
+    if len(budgets) == 1:
+        return np.stack([mean, mean])
+    gaps = np.diff(np.log2(np.asarray(budgets, np.float64)))
+    area = (np.append(gaps, 0.0) + np.append(0.0, gaps)) / (2.0 * gaps.sum())
+    return np.stack([mean, area])
 
 
 class AnytimeAccuracy(NamedTuple):
@@ -198,13 +239,7 @@ def anytime_accuracy(budgets: Sequence[int], accuracies: Sequence[float]) -> Any
     Raises:
       ValueError: no budgets, lengths that differ, or budgets that do not rise.
     """
-    if len(budgets) != len(accuracies) or not budgets:
+    if len(budgets) != len(accuracies):
         raise ValueError(f"found {len(budgets)} budgets and {len(accuracies)} accuracies")
-    if budgets[0] < 1 or any(b <= a for a, b in zip(budgets, budgets[1:])):
-        raise ValueError(f"budgets: found {list(budgets)}; write rising numbers from 1 on")
-    mean = math.fsum(accuracies) / len(accuracies)
-    if len(budgets) == 1:
-        return AnytimeAccuracy(mean, mean)
-    x = np.log2(np.asarray(budgets, np.float64))
-    area = float(np.trapezoid(np.asarray(accuracies, np.float64), x)) / (x[-1] - x[0])
-    return AnytimeAccuracy(mean, float(area))
+    mean, area = anytime_weights(budgets) @ np.asarray(accuracies, np.float64)
+    return AnytimeAccuracy(float(mean), float(area))

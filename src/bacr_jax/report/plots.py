@@ -19,6 +19,8 @@ _ORDERED = "viridis"
 # From this many steps on, curves are drawn smoothed over the noise of single batches.
 _SMOOTH_FROM = 30
 _DPI = 150
+# What the metrics say of the budgets of a group.
+_QUANTILES = ("p10", "median", "p90")
 
 
 def _figure(columns: int, rows: int, title: str) -> tuple[Any, Any]:
@@ -56,13 +58,16 @@ def accuracy_by_budget(
 
     Args:
       path: PNG to write.
-      policies: summaries by name, in the order of the legend; the first is drawn in grey.
+      policies: summaries by name, in the order of the legend; the first of several is drawn in
+        grey.
       title: above the picture.
       bars: what the `ci95` entries hold, for the axis.
     """
     modes = list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
     figure, axes = _figure(len(modes) + 1, 1, title)
     looks = itertools.cycle(zip(COLOURS, MARKERS))
+    if len(policies) == 1:
+        next(looks)
     drawn = [(name, summary, *next(looks)) for name, summary in policies.items()]
     for axis, mode in zip(axes[0], modes):
         for index, (name, summary, colour, marker) in enumerate(drawn):
@@ -85,6 +90,7 @@ def accuracy_by_budget(
         tokens = [entry["mean_thinking_tokens"] for entry in ordered]
         _curve(used, tokens, ordered, name, colour, marker)
     used.set(xlabel="mean thinking tokens really used, a point per budget", xlim=(0, None))
+    used.locator_params(axis="x", integer=True, nbins=7)
     used.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     _heading(used, f"{mode} decoding")
     top = max(axis.get_ylim()[1] for axis in axes[0])
@@ -102,7 +108,7 @@ def _curve(
     places: Sequence[float | int],
     entries: Sequence[Mapping[str, Any]],
     name: str,
-    colour: str,
+    colour: Any,
     marker: str,
 ) -> None:
     """Accuracies with their intervals, at the given places of the horizontal axis."""
@@ -120,6 +126,35 @@ def _curve(
         capsize=2.5,
         label=name,
     )
+
+
+def accuracy_over_steps(path: Path, evaluations: Sequence[tuple[int, Summary]], title: str) -> None:
+    """Accuracy at each budget over the steps of training, a panel for each decoding.
+
+    Args:
+      path: PNG to write.
+      evaluations: (step, summary), in the order of the steps.
+      title: above the picture.
+    """
+    import matplotlib
+
+    modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
+    figure, axes = _figure(len(modes), 1, title)
+    for axis, mode in zip(axes[0], modes):
+        budgets = sorted({b for _, s in evaluations for b in s.get(mode, {})}, key=int)
+        shades = matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, len(budgets)))
+        for budget, shade, marker in zip(budgets, shades, itertools.cycle(MARKERS)):
+            measured = [(t, s[mode][budget]) for t, s in evaluations if budget in s.get(mode, {})]
+            places = [float(step) for step, _ in measured]
+            entries = [entry for _, entry in measured]
+            _curve(axis, places, entries, f"{int(budget):,} tokens", shade, marker)
+        axis.set_ylim(-2, 102)
+        axis.locator_params(axis="x", integer=True)
+        axis.set_xlabel("step")
+        _heading(axis, f"{mode} decoding, by thinking budget")
+    axes[0, 0].set_ylabel("accuracy (%), 95 % interval")
+    axes[0, 0].legend(frameon=False, loc="best", fontsize=8)
+    _save(figure, path)
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
@@ -145,20 +180,62 @@ class _Curves:
         found = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
         return sorted(found, key=lambda name: int(name[len(prefix) :]))
 
+    def values(self, name: str) -> np.ndarray:
+        """A metric at every step, NaN where it is not a number."""
+        # Infinities and NaN are text in the file, and float reads them.
+        values = np.array([float(record.get(name, math.nan)) for record in self._records])
+        return np.where(np.isfinite(values), values, math.nan)
+
     def draw(
         self, axis: Any, name: str, label: str, colour: Any, *, smooth: bool = True, **style: Any
     ) -> None:
         """One metric; nothing if it was never recorded."""
         if name not in self.names:
             return
-        # Infinities and NaN are text in the file, and float reads them.
-        values = np.array([float(record.get(name, math.nan)) for record in self._records])
-        values = np.where(np.isfinite(values), values, math.nan)
+        values = self.values(name)
         if smooth and len(values) >= _SMOOTH_FROM:
             axis.plot(self.steps, values, color=colour, alpha=0.25, linewidth=0.8)
             values = _smoothed(values)
         marker = "o" if len(values) == 1 else None
         axis.plot(self.steps, values, color=colour, label=label, lw=1.8, marker=marker, **style)
+
+
+def budgets_by_group(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Sampled budgets of each difficulty group over the steps: median and the middle 80 %.
+
+    Args:
+      path: PNG to write.
+      records: lines of metrics.jsonl with `budget/median_GROUP`, `budget/p10_GROUP` and
+        `budget/p90_GROUP`; a step without questions of a group has none for it.
+      title: above the picture.
+    """
+    curves = _Curves(records)
+    groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
+    figure, axes = _figure(max(len(groups), 1), 1, title)
+    for axis, group, colour in zip(axes[0], groups, itertools.cycle(COLOURS[1:])):
+        # A step without questions of the group is no gap in its distribution.
+        asked = np.isfinite(curves.values(f"budget/median_{group}"))
+        steps = curves.steps[asked]
+        lines = [curves.values(f"budget/{name}_{group}")[asked] for name in _QUANTILES]
+        if len(steps) >= _SMOOTH_FROM:
+            lines = [_smoothed(line) for line in lines]
+        low, median, high = lines
+        axis.fill_between(
+            steps, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 %"
+        )
+        marker = "o" if len(steps) == 1 else None
+        axis.plot(steps, median, color=colour, lw=1.6, marker=marker, label="median")
+        place = {groups[0]: " (easiest)", groups[-1]: " (hardest)"} if len(groups) > 1 else {}
+        _heading(axis, f"difficulty group {group}{place.get(group, '')}")
+        axis.set_xlabel("step")
+        axis.locator_params(axis="x", integer=True)
+    top = max((axis.get_ylim()[1] for axis in axes[0]), default=1.0)
+    for axis in axes[0]:
+        axis.set_ylim(0, top)
+    if groups:
+        axes[0, 0].set_ylabel("thinking budget (tokens)")
+        axes[0, 0].legend(frameon=False, loc="best", fontsize=8)
+    _save(figure, path)
 
 
 def training_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:

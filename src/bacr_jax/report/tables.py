@@ -34,6 +34,13 @@ def tokens_text(entry: Mapping[str, Any]) -> str:
     return f"{entry['mean_thinking_tokens']:,.1f} tok"
 
 
+def in_one_line(summary: Summary) -> str:
+    """`greedy 8: 27.6, 16: 30.4; sampled 8: 25.0, ...`: accuracy in percent by budget."""
+    cell = lambda budget, entry: f"{int(budget):,}: {100 * entry['accuracy']:.1f}"
+    modes = {m: ", ".join(cell(b, e) for b, e in found.items()) for m, found in summary.items()}
+    return "; ".join(f"{mode} {budgets}" for mode, budgets in modes.items())
+
+
 def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
     """(decoding, budget, entry of each policy), in order of decoding, then rising budget.
 

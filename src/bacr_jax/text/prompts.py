@@ -141,13 +141,15 @@ FORMATS = {
 
 
 def format_for(config: Config) -> PromptFormat:
-    """The format of a run: the ledger's own for the ledger, tags for everything else.
+    """The format of a run: data.prompt_format, or the ledger's own, or tags.
 
     Methods share it, but for SelfBudgeter, whose responses open with a budget.
     """
     ledger = config.data.train.partition(":")[0] == "ledger"
     if config.method == "selfbudgeter":
         return FORMATS["ledger_budget" if ledger else "budget_solution"]
+    if config.data.prompt_format != "auto":
+        return FORMATS[config.data.prompt_format]
     return FORMATS["ledger" if ledger else "think_answer"]
 
 

@@ -225,6 +225,14 @@ def compile_stop_strings(
     return _compile(read, tuple(dict.fromkeys(strings)), vocab_size, locate_start)
 
 
+def no_stop_string(vocab_size: int) -> StopTable:
+    """The table of a format without a stop string: it stays at the start whatever comes."""
+    next_state = np.zeros((2, vocab_size), np.int32)
+    next_state[1] = 1
+    opens = np.zeros((2, vocab_size), bool)
+    return StopTable(next_state, opens, 1, (), 0.0)
+
+
 @functools.lru_cache(maxsize=16)
 def _compile(
     read: Vocabulary, strings: tuple[str, ...], vocab_size: int, locate_start: bool

@@ -1,0 +1,171 @@
+"""`python -m bacr_jax.data --inspect NAME[:PATH]`: what a set holds, before a run relies on it."""
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bacr_jax import config_io
+from bacr_jax.config import Config
+from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
+from bacr_jax.data.ledger import Split, ledger_tokenizer
+from bacr_jax.data.questions import QuestionSet, load_questions
+from bacr_jax.errors import UserError
+from bacr_jax.grading import parse_gold
+from bacr_jax.text.loading import load_tokenizer
+from bacr_jax.text.prompts import encode_prompts, format_for
+
+DESCRIPTION = (
+    "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
+    "lists the rows that can't be used."
+)
+QUANTILES = (0, 10, 50, 90, 99, 100)
+_EXAMPLES = 3
+_SHOWN_CHARS = 60
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bacr_jax.data", description=DESCRIPTION)
+    parser.add_argument(
+        "--inspect", required=True, metavar="NAME[:PATH]", help="the set, as in data.train"
+    )
+    parser.add_argument(
+        "--against", metavar="NAME[:PATH]", help="training set to look for near-duplicates in"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "test"), help="which part (default: test with --against)"
+    )
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder, for prompt lengths")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="data.key=value", help="columns, groups, prompt format ..."
+    )
+    return parser.parse_intermixed_args(argv)
+
+
+def report(
+    questions: QuestionSet, config: Config, *, against: QuestionSet | None, tokenizer: Any
+) -> Iterator[str]:
+    """Lines that describe a set.
+
+    Args:
+      questions: the set.
+      config: for the prompt format and the names of the settings.
+      against: training set to look for near-duplicates in.
+      tokenizer: for prompt lengths; None: they are left out.
+    """
+    if against is not None:
+        questions = mark_duplicates(questions, against)
+    yield from questions.summary()
+    for row in questions.left_out:
+        yield f"    {row.id}: {row.reason}"
+    yield f"answers: {_kinds(questions.answers)}"
+    levels = Counter(questions.levels.tolist())
+    yield "levels: " + ", ".join(
+        f"{level or 'none'}: {levels[level]:,}" for level in sorted(levels, key=lambda x: x or 9)
+    )
+    sizes = np.bincount(questions.groups, minlength=config.data.num_groups)
+    yield f"groups (data.groups={config.data.groups}): " + ", ".join(
+        f"{group}: {size:,}" for group, size in enumerate(sizes)
+    )
+    subjects = Counter(subject or "none" for subject in questions.subjects)
+    yield "subjects: " + ", ".join(f"{name}: {n:,}" for name, n in subjects.most_common())
+    if tokenizer is None:
+        yield "prompt tokens: not measured; give --tokenizer DIR"
+    else:
+        yield _lengths(questions, config, tokenizer)
+    yield f"repeated questions in the set: {repeated(questions.questions):,}"
+    if against is None:
+        yield "near-duplicates of training questions: not looked for; give --against NAME:PATH"
+    else:
+        near = int(questions.duplicates.sum())
+        yield (
+            f"near-duplicates of {against.name} (resemblance {THRESHOLD} or more): {near:,} of "
+            f"{len(questions):,}, {len(questions) - near:,} without them"
+        )
+
+
+def _kinds(answers: Sequence[str]) -> str:
+    """Forms of the gold answers, with examples."""
+    forms: dict[str, list[str]] = {}
+    for answer in answers:
+        gold = parse_gold(answer)
+        forms.setdefault("other" if gold is None else gold.kind, []).append(answer)
+    parts = []
+    for kind, found in sorted(forms.items(), key=lambda item: -len(item[1])):
+        shown = [
+            " ".join(text.split())[:_SHOWN_CHARS] for text in dict.fromkeys(found[: 4 * _EXAMPLES])
+        ]
+        parts.append(f"{kind} {len(found):,} ({'; '.join(shown[:_EXAMPLES])})")
+    return ", ".join(parts)
+
+
+def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
+    style = format_for(config)
+    prompts, _ = encode_prompts(tokenizer, questions.questions, style, max_tokens=sys.maxsize)
+    lengths = np.asarray(prompts.lengths)
+    quantiles = np.percentile(lengths, QUANTILES, method="higher")
+    limit = config.data.max_prompt_tokens
+    shown = ", ".join(f"{q} %: {int(n):,}" for q, n in zip(QUANTILES, quantiles, strict=True))
+    over = int((lengths > limit).sum())
+    return f"prompt tokens ({style.name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
+
+
+def _tokenizer(spec: str, folder: str | None) -> Any:
+    if spec.partition(":")[0] == "ledger":
+        return ledger_tokenizer()
+    return None if folder is None else load_tokenizer(folder, where="--tokenizer")
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """The config of a run on this set, checked, so that its format and groups follow from it."""
+    config = config_io.load([], options.overrides)
+    spec = options.inspect
+    data = dataclasses.replace(config.data, train=spec, eval=(spec,))
+    if spec.partition(":")[0] != "ledger":
+        model = dataclasses.replace(config.model, tokenizer=options.tokenizer or "none")
+        config = dataclasses.replace(config, model=model)
+    config = dataclasses.replace(config, data=data)
+    config_io.check(config)
+    return config
+
+
+def inspect(options: argparse.Namespace) -> Iterator[str]:
+    """The lines of the command.
+
+    Raises:
+      UserError: the set, the tokenizer or an override can't be used.
+    """
+    config = _config(options)
+    split: Split = options.split or ("test" if options.against else "train")
+    questions = load_questions(options.inspect, config.data, config.seed, split)
+    against = None
+    if options.against:
+        against = load_questions(options.against, config.data, config.seed, "train")
+    tokenizer = _tokenizer(options.inspect, options.tokenizer)
+    yield from report(questions, config, against=against, tokenizer=tokenizer)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
+    options = parse(argv)
+    try:
+        for line in inspect(options):
+            print(line)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader has seen enough (head); nothing may be written to the closed pipe at exit.
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

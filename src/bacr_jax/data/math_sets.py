@@ -1,0 +1,232 @@
+"""Readers of the mathematics sets, and of anything with a question and an answer column."""
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax.config import DataConfig
+from bacr_jax.data.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
+from bacr_jax.data.question_set import LeftOut, QuestionSet
+from bacr_jax.data.tables import Row, columns, read_rows
+from bacr_jax.errors import UserError
+from bacr_jax.grading import parse_gold
+from bacr_jax.grading.answers import last_box
+
+# Reasons to leave a row out.
+NO_QUESTION = "no question"
+NO_GOLD = "no answer that could be graded"
+
+# Columns that hold a worked solution: only a box or a "####" line in them is an answer.
+SOLUTIONS = ("solution", "Solution")
+_LEVEL = re.compile(r"(?:level\s*)?([1-5])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a set keeps what; the first column that is there is taken.
+
+    Attributes:
+      question: columns of the question.
+      answer: columns of the gold answer; the first that can be graded in a row is its answer.
+      level: columns of the level, 1 to 5.
+      subject: columns of the subject.
+      id: columns of an identifier.
+      any_split: published as one piece, so a folder with only "train" files is that piece.
+      relative_tolerance: largest relative error of a numeric answer.
+      note: what a reader of its results should know.
+    """
+
+    question: tuple[str, ...] = ("problem", "question", "Problem", "Question")
+    answer: tuple[str, ...] = ("answer", "Answer", "final_answer", *SOLUTIONS)
+    level: tuple[str, ...] = ("level", "Level")
+    subject: tuple[str, ...] = ("subject", "type", "Subject", "Type")
+    id: tuple[str, ...] = ("unique_id", "id", "ID", "idx")
+    any_split: bool = False
+    relative_tolerance: float = 0.0
+    note: str = ""
+
+
+LAYOUTS = {
+    # openai/grade-school-math and hf://openai/gsm8k/main: question, answer ending in "#### 72".
+    "gsm8k": Layout(question=("question", "problem"), answer=("answer",)),
+    # hendrycks/math (a folder of JSON files) and its copies: problem, level, type, solution.
+    "math": Layout(),
+    # openai/prm800k and hf://HuggingFaceH4/MATH-500: also subject and answer.
+    "math500": Layout(
+        any_split=True, note="MATH-500: 500 of MATH's 5,000 test problems, chosen by prm800k"
+    ),
+    # hf://HuggingFaceH4/aime_2024 (problem, answer "025"), hf://Maxwell-Jia/AIME_2024 (Problem,
+    # Answer 25), hf://math-ai/aime24 (problem, solution "\boxed{25}").
+    "aime24": Layout(
+        any_split=True,
+        note="AIME 2024: all 30 problems of both papers; the 24 of the BACR paper are no public "
+        "set",
+    ),
+    # QwenLM/Qwen2.5-Math (problem, solution with a box, type, idx), hf://math-ai/minervamath
+    # (question, answer).
+    "minerva_math": Layout(
+        any_split=True,
+        # Answers are measured quantities, rounded to a few digits by whoever wrote the solution;
+        # public evaluation code for this set (Llemma's, arXiv 2310.10631) names 0.01.
+        relative_tolerance=0.01,
+        note="Minerva Math: all 272 problems of MIT OpenCourseWare (arXiv 2206.14858, OCWCourses); "
+        "the 500 of the BACR paper are no public set",
+    ),
+}
+# Any table; data.question_column and data.answer_column say which columns.
+TABLES = ("jsonl", "json", "csv", "parquet")
+
+
+def load_table(
+    name: str, path: str, config: DataConfig, split: Literal["train", "test"]
+) -> QuestionSet:
+    """Reads a set from a file, a folder or the hub; rows without a usable answer are left out.
+
+    Args:
+      name: a key of `LAYOUTS`, or one of `TABLES`.
+      path: see `tables.read_rows`.
+      config: columns, groups and the folder of relative paths.
+      split: "train" or "test".
+
+    Returns:
+      The set. Answers are as `parse_gold` reads them.
+
+    Raises:
+      UserError: nothing readable there, a missing column, no usable row, or groups that can't be
+        made.
+    """
+    where = f"{name}:{path}"
+    if not path:
+        raise UserError(f"{name}: found no path; write {name}:PATH")
+    layout = _layout(name, config)
+    rows = read_rows(path, base=config.dir, split=split, any_split=layout.any_split, where=where)
+    found = columns(rows)
+    question = _column(found, layout.question, where, "question", name)
+    answers = [column for column in layout.answer if column in found]
+    if not answers:
+        _column(found, layout.answer, where, "answer", name)
+    ids = _ids(rows, [column for column in layout.id if column in found], f"{name}-{split}")
+    texts = [_text(row.get(question)) for row in rows]
+    golds = [_gold(row, answers) for row in rows]
+    kept = [i for i, (text, gold) in enumerate(zip(texts, golds, strict=True)) if text and gold]
+    left_out = tuple(
+        LeftOut(ids[i], NO_GOLD if text else NO_QUESTION)
+        for i, (text, gold) in enumerate(zip(texts, golds, strict=True))
+        if not (text and gold)
+    )
+    if not kept:
+        reasons = ", ".join(
+            f"{count:,} with {reason}"
+            for reason, count in Counter(r.reason for r in left_out).items()
+        )
+        raise UserError(
+            f"{where}: none of its {len(rows):,} rows can be used ({reasons}, columns {question!r} "
+            f"and {' or '.join(map(repr, answers))}); write a set with answers"
+        )
+    levels = np.array([_level(_first(rows[i], layout.level)) for i in kept], np.int32)
+    chosen = [ids[i] for i in kept]
+    return QuestionSet(
+        name=name,
+        questions=[texts[i] for i in kept],
+        answers=[golds[i] for i in kept],
+        levels=levels,
+        groups=_groups(levels, chosen, config, split),
+        ids=chosen,
+        subjects=[str(_first(rows[i], layout.subject) or "") for i in kept],
+        left_out=left_out,
+        relative_tolerance=layout.relative_tolerance,
+        note=layout.note,
+    )
+
+
+def _layout(name: str, config: DataConfig) -> Layout:
+    layout = LAYOUTS.get(name, Layout())
+    if name in TABLES and config.question_column is not None:
+        layout = dataclasses.replace(layout, question=(config.question_column,))
+    if name in TABLES and config.answer_column is not None:
+        layout = dataclasses.replace(layout, answer=(config.answer_column,))
+    return layout
+
+
+def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name: str) -> str:
+    for column in wanted:
+        if column in found:
+            return column
+    advice = (
+        f"write data.{kind}_column=NAME"
+        if name in TABLES
+        else f"write jsonl:PATH with data.{kind}_column=NAME"
+    )
+    raise UserError(
+        f"{where}: no {kind} column {' or '.join(map(repr, wanted))}, found the columns "
+        f"{', '.join(found) or '(none)'}; {advice}"
+    )
+
+
+def _first(row: Row, names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _text(value: Any) -> str:
+    """A text that can be shown to a model, "" for anything else."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, which JSON can write and no tokenizer can read.
+        return ""
+    return value.strip()
+
+
+def _gold(row: Row, names: Sequence[str]) -> str:
+    """The first answer of a row that something could be graded correct against, or ""."""
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        # Tables write a missing number as NaN.
+        if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value):
+            value = str(value)
+        text = _text(value)
+        if name in SOLUTIONS and last_box(text) is None and "####" not in text:
+            continue
+        gold = parse_gold(text) if text else None
+        if gold is not None:
+            return gold.text
+    return ""
+
+
+def _level(value: Any) -> int:
+    match = _LEVEL.fullmatch(str(value).strip())
+    return int(match[1]) if match else 0
+
+
+def _ids(rows: Sequence[Row], names: Sequence[str], prefix: str) -> list[str]:
+    """The source's own identifiers where they are complete and unique, else numbers of rows."""
+    for name in names:
+        own = [str(row[name]) for row in rows if row.get(name) is not None]
+        if len(own) == len(rows) == len(set(own)):
+            return own
+    return [f"{prefix}-{index}" for index in range(len(rows))]
+
+
+def _groups(
+    levels: Int[np.ndarray, "n"], ids: list[str], config: DataConfig, split: str
+) -> Int[np.ndarray, "n"]:
+    """Groups of the training questions; of test questions, only their levels are known."""
+    if config.groups == "solve_rate" and split == "train":
+        if config.labels is None:
+            raise UserError(
+                "data.groups=solve_rate: data.labels is null; write the file of measured rates"
+            )
+        rates = read_solve_rates(config.labels, ids)
+        return groups_from_solve_rate(rates, num_groups=config.num_groups)
+    return groups_from_levels(levels, num_groups=min(config.num_groups, 5))

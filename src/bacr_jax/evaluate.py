@@ -1,0 +1,251 @@
+"""`python -m bacr_jax.evaluate --run DIR | --model HFDIR`: accuracy by thinking budget."""
+
+import argparse
+import dataclasses
+import difflib
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bacr_jax import config_io
+from bacr_jax.config import Config, EvalConfig
+from bacr_jax.config_checks import check_ranges
+from bacr_jax.errors import UserError
+
+DESCRIPTION = (
+    "Measures a policy at several thinking budgets: accuracy with 95 % intervals, pass@k, maj@k, "
+    "anytime accuracy and tokens, as table, JSON, Markdown, LaTeX and pictures. The same command "
+    "continues an evaluation that was interrupted."
+)
+EPILOG = (
+    "Keys that say how questions are read and answered can be overridden, such as "
+    "data.question_column=problem or rollout.answer_tokens=256."
+)
+# What may be overridden: the policy stays as it was trained.
+OVERRIDABLE = (
+    "data.",
+    "model.attention",
+    "model.compute_dtype",
+    "model.path",
+    "model.tokenizer",
+    "rollout.answer_tokens",
+    "rollout.chunk",
+)
+TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses like everything else here: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"command line: {message}; {self.prog} --help shows what can be written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, its numbers checked."""
+    parser = _Parser(prog="python -m bacr_jax.evaluate", description=DESCRIPTION, epilog=EPILOG)
+    add = parser.add_argument
+    add("--run", type=Path, metavar="DIR", help="run folder")
+    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
+    add("--step", type=int, metavar="N", help="checkpoint of the run; the newest by default")
+    add(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME[:PATH]",
+        help="set, repeatable; a run's own data.eval by default",
+    )
+    add("--budgets", metavar="N,N", help="thinking budgets; a run's own eval.budgets by default")
+    add("--samples", type=int, default=0, metavar="N", help="per problem; 0, the default: greedy")
+    add("--temperature", type=float, help=f"of the samples; {TEMPERATURE} by default")
+    add("--top-p", type=float, help=f"nucleus of the samples; {TOP_P} by default")
+    add("--greedy", action="store_true", help="the greedy answer too, beside the samples")
+    add(
+        "--self-consistency",
+        type=int,
+        metavar="K",
+        help="maj@K at equal total tokens: also draws samples at 1/K of every budget",
+    )
+    add("--size", type=int, metavar="N", help="a fixed random subset of N problems per set")
+    add("--split", choices=("test", "train"), default="test", help="part of the set")
+    add("--seed", type=int, help="of subset and samples; a run's own by default, else 0")
+    add("--slots", type=int, default=SLOTS, help=f"rows decoded together, {SLOTS} by default")
+    add("--name", help="what tables call the policy; by default the folder's name")
+    add("--out", type=Path, metavar="DIR", help="RUN/evaluation/step-N or runs/evaluation-NAME")
+    add(
+        "--compare",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="evaluated run, or folder of an evaluation; repeatable; the difference is paired",
+    )
+    add(
+        "--label-difficulty",
+        type=Path,
+        metavar="OUT.jsonl",
+        help="write each problem's avg@k, for data.groups=solve_rate",
+    )
+    add("overrides", nargs="*", metavar="key.sub=value")
+    arguments = parser.parse_intermixed_args(argv)
+    arguments.budgets = _budgets(arguments.budgets)
+    _check(arguments)
+    return arguments
+
+
+def _budgets(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    found = []
+    for word in text.split(","):
+        # isdecimal is true for digits of other scripts too.
+        if not (word.strip().isascii() and word.strip().isdecimal()) or int(word) < 1:
+            raise UserError(
+                f"--budgets {text}: found {word.strip()!r}; write whole numbers above 0, such as "
+                "512,1024"
+            )
+        found.append(int(word))
+    if len(set(found)) != len(found):
+        raise UserError(f"--budgets {text}: holds a budget twice; write each once")
+    return tuple(sorted(found))
+
+
+def _check(a: argparse.Namespace) -> None:
+    """What can be said about the options without looking at any file."""
+
+    def refuse(wrong: bool, line: str) -> None:
+        if wrong:
+            raise UserError(line)
+
+    refuse((a.run is None) == (a.model is None), "command line: write --run DIR or --model HFDIR")
+    refuse(a.model is not None and a.step is not None, "--step: only a run has steps; leave it out")
+    refuse(a.model is not None and not a.data, "--data: none given; write a set such as gsm8k:PATH")
+    refuse(a.model is not None and not a.budgets, "--budgets: none given; write 512,1024")
+    refuse(len(set(a.data)) < len(a.data), "--data: holds a set twice; write each once")
+    for name, least in (("samples", 0), ("size", 1), ("slots", 1), ("self_consistency", 2)):
+        value = getattr(a, name)
+        option = f"--{name.replace('_', '-')}"
+        refuse(value is not None and value < least, f"{option} {value}: write {least} or more")
+    for name in ("temperature", "top_p"):
+        value, option = getattr(a, name), f"--{name.replace('_', '-')}"
+        refuse(
+            value is not None and not a.samples,
+            f"{option} {value}: is not read, since --samples 0 is greedy; write --samples 1 or "
+            f"more, or leave {option} out",
+        )
+    refuse(
+        a.temperature is not None and not 0 < a.temperature < float("inf"),
+        f"--temperature {a.temperature}: write a number above 0, or --samples 0 for greedy",
+    )
+    refuse(
+        a.top_p is not None and not 0 < a.top_p <= 1,
+        f"--top-p {a.top_p}: write a number above 0, up to 1",
+    )
+    refuse(
+        a.seed is not None and not 0 <= a.seed < 2**32,
+        f"--seed {a.seed}: write a number from 0 to 4294967295",
+    )
+    refuse(
+        a.self_consistency is not None and a.samples < a.self_consistency,
+        f"--self-consistency {a.self_consistency}: needs as many samples, found --samples "
+        f"{a.samples}; write --samples {a.self_consistency} or more",
+    )
+    labels = a.label_difficulty
+    refuse(
+        labels is not None and not a.samples,
+        f"--label-difficulty {labels}: avg@k needs samples; write --samples 8",
+    )
+    refuse(
+        labels is not None and not labels.absolute().parent.is_dir(),
+        f"--label-difficulty {labels}: its folder does not exist; make it first",
+    )
+    for text in a.overrides:
+        key = text.partition("=")[0]
+        if not key.startswith(OVERRIDABLE) and key in config_io.schema():
+            near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
+            raise UserError(
+                f"{key}: an evaluation leaves the policy as it is; only keys such as "
+                f"{near[0]} can be overridden"
+            )
+
+
+def settle(arguments: argparse.Namespace, trained: Config) -> Config:
+    """The config of the evaluation: how the policy was trained, with the options over it."""
+    config = config_io.override(trained, arguments.overrides)
+    budgets = arguments.budgets or config.eval.budgets
+    sets = tuple(arguments.data) or config.data.eval
+    # What is trained on chooses prompt format and grader; a bare model takes them from the set.
+    train = config.data.train if arguments.run is not None else sets[0]
+    rollout = dataclasses.replace(config.rollout, slots=arguments.slots)
+    config = dataclasses.replace(
+        config,
+        seed=config.seed if arguments.seed is None else arguments.seed,
+        data=dataclasses.replace(config.data, train=train, eval=sets),
+        rollout=rollout,
+        eval=EvalConfig(
+            every=None,
+            budgets=budgets,
+            size=arguments.size,
+            samples=arguments.samples,
+            temperature=arguments.temperature or TEMPERATURE,
+            top_p=arguments.top_p or TOP_P,
+        ),
+    )
+    check_ranges(config)
+    return config
+
+
+def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything that the command line asks for; returns what results.json holds."""
+    from bacr_jax.evaluation import job
+    from bacr_jax.evaluation.folder import default_folder
+    from bacr_jax.progress import Progress
+    from bacr_jax.report import evaluation as report
+    from bacr_jax.saved_policy import open_model, open_run
+
+    saved = (
+        open_model(arguments.model)
+        if arguments.run is None
+        else open_run(arguments.run, arguments.step)
+    )
+    config = settle(arguments, saved.config)
+    saved = dataclasses.replace(saved, config=config)
+    out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
+    work = job.prepare(
+        saved,
+        greedy=arguments.greedy or not arguments.samples,
+        self_consistency=arguments.self_consistency,
+        split=arguments.split,
+        compare=arguments.compare,
+        labels=arguments.label_difficulty,
+        name=arguments.name,
+    )
+    with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
+        progress.say(f"evaluating {work.name}; everything goes to {out}")
+        results = job.run(work, folder, progress)
+        for table in report.write(out, results):
+            progress.say(table)
+        for line in results["labels"].values() if "labels" in results else ():
+            progress.say(line)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0 when evaluated, 2 with one line on stderr when the input can't be used."""
+    # Orbax warns about a metadata file that only single-item checkpoints have.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    try:
+        evaluate(parse(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Two policies on the same problems: differences, paired problem by problem."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.bootstrap import bootstrap_intervals, columns, difference_intervals
+from bacr_jax.evaluation.samples import Cell
+from bacr_jax.evaluation.statistics import anytime_weights
+from bacr_jax.evaluation.summary import Graded, interval, number
+
+Results = Mapping[str, Mapping[Cell, Graded]]
+
+
+def check_comparable(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], modes: Mapping[str, list[int]], where: str
+) -> None:
+    """Refuses evaluations that share no problems or no cells.
+
+    Args:
+      mine: the `sets` of this evaluation's settings.
+      theirs: the settings of the other one.
+      modes: this evaluation's budgets by decoding.
+      where: names the other one.
+
+    Raises:
+      UserError: they can't be compared.
+    """
+    common = [name for name in mine if name in theirs["sets"]]
+    if not common:
+        raise UserError(
+            f"--compare {where}: has the sets {', '.join(theirs['sets'])}, not "
+            f"{', '.join(mine)}; evaluate both on the same --data"
+        )
+    for name in common:
+        if mine[name]["questions"] != theirs["sets"][name]["questions"]:
+            raise UserError(
+                f"--compare {where}: has other problems of {name} "
+                f"({theirs['sets'][name]['problems']} there, {mine[name]['problems']} here); "
+                "evaluate both with the same --data, --split, --size and --seed"
+            )
+    other = theirs["decoding"]["cells"]
+    if not any(set(budgets) & set(other.get(mode, [])) for mode, budgets in modes.items()):
+        cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other.items())
+        raise UserError(
+            f"--compare {where}: has no decoding and budget in common with this one (found "
+            f"{cells}); evaluate both with the same --budgets and --samples"
+        )
+
+
+def _cell(one: Graded, other: Graded) -> dict[str, Any]:
+    correct = columns([one.correct.mean(1), one.strict.mean(1)])
+    theirs = columns([other.correct.mean(1), other.strict.mean(1)])
+    ends, means = difference_intervals(correct, theirs), (correct - theirs).mean(0)
+    tokens = columns([one.thinking.mean(1), one.total.mean(1)])
+    tokens = tokens - columns([other.thinking.mean(1), other.total.mean(1)])
+    token_ends, token_means = bootstrap_intervals(tokens), tokens.mean(0)
+    return {
+        "accuracy": number(one.correct.mean()),
+        "other_accuracy": number(other.correct.mean()),
+        "difference": number(means[0]),
+        "ci95": interval(ends[0]),
+        "strict_difference": number(means[1]),
+        "strict_ci95": interval(ends[1]),
+        "thinking_tokens_difference": number(token_means[0]),
+        "thinking_ci95": interval(token_ends[0]),
+        "total_tokens_difference": number(token_means[1]),
+        "total_ci95": interval(token_ends[1]),
+    }
+
+
+def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str, Any]:
+    budgets = sorted(one)
+    rates = lambda cells: columns([cells[budget].correct.mean(1) for budget in budgets])
+    weights = anytime_weights(budgets).T
+    mine, theirs = rates(one) @ weights, rates(other) @ weights
+    ends, (mean, area) = difference_intervals(mine, theirs), (mine - theirs).mean(0)
+    return {
+        "mean_difference": number(mean),
+        "mean_ci95": interval(ends[0]),
+        "area_difference": number(area),
+        "area_ci95": interval(ends[1]),
+        "budgets": budgets,
+    }
+
+
+def compare(one: Results, other: Results) -> dict[str, Any]:
+    """Differences one - other, with 95 % intervals of the paired bootstrap over problems.
+
+    Args:
+      one: samples of one policy by set and cell.
+      other: those of the other; sets and cells that only one has are left out.
+
+    Returns:
+      By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
+
+    Raises:
+      UserError: a set has other problems.
+    """
+    found: dict[str, Any] = {}
+    for name in one:
+        if name not in other:
+            continue
+        mine = {(cell.mode, cell.budget): graded for cell, graded in one[name].items()}
+        theirs = {(cell.mode, cell.budget): graded for cell, graded in other[name].items()}
+        shared = [key for key in mine if key in theirs]
+        by_budget: dict[str, dict[str, Any]] = {}
+        for mode, budget in shared:
+            a, b = mine[mode, budget], theirs[mode, budget]
+            if a.ids != b.ids:
+                raise UserError(f"{name}: the two evaluations are of other problems")
+            by_budget.setdefault(mode, {})[str(budget)] = _cell(a, b)
+        over = {
+            mode: _anytime(
+                {b: mine[m, b] for m, b in shared if m == mode},
+                {b: theirs[m, b] for m, b in shared if m == mode},
+            )
+            for mode in by_budget
+        }
+        if by_budget:
+            found[name] = {"by_budget": by_budget, "anytime": over}
+    return found

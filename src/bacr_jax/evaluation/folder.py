@@ -1,0 +1,280 @@
+"""The folder of an evaluation: its samples are its state, and what survives a kill."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.samples import Cell, Sample, batches
+from bacr_jax.run_folder import cannot_write, lock_folder, write_json
+
+SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
+LOCK = ".lock"
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a cell that are drawn and written together.
+
+    Attributes:
+      set: name of the set.
+      cell: decoding and budget.
+      rows: row numbers, problem x samples + sample.
+      keys: `Sample.key` of each row.
+    """
+
+    set: str
+    cell: Cell
+    rows: Int[np.ndarray, "rows"]
+    keys: list[tuple[str, str, int, str, int]]
+
+
+def plan(ids: Mapping[str, Sequence[str]], cells: Sequence[Cell], most: int) -> list[Batch]:
+    """Every batch of an evaluation, in the order in which they are drawn.
+
+    Args:
+      ids: identifiers of the problems evaluated, by set.
+      cells: decodings and budgets.
+      most: rows of a batch.
+    """
+    found = []
+    for name, problems in ids.items():
+        for cell in cells:
+            for rows in batches(len(problems), cell, most):
+                places = [(problems[row // cell.samples], int(row % cell.samples)) for row in rows]
+                keys = [(name, cell.mode, cell.budget, id_, number) for id_, number in places]
+                found.append(Batch(name, cell, rows, keys))
+    return found
+
+
+class EvaluationFolder:
+    """An opened folder; use `open_evaluation`.
+
+    Attributes:
+      path: the folder.
+      is_new: this process made it.
+    """
+
+    def __init__(self, path: Path):
+        """Wraps a folder whose lock is held."""
+        self.path = path
+        self.is_new = not (path / SETTINGS).exists()
+
+    def resume(self, work: Sequence[Batch]) -> list[list[Sample]]:
+        """The batches that are there as a whole; what follows them is cut off.
+
+        Texts are left out, since they are many and no number needs them.
+
+        Args:
+          work: batches, as `plan` gives them.
+
+        Raises:
+          UserError: the file holds other samples than these.
+        """
+        path = self.path / SAMPLES
+        if not path.exists():
+            return []
+        done: list[list[Sample]] = []
+        whole = 0
+        with path.open("rb") as file:
+            for batch in work:
+                samples: list[Sample] = []
+                for key in batch.keys:
+                    line = file.readline()
+                    if not line.endswith(b"\n"):
+                        break
+                    number = sum(map(len, done)) + len(samples) + 1
+                    samples.append(_read(line, key, f"{path}, line {number}"))
+                if len(samples) < len(batch.keys):
+                    break
+                done.append(samples)
+                whole = file.tell()
+        try:
+            if path.stat().st_size > whole:
+                os.truncate(path, whole)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        return done
+
+    def append(self, samples: Sequence[Sample]) -> None:
+        """Adds a batch, on the disk before this returns.
+
+        Raises:
+          UserError: no space, or no right to write there.
+        """
+        path = self.path / SAMPLES
+        lines = (json.dumps(sample.to_json(), ensure_ascii=False) for sample in samples)
+        # Half a surrogate pair can come out of a tokenizer and can't be written.
+        text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+        try:
+            with path.open("ab") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(path, error) from None
+
+    def discard(self) -> None:
+        """Takes away what `open_evaluation` made, if no sample has come to it."""
+        if self.is_new and {p.name for p in self.path.iterdir()} <= {SETTINGS, LOCK}:
+            for name in (SETTINGS, LOCK):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
+
+
+def _read(line: bytes, key: tuple[str, str, int, str, int] | None, where: str) -> Sample:
+    try:
+        sample = Sample.from_json({**json.loads(line), "text": ""})
+    except (ValueError, TypeError):
+        raise UserError(f"{where}: is no sample; write another --out") from None
+    if key is not None and sample.key != key:
+        raise UserError(
+            f"{where}: found the sample {sample.key}, expected {key}; write another --out"
+        )
+    return sample
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts by dotted name."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for name, inside in value.items():
+        found |= flat(inside, f"{prefix}.{name}" if prefix else str(name))
+    return found
+
+
+@contextlib.contextmanager
+def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[EvaluationFolder]:
+    """Makes the folder of an evaluation, or opens the one that the same settings made before.
+
+    It is locked against other processes until it is left. A new folder in which nothing was
+    evaluated disappears when a UserError leaves it.
+
+    Args:
+      path: the folder.
+      settings: what the samples depend on, as JSON.
+
+    Raises:
+      UserError: the folder holds something else or another evaluation, is in use, or can't be
+        written.
+    """
+    where = f"--out {path}"
+    _refuse_unless_ours(path, settings, where)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(path, where)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    with lock:
+        _refuse_unless_ours(path, settings, where)
+        folder = EvaluationFolder(path)
+        if folder.is_new:
+            write_json(path / SETTINGS, settings)
+        try:
+            yield folder
+        except UserError:
+            folder.discard()
+            raise
+
+
+def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UserError(f"{where}: is a file; write the name of a folder")
+    entries = sorted(p.name for p in path.iterdir() if p.name not in (LOCK, f"{SETTINGS}.tmp"))
+    if not entries:
+        return
+    if SETTINGS not in entries:
+        raise UserError(
+            f"{where}: is not empty and holds no evaluation (found {entries[0]!r}); write another "
+            "folder"
+        )
+    there, now = flat(read_settings(path)), flat(json.loads(json.dumps(settings)))
+    differing = [
+        f"{name} ({there.get(name)} there, {now.get(name)} now)"
+        for name in {**now, **there}
+        if there.get(name) != now.get(name)
+    ]
+    if differing:
+        more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+        raise UserError(
+            f"{where}: holds another evaluation, which differs in "
+            f"{', '.join(differing[:_MOST_NAMED])}{more}; write another --out"
+        )
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of an evaluation.
+
+    Raises:
+      UserError: no evaluation there, or damaged settings.
+    """
+    try:
+        found = json.loads((path / SETTINGS).read_bytes())
+    except (OSError, ValueError):
+        raise UserError(
+            f"{path}: holds no evaluation; make one with python -m bacr_jax.evaluate, or write "
+            "the folder that its --out named"
+        ) from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path / SETTINGS}: is damaged; write another folder")
+    return found
+
+
+def read_samples(path: Path) -> dict[str, dict[Cell, list[Sample]]]:
+    """Samples of a finished evaluation by set and cell, without their texts.
+
+    Raises:
+      UserError: it is not finished, or damaged.
+    """
+    read_settings(path)
+    if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
+        raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
+    found: dict[str, dict[tuple[str, int], list[Sample]]] = {}
+    with (path / SAMPLES).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            sample = _read(line, None, f"{path / SAMPLES}, line {number}")
+            cells = found.setdefault(sample.set, {})
+            cells.setdefault((sample.mode, sample.budget), []).append(sample)
+    return {
+        name: {
+            Cell(mode, budget, len({sample.sample for sample in samples})): samples
+            for (mode, budget), samples in cells.items()
+        }
+        for name, cells in found.items()
+    }
+
+
+def default_folder(run: Path | None, step: int | None, model: Path | None) -> Path:
+    """Where an evaluation goes unless --out says otherwise."""
+    if run is not None:
+        return run / "evaluation" / f"step-{step:06d}"
+    assert model is not None
+    return Path("runs") / f"evaluation-{model.absolute().name}"
+
+
+def find_evaluation(folder: Path) -> Path:
+    """The evaluation that a folder is, or the newest one of the run that it is.
+
+    Raises:
+      UserError: there is none.
+    """
+    if (folder / SETTINGS).is_file():
+        return folder
+    made = sorted((folder / "evaluation").glob(f"step-*/{SETTINGS}"))
+    if not made:
+        raise UserError(
+            f"--compare {folder}: holds no evaluation; run python -m bacr_jax.evaluate for it "
+            "first, with the same sets and budgets"
+        )
+    return made[-1].parent

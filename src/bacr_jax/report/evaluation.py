@@ -1,0 +1,188 @@
+"""Tables and pictures of an evaluation's results."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from bacr_jax.report import pictures, plots
+from bacr_jax.report.grids import Grid
+from bacr_jax.report.tables import accuracy_text
+from bacr_jax.run_folder import write_atomically
+
+_NONE = "-"
+
+
+def _percent(rate: float | int) -> str:
+    return f"{100 * rate:.1f}"
+
+
+def _points(value: float | int) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _rate(entry: Mapping[str, Any], name: str, ends: str) -> str:
+    return accuracy_text({"accuracy": entry[name], "ci95": entry[ends]})
+
+
+def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
+    found = entry.get(family, {}).get(str(k))
+    return _NONE if found is None else _rate(found, "value", "ci95")
+
+
+def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
+    modes = result["by_budget"]
+    most = max(entry["samples"] for found in modes.values() for entry in found.values())
+    voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
+    rows = []
+    for mode, found in modes.items():
+        for budget in sorted(found, key=int):
+            entry = found[budget]
+            label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"
+            votes = [_of_k(entry, "pass_at", most), _of_k(entry, "maj_at", most)] if voting else []
+            rows.append(
+                [
+                    label,
+                    f"{int(budget):,}",
+                    accuracy_text(entry),
+                    _percent(entry["strict_accuracy"]),
+                    _percent(entry["disagreement"]),
+                    *votes,
+                    f"{entry['mean_thinking_tokens']:,.1f}",
+                    f"{entry['mean_total_tokens']:,.1f}",
+                    _percent(entry["forced_share"]),
+                ]
+            )
+    return Grid(
+        f"{name}: {result['problems']:,} problems",
+        ["decoding", "budget", "accuracy", "strict", "differ", *voting, "think", "total", "forced"],
+        rows,
+        caption="accuracy in % [95 % interval]; verdicts that differ between lenient and strict, "
+        "and thinking cut by the budget, in %; mean tokens of thinking and in total"
+        + (f"; {result['note']}" if result["note"] else ""),
+    )
+
+
+def _anytime(name: str, result: Mapping[str, Any]) -> Grid:
+    rows = [
+        [mode, _rate(found, "mean", "mean_ci95"), _rate(found, "area", "area_ci95")]
+        for mode, found in result["anytime"].items()
+    ]
+    return Grid(f"{name}: anytime accuracy", ["decoding", "mean over budgets", "area"], rows)
+
+
+def _self_consistency(name: str, result: Mapping[str, Any]) -> Grid:
+    rows = []
+    for k, ways in result["self_consistency"].items():
+        for way, found in ways.items():
+            for budget, entry in found.items():
+                rows.append(
+                    [
+                        f"maj@{k}",
+                        way.replace("_", " "),
+                        f"{int(budget):,}",
+                        f"{k} x {entry['budget_each']:,}",
+                        _rate(entry, "value", "ci95"),
+                        f"{entry['mean_thinking_tokens']:,.1f}",
+                        f"{entry['mean_total_tokens']:,.1f}",
+                    ]
+                )
+    return Grid(
+        f"{name}: Self-Consistency",
+        ["vote", "accounting", "budget", "samples x tokens", "accuracy", "think", "total"],
+        rows,
+        words=2,
+        caption="tokens are those of all k samples of a vote; only matched total compares with "
+        "one answer at that budget",
+    )
+
+
+def _parts(name: str, result: Mapping[str, Any], part: str) -> Grid:
+    """A row per level or subject, a column per budget."""
+    modes = result["by_budget"]
+    mode = next(reversed(modes))
+    budgets = sorted(modes[mode], key=int)
+    names = list(modes[mode][budgets[0]][f"{part}s"])
+    rows = []
+    for label in names:
+        entries = [modes[mode][budget][f"{part}s"][label] for budget in budgets]
+        rows.append([label, f"{entries[0]['problems']:,}", *map(accuracy_text, entries)])
+    return Grid(
+        f"{name}: accuracy by {part}, {mode}",
+        [part, "problems", *(f"{int(budget):,}" for budget in budgets)],
+        rows,
+    )
+
+
+def _difference(name: str, other: str, found: Mapping[str, Any]) -> Grid:
+    rows = []
+    for mode, budgets in found["by_budget"].items():
+        for budget in sorted(budgets, key=int):
+            entry = budgets[budget]
+            low, high = entry["ci95"]
+            first, last = entry["thinking_ci95"]
+            rows.append(
+                [
+                    mode,
+                    f"{int(budget):,}",
+                    _percent(entry["accuracy"]),
+                    _percent(entry["other_accuracy"]),
+                    f"{_points(entry['difference'])} [{_points(low)}, {_points(high)}]",
+                    f"{entry['thinking_tokens_difference']:+,.1f} [{first:+,.1f}, {last:+,.1f}]",
+                ]
+            )
+    for mode, over in found["anytime"].items():
+        low, high = over["mean_ci95"]
+        points = f"{_points(over['mean_difference'])} [{_points(low)}, {_points(high)}]"
+        rows.append([mode, "mean", _NONE, _NONE, points, _NONE])
+    return Grid(
+        f"{name}: difference to {other}",
+        ["decoding", "budget", "accuracy", "other", "difference", "thinking tokens"],
+        rows,
+        caption="percentage points and tokens with 95 % intervals, paired problem by problem",
+    )
+
+
+def grids(results: Mapping[str, Any]) -> list[Grid]:
+    """Every table of an evaluation.
+
+    Args:
+      results: what results.json holds.
+    """
+    found = []
+    for name, result in results["sets"].items():
+        found += [_budgets(name, result), _anytime(name, result)]
+        first = next(iter(next(iter(result["by_budget"].values())).values()))
+        found += [_parts(name, result, part) for part in ("level", "subject") if first[f"{part}s"]]
+        if result["self_consistency"]:
+            found.append(_self_consistency(name, result))
+        for other, sets in results["comparisons"].items():
+            if name in sets:
+                found.append(_difference(name, other, sets[name]))
+    return found
+
+
+def write(folder: Path, results: Mapping[str, Any]) -> list[Table]:
+    """Writes results.md, results.tex and a picture per set.
+
+    Args:
+      folder: where.
+      results: what results.json holds.
+
+    Returns:
+      The tables, for a terminal.
+    """
+    tables = grids(results)
+    head = f"# {results['name']}\n\n"
+    write_atomically(folder / "results.md", head + "\n".join(grid.markdown() for grid in tables))
+    write_atomically(folder / "results.tex", "\n".join(grid.latex() for grid in tables))
+    for name, short in pictures.short_names(results["sets"]).items():
+        result, compared = results["sets"][name], results["comparisons"]
+        others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
+        plots.accuracy_by_budget(
+            folder / f"accuracy_{short}.png",
+            {**others, results["name"]: result["by_budget"]},
+            f"{name}: accuracy by thinking budget, 95 % intervals",
+        )
+    return [grid.terminal() for grid in tables]

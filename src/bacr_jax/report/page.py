@@ -1,0 +1,170 @@
+"""report.html of a run: one file with everything in it, to be mailed or kept."""
+
+import base64
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from bacr_jax import config_io
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.progress import duration
+from bacr_jax.report import evaluation, pictures, tables
+from bacr_jax.report.grids import Grid
+from bacr_jax.report.traces import traces_section
+from bacr_jax.run_folder import CONFIG, read_lines, write_atomically
+
+_STYLE = """
+:root { --ink: #1c1e21; --soft: #667; --line: #dde; --paper: #fff; --tint: #f5f6f9; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 74rem; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { margin-top: 2.4rem; font-size: 1.25rem;
+  border-bottom: 1px solid var(--line); padding-bottom: .2rem; } h3 { font-size: 1rem; }
+img { max-width: 100%; height: auto; } .note { color: var(--soft); font-size: .87rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88rem; }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
+  font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; } .words { text-align: left; }
+pre, .trace { background: var(--tint); padding: .7rem .9rem; border-radius: 6px; overflow-x: auto; }
+pre { font-size: .82rem; } .trace { margin: .8rem 0; }
+.text { font-family: ui-monospace, monospace; font-size: .82rem; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+.cut { background: #fc8; color: #000; border-radius: 3px; padding: 0 .3rem; font-size: .75rem; }
+.right { background: #bfe5cf; } .wrong { background: #f6ccc4; }
+.right, .wrong { color: #000; border-radius: 3px; padding: 0 .35rem; }
+summary { cursor: pointer; color: var(--soft); }
+""".strip()
+
+
+def _image(path: Path, text: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">\n'
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise UserError(f"{path}: is damaged; remove it, or run the training again") from None
+
+
+def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]]) -> Grid:
+    steps = summary.get("steps", records[-1]["step"] if records else 0)
+    tokens = summary.get("generated_tokens")
+    if tokens is None and records:
+        tokens = int(float(records[-1].get("rollout/tokens_total", 0)))
+    state = "finished" if summary else "not finished"
+    model = config.model.path or (
+        config.model.preset
+        if config.model.preset != "custom"
+        else f"random, {config.model.num_layers} layers of width {config.model.hidden_size}"
+    )
+    rows = [
+        ["state", f"{state}, {steps:,} steps"],
+        ["model", model],
+        ["trained on", config.data.train],
+        ["budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"],
+        ["seed", str(config.seed)],
+    ]
+    if tokens is not None:
+        rows.append(["generated tokens", f"{tokens:,}"])
+    if "wall_seconds" in summary:
+        rows.append(["time", duration(summary["wall_seconds"])])
+    return Grid("In short", ["", ""], rows, words=2)
+
+
+def _comparison(name: str, policies: dict[str, tables.Summary]) -> Grid:
+    entries = tables.rows(policies)
+    cell = lambda e: "-" if e is None else f"{tables.accuracy_text(e)}, {tables.tokens_text(e)}"
+    return Grid(
+        f"{name}: accuracy in % [95 % interval], mean thinking tokens",
+        ["decoding", "budget", *policies],
+        [[mode, f"{int(budget):,}", *map(cell, found)] for mode, budget, found in entries],
+    )
+
+
+def _evaluations(folder: Path) -> str:
+    """Tables of the evaluations that were made of this run afterwards."""
+    parts = []
+    for path in sorted((folder / "evaluation").glob("*/results.json")):
+        try:
+            results = json.loads(path.read_bytes())
+            grids = evaluation.grids(results)
+        except (ValueError, KeyError, TypeError, StopIteration):
+            raise UserError(f"{path}: is damaged; run its evaluation again") from None
+        inside = "".join(grid.html() for grid in grids)
+        title = html.escape(f"{results['name']} ({path.parent.name})")
+        parts.append(f"<details open><summary>{title}</summary>\n{inside}</details>\n")
+    return "<h2>Evaluations</h2>\n" + "".join(parts) if parts else ""
+
+
+def page(folder: Path) -> str:
+    """The HTML of a run, whose pictures are drawn into its folder on the way.
+
+    Args:
+      folder: run folder, of a finished run or of one under way.
+
+    Raises:
+      UserError: no run there, or a damaged file in it.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"--run {folder}: holds no {CONFIG}; write the folder of a run")
+    config = config_io.load([folder / CONFIG])
+    summary = _read_summary(folder)
+    method = str(summary.get("method", config.method))
+    records = read_lines(folder / "metrics.jsonl")
+    evaluations = read_lines(folder / "eval.jsonl")
+    drawn = pictures.draw_run(folder, method)
+    title = html.escape(f"{method}: {folder.absolute().name}")
+    parts = [f"<h1>{title}</h1>\n", _facts(config, summary, records).html()]
+    if evaluations:
+        parts.append("<h2>Accuracy by budget</h2>\n")
+    for name, short in pictures.short_names(dict.fromkeys(pictures.sets_of(evaluations))).items():
+        policies = pictures.first_and_last(evaluations, name, method)
+        parts.append(_image(drawn[f"accuracy_{short}"], f"{name}: accuracy by thinking budget"))
+        parts.append(_comparison(name, policies).html())
+        if f"evaluation_{short}" in drawn:
+            parts.append(_image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training"))
+    parts.append(_evaluations(folder))
+    if "training" in drawn:
+        parts += ["<h2>Training</h2>\n", _image(drawn["training"], "training curves")]
+    if "budgets" in drawn:
+        parts += [
+            "<h2>Budgets by difficulty</h2>\n",
+            _image(drawn["budgets"], "sampled budgets of each difficulty group"),
+        ]
+    parts.append(traces_section(folder / "rollouts", config))
+    settings = html.escape((folder / CONFIG).read_text(encoding="utf-8"))
+    parts.append(
+        f"<h2>Config</h2>\n<details><summary>{CONFIG}</summary><pre>{settings}</pre></details>\n"
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
+        f"{''.join(parts)}</body>\n</html>\n"
+    )
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Writes the report of a run.
+
+    Args:
+      folder: run folder.
+      out: the file; report.html in the run folder by default.
+
+    Returns:
+      The file.
+
+    Raises:
+      UserError: as `page`, or the file can't be written.
+    """
+    path = folder / "report.html" if out is None else out
+    if path.is_dir():
+        raise UserError(f"--out {path}: is a folder; write the name of a file")
+    write_atomically(path, page(folder))
+    return path

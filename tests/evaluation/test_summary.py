@@ -1,0 +1,154 @@
+"""The numbers of a report are the means of the samples they are about."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bacr_jax.evaluation.comparison import compare
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, Cell, Sample
+from bacr_jax.evaluation.summary import (
+    anytime,
+    entry_of,
+    graded,
+    numbers_of_samples,
+    summarise,
+)
+from bacr_jax.grading import ExactGrader
+
+GOLD = "4"
+
+
+def sample(problem, number, answer, budget=8, mode=SAMPLED, strict=None, thinking=5, **fields):
+    correct = answer == GOLD
+    return Sample(
+        **{
+            "set": "ours",
+            "id": f"p{problem}",
+            "mode": mode,
+            "budget": budget,
+            "sample": number,
+            "level": 1 + problem % 2,
+            "subject": "algebra" if problem < 2 else "",
+            "text": "",
+            "extracted": answer,
+            "gold": GOLD,
+            "correct": correct,
+            "strict": correct if strict is None else strict,
+            "path": "string",
+            "timed_out": False,
+            "thinking_tokens": thinking,
+            "total_tokens": thinking + 4,
+            "closed_by": "budget" if thinking == budget else "tag",
+            "finished": True,
+            **fields,
+        }
+    )
+
+
+def cell(rows, budget=8, mode=SAMPLED, **fields):
+    """Samples of a cell from rows of answers."""
+    made = [
+        sample(i, j, answer, budget=budget, mode=mode, **fields)
+        for i, row in enumerate(rows)
+        for j, answer in enumerate(row)
+    ]
+    return graded(made, Cell(mode, budget, len(rows[0])))
+
+
+ROWS = [["4", "4", "1", "1"], ["4", "2", "2", None], ["4", "4", "4", "4"]]
+
+
+def test_entry_by_hand():
+    entry = entry_of(cell(ROWS), ExactGrader())
+    assert entry["accuracy"] == pytest.approx(7 / 12)
+    assert entry["pass_at"]["1"]["value"] == pytest.approx(7 / 12)
+    assert entry["pass_at"]["4"]["value"] == 1.0
+    # Two against two is a tie, one against two is lost, four of four is won.
+    assert entry["maj_at"]["4"]["value"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert entry["maj_at"]["4"]["mean_thinking_tokens"] == 4 * 5
+    assert entry["maj_at"]["4"]["mean_total_tokens"] == 4 * 9
+    assert entry["no_answer_share"] == pytest.approx(1 / 12)
+    assert entry["forced_share"] == 0
+    low, high = entry["ci95"]
+    assert low <= entry["accuracy"] <= high
+
+
+def test_votes_by_brute_force():
+    rng = np.random.default_rng(0)
+    rows = [[str(x) if x else None for x in row] for row in rng.integers(0, 6, (5, 6))]
+    entry = entry_of(cell(rows), ExactGrader())
+    for k in (2, 4, 6):
+        shares, hits = [], []
+        for row in rows:
+            for chosen in itertools.combinations(row, k):
+                tally = {a: chosen.count(a) for a in chosen if a is not None}
+                best = [a for a, c in tally.items() if c == max(tally.values())]
+                shares.append(best.count(GOLD) / len(best) if best else 0.0)
+                hits.append(GOLD in chosen)
+        assert entry["maj_at"][str(k)]["value"] == pytest.approx(np.mean(shares))
+        assert entry["pass_at"][str(k)]["value"] == pytest.approx(np.mean(hits))
+
+
+def test_lenient_and_strict_verdicts_stand_side_by_side():
+    rows = [sample(0, 0, "4", strict=False), sample(1, 0, "4"), sample(2, 0, "1")]
+    entry = entry_of(graded(rows, Cell(SAMPLED, 8, 1)), ExactGrader())
+    assert entry["accuracy"] == pytest.approx(2 / 3)
+    assert entry["strict_accuracy"] == pytest.approx(1 / 3)
+    assert entry["disagreement"] == pytest.approx(1 / 3)
+    assert "maj_at" not in entry
+
+
+def test_levels_and_subjects_count_their_own_problems():
+    entry = entry_of(cell(ROWS), ExactGrader())
+    assert {k: v["problems"] for k, v in entry["levels"].items()} == {"1": 2, "2": 1}
+    assert entry["levels"]["1"]["accuracy"] == pytest.approx(6 / 8)
+    assert list(entry["subjects"]) == ["algebra"]
+    assert entry["subjects"]["algebra"]["accuracy"] == pytest.approx(3 / 8)
+
+
+@pytest.mark.parametrize(("samples", "ks"), [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])])
+def test_k_are_powers_of_two_and_all(samples, ks):
+    assert numbers_of_samples(samples) == ks
+
+
+def test_anytime_is_the_mean_and_the_area_of_the_curve():
+    cells = {
+        8: cell([["4"], ["1"]]),
+        16: cell([["4"], ["1"]], budget=16),
+        64: cell([["4"], ["4"]], budget=64),
+    }
+    found = anytime(cells)
+    assert found["mean"] == pytest.approx(2 / 3)
+    # One doubling at 0.5, two between 0.5 and 1.
+    assert found["area"] == pytest.approx((0.5 + 2 * 0.75) / 3)
+    assert found["budgets"] == [8, 16, 64]
+    assert found["mean_ci95"][0] <= found["mean"] <= found["mean_ci95"][1]
+
+
+def test_self_consistency_counts_tokens_both_ways():
+    cells = {Cell(SAMPLED, b, 4): cell(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)}
+    result = summarise(cells, ExactGrader(), budgets=[8, 16])
+    assert list(result["by_budget"][SAMPLED]) == ["8", "16"]
+    assert result["anytime"][SAMPLED]["budgets"] == [8, 16]
+    votes = result["self_consistency"]
+    assert list(votes) == ["2", "4"]
+    each = votes["2"]["per_sample"]["8"]
+    assert (each["budget_each"], each["budget_total"]) == (8, 16)
+    assert each["mean_thinking_tokens"] == 2 * 4
+    equal = votes["2"]["matched_total"]["8"]
+    assert (equal["budget_each"], equal["budget_total"]) == (4, 8)
+    assert equal["mean_thinking_tokens"] == 2 * 2
+    assert list(votes["4"]["matched_total"]) == ["16"]  # at 8 nobody drew samples of 2 tokens
+
+
+def test_differences_are_paired_by_problem():
+    one = {"ours": {Cell(GREEDY, 8, 1): cell([["4"], ["4"], ["1"]], mode=GREEDY)}}
+    other = {"ours": {Cell(GREEDY, 8, 1): cell([["4"], ["1"], ["1"]], mode=GREEDY, thinking=8)}}
+    found = compare(one, other)["ours"]
+    entry = found["by_budget"][GREEDY]["8"]
+    assert entry["difference"] == pytest.approx(1 / 3)
+    assert entry["thinking_tokens_difference"] == -3
+    # Resamples differ by 0, 1, 2 or 3 of three problems, never the other way round.
+    assert entry["ci95"] == pytest.approx([0.0, 1.0])
+    assert found["anytime"][GREEDY]["mean_difference"] == pytest.approx(1 / 3)

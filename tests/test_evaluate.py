@@ -1,0 +1,266 @@
+"""`python -m bacr_jax.evaluate`, on models small enough for a test."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hf_world
+from bacr_jax import evaluate, interop
+from bacr_jax.data.ledger import ledger_tokenizer
+from bacr_jax.evaluation import job
+from bacr_jax.model.sizes import Qwen2Config
+
+LEDGER = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
+SHARED = Path(os.environ.get("BACR_SHARED_DATA", "../shared/data"))
+OPTIONS = ["--data", "ledger", "--budgets", "4,8", "--size", "6", "--slots", "6"]
+KEYS = ["rollout.answer_tokens=3"]
+SAMPLED = ["--samples", "4", "--greedy", "--temperature", "1.0"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A Hugging Face folder of a random model with the ledger's tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    params = hf_world.random_params(LEDGER)
+    interop.save_policy(path, params, config=LEDGER, tokenizer=ledger_tokenizer())
+    return path
+
+
+def run(model, out, *more):
+    return evaluate.main(["--model", str(model), *OPTIONS, "--out", str(out), *more, *KEYS])
+
+
+def samples(out):
+    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("evaluations") / "whole"
+    assert run(model, out, *SAMPLED) == 0
+    return out
+
+
+def refusal(capsys, *arguments):
+    capsys.readouterr()
+    assert evaluate.main([str(a) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_every_sample_is_kept_with_its_verdicts(finished):
+    found = samples(finished)
+    # 6 problems, 2 budgets, one greedy answer and 4 samples.
+    assert len(found) == 6 * 2 * (1 + 4)
+    for one in found:
+        assert one["thinking_tokens"] <= one["budget"] in (4, 8)
+        assert one["total_tokens"] >= one["thinking_tokens"] + 2
+        assert "<answer>" in one["text"] and one["path"] in ("string", "none")
+        assert one["correct"] == (one["extracted"] == one["gold"])
+        if one["closed_by"] == "budget":
+            assert one["thinking_tokens"] == one["budget"]
+
+
+def test_results_are_the_means_of_the_samples(finished):
+    results = json.loads((finished / "results.json").read_text())
+    by_budget = results["sets"]["ledger"]["by_budget"]
+    for mode, budgets in by_budget.items():
+        for budget, entry in budgets.items():
+            mine = [s for s in samples(finished) if (s["mode"], s["budget"]) == (mode, int(budget))]
+            for name, key in (
+                ("accuracy", "correct"),
+                ("mean_thinking_tokens", "thinking_tokens"),
+                ("mean_total_tokens", "total_tokens"),
+            ):
+                assert entry[name] == pytest.approx(sum(s[key] for s in mine) / len(mine))
+    assert list(by_budget) == ["greedy", "sampled"]
+    assert set(by_budget["sampled"]["8"]["maj_at"]) == {"1", "2", "4"}
+
+
+def test_tables_and_a_picture_are_written(finished):
+    assert (finished / "accuracy_ledger.png").read_bytes().startswith(b"\x89PNG")
+    assert "| sampled, avg@4 | 8 |" in (finished / "results.md").read_text()
+    assert r"\begin{tabular}" in (finished / "results.tex").read_text()
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_an_interrupted_evaluation_continues_to_the_same_results(
+    model, finished, tmp_path, capsys, monkeypatch, batches
+):
+    out, drawn, draw = tmp_path / "out", [], job.draw
+
+    def dying(*arguments, **options):
+        if len(drawn) == batches:
+            raise KeyboardInterrupt
+        drawn.append(1)
+        return draw(*arguments, **options)
+
+    monkeypatch.setattr(job, "draw", dying)
+    assert run(model, out, *SAMPLED) == 130
+    assert "continues" in capsys.readouterr().err
+    monkeypatch.undo()
+    if batches:
+        # What a kill in the middle of a line leaves.
+        with (out / "samples.jsonl").open("a") as file:
+            file.write(json.dumps(samples(finished)[12]) + '\n{"set": "led')
+    assert run(model, out, *SAMPLED) == 0
+    for name in ("samples.jsonl", "results.json"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch):
+    before = (finished / "results.json").read_bytes()
+    monkeypatch.setattr(job, "draw", lambda *a, **k: pytest.fail("drew again"))
+    assert run(model, finished, *SAMPLED) == 0
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys):
+    path = tmp_path / "other"
+    params = hf_world.random_params(LEDGER, seed=5)
+    interop.save_policy(path, params, config=LEDGER, tokenizer=ledger_tokenizer())
+    assert run(path, tmp_path / "out", "--compare", str(finished)) == 0
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    entry = results["comparisons"]["tiny"]["ledger"]["by_budget"]["greedy"]["8"]
+    assert entry["difference"] == pytest.approx(entry["accuracy"] - entry["other_accuracy"])
+    assert "difference to tiny" in capsys.readouterr().out
+    # Another set of problems, another decoding, and an evaluation that is not finished.
+    options = ["--model", path, "--data", "ledger", "--out", tmp_path / "two"]
+    compare = ["--compare", finished]
+    assert "other problems" in refusal(
+        capsys, *options, "--budgets", "8", "--size", "5", *compare, *KEYS
+    )
+    assert "in common" in refusal(
+        capsys, *options, "--budgets", "7", "--size", "6", *compare, *KEYS
+    )
+    assert "holds no evaluation" in refusal(
+        capsys, *options, "--budgets", "8", "--compare", tmp_path
+    )
+    assert not (tmp_path / "two").exists()
+
+
+def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
+    labels = tmp_path / "labels.jsonl"
+    options = ["--model", model, "--data", "ledger", "--size", "6", "--slots", "6"]
+    more = ["--budgets", "8", "--samples", "4", "--temperature", "1.0", "--split", "train"]
+    how = [*options, *more, "--out", tmp_path / "out", "--label-difficulty", labels, *KEYS]
+    assert evaluate.main([str(a) for a in how]) == 0
+    lines = [json.loads(line) for line in labels.read_text().splitlines()]
+    assert len(lines) == 6 and all(line["id"].startswith("ledger-train-") for line in lines)
+    drawn = samples(tmp_path / "out")
+    for line in lines:
+        mine = [s["correct"] for s in drawn if s["id"] == line["id"]]
+        assert line == {"id": line["id"], "avg": sum(mine) / 4, "samples": 4}
+    printed = capsys.readouterr().out
+    counts = [int(x.split(": ")[1].split()[0]) for x in printed.splitlines() if "solve rate" in x]
+    assert len(counts) == 4 and sum(counts) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--budgets", "0"], "above 0"),
+        (["--budgets", "4,-2"], "above 0"),
+        (["--budgets", "many"], "whole numbers"),
+        (["--budgets", "4,4"], "twice"),
+        (["--budgets", "512"], "64 positions"),
+        (["--budgets", "8", "--temperature", "0.7"], "--samples 0 is greedy"),
+        (["--budgets", "8", "--samples", "2", "--temperature", "0"], "above 0"),
+        (["--budgets", "8", "--samples", "2", "--top-p", "1.5"], "--top-p"),
+        (["--budgets", "8", "--samples", "-1"], "--samples"),
+        (["--budgets", "8", "--size", "0"], "--size"),
+        (["--budgets", "8", "--step", "3"], "--step"),
+        (["--budgets", "8", "--samples", "2", "--self-consistency", "4"], "--samples 4"),
+        (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "no token"),
+        (["--budgets", "8", "--label-difficulty", "x.jsonl"], "--samples 8"),
+        (["--budgets", "8", "budget.max=4"], "leaves the policy"),
+        (["--budgets", "8", "rollout.answer_tokens=0"], "answer_tokens"),
+        (["--budgets", "8", "--data", "nowhere:x"], "nowhere"),
+        (["--budgets", "8", "--oops"], "--oops"),
+        ([], "--budgets"),
+    ],
+)
+def test_bad_options_are_one_line(model, tmp_path, capsys, arguments, says):
+    out = tmp_path / "out"
+    options = ["--model", model, "--data", "ledger", "--out", out, *arguments]
+    assert says in refusal(capsys, *options)
+    assert not out.exists()
+
+
+def test_bad_folders_are_one_line(finished, model, tmp_path, capsys):
+    how = ["--data", "ledger", "--budgets", "8"]
+    assert "--run DIR or --model" in refusal(capsys, *how)
+    assert "no such folder" in refusal(capsys, "--model", tmp_path / "none", *how)
+    assert "config.json" in refusal(capsys, "--model", tmp_path, *how)
+    assert "holds no config.yaml" in refusal(capsys, "--run", tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    assert "no finished checkpoint" in refusal(capsys, "--run", tmp_path)
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    assert "write one of 3" in refusal(capsys, "--run", tmp_path, "--step", "4")
+    # The folder of another evaluation, and one that is none.
+    message = refusal(capsys, "--model", model, *OPTIONS, "--out", finished, *KEYS)
+    assert "samples" in message and "write another --out" in message
+    assert "holds no evaluation" in refusal(
+        capsys, "--model", model, *OPTIONS, "--out", model, *KEYS
+    )
+
+
+def test_bad_input_ends_the_process_with_2_and_no_traceback(model):
+    command = [sys.executable, "-m", "bacr_jax", "evaluate", "--model", str(model)]
+    result = subprocess.run(
+        [*command, "--data", "ledger", "--budgets", "x"], capture_output=True, text=True
+    )
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_continues_to_the_same_results(model, tmp_path):
+    options = ["--data", "ledger", "--budgets", "4,8", "--size", "60", "--slots", "8", *SAMPLED]
+    command = [sys.executable, "-m", "bacr_jax.evaluate", "--model", str(model), *options, *KEYS]
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, "--out", str(whole)], check=True, capture_output=True)
+    killed = 0
+    for share in (0.2, 0.5, 0.8):
+        with subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None:
+                path = out / "samples.jsonl"
+                if path.exists() and len(path.read_bytes()) > share * len(
+                    (whole / "samples.jsonl").read_bytes()
+                ):
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+                    killed += 1
+                time.sleep(0.01)
+    assert killed >= 2
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
+    for name in ("samples.jsonl", "results.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (SHARED / "gsm8k").is_dir(), reason="BACR_SHARED_DATA names no folder with gsm8k/"
+)
+def test_64_rows_of_gsm8k_at_three_budgets_with_the_real_tokenizer(tmp_path, capsys):
+    shape = Qwen2Config(151_936, 32, 48, 2, 2, 1, 16, rope_theta=1e4, tie_embeddings=True)
+    model = tmp_path / "tiny"
+    params = hf_world.random_params(shape)
+    interop.save_policy(model, params, config=shape, tokenizer=SHARED / "qwen_tokenizer")
+    options = ["--data", f"gsm8k:{SHARED / 'gsm8k' / 'test.jsonl'}", "--budgets", "8,16,32"]
+    how = ["--model", model, *options, "--size", "64", "--out", tmp_path / "out"]
+    assert evaluate.main([str(a) for a in [*how, "rollout.answer_tokens=16"]]) == 0
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    (found,) = results["sets"].values()
+    assert list(found["by_budget"]["greedy"]) == ["8", "16", "32"] and found["problems"] == 64
+    for one in samples(tmp_path / "out"):
+        assert one["thinking_tokens"] <= one["budget"]
+        assert float(one["gold"].replace(",", "")) is not None
+    assert "gsm8k" in capsys.readouterr().out
