@@ -4,9 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from bacr_jax.errors import UserError
+
+
+def _is_local(leaf: Any) -> bool:
+    """An array that was never put on particular devices."""
+    is_array = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return is_array and leaf.is_fully_addressable and not leaf.committed
 
 
 class Checkpoints:
@@ -24,6 +32,9 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Saves `state` under `step`; returns while writing goes on in the background."""
+        if jax.process_count() > 1:
+            # Process 0 writes arrays of the host; sharded ones are written by all.
+            state = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, state)
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -40,7 +51,10 @@ class Checkpoints:
         at = self.latest if step is None else step
         if at is None:
             raise UserError(f"{self._manager.directory}: holds no finished checkpoint")
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        # An array on no device in particular stays so: on one of several it could not be mixed with
+        # arrays that are spread over all.
+        on_host = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, on_host)
         try:
             found = self._manager.restore(
                 at,
@@ -53,7 +67,10 @@ class Checkpoints:
             raise UserError(
                 f"{self._manager.directory}/{at}: does not fit this config ({first})"
             ) from None
-        return at, found["state"], found["meta"]
+        state = jax.tree.map(
+            lambda x, y: jnp.asarray(y) if _is_local(x) else y, like, found["state"]
+        )
+        return at, state, found["meta"]
 
     def close(self) -> None:
         """Waits for background writing and releases the folder."""

@@ -209,12 +209,19 @@ class LossConfig:
     ratio: Literal["token", "sequence", "gspo"] = key(
         "token", "importance ratio per token; of the whole sequence (literal); length-normalised"
     )
-    aggregate: Literal["constant", "token_mean", "seq_mean_token_mean"] = key(
-        "constant", "sum over tokens / (rows x budget.max); mean over tokens; mean of row means"
+    aggregate: Literal["constant", "token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = key(
+        "constant",
+        "sum over tokens / (rows x budget.max); mean over tokens; mean of row means, of row sums",
     )
     value_coef: float = key(0.5, "c_v; only matters when value.stop_gradient is false")
     entropy_coef: float = key(0.01, "c_h")
     kl_coef: float = key(0.0, "weight of the divergence from the starting policy; 0: off")
+    kl_kind: Literal["k1", "k2", "k3", "k3+"] = key(
+        "k3+", "estimator of that divergence; k3+ has k3's value and k2's (exact) gradient"
+    )
+    importance_cap: float | None = key(
+        None, "largest weight p(learner)/p(sampler) of a token (truncated importance); null: off"
+    )
 
 
 @dataclass(frozen=True)
@@ -255,6 +262,13 @@ class TrainConfig:
     )
     minibatches: int = key(2, "updates per iteration, each on its share of the questions")
     micro_batch_rows: int | None = key(None, "rows per gradient accumulation step; null: all")
+    micro_batch_tokens: int | None = key(
+        None, "instead: tokens per gradient accumulation step, padding included, all devices"
+    )
+    length_buckets: int = key(4, "padded lengths that rows are sorted into (micro_batch_tokens)")
+    drop_zero_advantage: bool = key(
+        False, "leave out rows without advantage (micro_batch_tokens, no value head); same loss"
+    )
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ BOUNDS = {
     "loss.value_coef": "[0, inf)",
     "loss.entropy_coef": "[0, inf)",
     "loss.kl_coef": "[0, inf)",
+    # Below 1 it would shrink the loss where sampler and learner agree.
+    "loss.importance_cap": "[1, inf)",
     "rollout.questions": "[1, inf)",
     "rollout.group_size": "[1, inf)",
     "rollout.temperature": "(0, inf)",
@@ -85,6 +87,8 @@ BOUNDS = {
     "train.max_generated_tokens": "[1, inf)",
     "train.minibatches": "[1, inf)",
     "train.micro_batch_rows": "[1, inf)",
+    "train.micro_batch_tokens": "[1, inf)",
+    "train.length_buckets": "[1, inf)",
     "eval.every": "[1, inf)",
     "eval.budgets": "[1, inf)",
     "eval.size": "[1, inf)",
@@ -359,6 +363,28 @@ def _batches(config: Config) -> Iterator[str]:
                 f"train.micro_batch_rows={train.micro_batch_rows}: must divide the {rows} rows of "
                 "an update (rollout.questions x rollout.group_size / train.minibatches); write "
                 f"{math.gcd(rows, train.micro_batch_rows)}"
+            )
+    if train.micro_batch_rows is not None and train.micro_batch_tokens is not None:
+        yield (
+            f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
+            f"{train.micro_batch_rows} splits the update too; write null for one of them"
+        )
+    if train.drop_zero_advantage:
+        loss = config.loss
+        also = [
+            f"loss.{k}={getattr(loss, k):g}"
+            for k in ("entropy_coef", "kl_coef")
+            if getattr(loss, k)
+        ]
+        if also:
+            yield (
+                f"train.drop_zero_advantage: would change the loss, since {', '.join(also)} count "
+                "every token; write false, or 0 for them"
+            )
+        if train.micro_batch_tokens is None:
+            yield (
+                "train.drop_zero_advantage: rows are only left out of micro-batches by tokens; "
+                "write train.micro_batch_tokens, or false"
             )
     if rollout.group_size == 1:
         needing = {

@@ -22,6 +22,7 @@ from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import TrainState
+from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method
 from bacr_jax.policy import Policy
 from bacr_jax.rollout.generate import Rollout, generate, precompile
@@ -88,6 +89,9 @@ class Iteration:
         self.policy, self.total_steps = policy, total_steps
         self.policy_tx = policy_optimizer(config.optimizer, total_steps * config.train.minibatches)
         self.head_tx = value_optimizer(config.value)
+        self.updates = Updates(
+            policy.learner, config.train, self.policy_tx, self.head_tx, environment.rules.legal
+        )
         self.key = jax.random.fold_in(jax.random.key(config.seed), 1)
         groups = environment.train.set.groups
         self.group_of = jnp.asarray(groups)
@@ -100,7 +104,13 @@ class Iteration:
         """A fresh state around given parameters."""
         config = self.config
         return RunState(
-            train=learning.init_state(params, head, self.policy_tx, self.head_tx),
+            train=self.policy.make(
+                lambda params, head: learning.init_state(
+                    params, head, self.policy_tx, self.head_tx
+                ),
+                params,
+                head,
+            ),
             curriculum=curriculum.init_curriculum(
                 config.data.num_groups, mu0=config.curriculum.mu0
             ),
@@ -270,28 +280,13 @@ class Iteration:
         self, train: TrainState, batch: Batch, features: Any, step: int
     ) -> tuple[TrainState, dict[str, Any]]:
         """Line 14: Eq. 16 on each minibatch, then the value head's extra steps."""
-        config, spec = self.config, self.policy.learner
-        legal, parts = self.environment.rules.legal, config.train.minibatches
-        score = lambda params: learning.score_batch(params, batch, legal, spec=spec)
-        old = score(train.policy) if parts > 1 else None
-        reference = score(self.reference) if self.reference is not None else None
-        rows = batch.trunk.shape[0] // parts
-        micro = max(rows // (config.train.micro_batch_rows or rows), 1)
-        history = []
-        for part in range(parts):
-            cut = lambda x: x[part * rows : (part + 1) * rows]  # noqa: B023
-            train, metrics = learning.train_step(
-                train,
-                *jax.tree.map(cut, (batch,)),
-                legal,
-                *jax.tree.map(cut, (old, reference)),
-                spec=spec,
-                policy_tx=self.policy_tx,
-                head_tx=self.head_tx,
-                micro_batches=micro,
-                update_policy=step >= config.value.warmup_iterations or train.head is None,
-            )
-            history.append(metrics)
+        config = self.config
+        train, metrics = self.updates(
+            train,
+            batch,
+            reference=self.reference,
+            update_policy=step >= config.value.warmup_iterations or train.head is None,
+        )
         if train.head is not None and config.value.inner_steps:
             head, head_opt = learning.fit_value(
                 train.head,
@@ -302,8 +297,7 @@ class Iteration:
                 num_steps=config.value.inner_steps,
             )
             train = dataclasses.replace(train, head=head, head_opt=head_opt)
-        mean = jax.tree.map(lambda *x: sum(x) / len(x), *history)
-        return train, {**mean, "policy/skipped": history[-1]["policy/skipped"]}
+        return train, metrics
 
     def adapts_after(self, step: int) -> bool:
         """Whether the schedule moves after this iteration (line 16)."""

@@ -122,8 +122,8 @@ class RunFolder:
       is_new: this process made the folder's config.yaml.
     """
 
-    def __init__(self, path: Path, lock: TextIO):
-        """Wraps a folder whose lock is held; use `open_run`."""
+    def __init__(self, path: Path, lock: TextIO | None):
+        """Wraps a folder whose lock is held; use `open_run` or `follow_run`."""
         self.path, self._lock = path, lock
         self.is_new = False
         self.config = path / CONFIG
@@ -145,7 +145,8 @@ class RunFolder:
         trace: types.TracebackType | None,
     ) -> None:
         """Releases the lock; the end of the process, however it comes, does so too."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def discard(self) -> None:
         """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
@@ -267,3 +268,8 @@ def open_run(path: Path, config: Config) -> RunFolder:
     except ValueError:
         raise UserError(f"{where}: is no name of a folder; write another") from None
     return folder
+
+
+def follow_run(path: Path) -> RunFolder:
+    """The folder that another process of the same run has opened; only that process writes."""
+    return RunFolder(path, None)

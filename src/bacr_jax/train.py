@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bacr_jax import config_io
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.run_folder import RunFolder, open_run
+from bacr_jax.run_folder import RunFolder, follow_run, open_run
 
 EPILOG = "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64"
 
@@ -50,6 +52,30 @@ def parse(argv: Sequence[str] | None) -> Config:
     return config
 
 
+def joint_run(config: Config) -> RunFolder:
+    """The run folder: opened by the first process, after which the others follow.
+
+    Raises:
+      UserError: it can't be used.
+      SystemExit: the first process has said why it can't.
+    """
+    from bacr_jax.parallel import processes
+
+    path = Path(config.output.dir)
+    if not processes.join():
+        return open_run(path, config)
+    if not processes.is_first():
+        if not processes.from_first(np.bool_(False)):
+            raise SystemExit(2)
+        return follow_run(path)
+    opened = None
+    try:
+        opened = open_run(path, config)
+    finally:
+        processes.from_first(np.bool_(opened is not None))
+    return opened
+
+
 def train(config: Config, folder: RunFolder) -> dict[str, Any]:
     """Runs a config to its end in an opened run folder and returns its summary."""
     # JAX is imported once the config is known to be good.
@@ -76,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 when trained, 2 with one line on stderr when the input can't be used."""
     try:
         config = parse(argv)
-        with open_run(Path(config.output.dir), config) as folder:
+        with joint_run(config) as folder:
             train(config, folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

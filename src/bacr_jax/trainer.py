@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from bacr_jax.evaluation.by_budget import Summary, evaluate_by_budget
 from bacr_jax.iteration import Iteration, RunState
 from bacr_jax.methods import load_method
 from bacr_jax.metrics import MetricsWriter
+from bacr_jax.parallel import processes
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
 from bacr_jax.report import plots, tables
@@ -38,11 +40,13 @@ class Trainer:
     def __init__(self, config: Config, folder: RunFolder):
         """Builds data, model settings and the iteration; trains nothing yet."""
         self.config, self.folder = config, folder
-        _check_devices(config)
-        self.progress = Progress(enabled=jax.process_index() == 0)
+        self.writes = processes.is_first()
+        self.progress = Progress(enabled=self.writes)
         self.method = load_method(config)
         tokenizer, vocab_size = _tokenizer(config)
-        self.policy = make_policy(config, self.method, vocab_size)
+        shape = policies.model_shape(config, vocab_size)
+        mesh = policies.mesh_shape(config, shape, jax.device_count())
+        self.policy = make_policy(config, self.method, vocab_size, mesh)
         self.environment = build_environment(config, tokenizer, vocab_size)
         self.steps = self._total_steps()
         self.iteration = Iteration(config, self.environment, self.method, self.policy, self.steps)
@@ -65,11 +69,15 @@ class Trainer:
         fresh = self.iteration.init_state(self._initial_params(), self._initial_head())
         self._keep_reference(fresh)
         if self.checkpoints.latest is None:
-            self.folder.truncate_after(-1)
+            if self.writes:
+                self.folder.truncate_after(-1)
             return fresh, 0
         step, state, _ = self.checkpoints.restore(fresh)
-        self.folder.truncate_after(step)
-        for record in read_lines(self.folder.evaluations):
+        records = []
+        if self.writes:
+            self.folder.truncate_after(step)
+            records = read_lines(self.folder.evaluations)
+        for record in json.loads(processes.text_from_first(json.dumps(records))):
             self.evaluations[record["when"]] = record["sets"]
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
@@ -137,7 +145,7 @@ class Trainer:
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
         state, metrics, rollout, outcomes = self.iteration.iterate(state, step)
-        if (step + 1) % self.config.output.log_every == 0:
+        if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
             self._write_rollouts(step + 1, rollout, outcomes)
         cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
@@ -185,7 +193,8 @@ class Trainer:
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                 )
-        append_line(self.folder.evaluations, {"step": step, "when": when, "sets": found})
+        if self.writes:
+            append_line(self.folder.evaluations, {"step": step, "when": when, "sets": found})
         if when in ("before", "after"):
             self.evaluations[when] = found
 
@@ -206,6 +215,8 @@ class Trainer:
             "eval": {when: sets[first] for when, sets in self.evaluations.items()},
             "sets": self.evaluations,
         }
+        if not self.writes:
+            return summary
         write_json(self.folder.summary, summary)
         records = read_lines(self.folder.metrics)
         if records:
@@ -254,19 +265,6 @@ class Trainer:
                     "outcomes": [float(r) for r in flat[row]],
                 },
             )
-
-
-def _check_devices(config: Config) -> None:
-    mesh = config.mesh
-    if (mesh.data, mesh.tensor) != (1, 1) or mesh.fsdp not in (1, -1):
-        raise UserError(
-            "mesh: training runs on one device so far; write mesh.data=1 mesh.fsdp=1 mesh.tensor=1"
-        )
-    if jax.device_count() > 1:
-        raise UserError(
-            f"devices: found {jax.device_count()}, and training runs on one so far; set "
-            "CUDA_VISIBLE_DEVICES=0"
-        )
 
 
 def _tokenizer(config: Config) -> tuple[Any, int]:

@@ -20,6 +20,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.model import qwen2
+from bacr_jax.parallel import processes
 from bacr_jax.policy import Policy
 
 Params = dict[str, Any]
@@ -116,7 +117,7 @@ def warm_up(
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
-    params = qwen2.init(key, spec.model)
+    params = policy.make(lambda: qwen2.init(key, spec.model))
     identity = folder / "warmup.json"
     if identity.exists():
         found = json.loads(identity.read_text())
@@ -131,7 +132,7 @@ def warm_up(
         return params
     settings = config.warmup
     tx = supervised_optimizer()
-    run = _Run(config, spec, tx, params, tx.init(params), on_progress, poll)
+    run = _Run(config, spec, tx, params, policy.make(tx.init, params), on_progress, poll)
     fall = int(FALL_SHARE * settings.steps)
     run.planned = settings.steps
     run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
@@ -152,7 +153,7 @@ def warm_up(
     checkpoints = Checkpoints(folder / "weights", keep=1)
     checkpoints.save(step, params, {"steps": step, "accuracy": accuracy})
     checkpoints.close()
-    identity.write_text(
-        json.dumps({"fingerprint": fingerprint(config), "steps": step, "accuracy": accuracy}) + "\n"
-    )
+    if processes.is_first():
+        record = {"fingerprint": fingerprint(config), "steps": step, "accuracy": accuracy}
+        identity.write_text(json.dumps(record) + "\n")
     return params

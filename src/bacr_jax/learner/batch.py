@@ -50,6 +50,11 @@ class Batch:
     answer_logprobs: Float[Array, "B M T"]
 
     @property
+    def real(self) -> Bool[Array, "B"]:
+        """Rows that hold something; rows without a prompt only fill up a shape."""
+        return self.prompt_lengths > 0
+
+    @property
     def thinking_mask(self) -> Bool[Array, "B T"]:
         """Sampled thinking tokens."""
         return jnp.arange(self.thinking_advantages.shape[1]) < self.sampled[:, None]

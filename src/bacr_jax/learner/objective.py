@@ -5,13 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
 from bacr_jax.model import attention, budget, logprobs, qwen2, value
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
 from bacr_jax.types import pytree
 
 Params = dict[str, Any]
@@ -33,6 +35,7 @@ class LearnerSpec:
       scan: loop over layers.
       remat: recompute layers in the backward pass.
       chunk: tokens per chunk of the output head.
+      mesh: devices that rows and parameters are split over; None for one device.
     """
 
     model: Qwen2Config
@@ -46,6 +49,7 @@ class LearnerSpec:
     scan: bool = True
     remat: bool = True
     chunk: int = 512
+    mesh: Mesh | None = None
 
 
 @pytree
@@ -89,6 +93,59 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
     return budget.embed(params["budget"], budgets, conditioning=spec.conditioning, b_max=spec.b_max)
 
 
+def chunked_logprobs(
+    states: Float[Array, "B T D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, "B T"],
+    *,
+    legal: Bool[Array, "V"] | None,
+    spec: LearnerSpec,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-probabilities and entropies, `spec.chunk` tokens a device at a time.
+
+    A chunk takes a few tokens of every row, so that rows stay where they are on the mesh. Each is
+    recomputed in the backward pass.
+
+    Args:
+      states: final states that predict a token each.
+      head: output matrix.
+      targets: the tokens.
+      legal: ids that can be drawn; None for all.
+      spec: temperature, chunk and mesh.
+    """
+    b, t, _ = states.shape
+    # Gathered once, not once per chunk.
+    head = constrain({"head": head}, spec.mesh, rules=DECODE)["head"]
+    shards = 1 if spec.mesh is None else row_shards(spec.mesh)
+    width = min(max(spec.chunk * shards // b, 1), t)
+
+    def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        states, ids = constrain_rows(inputs, spec.mesh)
+        found = logprobs.token_logprobs(
+            states.reshape(b * width, -1),
+            head,
+            ids.reshape(-1),
+            legal=legal,
+            temperature=spec.temperature,
+            chunk=b * width,
+        )
+        return jax.tree.map(lambda x: x.reshape(b, width), found)
+
+    if width == t:
+        return of_chunk((states, targets))
+    pad = -t % width
+    split = lambda x: jnp.moveaxis(
+        jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2)).reshape(
+            b, -1, width, *x.shape[2:]
+        ),
+        1,
+        0,
+    )
+    recomputed = jax.checkpoint(of_chunk, prevent_cse=False)
+    found = jax.lax.map(recomputed, (split(states), split(targets)))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :t], found)
+
+
 def score_tokens(
     params: Params, batch: Batch, legal: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> TokenScores:
@@ -106,7 +163,7 @@ def score_tokens(
         batch.branches,
         batch.context,
         config=spec.model,
-        lengths=batch.prompt_lengths + batch.sampled,
+        lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
         budget_embedding=phi_of(params, batch.budgets, spec),
         conditioning=spec.conditioning,
         trunk_mask=trunk_mask,
@@ -114,6 +171,7 @@ def score_tokens(
         implementation=spec.implementation,
         scan=spec.scan,
         remat=spec.remat,
+        mesh=spec.mesh,
     )
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
@@ -123,19 +181,15 @@ def score_tokens(
     within = batch.bridge[..., None] + jnp.arange(a)
     answer_states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
     answer_tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
-    states = jnp.concatenate(
-        [thinking_states.reshape(b * t, -1), answer_states.reshape(b * m * a, -1)]
-    )
-    targets = jnp.concatenate([thinking_tokens.reshape(-1), answer_tokens.reshape(-1)])
-    logp, entropy = logprobs.token_logprobs(
-        states,
+    flat = lambda x: x.reshape(b, m * a, *x.shape[3:])
+    logp, entropy = chunked_logprobs(
+        jnp.concatenate([thinking_states, flat(answer_states)], axis=1),
         qwen2.output_head(params),
-        targets,
+        jnp.concatenate([thinking_tokens, flat(answer_tokens)], axis=1),
         legal=legal,
-        temperature=spec.temperature,
-        chunk=spec.chunk,
+        spec=spec,
     )
-    fold = lambda x: (x[: b * t].reshape(b, t), x[b * t :].reshape(b, m, a))
+    fold = lambda x: (x[:, :t], x[:, t:].reshape(b, m, a))
     (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
     return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
@@ -226,17 +280,27 @@ def objective(
     )
     clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
     aggregate = lambda x: losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / totals.tokens
-    policy_loss = aggregate(losses.policy_loss(ratio, advantages, **clip))
+    sampler = _joined(batch.thinking_logprobs, batch.answer_logprobs)
+    sampled_with = before_logp(before)
+    surrogate = losses.policy_loss(ratio, advantages, **clip)
+    weights = {}
+    if spec.loss.importance_cap is not None:
+        weight = losses.truncated_importance_weight(
+            sampled_with, sampler, mask, cap=spec.loss.importance_cap
+        )
+        surrogate, weights = surrogate * weight, {"mismatch/weight": weight}
+    policy_loss = aggregate(surrogate)
     entropy_bonus = aggregate(entropy)
     kl = jnp.float32(0.0)
     if reference is not None:
         ref = _joined(reference.thinking, reference.answers)
-        kl = aggregate(losses.kl_penalty(logp, ref, kind="k3+"))
+        kl = aggregate(losses.kl_penalty(logp, ref, kind=spec.loss.kl_kind))
     value_loss, value_metrics = jnp.float32(0.0), {}
     if head is not None:
         predicted = predict_values(policy, head, scores.question, batch, spec=spec)
-        value_loss = losses.value_loss(predicted, batch.returns).sum() / totals.rows
-        value_metrics = {"value/loss": value_loss, "value/mean": predicted.sum() / totals.rows}
+        over_rows = lambda x: jnp.where(batch.real[:, None], x, 0.0).sum() / totals.rows
+        value_loss = over_rows(losses.value_loss(predicted, batch.returns))
+        value_metrics = {"value/loss": value_loss, "value/mean": over_rows(predicted)}
     total = losses.total_loss(
         policy_loss,
         value_loss,
@@ -247,8 +311,7 @@ def objective(
         kl_coef=spec.loss.kl_coef,
     )
     token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / totals.count
-    sampler = _joined(batch.thinking_logprobs, batch.answer_logprobs)
-    gap = jnp.where(mask, before_logp(before) - sampler, 0.0)
+    gap = jnp.where(mask, sampled_with - sampler, 0.0)
     metrics = {
         "loss/total": total,
         "loss/policy": policy_loss,
@@ -258,6 +321,7 @@ def objective(
         "policy/ratio": token_mean(ratio),
         "mismatch/k1": token_mean(-gap),
         "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
+        **{name: token_mean(x) for name, x in weights.items()},
         **value_metrics,
     }
     return jnp.asarray(total), jax.lax.stop_gradient(metrics)

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.learner.objective import LearnerSpec
-from bacr_jax.model import logprobs, qwen2
+from bacr_jax.learner.objective import LearnerSpec, chunked_logprobs
+from bacr_jax.model import qwen2
+from bacr_jax.parallel import constrain, constrain_rows, row_shards
 
 Params = dict[str, Any]
 
@@ -39,15 +41,20 @@ def supervised_loss(
         implementation=spec.implementation,
         scan=spec.scan,
         remat=spec.remat,
+        mesh=spec.mesh,
     )
-    logp, _ = logprobs.token_logprobs(
-        hidden.reshape(-1, hidden.shape[-1]),
-        qwen2.output_head(params),
-        tokens[:, 1:].reshape(-1),
-        chunk=spec.chunk,
+    logp, _ = chunked_logprobs(
+        hidden, qwen2.output_head(params), tokens[:, 1:], legal=None, spec=spec
     )
-    mask = loss_mask[:, 1:].reshape(-1)
+    mask = loss_mask[:, 1:]
     return -jnp.where(mask, logp, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def _filled(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
+    """Rows split over the mesh, filled up to a number that it divides with zeros (no target)."""
+    shards = 1 if mesh is None else row_shards(mesh)
+    pad = -rows[0].shape[0] % shards
+    return constrain_rows(tuple(jnp.pad(x, ((0, pad), (0, 0))) for x in rows), mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "tx"), donate_argnums=(0, 1))
@@ -62,7 +69,9 @@ def supervised_step(
     tx: optax.GradientTransformation,
 ) -> tuple[Params, Any, Float[Array, ""]]:
     """One AdamW step; parameters and optimizer state are donated."""
+    tokens, loss_mask = _filled((tokens, loss_mask), spec.mesh)
     loss, grads = jax.value_and_grad(supervised_loss)(params, tokens, loss_mask, spec=spec)
     updates, opt_state = tx.update(grads, opt_state, params)
     updates = jax.tree.map(lambda u: -learning_rate * u, updates)
-    return optax.apply_updates(params, updates), opt_state, loss
+    new = constrain((optax.apply_updates(params, updates), opt_state), spec.mesh)
+    return *new, loss

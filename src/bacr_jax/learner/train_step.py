@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
+    Denominators,
     LearnerSpec,
     TokenScores,
     denominators,
@@ -19,6 +20,7 @@ from bacr_jax.learner.objective import (
     score_tokens,
 )
 from bacr_jax.model import qwen2, value
+from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Prompts, pytree
 
 Params = dict[str, Any]
@@ -63,6 +65,21 @@ def init_state(
     )
 
 
+@pytree
+class Gradients:
+    """Sums over the micro-batches seen so far.
+
+    Attributes:
+      policy: gradients of the policy, fp32.
+      head: gradients of the value head; None without one.
+      metrics: shares of every metric.
+    """
+
+    policy: Params
+    head: Params | None
+    metrics: Metrics
+
+
 def _apply(
     tx: optax.GradientTransformation, grads: Params, opt: Any, params: Params, keep: Bool[Array, ""]
 ) -> tuple[Params, Any]:
@@ -71,6 +88,60 @@ def _apply(
     new = optax.apply_updates(params, updates)
     choose = lambda a, b: jax.tree.map(lambda x, y: jnp.where(keep, x, y), a, b)
     return choose(new, params), choose(new_opt, opt)
+
+
+def gradients(
+    state: TrainState,
+    batch: Batch,
+    legal: Bool[Array, "V"],
+    old: TokenScores | None,
+    reference: TokenScores | None,
+    totals: Denominators,
+    *,
+    spec: LearnerSpec,
+) -> Gradients:
+    """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments."""
+    (_, metrics), (policy, head) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(
+        state.policy, state.head, batch, legal, old, reference, totals, spec=spec
+    )
+    policy, head = constrain((policy, head), spec.mesh)
+    return Gradients(policy, head, metrics)
+
+
+def _moved(
+    state: TrainState,
+    found: Gradients,
+    *,
+    spec: LearnerSpec,
+    policy_tx: optax.GradientTransformation,
+    head_tx: optax.GradientTransformation,
+    update_policy: Bool[Array, ""] | bool,
+) -> tuple[TrainState, Metrics]:
+    """One Adam step, or none and a count where a gradient is not finite."""
+    norm = optax.global_norm(found.policy)
+    head_norm = optax.global_norm(found.head) if found.head is not None else jnp.float32(0.0)
+    finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
+    moves = finite & update_policy
+    policy, policy_opt = _apply(policy_tx, found.policy, state.policy_opt, state.policy, moves)
+    head, head_opt = state.head, state.head_opt
+    if head is not None and found.head is not None:
+        head, head_opt = _apply(head_tx, found.head, head_opt, head, finite)
+    new = TrainState(
+        policy=policy,
+        head=head,
+        policy_opt=policy_opt,
+        head_opt=head_opt,
+        updates=state.updates + moves,
+        skipped=state.skipped + ~finite,
+    )
+    new = constrain(new, spec.mesh)
+    return new, {**found.metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
+
+
+def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
+    """Leading axis B as [parts, B / parts]; every device has a share of every part."""
+    split = lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:])
+    return constrain_rows(jax.tree.map(split, rows), spec.mesh, axis=1)
 
 
 @functools.partial(
@@ -111,61 +182,82 @@ def train_step(
       The new state and metrics (means over the whole batch).
     """
     totals = denominators(batch, spec=spec)
-    with_grads = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
 
-    def part(rows: tuple) -> tuple[tuple, Metrics]:
-        rows_batch, rows_old, rows_reference = rows
-        (_, metrics), grads = with_grads(
-            state.policy,
-            state.head,
-            rows_batch,
-            legal,
-            rows_old,
-            rows_reference,
-            totals,
-            spec=spec,
-        )
-        return grads, metrics
+    def part(rows: tuple) -> Gradients:
+        batch, old, reference = rows
+        return gradients(state, batch, legal, old, reference, totals, spec=spec)
 
     rows = (batch, old, reference)
     if micro_batches == 1:
-        (policy_grads, head_grads), metrics = part(rows)
+        found = part(rows)
     else:
-        split = jax.tree.map(
-            lambda x: x.reshape(micro_batches, x.shape[0] // micro_batches, *x.shape[1:]), rows
-        )
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            jax.eval_shape(part, jax.tree.map(lambda x: x[0], split)),
-        )
+        split = _split(rows, micro_batches, spec)
+        shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], split))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         add = lambda total, rows: (jax.tree.map(jnp.add, total, part(rows)), None)
-        ((policy_grads, head_grads), metrics), _ = jax.lax.scan(add, zeros, split)
+        found, _ = jax.lax.scan(add, zeros, split)
+    how = {"spec": spec, "policy_tx": policy_tx, "head_tx": head_tx}
+    return _moved(state, found, **how, update_policy=update_policy)
 
-    norm = optax.global_norm(policy_grads)
-    head_norm = optax.global_norm(head_grads) if head_grads is not None else jnp.float32(0.0)
-    finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
-    moves = finite & update_policy
-    policy, policy_opt = _apply(policy_tx, policy_grads, state.policy_opt, state.policy, moves)
-    head, head_opt = state.head, state.head_opt
-    if head is not None:
-        head, head_opt = _apply(head_tx, head_grads, head_opt, head, finite)
-    new = TrainState(
-        policy=policy,
-        head=head,
-        policy_opt=policy_opt,
-        head_opt=head_opt,
-        updates=state.updates + moves,
-        skipped=state.skipped + ~finite,
+
+@functools.partial(jax.jit, static_argnames=("spec",), donate_argnums=(0,))
+def accumulate(
+    found: Gradients,
+    state: TrainState,
+    batch: Batch,
+    legal: Bool[Array, "V"],
+    old: TokenScores | None,
+    reference: TokenScores | None,
+    totals: Denominators,
+    *,
+    spec: LearnerSpec,
+) -> Gradients:
+    """Adds the gradients of one more micro-batch, of whatever shape; `found` is donated."""
+    part = gradients(state, batch, legal, old, reference, totals, spec=spec)
+    return jax.tree.map(jnp.add, found, part)
+
+
+@functools.partial(jax.jit, static_argnames=("names", "spec"))
+def no_gradients(
+    policy: Params, head: Params | None, *, names: tuple[str, ...], spec: LearnerSpec
+) -> Gradients:
+    """Zeros to start accumulating from, with the metrics `names`."""
+    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    policy, head = constrain((zeros(policy), zeros(head)), spec.mesh)
+    return Gradients(policy, head, {name: jnp.float32(0.0) for name in names})
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,))
+def apply_gradients(
+    state: TrainState,
+    found: Gradients,
+    *,
+    spec: LearnerSpec,
+    policy_tx: optax.GradientTransformation,
+    head_tx: optax.GradientTransformation,
+    update_policy: Bool[Array, ""] | bool = True,
+) -> tuple[TrainState, Metrics]:
+    """The Adam step of `train_step`, on gradients accumulated one micro-batch at a time."""
+    return _moved(
+        state, found, spec=spec, policy_tx=policy_tx, head_tx=head_tx, update_policy=update_policy
     )
-    return new, {**metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
 
 
-@functools.partial(jax.jit, static_argnames=("spec",))
+@functools.partial(jax.jit, static_argnames=("spec", "micro_batches"))
 def score_batch(
-    policy: Params, batch: Batch, legal: Bool[Array, "V"], *, spec: LearnerSpec
+    policy: Params,
+    batch: Batch,
+    legal: Bool[Array, "V"],
+    *,
+    spec: LearnerSpec,
+    micro_batches: int = 1,
 ) -> TokenScores:
     """Scores under given parameters: old log-probabilities by the learner's own forward pass."""
-    return score_tokens(policy, batch, legal, spec=spec)
+    score = lambda rows: score_tokens(policy, rows, legal, spec=spec)
+    if micro_batches == 1:
+        return score(batch)
+    scores = jax.lax.map(score, _split(batch, micro_batches, spec))
+    return constrain_rows(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scores), spec.mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -198,6 +290,7 @@ def question_values(
         dtype=spec.dtype,
         implementation=spec.implementation,
         scan=spec.scan,
+        mesh=spec.mesh,
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
     features = value.value_features(
@@ -208,7 +301,8 @@ def question_values(
         b_max=spec.b_max,
         cut_input=spec.value.cut_input,
     )
-    return value.values(head, features), features
+    # Whole everywhere: the host reads them.
+    return constrain((value.values(head, features), features), spec.mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("head_tx", "num_steps"))

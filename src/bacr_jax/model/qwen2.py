@@ -21,11 +21,13 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import attention, budget
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.parallel import constrain_rows
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
@@ -224,6 +226,7 @@ def run_layers(
     mask: Bool[Array, "B T"] | None = None,
     scan: bool = True,
     remat: bool = True,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
     """All layers and the final norm.
 
@@ -238,6 +241,7 @@ def run_layers(
       mask: positions that receive phi.
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
       remat: recompute each layer in the backward pass instead of storing its inside.
+      mesh: keeps rows split over its devices, so that weights travel and activations don't.
 
     Returns:
       Final-norm output, and what `attend` returned beside its output, stacked over layers.
@@ -255,7 +259,7 @@ def run_layers(
     def body(x: Array, inputs: Params) -> tuple[Array, Any]:
         return apply_block(
             inputs["layer"],
-            x,
+            constrain_rows(x, mesh),
             by,
             attend,
             config=config,
@@ -276,6 +280,7 @@ def run_layers(
             x, extra = body(x, layer)
             extras.append(extra)
         extra = jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras)
+    x = constrain_rows(x, mesh)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps), extra
 
 
@@ -315,6 +320,7 @@ def forward(
     implementation: attention.Implementation = "xla",
     scan: bool = True,
     remat: bool = False,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """Final states of padded rows; see `run_layers` for the other arguments.
 
@@ -335,6 +341,7 @@ def forward(
       implementation: of the attention.
       scan: loop over layers.
       remat: recompute layers in the backward pass.
+      mesh: of the rows.
 
     Returns:
       Final-norm states; `logits` turns them into scores. States of padding are meaningless.
@@ -362,6 +369,7 @@ def forward(
         mask=mask,
         scan=scan,
         remat=remat,
+        mesh=mesh,
     )
     return hidden
 
@@ -381,6 +389,7 @@ def forward_tree(
     implementation: attention.Implementation = "xla",
     scan: bool = True,
     remat: bool = True,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"]]:
     """One pass over trunks and all their branches.
 
@@ -401,6 +410,7 @@ def forward_tree(
       implementation: of the trunk's attention.
       scan: loop over layers.
       remat: recompute layers in the backward pass.
+      mesh: of the rows.
 
     Returns:
       Final states of the trunk and of the branches.
@@ -431,5 +441,6 @@ def forward_tree(
         mask=mask,
         scan=scan,
         remat=remat,
+        mesh=mesh,
     )
     return hidden[:, :s], hidden[:, s:].reshape(b, m, a, -1)

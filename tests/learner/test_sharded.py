@@ -1,0 +1,114 @@
+"""One update on eight devices is the update of one, in a process of its own with eight of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import dataclasses, re, sys
+import jax, jax.numpy as jnp, numpy as np, optax
+from bacr_jax import parallel
+from bacr_jax.config import LossConfig, ValueConfig
+from bacr_jax.learner import train_step as learning
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.model import qwen2, value
+from bacr_jax.model.sizes import Qwen2Config
+from rollout_world import World
+
+shape = Qwen2Config(16, 16, 32, 2, 4, 2, 4, tie_embeddings=False)
+conditioning = World().conditioning
+params = qwen2.init(jax.random.key(0), shape, conditioning=conditioning, b_max=12)
+params["budget"]["w2"] = jax.random.normal(jax.random.key(1), (16, 16))
+head = value.init(
+    jax.random.key(4),
+    num_features=value.num_features(16, conditioned=True, cut_input=True), hidden_size=8,
+)
+b, p, t, m, rng = 16, 4, 12, 2, np.random.default_rng(0)
+ids = lambda high, *s: rng.integers(0, high, s).astype(np.int32)
+full = lambda x, *s: np.full(s, x, np.int32)
+batch = Batch(
+    trunk=ids(16, b, p + t), prompt_lengths=full(p, b), question_start=full(0, b),
+    question_end=full(p, b), sampled=ids(t + 1, b), budgets=full(t, b),
+    cuts=np.tile(np.array([6, 12], np.int32), (b, 1)), branches=ids(16, b, m, 5),
+    context=ids(12, b, m) + 4, bridge=full(2, b, m), answered=ids(4, b, m),
+    thinking_advantages=rng.normal(size=(b, t)).astype(np.float32),
+    answer_advantages=rng.normal(size=(b, m)).astype(np.float32),
+    returns=rng.random((b, m)).astype(np.float32),
+    thinking_logprobs=np.full((b, t), -2.5, np.float32),
+    answer_logprobs=np.full((b, m, 3), -2.5, np.float32),
+)
+# The difference of the parameters is then the gradient itself.
+tx = optax.sgd(1.0)
+spec = LearnerSpec(shape, conditioning, LossConfig(), ValueConfig(hidden_size=8), 12, chunk=16)
+start = jax.tree.map(np.asarray, learning.init_state(params, head, tx, tx))
+
+
+def update(sizes, parts):
+    n = int(np.prod(sizes))
+    mesh = parallel.make_mesh(parallel.MeshShape(*sizes, 1), jax.devices()[:n])
+    state = parallel.place(start, parallel.shardings(start, mesh))
+    held = max(
+        sum(s.data.nbytes for x in jax.tree.leaves(state.policy) for s in x.addressable_shards
+            if s.device == device)
+        for device in mesh.devices.flat
+    )
+    arguments = (
+        state, parallel.place(batch, parallel.rows(mesh)),
+        parallel.place(np.ones(16, bool), parallel.replicated(mesh)), None, None,
+    )
+    how = dict(spec=dataclasses.replace(spec, mesh=mesh), policy_tx=tx, head_tx=tx)
+    program = learning.train_step.lower(*arguments, **how, micro_batches=parts).compile()
+    old = state.policy["layers"]["q_kernel"]
+    after, metrics = program(*arguments)
+    assert old.is_deleted()
+    gradient = jax.tree.map(lambda x, y: x - np.asarray(y), start.policy, after.policy)
+    where = jax.tree.map(lambda x: x.sharding, after)
+    assert where == parallel.shardings(after, mesh), where
+    return gradient, jax.tree.map(float, metrics), program.as_text(), held
+
+
+want, metrics, _, whole = update((1, 1, 1), 1)
+assert abs(metrics["policy/grad_norm"]) > 0.1
+for sizes, parts in (((1, 8, 1), 1), ((1, 4, 2), 2), ((2, 4, 1), 2)):
+    gradient, found, text, held = update(sizes, parts)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), gradient, want)
+    for name in metrics:
+        np.testing.assert_allclose(found[name], metrics[name], atol=1e-5, rtol=1e-5)
+    # Weights are gathered where they are used, a layer at a time, activations are not;
+    # gradients are summed.
+    gathered = re.findall(r"= f32\\[([\\d,]+)\\]\\S* all-gather", text)
+    assert f"16,{32 // sizes[2]}" in gathered, gathered
+    assert not {shape for shape in gathered if shape.startswith(("16,16,16", "16,26,16"))}
+    assert "all-reduce" in text or "reduce-scatter" in text
+    assert held < 1.3 * whole / (sizes[1] * sizes[2]), (held, whole)
+print("fine")
+"""
+
+
+def run_on_devices(program, *arguments, devices=8):
+    """Runs a program text in a process with that many CPU devices; its standard output."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}",
+            # Devices that wait for each other each need a thread, however few cores there are.
+            "NPROC": str(4 * devices),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_eight_devices_give_the_gradient_of_one():
+    assert run_on_devices(PROGRAM) == "fine"
