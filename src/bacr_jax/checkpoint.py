@@ -67,10 +67,8 @@ class Checkpoints:
             raise UserError(
                 f"{self._manager.directory}/{at}: does not fit this config ({first})"
             ) from None
-        state = jax.tree.map(
-            lambda x, y: jnp.asarray(y) if _is_local(x) else y, like, found["state"]
-        )
-        return at, state, found["meta"]
+        free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
+        return at, jax.tree.map(free, like, found["state"]), found["meta"]
 
     def close(self) -> None:
         """Waits for background writing and releases the folder."""

@@ -15,8 +15,8 @@ from bacr_jax.errors import UserError
 CONFIG, LOCK = "config.yaml", ".lock"
 # What a run killed while it made its folder can leave behind.
 _DEBRIS = (LOCK, f"{CONFIG}.tmp")
-# A moved or renamed folder still holds the same run.
-_MAY_DIFFER = ("output.dir",)
+# A moved or renamed folder still holds the same run, and a checkpoint fits any devices.
+_MAY_DIFFER = ("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor")
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6
 

@@ -52,7 +52,7 @@ class Batch:
     @property
     def real(self) -> Bool[Array, "B"]:
         """Rows that hold something; rows without a prompt only fill up a shape."""
-        return self.prompt_lengths > 0
+        return jnp.asarray(self.prompt_lengths) > 0
 
     @property
     def thinking_mask(self) -> Bool[Array, "B T"]:

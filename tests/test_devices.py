@@ -1,0 +1,135 @@
+"""The quickstart model trained on eight devices, by one process and by two."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.test_sharded import run_on_devices
+
+ROOT = Path(__file__).parents[1]
+SHORT = (
+    *("warmup.steps=2", "warmup.target_accuracy=0", "warmup.hold_accuracy=0", "warmup.max_hold=0"),
+    *("train.steps=3", "budget.max=16", "curriculum.mu0=12", "curriculum.sigma=4"),
+    *("rollout.questions=4", "rollout.group_size=4", "train.micro_batch_rows=8"),
+    *("eval.size=8", "eval.samples=0", "eval.budgets=[16]", "value.warmup_iterations=1"),
+    "output.tensorboard=false",
+)
+
+
+def start(folder, *overrides, devices, **environment):
+    """The train command in a process of its own with that many CPU devices."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "bacr_jax.train"),
+            *("--config", str(ROOT / "configs" / "quickstart.yaml"), *SHORT),
+            *(f"output.dir={folder}", *overrides),
+        ],
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT / "src"),
+            "NPROC": "32",
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, code=0):
+    out, err = process.communicate(timeout=3000)
+    assert process.returncode == code, err[-3000:]
+    return out, err
+
+
+def records(folder):
+    from bacr_jax.metrics import without_timings
+
+    return without_timings(folder / "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does_and_leave_one_run(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        coordinator = f"localhost:{free.getsockname()[1]}"
+    joined = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
+    both = [
+        start(tmp_path / "two", devices=4, **joined, JAX_PROCESS_ID=str(index))
+        for index in range(2)
+    ]
+    # The CPU's collectives announce themselves.
+    own = lambda text: [line for line in text.splitlines() if not line.startswith("[Gloo]")]
+    first, second = (own(finish(process)[0]) for process in both)
+    assert any(line.startswith("3 steps") for line in first) and second == []
+    finish(start(tmp_path / "one", devices=8))
+    one, two = records(tmp_path / "one"), records(tmp_path / "two")
+    assert [line["step"] for line in two] == [1, 2, 3]
+    for a, b in zip(one, two):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_allclose(b[name], a[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    # The checkpoint of eight devices, in another layout of four, in one process.
+    out, _ = finish(start(tmp_path / "two", "mesh.data=2", "mesh.fsdp=2", devices=4))
+    assert "at step 3" in out
+    assert records(tmp_path / "two") == two
+
+
+RESTORE = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from bacr_jax import parallel
+from bacr_jax.checkpoint import Checkpoints
+
+def on(*sizes):
+    mesh = parallel.make_mesh(parallel.MeshShape(*sizes, 1), jax.devices()[: np.prod(sizes)])
+    kernel = np.arange(2 * 16 * 8, dtype=np.float32).reshape(2, 16, 8)
+    state = {"layers": {"q_kernel": kernel}, "updates": np.int32(3)}
+    placed = parallel.place(state, parallel.shardings(state, mesh))
+    return {"train": placed, "schedule": jnp.arange(3.0), "tokens": 2**40}
+
+saved = on(1, 8, 1)
+checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
+checkpoints.save(1, saved, {})
+checkpoints.close()
+checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
+for sizes in ((1, 4, 2), (2, 4, 1), (1, 2, 2), (1, 1, 1)):
+    like = on(*sizes)
+    _, state, _ = checkpoints.restore(jax.tree.map(lambda x: x * 0, like))
+    jax.tree.map(np.testing.assert_array_equal, state, saved)
+    kernel = state["train"]["layers"]["q_kernel"]
+    assert kernel.sharding == like["train"]["layers"]["q_kernel"].sharding
+    assert kernel.addressable_shards[0].data.shape == (2, 16 // sizes[1], 8 // sizes[2])
+    # An array on no device in particular can still be mixed with those of all.
+    jax.jit(lambda a, b: a.sum() + b.sum())(kernel, state["schedule"])
+checkpoints.close()
+print("fine")
+"""
+
+
+def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
+    assert run_on_devices(RESTORE, tmp_path / "checkpoints") == "fine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["mesh.data=3"], "mesh.data x mesh.fsdp x mesh.tensor: found 3 x -1 x 1"),
+        (["rollout.questions=3"], "rollout.questions=3: x rollout.group_size=4 = 12 rows"),
+        (["train.micro_batch_rows=4"], "train.micro_batch_rows=8"),
+        (["train.minibatches=4", "train.micro_batch_rows=null"], "train.minibatches=2"),
+    ],
+)
+def test_what_does_not_fit_the_devices_is_one_line(tmp_path, overrides, says):
+    out, err = finish(start(tmp_path / "run", *overrides, devices=8), code=2)
+    assert out == "" and err.count("\n") == 1 and says in err, err
+    assert not (tmp_path / "run").exists()
