@@ -1,0 +1,267 @@
+"""The learner: one pass over trunk and branches against separate sequences; memory; speed.
+
+    python benchmarks/learner.py [--rounds 5] [--rows 4] [--shape qwen2.5-1.5b]
+
+Three measurements:
+
+* The gradient of a rollout with a trunk of T thinking tokens and answers at cuts b/4, b/2, 3b/4, b:
+  in one pass, and as four sequences, each of its own length without padding. Both explain the same
+  tokens with the same loss, in one process that takes turns; the gradients are compared too.
+* Temporary memory of the log-probabilities' gradient, in chunks and with all logits at once, as XLA
+  plans it.
+* On a GPU, a whole update (forward, backward, AdamW) of a 1.5B model in bfloat16 at 4,096 positions
+  a row, and the share of the device's peak that the model's arithmetic makes (MFU: recomputation is
+  not counted).
+
+The last line is one JSON object: one_pass_vs_separate (separate time / one-pass time),
+logprob_memory_ratio (chunked / full), tokens_per_s (positions of the one-pass gradient, or of the
+update on a GPU), and on a GPU mfu.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_jax import parallel
+from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
+from bacr_jax.learner import train_step as learning
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.objective import LearnerSpec, denominators, objective
+from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.model import logprobs, qwen2
+from bacr_jax.model.sizes import Qwen2Config, preset
+
+# Dense bfloat16 tensor-core peaks in TFLOP/s, from NVIDIA's data sheets (without sparsity).
+PEAK_TFLOPS = {"A100": 312, "H100": 989, "H200": 989, "H800": 989, "A800": 312}
+BRIDGE = 2
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--thinking", type=int, default=512)
+    parser.add_argument("--answer", type=int, default=16, help="tokens of a branch")
+    parser.add_argument("--cuts", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--vocab", type=int, default=2048)
+    parser.add_argument("--shape", default="qwen2.5-1.5b", help="model of the GPU measurement")
+    parser.add_argument("--gpu-rows", type=int, default=4, help="rows of 4,096 positions")
+    return parser.parse_args()
+
+
+def make_batch(rows: int, prompt: int, thinking: int, cuts: int, answer: int, vocab: int) -> Batch:
+    """Full rows: every thinking token sampled, an answer at every cut."""
+    rng = np.random.default_rng(0)
+    ids = lambda *shape: rng.integers(0, vocab, shape).astype(np.int32)
+    full = lambda x, *shape: np.full(shape, x, np.int32)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    at = np.ceil(thinking * np.arange(1, cuts + 1) / cuts).astype(np.int32)
+    sampled = answer - BRIDGE
+    return Batch(
+        trunk=ids(rows, prompt + thinking),
+        prompt_lengths=full(prompt, rows),
+        question_start=full(0, rows),
+        question_end=full(prompt, rows),
+        sampled=full(thinking, rows),
+        budgets=full(thinking, rows),
+        cuts=np.tile(at, (rows, 1)),
+        branches=ids(rows, cuts, answer),
+        context=np.tile(prompt + at, (rows, 1)).astype(np.int32),
+        bridge=full(BRIDGE, rows, cuts),
+        answered=full(sampled, rows, cuts),
+        thinking_advantages=normal(rows, thinking),
+        answer_advantages=normal(rows, cuts),
+        returns=normal(rows, cuts),
+        thinking_logprobs=np.zeros((rows, thinking), np.float32),
+        answer_logprobs=np.zeros((rows, cuts, sampled), np.float32),
+    )
+
+
+def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, totals: Any) -> jax.Array:
+    """The same loss from one sequence per cut: its thinking segment and its answer are targets."""
+    prompt = batch.trunk.shape[1] - batch.thinking_advantages.shape[1]
+    start, loss = 0, jnp.float32(0.0)
+    cuts = np.ceil(
+        batch.thinking_advantages.shape[1]
+        * np.arange(1, batch.cuts.shape[1] + 1)
+        / batch.cuts.shape[1]
+    ).astype(int)
+    for j, cut in enumerate(cuts):
+        tokens = jnp.concatenate([batch.trunk[:, : prompt + cut], batch.branches[:, j]], axis=1)
+        hidden = qwen2.forward(
+            params, tokens, config=spec.model, dtype=spec.dtype, scan=spec.scan, remat=spec.remat
+        )
+        answer = np.arange(prompt + cut + BRIDGE, tokens.shape[1])
+        at = np.concatenate([np.arange(prompt + start, prompt + cut), answer])
+        advantages = jnp.concatenate(
+            [
+                batch.thinking_advantages[:, start:cut],
+                jnp.repeat(batch.answer_advantages[:, j : j + 1], len(answer), axis=1),
+            ],
+            axis=1,
+        )
+        states = hidden[:, at - 1].reshape(-1, hidden.shape[-1])
+        logp, _ = logprobs.token_logprobs(
+            states, qwen2.output_head(params), tokens[:, at].reshape(-1), chunk=states.shape[0]
+        )
+        loss -= (advantages * logp.reshape(advantages.shape)).sum() / totals.tokens
+        start = cut
+    return loss
+
+
+def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each job, after one unmeasured call."""
+    for job in jobs.values():
+        jax.block_until_ready(job())
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(job())
+            times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, float]:
+    """Separate time / one-pass time, and positions per second of the one-pass gradient."""
+    width, heads = arguments.width, max(arguments.width // 64, 1)
+    shape = Qwen2Config(
+        arguments.vocab, width, 3 * width, arguments.layers, heads, heads, width // heads
+    )
+    batch = jax.tree.map(
+        jnp.asarray,
+        make_batch(
+            arguments.rows,
+            arguments.prompt,
+            arguments.thinking,
+            arguments.cuts,
+            arguments.answer,
+            arguments.vocab,
+        ),
+    )
+    params = qwen2.init(jax.random.key(0), shape)
+    spec = LearnerSpec(
+        shape,
+        None,
+        LossConfig(entropy_coef=0.0),
+        None,
+        arguments.thinking,
+        scan=False,
+        remat=False,
+        chunk=10**9,
+    )
+    totals = denominators(batch, spec=spec)
+    legal = jnp.ones(arguments.vocab, bool)
+    one = jax.jit(
+        jax.grad(lambda p: objective(p, None, batch, legal, None, None, totals, spec=spec)[0])
+    )
+    separate = jax.jit(jax.grad(lambda p: separate_loss(p, batch, spec, totals)))
+    gap = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), one(params), separate(params))
+    norm = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(one(params)))
+    worst = max(map(float, jax.tree.leaves(gap))) / norm
+    print(f"largest difference of the two gradients, relative: {worst:.1e}")
+    seconds = in_turns(
+        {"one pass": lambda: one(params), "separate": lambda: separate(params)}, arguments.rounds
+    )
+    positions = batch.trunk.size + batch.branches.size
+    sequences = int(np.sum(batch.context)) + batch.branches.size
+    print(f"one pass   {positions:6} positions  {seconds['one pass']:.3f} s")
+    print(f"separate   {sequences:6} positions  {seconds['separate']:.3f} s")
+    return seconds["separate"] / seconds["one pass"], positions / seconds["one pass"]
+
+
+def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: int = 256) -> float:
+    """Temporary bytes of the gradient of log-probabilities: in chunks / all at once."""
+    abstract = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
+    arguments = (
+        abstract(jnp.float32, rows, width),
+        abstract(jnp.float32, vocab, width),
+        abstract(jnp.int32, rows),
+    )
+
+    def temporaries(chunk: int) -> int:
+        total = lambda h, w, ids: logprobs.token_logprobs(h, w, ids, chunk=chunk)[0].sum()
+        program = jax.jit(jax.grad(total, (0, 1))).lower(*arguments).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    chunked, full = temporaries(chunk), temporaries(rows)
+    print(f"log-probabilities of {rows} tokens, {vocab} ids: chunks of {chunk} need")
+    print(f"{chunked / 2**20:.0f} MiB of temporaries, all logits at once {full / 2**20:.0f} MiB")
+    return chunked / full
+
+
+def model_flops(shape: Qwen2Config, batch: Batch) -> float:
+    """Floating-point operations of the model in an update: forward, and twice that backward."""
+    rows, trunk = batch.trunk.shape
+    _, cuts, answer = batch.branches.shape
+    positions = rows * (trunk + cuts * answer)
+    embeddings = (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.hidden_size
+    layers = 2 * (shape.num_parameters - embeddings) * positions
+    targets = rows * (batch.thinking_advantages.shape[1] + cuts * (answer - BRIDGE))
+    head = 2 * shape.vocab_size * shape.hidden_size * targets
+    seen = rows * (trunk * (trunk + 1) / 2 + cuts * answer * (answer + 1) / 2)
+    seen += float(np.sum(batch.context)) * answer
+    attention = 4 * seen * shape.num_heads * shape.head_dim * shape.num_layers
+    return 3 * (layers + head + attention)
+
+
+def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
+    """Positions per second and MFU of a whole update at 4,096 positions a row."""
+    shape = preset(arguments.shape)
+    batch = make_batch(arguments.gpu_rows, 256, 3584, 4, 64, shape.vocab_size)
+    mesh = parallel.make_mesh(parallel.MeshShape(1, 1, 1, 1), jax.devices()[:1])
+    spec = LearnerSpec(
+        shape, None, LossConfig(), None, 4096, dtype=jnp.bfloat16, implementation="cudnn", mesh=mesh
+    )
+    policy_tx, head_tx = policy_optimizer(OptimizerConfig(), 100), value_optimizer(ValueConfig())
+    init = lambda key: learning.init_state(qwen2.init(key, shape), None, policy_tx, head_tx)
+    held = [jax.jit(init)(jax.random.key(0))]
+    placed = parallel.place(batch, parallel.rows(mesh))
+    legal = jnp.ones(shape.vocab_size, bool)
+    step = functools.partial(learning.train_step, spec=spec, policy_tx=policy_tx, head_tx=head_tx)
+
+    def update() -> Any:
+        held[0], metrics = step(held[0], placed, legal, None, None)
+        return metrics["loss/total"]
+
+    seconds = in_turns({"update": update}, arguments.rounds)["update"]
+    positions = batch.trunk.size + batch.branches.size
+    flops = model_flops(shape, batch)
+    kind = jax.devices()[0].device_kind
+    peak = next((tflops for name, tflops in PEAK_TFLOPS.items() if name in kind), None)
+    mfu = None if peak is None else flops / seconds / (peak * 1e12)
+    print(
+        f"{arguments.shape} on {kind}: {positions} positions, {seconds:.3f} s an update, "
+        f"{flops / seconds / 1e12:.0f} TFLOP/s of model arithmetic"
+    )
+    return positions / seconds, mfu
+
+
+def main() -> None:
+    arguments = parse()
+    ratio, tokens_per_s = one_pass_against_separate(arguments)
+    found: dict[str, Any] = {
+        "one_pass_vs_separate": round(ratio, 3),
+        "logprob_memory_ratio": round(memory_ratio(), 4),
+    }
+    if jax.default_backend() == "gpu":
+        tokens_per_s, mfu = update_on_gpu(arguments)
+        found["mfu"] = None if mfu is None else round(mfu, 4)
+    print(json.dumps({**found, "tokens_per_s": round(tokens_per_s, 1)}))
+
+
+if __name__ == "__main__":
+    main()
