@@ -150,7 +150,7 @@ class Iteration:
         state = RunState(
             train=train,
             curriculum=schedule,
-            generated_tokens=state.generated_tokens + rollout.counters["tokens"],
+            generated_tokens=state.generated_tokens + int(rollout.counters["tokens"]),
         )
         metrics = {**learned, **credit["metrics"], **self.describe(plan, rollout, outcomes, state)}
         metrics = {name: float(value) for name, value in metrics.items()}

@@ -193,7 +193,7 @@ def make_policy(
     implementation = _implementation(config)
     learner_mesh = None if mesh is None else parallel.make_mesh(mesh)
     decode_mesh = None
-    if mesh is not None and learner_mesh is not None:
+    if mesh is not None and learner_mesh is not None and mesh.devices > 1:
         decode_mesh = parallel.decode_mesh(learner_mesh, mesh.decode_tensor)
     learner = LearnerSpec(
         model=shape,
@@ -219,6 +219,7 @@ def make_policy(
         chunk=config.rollout.chunk,
         dtype=dtype,
         implementation=implementation,
+        mesh=decode_mesh,
     )
     longest = max(config.budget.max, *config.eval.budgets)
     evaluation = dataclasses.replace(rollout, max_thinking=longest)

@@ -147,6 +147,10 @@ def place(tree: Any, sharding: Any) -> Any:
 
     def put(leaf: Any, where: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array):
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                # Keys can't be put on devices of other processes; their numbers can.
+                data = put(np.asarray(jax.random.key_data(leaf)), where)
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
             return jax.device_put(leaf, where)
         host = np.asarray(leaf)
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
