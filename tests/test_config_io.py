@@ -252,6 +252,18 @@ BAD_CONFIGS = [
         "model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype=float32",
     ),
     ({"mesh": {"tensor": 2}}, "mesh.tensor=2: must divide model.num_kv_heads=1; write 1"),
+    (
+        {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 64}},
+        "train.micro_batch_tokens=64: train.micro_batch_rows=8 splits the update too; write null",
+    ),
+    (
+        {"train": {"drop_zero_advantage": True, "micro_batch_tokens": 64}},
+        "train.drop_zero_advantage: would change the loss, since loss.entropy_coef=0.01",
+    ),
+    (
+        {"train": {"drop_zero_advantage": True}, "loss": {"entropy_coef": 0.0}},
+        "write train.micro_batch_tokens, or false",
+    ),
     ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; write a number of shards, or -1"),
     ({"mesh": {"data": -1}}, "mesh.data: found -1; write 1 or more"),
     ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),

@@ -125,8 +125,6 @@ def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
     [
         (["mesh.data=3"], "mesh.data x mesh.fsdp x mesh.tensor: found 3 x -1 x 1"),
         (["rollout.questions=3"], "rollout.questions=3: x rollout.group_size=4 = 12 rows"),
-        (["train.micro_batch_rows=4"], "train.micro_batch_rows=8"),
-        (["train.minibatches=4", "train.micro_batch_rows=null"], "train.minibatches=2"),
     ],
 )
 def test_what_does_not_fit_the_devices_is_one_line(tmp_path, overrides, says):
