@@ -56,7 +56,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cuts", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--vocab", type=int, default=2048)
+    # With 1,024 ids the output head has 7 % of the arithmetic, as in Qwen2.5-7B.
+    parser.add_argument("--vocab", type=int, default=1024)
     parser.add_argument("--shape", default="qwen2.5-1.5b", help="model of the GPU measurement")
     parser.add_argument("--gpu-rows", type=int, default=4, help="rows of 4,096 positions")
     return parser.parse_args()

@@ -11,7 +11,7 @@ import pytest
 from bacr_jax.config import LossConfig, OptimizerConfig, TrainConfig, ValueConfig
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import LearnerSpec, denominators, objective, score_tokens
+from bacr_jax.learner.objective import LearnerSpec, denominators, objective
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.updates import Updates
 from bacr_jax.model import value
@@ -175,7 +175,7 @@ def numpy_loss(new, old, ref, sampled, advantages, mask, totals, loss):
 def test_the_objective_written_out(rolled, kind):
     loss = LossConfig(entropy_coef=0.0, kl_coef=0.7, kl_kind=kind, importance_cap=1.1, clip_low=0.1)
     spec = dataclasses.replace(SPEC, loss=loss, value=None)
-    scores = score_tokens(WORLD.params, rolled, RULES.legal, spec=spec)
+    scores = learning.score_batch(WORLD.params, rolled, RULES.legal, spec=SPEC)
     rng = np.random.default_rng(1)
     shift = lambda s, scale: dataclasses.replace(
         scores,
@@ -191,7 +191,8 @@ def test_the_objective_written_out(rolled, kind):
     answers = np.repeat(np.asarray(rolled.answer_advantages), rolled.answer_logprobs.shape[2], 1)
     advantages = np.concatenate([rolled.thinking_advantages, answers], 1)
     totals = denominators(rolled, spec=spec)
-    found, metrics = objective(WORLD.params, None, rolled, RULES.legal, old, ref, totals, spec=spec)
+    evaluate = jax.jit(objective, static_argnames=("spec",))
+    found, metrics = evaluate(WORLD.params, None, rolled, RULES.legal, old, ref, totals, spec=spec)
     want = numpy_loss(
         joined(scores), joined(old), joined(ref), sampled, advantages, mask, 8 * 12, loss
     )

@@ -73,11 +73,18 @@ def join() -> bool:
       Whether there are others.
 
     Raises:
-      UserError: the environment is incomplete.
+      UserError: the environment is incomplete, or the others can't be reached.
     """
     found = settings(os.environ)
     if found is not None and not jax.distributed.is_initialized():
-        jax.distributed.initialize(**found)
+        try:
+            jax.distributed.initialize(**found)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"{COORDINATOR}: the processes of this run did not find each other ({reason}); "
+                "start all of them, where process 0 can be reached"
+            ) from None
     return found is not None
 
 
