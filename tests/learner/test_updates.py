@@ -96,7 +96,10 @@ def whole(rolled):
 
 @pytest.mark.parametrize(
     "split",
-    [{"micro_batch_rows": 1}, {"micro_batch_tokens": 60, "length_buckets": 2}],
+    [
+        pytest.param({"micro_batch_rows": 1}, marks=pytest.mark.slow),
+        {"micro_batch_tokens": 60, "length_buckets": 2},
+    ],
     ids=["rows", "tokens"],
 )
 def test_a_split_gives_the_gradient_of_the_whole(rolled, whole, split):
@@ -128,6 +131,7 @@ def test_rows_without_advantage_can_be_left_out(rolled):
     assert float(optax.global_norm(none)) == 0.0
 
 
+@pytest.mark.slow
 def test_a_zero_learning_rate_leaves_every_metric_alone(rolled):
     tx = policy_optimizer(OptimizerConfig(learning_rate=0.0, conditioning_learning_rate=0.0), 10)
     head_tx = value_optimizer(ValueConfig(learning_rate=0.0))
@@ -141,6 +145,7 @@ def test_a_zero_learning_rate_leaves_every_metric_alone(rolled):
     assert float(first["policy/ratio"]) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_second_minibatch_is_held_to_the_policy_that_sampled(rolled):
     step = optax.sgd(0.3)
     spec = dataclasses.replace(
