@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
+    "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),
     "grade": ("bacr_jax.grading.__main__", "grade answers against references"),
 }
 
