@@ -212,16 +212,19 @@ def prepare(
         sets=sets,
         chosen=chosen,
         cells=cells,
-        compared={_name_of(folder): folder for folder in others.values()},
+        compared=_names(list(others.values()), name or saved.name),
         labels=labels,
         settings=settings,
     )
 
 
-def _name_of(folder: Path) -> str:
-    """What the results of an evaluation call its policy."""
-    found = json.loads((folder / RESULTS).read_bytes()) if (folder / RESULTS).exists() else {}
-    return str(found.get("name", folder.name))
+def _names(folders: Sequence[Path], own: str) -> dict[str, Path]:
+    """Evaluations by what they call their policies; by their folders where that is taken."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        called = str(json.loads((folder / RESULTS).read_bytes()).get("name", folder))
+        found[str(folder) if called in (own, *found) else called] = folder
+    return found
 
 
 def _decoder(work: Work, vocab_size: int) -> Decoder:
