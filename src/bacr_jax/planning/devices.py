@@ -85,10 +85,10 @@ def _hopper(name: str, memory_gib: float, memory_bandwidth: float) -> Device:
 
 
 DEVICES: dict[str, Device] = {
-    "a100-40": _ampere("NVIDIA A100-SXM4-40GB", 40, 1555e9),
-    "a100-80": _ampere("NVIDIA A100-SXM4-80GB", 80, 2039e9),
-    "h100": _hopper("NVIDIA H100 80GB HBM3", 80, 3350e9),
-    "h200": _hopper("NVIDIA H200", 141, 4800e9),
+    "a100-40": _ampere("NVIDIA A100-SXM4-40GB", 40.0, 1555e9),
+    "a100-80": _ampere("NVIDIA A100-SXM4-80GB", 80.0, 2039e9),
+    "h100": _hopper("NVIDIA H100 80GB HBM3", 80.0, 3350e9),
+    "h200": _hopper("NVIDIA H200", 141.0, 4800e9),
 }
 
 # Share of the card's memory that JAX may use. The launch scripts give it exactly this

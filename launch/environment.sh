@@ -1,0 +1,62 @@
+# Sourced by the launch scripts: which GPUs are here, their settings, and how a command is shown.
+
+launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+die() {
+  echo "error: $1" >&2
+  exit 2
+}
+
+# a100 or hopper, after the first GPU of this machine.
+detect_gpu() {
+  local name
+  name="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)"
+  case "$name" in
+    *A100*) echo a100 ;;
+    *H100* | *H200* | *H800* | *GH200*) echo hopper ;;
+    "") die "--gpu: nvidia-smi names no GPU here; write --gpu a100 or --gpu hopper" ;;
+    *) die "--gpu: no settings for '$name'; write --gpu a100 or --gpu hopper, the nearer one" ;;
+  esac
+}
+
+# Reads the settings of $1 and exports them. XLA takes the last of two equal flags, so flags that
+# were set before stand behind ours and win.
+load_environment() {
+  case "$1" in
+    a100 | hopper) ;;
+    *) die "--gpu: found '$1'; write a100 or hopper" ;;
+  esac
+  # shellcheck source=/dev/null
+  . "$launch_dir/$1.env"
+  if [ "${BACR_DETERMINISTIC:-0}" = 1 ]; then
+    # Sums in a fixed order and no timing of kernels at the start: two runs agree bit for bit, at
+    # the price of slower scatters (the embedding's gradient) and attention.
+    launch_xla_flags+=(--xla_gpu_deterministic_ops=true)
+  fi
+  XLA_FLAGS="${launch_xla_flags[*]}${XLA_FLAGS:+ $XLA_FLAGS}"
+  launch_exports+=(XLA_FLAGS)
+  export "${launch_exports[@]}"
+}
+
+# With $dry_run = 1 prints the settings and the command, else becomes the command.
+run_or_show() {
+  if [ "$dry_run" != 1 ]; then
+    exec "$@"
+  fi
+  local name
+  for name in "${launch_exports[@]}"; do
+    printf 'export %s=%q\n' "$name" "${!name}"
+  done
+  printf '%q ' "$@" | sed 's/ $//'
+  echo
+}
+
+# The header of script $1: its comment lines up to the first blank one.
+show_help() {
+  sed -n '2,/^$/s/^# \{0,1\}//p' "$1"
+}
+
+# The value that option $1 needs ($# of the rest in $2).
+needs_value() {
+  [ "$2" -ge 2 ] || die "$1: a value is missing; see --help"
+}

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# One machine, one process, all its GPUs.
+#
+#   launch/one_box.sh [--gpu a100|hopper] [--gpus N] [--dry-run] --config F [key.sub=value ...]
+#
+#   --gpu      settings to use (launch/*.env); found out by nvidia-smi if not given
+#   --gpus     use the first N GPUs only
+#   --dry-run  print the settings and the command that would run, and do nothing
+# All else goes to `python -m bacr_jax.train`. PYTHON chooses another interpreter,
+# BACR_DETERMINISTIC=1 makes runs agree bit for bit, slower.
+
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+gpu="" gpus="" dry_run=0 rest=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --gpu) needs_value "$1" $#; gpu="$2"; shift 2 ;;
+    --gpus) needs_value "$1" $#; gpus="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *) rest+=("$1"); shift ;;
+  esac
+done
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+case "$gpus" in *[!0-9]* | 0*) die "--gpus: found '$gpus'; write a number of GPUs, 1 or more" ;; esac
+
+gpu="${gpu:-$(detect_gpu)}"
+load_environment "$gpu"
+if [ -n "$gpus" ]; then
+  CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"
+  launch_exports+=(CUDA_VISIBLE_DEVICES)
+  export CUDA_VISIBLE_DEVICES
+fi
+run_or_show "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}"

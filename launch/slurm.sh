@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Several nodes under Slurm: one process per node, which drives all GPUs of its node.
+#
+#   sbatch --nodes 2 --gpus-per-node 8 launch/slurm.sh [--gpu a100|hopper] [--dry-run] \
+#       --config F [key.sub=value ...]
+#
+#   --gpu      settings to use (launch/*.env); found out by nvidia-smi on the first node if not given
+#   --dry-run  print the settings and the command that would run, and do nothing (also outside Slurm)
+# All else goes to `python -m bacr_jax.train`, with the mesh over the GPUs of all nodes
+# (mesh.data=NODES keeps the gathering of parameters inside a node). The run folder must be on a file
+# system that all nodes see. Processes find each other by Slurm's variables; nothing is to be set.
+# A job that is requeued goes on from the newest checkpoint. Run from the project's folder.
+
+#SBATCH --job-name=bacr_jax
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --requeue
+# SIGTERM five minutes before the end of the time limit.
+#SBATCH --signal=TERM@300
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%x-%j.log
+
+set -euo pipefail
+# Slurm runs a copy of this file, kept elsewhere; SLURM_SUBMIT_DIR is where sbatch was called.
+here="$(dirname "${BASH_SOURCE[0]}")"
+[ -f "$here/environment.sh" ] || here="${SLURM_SUBMIT_DIR:-.}/launch"
+if [ ! -f "$here/environment.sh" ]; then
+  echo "error: no launch/environment.sh in ${SLURM_SUBMIT_DIR:-.}; run sbatch in the project's folder" >&2
+  exit 2
+fi
+. "$here/environment.sh"
+
+gpu="" dry_run=0 rest=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --gpu) needs_value "$1" $#; gpu="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$here/slurm.sh"; exit 0 ;;
+    *) rest+=("$1"); shift ;;
+  esac
+done
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+if [ "$dry_run" = 0 ] && [ -z "${SLURM_JOB_ID:-}" ]; then
+  die "not in a Slurm job; write sbatch --nodes N launch/slurm.sh ..., or add --dry-run"
+fi
+
+gpu="${gpu:-$(detect_gpu)}"
+load_environment "$gpu"
+# A node that is lost ends the job instead of leaving the others to wait for it.
+run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 \
+  "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}"

@@ -1,0 +1,137 @@
+"""The launch scripts: syntax, and exactly what they would run."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.planning.devices import MEMORY_FRACTION
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+SCRIPTS = ("one_box.sh", "slurm.sh", "hosts.sh")
+HOSTS = ("--coordinator", "node0:12355", "--processes", "4", "--process-id", "3")
+
+
+def run(script, *arguments, **variables):
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        ["bash", LAUNCH / script, *arguments],
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def dry_run(script, *arguments, **variables):
+    """The exported settings and the command that a dry run prints."""
+    done = run(script, "--dry-run", *arguments, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    *exports, command = done.stdout.splitlines()
+    words = [shlex.split(line) for line in exports]
+    assert all(word[0] == "export" for word in words)
+    return dict(word[1].split("=", 1) for word in words), shlex.split(command)
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
+def test_bash_can_parse_it(path):
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+
+
+def test_one_box_runs_one_process_with_the_rest_of_the_line():
+    _, command = dry_run("one_box.sh", "--gpu", "a100", "--config", "c.yaml", "output.dir=a b")
+    assert command == [
+        *("python", "-m", "bacr_jax.train"),
+        *("--config", "c.yaml", "output.dir=a b"),
+    ]
+
+
+def test_some_of_the_gpus():
+    settings, _ = dry_run("one_box.sh", "--gpu", "a100", "--gpus", "4", "--config", "c.yaml")
+    assert settings["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_slurm_starts_one_process_per_node():
+    _, command = dry_run("slurm.sh", "--gpu", "hopper", "--config", "c.yaml", PYTHON="python3.12")
+    assert command == [
+        *("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
+        *("python3.12", "-m", "bacr_jax.train", "--config", "c.yaml"),
+    ]
+
+
+def test_machines_without_slurm_are_told_who_they_are():
+    settings, command = dry_run("hosts.sh", "--gpu", "a100", *HOSTS, "--config", "c.yaml")
+    assert settings["JAX_COORDINATOR_ADDRESS"] == "node0:12355"
+    assert (settings["JAX_NUM_PROCESSES"], settings["JAX_PROCESS_ID"]) == ("4", "3")
+    assert command[-2:] == ["--config", "c.yaml"]
+
+
+def test_the_processes_of_a_run_understand_what_they_are_told():
+    from bacr_jax.parallel import processes
+
+    settings, _ = dry_run("hosts.sh", "--gpu", "a100", *HOSTS, "--config", "c.yaml")
+    found = processes.settings(settings)
+    assert (found["coordinator_address"], found["num_processes"]) == ("node0:12355", 4)
+    assert found["process_id"] == 3
+
+
+@pytest.mark.parametrize("gpu", ["a100", "hopper"])
+def test_plan_and_launch_agree_on_the_share_of_the_memory(gpu):
+    settings, _ = dry_run("one_box.sh", "--gpu", gpu, "--config", "c.yaml")
+    assert float(settings["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == MEMORY_FRACTION
+
+
+def test_flags_of_the_user_stand_last_and_so_win():
+    settings, _ = dry_run("one_box.sh", "--gpu", "a100", "--config", "c", XLA_FLAGS="--xla_x=1")
+    assert settings["XLA_FLAGS"].startswith("--xla_gpu_")
+    assert settings["XLA_FLAGS"].endswith(" --xla_x=1")
+
+
+def test_runs_that_agree_bit_for_bit_are_asked_for():
+    common = ("one_box.sh", "--gpu", "hopper", "--config", "c")
+    deterministic = "--xla_gpu_deterministic_ops=true"
+    assert deterministic not in dry_run(*common)[0]["XLA_FLAGS"]
+    assert deterministic in dry_run(*common, BACR_DETERMINISTIC="1")[0]["XLA_FLAGS"]
+
+
+@pytest.mark.parametrize("gpu", ["a100", "hopper"])
+def test_xla_knows_the_flags(gpu):
+    settings, _ = dry_run("one_box.sh", "--gpu", gpu, "--config", "c", BACR_DETERMINISTIC="1")
+    # XLA ends the process at an unknown flag, on any backend.
+    done = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.devices()"],
+        env=os.environ | {"XLA_FLAGS": settings["XLA_FLAGS"], "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "line"),
+    [
+        ("one_box.sh", ["--gpu", "a100"], "nothing to run"),
+        ("one_box.sh", ["--gpu", "v100", "--config", "c"], "write a100 or hopper"),
+        ("one_box.sh", ["--gpu", "a100", "--gpus", "0", "--config", "c"], "1 or more"),
+        ("one_box.sh", ["--config", "c", "--gpu"], "a value is missing"),
+        ("slurm.sh", ["--gpu", "a100", "--config", "c"], "not in a Slurm job"),
+        ("hosts.sh", ["--gpu", "a100", "--config", "c"], "such as node0:12355"),
+        ("hosts.sh", ["--gpu", "a100", *HOSTS[:5], "4", "--config", "c"], "write 0 to 3"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(script, arguments, line):
+    done = run(script, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_explains_every_option(script):
+    done = run(script, "--help")
+    assert done.returncode == 0
+    assert "--dry-run" in done.stdout
+    assert f"launch/{script}" in done.stdout
