@@ -1,0 +1,253 @@
+"""`python -m bacr_jax.plan --config F --devices 8 --device-memory 80`: does it fit, what will it cost.
+
+Needs no weights, no data and no GPU.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from bacr_jax import config_io
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from bacr_jax.parallel import MeshShape
+    from bacr_jax.planning.compiling import Measured
+    from bacr_jax.planning.report import Plan
+    from bacr_jax.planning.workload import Workload
+
+EPILOG = """\
+Every key of the config can be overridden, as in training:
+  python -m bacr_jax.plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
+Exit code: 0 with an answer, whether it fits or not; 2 if the question can't be answered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A command line that makes sense.
+
+    Attributes:
+      config: checked settings.
+      devices: number of devices.
+      device: name in `planning.devices.DEVICES`.
+      memory_gib: memory of one.
+      compiler: gpu, cpu or none.
+      as_json: print one JSON object.
+    """
+
+    config: Config
+    devices: int
+    device: str
+    memory_gib: float
+    compiler: str
+    as_json: bool
+
+
+def parse(argv: Sequence[str] | None) -> Question:
+    """The command line, checked.
+
+    Raises:
+      UserError: something in it can't be used.
+      SystemExit: help was asked for, or an option is unknown.
+    """
+    from bacr_jax.planning.devices import DEVICES, find, smallest_with
+
+    parser = argparse.ArgumentParser(
+        prog="python -m bacr_jax.plan",
+        description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="repeatable; later files win"
+    )
+    parser.add_argument("--devices", default="8", metavar="N", help="number of GPUs (8)")
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help=f"one of {', '.join(DEVICES)}; the smallest with enough memory if not given",
+    )
+    parser.add_argument(
+        "--device-memory", metavar="GIB", help="memory of a GPU in GiB; the device's if not given"
+    )
+    parser.add_argument(
+        "--compile",
+        default="gpu",
+        choices=["gpu", "cpu", "none"],
+        help="compile the real programs with XLA's GPU compiler (extra `plan`; without it with the "
+        "CPU compiler), with the CPU compiler, or not at all: arithmetic only, a second",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    arguments = parser.parse_args(argv)
+    if not arguments.config:
+        raise UserError("command line: no config; write --config configs/qwen2.5-7b-math.yaml")
+    if not arguments.devices.isdecimal() or int(arguments.devices) < 1:
+        raise UserError(f"--devices: found {arguments.devices!r}; write a number of GPUs, 1 or more")
+    name = arguments.device
+    if name is not None:
+        find(name)
+    memory_gib = _memory(arguments.device_memory)
+    if name is None:
+        name = "a100-80" if memory_gib is None else smallest_with(memory_gib)
+    config = config_io.load(arguments.config, arguments.overrides)
+    config_io.check(config)
+    return Question(
+        config=config,
+        devices=int(arguments.devices),
+        device=name,
+        memory_gib=find(name).memory_gib if memory_gib is None else memory_gib,
+        compiler=arguments.compile,
+        as_json=arguments.json,
+    )
+
+
+def _memory(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not (0 < found < math.inf):
+        raise UserError(f"--device-memory: found {text!r}; write GiB of a GPU, such as 80")
+    return found
+
+
+def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
+    """Sizes and mesh of the run.
+
+    Raises:
+      UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
+    """
+    import jax
+
+    # The plan is made on the host, also where there are GPUs and somebody is using them.
+    jax.config.update("jax_platforms", "cpu")
+    import jax.numpy as jnp
+
+    from bacr_jax.methods import load_method
+    from bacr_jax.parallel import resolve
+    from bacr_jax.planning import costs
+    from bacr_jax.planning.workload import workload_of
+
+    config = question.config
+    method = load_method(config)
+    wanted = config.model.attention
+    fused = wanted == "cudnn" or (wanted == "auto" and config.model.compute_dtype == "bfloat16")
+    work = workload_of(
+        config,
+        conditioned=method.conditioned,
+        uses_value=method.uses_value,
+        cuts=int(jax.eval_shape(method.cuts, jnp.zeros((1, 1), jnp.int32)).shape[-1]),
+        fused_attention=fused,
+    )
+    model = work.model
+    layout = resolve(
+        config.mesh,
+        question.devices,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_kv_heads=model.num_kv_heads,
+    )
+    portions = {
+        "train.micro_batch_rows": (work.micro_rows, layout.row_shards),
+        "rollout.slots": (work.slots, costs.slot_shards(layout)),
+    }
+    for key, (rows, shards) in portions.items():
+        if rows % shards:
+            raise UserError(
+                f"{key}={rows}: is split over {shards} devices of this mesh; write a multiple of "
+                f"{shards}, such as {max(rows // shards, 1) * shards}"
+            )
+    return work, layout
+
+
+def _compiled(
+    question: Question, work: "Workload", layout: "MeshShape"
+) -> "tuple[dict[str, Measured], str, bool]":
+    """Compiled programs, where they come from, and whether by the GPU compiler."""
+    from bacr_jax.planning import compiling
+
+    backend = question.compiler
+    if backend == "none":
+        return {}, "arithmetic only (--compile none)", False
+    source = "compiled by XLA for this GPU, without one"
+    if backend == "gpu" and not compiling.can_compile_for_gpus():
+        backend = "cpu"
+        source = (
+            "arguments compiled by XLA for CPUs, temporaries by arithmetic: the GPU compiler is not "
+            'installed (pip install "bacr_jax[plan]")'
+        )
+    elif backend == "cpu":
+        source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
+    if backend == "gpu" and question.devices > compiling.PER_HOST:
+        if question.devices % compiling.PER_HOST:
+            raise UserError(
+                f"--devices: found {question.devices}; write up to {compiling.PER_HOST}, or whole "
+                f"boxes of {compiling.PER_HOST}"
+            )
+
+    def one(program: str) -> "dict[str, Measured]":
+        return compiling.measure(
+            question.config,
+            work.model,
+            devices=question.devices,
+            device=question.device,
+            backend=backend,
+            fused_attention=work.fused_attention and backend == "gpu",
+            programs=(program,),
+        )
+
+    # A compile is mostly one thread, and a plan waits for the longest of them.
+    with ThreadPoolExecutor() as pool:
+        parts = list(pool.map(one, ("train", "decode")))
+    found: dict[str, Any] = {}
+    for part in parts:
+        found |= part
+    return found, source, backend == "gpu"
+
+
+def answer(question: Question) -> "Plan":
+    """The plan of a run."""
+    from bacr_jax.planning.devices import find
+    from bacr_jax.planning.report import make_plan
+
+    work, layout = _sizes(question)
+    compiled, source, exact = _compiled(question, work, layout)
+    return make_plan(
+        work,
+        layout,
+        device=find(question.device),
+        memory_gib=question.memory_gib,
+        compiled=compiled,
+        source=source,
+        exact=exact,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
+    # The plugin of the extra would say that it finds no driver.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        question = parse(argv)
+        plan = answer(question)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from bacr_jax.planning.report import as_object, as_text
+
+    print(json.dumps(as_object(plan)) if question.as_json else as_text(plan))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

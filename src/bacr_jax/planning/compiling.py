@@ -1,0 +1,435 @@
+"""The real programs of a run, compiled on abstract shapes: no weights, no data, no GPUs.
+
+Meshes of devices that are not here have to be arranged before JAX starts, so this module is run as
+a process of its own (`measure` starts it and reads its answer). Two ways to compile:
+
+gpu  XLA's own GPU compiler for a described device; needs the plugin of the extra `plan`, but no
+     GPU and no driver. What it says is what the GPU will allocate.
+cpu  XLA's CPU compiler for as many made-up CPU devices. Arguments and outputs are exact;
+     temporaries are not those of a GPU (measured: 2 to 5 times too large) and are not used.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.planning.devices import DEVICES, target_config
+
+GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+# Devices of one box, NVIDIA's HGX and DGX boards.
+PER_HOST = 8
+
+PROGRAMS = ("train", "score", "decode")
+
+# Kernels are not timed, there being no GPU, and library products are taken; both change which
+# kernel is used for a product, hardly its memory.
+GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Bytes of a compiled program, per device.
+
+    Attributes:
+      arguments: what it is given.
+      outputs: what it returns, without what it returns in the place of an argument.
+      temporaries: everything else while it runs.
+      seconds: compile time.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes held at the worst moment."""
+        return self.arguments + self.outputs + self.temporaries
+
+
+def can_compile_for_gpus() -> bool:
+    """Whether JAX's CUDA plugin is installed."""
+    return any(importlib.util.find_spec(name) is not None for name in GPU_PLUGINS)
+
+
+def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
+    """The config with the model's shape written out, so that no folder is needed."""
+    model = dataclasses.replace(
+        config.model,
+        path=None,
+        preset="custom",
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rope_theta=shape.rope_theta,
+        tie_embeddings=shape.tie_embeddings,
+        attention="cudnn" if fused_attention else "xla",
+    )
+    return dataclasses.replace(config, model=model)
+
+
+def measure(
+    config: Config,
+    shape: Qwen2Config,
+    *,
+    devices: int,
+    device: str,
+    backend: str,
+    fused_attention: bool,
+    programs: tuple[str, ...] = PROGRAMS,
+) -> dict[str, Measured]:
+    """Compiles programs of a run in another process.
+
+    Args:
+      config: checked settings.
+      shape: of the model.
+      devices: number of devices.
+      device: name in `DEVICES`; only matters on the gpu backend.
+      backend: gpu or cpu.
+      fused_attention: use cuDNN for the trunk's attention.
+      programs: some of `PROGRAMS`.
+
+    Raises:
+      UserError: the compiler refused.
+    """
+    from bacr_jax import config_io
+
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if backend == "gpu":
+        # The plugin would look for a driver.
+        environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
+    else:
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "config.yaml"
+        described_config = described(config, shape, fused_attention=fused_attention)
+        written.write_text(config_io.to_yaml(described_config))
+        request = {
+            "config": str(written),
+            "vocabulary": shape.vocab_size,
+            "devices": devices,
+            "device": device,
+            "backend": backend,
+            "programs": programs,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "bacr_jax.planning.compiling"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"--compile {backend}: the compiler stopped ({reason[:300]})")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return {name: Measured(**found) for name, found in answer.items()}
+
+
+# In the process of its own -----------------------------------------------------------------------
+
+
+def _abstract_devices(backend: str, device: str, count: int) -> list[Any]:
+    import jax
+
+    here = jax.devices()
+    if backend == "cpu":
+        return here[:count]
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+    from jax.experimental import topologies
+
+    facts = DEVICES[device]
+    # These ask the machine for its cuDNN and its GPU; the described device answers instead.
+    cudnn.check_cudnn_version = lambda: 91002
+    cudnn.check_compute_capability = lambda wanted: (
+        tuple(map(int, wanted.split("."))) <= facts.capability
+    )
+    cudnn.is_cuda_compute_capability_equal = lambda wanted: (
+        tuple(map(int, wanted.split("."))) == facts.capability
+    )
+    hosts = max(count // PER_HOST, 1)
+    described_topology = topologies.get_topology_desc(
+        topology_name="planned",
+        platform="cuda",
+        topology=f"1x{hosts}x{count // hosts}",
+        target_config=target_config(facts),
+    )
+    return list(described_topology.devices)
+
+
+class Programs:
+    """The jitted functions of a run with abstract arguments, laid out as in a run."""
+
+    def __init__(self, config: Config, vocabulary: int, devices: list[Any]):
+        """Prepares settings and shapes.
+
+        Args:
+          config: settings with the model's shape written out.
+          vocabulary: rows of the embedding.
+          devices: real, made-up or described ones.
+        """
+        import jax
+
+        from bacr_jax import parallel
+        from bacr_jax import policy as policies
+        from bacr_jax.methods import load_method
+        from bacr_jax.model import qwen2
+
+        self.config = config
+        self.method = load_method(config)
+        self.policy = policies.make_policy(config, self.method, vocabulary)
+        shape = self.policy.learner.model
+        self.layout = parallel.resolve(
+            config.mesh,
+            len(devices),
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_kv_heads=shape.num_kv_heads,
+        )
+        self.mesh = parallel.make_mesh(self.layout, devices)
+        self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        self.params = jax.eval_shape(
+            lambda k: policies.with_budget_module(k, self.policy, qwen2.init(k, shape)), key
+        )
+        self.head = jax.eval_shape(lambda k: policies.random_head(k, self.policy), key)
+        self.key = self._whole(key)
+
+    def _rows(self, count: int, *shape: int, dtype: Any = "int32") -> Any:
+        import jax
+
+        from bacr_jax import parallel
+
+        return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=parallel.rows(self.mesh))
+
+    def _whole(self, tree: Any) -> Any:
+        from bacr_jax import parallel
+
+        return self._laid_out(tree, parallel.replicated(self.mesh))
+
+    def _laid_out(self, tree: Any, shardings: Any) -> Any:
+        import jax
+
+        if isinstance(shardings, jax.sharding.Sharding):
+            one = shardings
+            shardings = jax.tree.map(lambda _: one, tree)
+        return jax.tree.map(
+            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+            tree,
+            shardings,
+        )
+
+    def _batch(self, rows: int) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        from bacr_jax.learner.batch import Batch
+        from bacr_jax.planning.workload import BRIDGE_TOKENS
+
+        config = self.config
+        cuts = jax.eval_shape(self.method.cuts, jnp.zeros((1, 1), jnp.int32)).shape[-1]
+        thinking, answer = config.budget.max, config.rollout.answer_tokens
+        real = functools.partial(self._rows, rows, dtype="float32")
+        whole = functools.partial(self._rows, rows)
+        return Batch(
+            trunk=whole(config.data.max_prompt_tokens + thinking),
+            prompt_lengths=whole(),
+            question_start=whole(),
+            question_end=whole(),
+            sampled=whole(),
+            budgets=whole(),
+            cuts=whole(cuts),
+            branches=whole(cuts, BRIDGE_TOKENS + answer),
+            context=whole(cuts),
+            bridge=whole(cuts),
+            answered=whole(cuts),
+            thinking_advantages=real(thinking),
+            answer_advantages=real(cuts),
+            returns=real(cuts),
+            thinking_logprobs=real(thinking),
+            answer_logprobs=real(cuts, answer),
+        )
+
+    def _scores(self, batch: Any) -> Any:
+        from bacr_jax.learner.objective import TokenScores
+
+        rows, width = batch.trunk.shape[0], self.learner.model.hidden_size
+        real = functools.partial(self._rows, dtype="float32")
+        thinking = real(*batch.thinking_logprobs.shape)
+        answers = real(*batch.answer_logprobs.shape)
+        return TokenScores(thinking, answers, thinking, answers, real(rows, width))
+
+    def _legal(self) -> Any:
+        import jax
+
+        vocabulary = self.learner.model.vocab_size
+        return self._whole(jax.ShapeDtypeStruct((vocabulary,), bool))
+
+    def train(self) -> Any:
+        """One update: gradients over micro-batches, one Adam step."""
+        import jax
+
+        from bacr_jax import parallel
+        from bacr_jax.learner import train_step as learning
+        from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+
+        config = self.config
+        policy_tx = policy_optimizer(config.optimizer, 1000)
+        head_tx = value_optimizer(config.value)
+        fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
+        state = jax.eval_shape(fresh, self.params, self.head)
+        rows = config.rollout.questions * config.rollout.group_size // config.train.minibatches
+        micro = max(rows // (config.train.micro_batch_rows or rows), 1)
+        batch = self._batch(rows)
+        return learning.train_step.lower(
+            self._laid_out(state, parallel.shardings(state, self.mesh)),
+            batch,
+            self._legal(),
+            self._scores(batch) if config.train.minibatches > 1 else None,
+            self._scores(batch) if config.loss.kl_coef > 0 else None,
+            spec=self.learner,
+            policy_tx=policy_tx,
+            head_tx=head_tx,
+            micro_batches=micro,
+        )
+
+    def score(self) -> Any:
+        """Log-probabilities of all rows of an iteration."""
+        from bacr_jax import parallel
+        from bacr_jax.learner import train_step as learning
+
+        rows = self.config.rollout.questions * self.config.rollout.group_size
+        return learning.score_batch.lower(
+            self._laid_out(self.params, parallel.shardings(self.params, self.mesh)),
+            self._batch(rows),
+            self._legal(),
+            spec=self.learner,
+        )
+
+    def decode(self) -> Any:
+        """One chunk of decoding with every slot in use and the whole cache in the window."""
+        import jax
+        import jax.numpy as jnp
+
+        from bacr_jax import parallel
+        from bacr_jax.model.kv_cache import decode_params
+        from bacr_jax.rollout import decode as decoding
+        from bacr_jax.types import Prompts
+
+        spec, mesh = self.policy.evaluation, parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
+        decode_row = parallel.rows(mesh)
+        conditioned = spec.conditioning is not None
+        copy = jax.eval_shape(
+            functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned),
+            self.params,
+        )
+        ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+        width = self.config.data.max_prompt_tokens
+        length = width + spec.max_thinking
+        row_ids = ids(spec.slots)
+        prompts = Prompts(ids(spec.slots, width), row_ids, row_ids, row_ids)
+        phi = None
+        if conditioned:
+            phi = jax.eval_shape(self.policy.phi_of(self.params), row_ids)
+        admit = functools.partial(
+            decoding.admit,
+            config=spec.config,
+            length=length,
+            max_new=spec.max_thinking,
+            conditioning=spec.conditioning,
+        )
+        state = jax.eval_shape(
+            lambda c, p, b, r, phi: admit(c, p, b, r, phi=phi), copy, prompts, row_ids, row_ids, phi
+        )
+        heads = jax.sharding.NamedSharding(
+            mesh, jax.sharding.PartitionSpec(parallel.AXES[:2], None, parallel.AXES[2])
+        )
+        laid_out = self._laid_out(state, decode_row)
+        laid_out = dataclasses.replace(laid_out, cache=self._laid_out(state.cache, heads))
+        return decoding.decode_chunk.lower(
+            self._laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
+            laid_out,
+            self.key,
+            self._whole(self._rules()),
+            self._whole(self._sampler()),
+            config=spec.config,
+            window=length,
+            num_steps=spec.chunk,
+            conditioning=spec.conditioning,
+        )
+
+    def _rules(self) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        from bacr_jax.planning.workload import BRIDGE_TOKENS
+        from bacr_jax.rollout.rules import Automaton, DecodeRules
+
+        vocabulary = self.learner.model.vocab_size
+        flags = jax.ShapeDtypeStruct((vocabulary,), bool)
+        # One state per byte of "</answer>", and the accepting one.
+        states = len("</answer>") + 1
+        table = Automaton(
+            jax.ShapeDtypeStruct((states, vocabulary), jnp.int32),
+            jax.ShapeDtypeStruct((states, vocabulary), bool),
+        )
+        bridge = jax.ShapeDtypeStruct((BRIDGE_TOKENS,), jnp.int32)
+        return DecodeRules(flags, flags, table, table, bridge, bridge)
+
+    def _sampler(self) -> Any:
+        import jax
+
+        from bacr_jax.rollout.sampling import sampler
+
+        return jax.eval_shape(lambda: sampler(1.0))
+
+
+def compile_programs(config: Config, vocabulary: int, devices: list[Any], names: Any) -> Any:
+    """Compiles the named programs for the given devices."""
+    import time
+
+    programs = Programs(config, vocabulary, devices)
+    found = {}
+    for name in names:
+        started = time.time()
+        memory = getattr(programs, name)().compile().memory_analysis()
+        found[name] = Measured(
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            seconds=time.time() - started,
+        )
+    return found
+
+
+def main() -> int:
+    """Reads a request on stdin, compiles, answers on stdout in one line."""
+    from bacr_jax import config_io
+
+    request = json.load(sys.stdin)
+    config = config_io.load([request["config"]])
+    devices = _abstract_devices(request["backend"], request["device"], request["devices"])
+    found = compile_programs(config, request["vocabulary"], devices, request["programs"])
+    print(json.dumps({name: dataclasses.asdict(one) for name, one in found.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""What a run costs, by arithmetic: parameters, bytes moved, floating-point operations, seconds.
+
+Pure functions of a `Workload` and a mesh. A product of [m, k] and [k, n] matrices is 2 m k n
+operations; norms, activations and softmax are left out (below 1 % at these widths). Nothing here
+asks XLA: its own cost analysis counts the body of a loop once, whatever the number of rounds.
+Memory is in `memory`.
+"""
+
+import math
+
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.parallel import MeshShape
+from bacr_jax.planning.devices import Device
+from bacr_jax.planning.workload import Workload
+
+FP32 = 4
+
+# Shares of the data-sheet ceilings that well-made programs of this kind reach: matrix products of
+# a large remat + FSDP step, reads of weights and cache while decoding, collectives in a box.
+# Assumptions, printed with every prediction, until they are measured.
+MATMUL_SHARE = 0.45
+BANDWIDTH_SHARE = 0.6
+LINK_SHARE = 0.7
+
+
+def param_shards(layout: MeshShape) -> int:
+    """Parts that a parameter of the learner is split into."""
+    return layout.fsdp * layout.tensor
+
+
+def slot_shards(layout: MeshShape) -> int:
+    """Parts that decoded rows are split into."""
+    return layout.devices // layout.decode_tensor
+
+
+# Parameters ---------------------------------------------------------------------------------------
+
+
+def layer_matrices(model: Qwen2Config) -> int:
+    """Numbers in the matrices of one layer."""
+    d, h = model.hidden_size, model.head_dim
+    attention = (model.num_heads + 2 * model.num_kv_heads) * h * d + model.num_heads * h * d
+    return attention + 3 * d * model.intermediate_size
+
+
+def vocabulary_matrix(model: Qwen2Config) -> int:
+    """Numbers in the embedding; the output head has as many, or is the same when tied."""
+    return model.vocab_size * model.hidden_size
+
+
+def policy_parameters(work: Workload) -> int:
+    """Numbers of the model and its budget module (two [D, D] matrices and a gate per layer)."""
+    model = work.model
+    total = model.num_parameters
+    if work.conditioned:
+        d, copies = model.hidden_size, model.num_layers if work.per_layer_phi else 1
+        total += 2 * copies * d * d + model.num_layers * d
+    return total
+
+
+def head_parameters(work: Workload) -> int:
+    """Numbers of the value head: [h_q, phi, two codes of 32] to one hidden layer to one value."""
+    if not work.value_hidden:
+        return 0
+    features = work.model.hidden_size * (1 + work.conditioned) + 64
+    return work.value_hidden * (features + 2) + 1
+
+
+# Operations ---------------------------------------------------------------------------------------
+
+
+def forward_flops_per_token(model: Qwen2Config) -> int:
+    """Products with the matrices of all layers; neither attention nor output head."""
+    return 2 * model.num_layers * layer_matrices(model)
+
+
+def attention_flops(work: Workload) -> float:
+    """Scores and weighted values of one row's trunk and branches, all layers, forward.
+
+    A fused causal kernel skips the half above the diagonal; XLA's own attention computes and masks
+    it. Branches see the whole padded trunk in either case.
+    """
+    trunk = work.trunk**2 * (0.5 if work.fused_attention else 1.0)
+    branches = work.cuts * work.branch * (work.trunk + work.branch)
+    per_pair = 4 * work.model.num_heads * work.model.head_dim
+    return work.model.num_layers * per_pair * (trunk + branches)
+
+
+def output_flops_per_token(model: Qwen2Config) -> int:
+    """Scores of the vocabulary for one token."""
+    return 2 * vocabulary_matrix(model)
+
+
+def scored_tokens(work: Workload) -> int:
+    """Tokens of a row that go through the output head in the learner."""
+    return work.thinking + work.cuts * work.answer
+
+
+def forward_flops(work: Workload) -> float:
+    """The learner's forward pass over one row."""
+    layers = work.row_tokens * forward_flops_per_token(work.model) + attention_flops(work)
+    return layers + scored_tokens(work) * output_flops_per_token(work.model)
+
+
+def train_flops(work: Workload) -> float:
+    """Forward and backward over one row: a backward pass is two forward ones, remat a third.
+
+    The output head is recomputed in any case.
+    """
+    layers = work.row_tokens * forward_flops_per_token(work.model) + attention_flops(work)
+    head = scored_tokens(work) * output_flops_per_token(work.model)
+    return layers * (4 if work.remat else 3) + head * 4
+
+
+def decode_flops_per_token(work: Workload, cache: float) -> float:
+    """One token with `cache` earlier ones in the window."""
+    model = work.model
+    attention = 4 * model.num_layers * model.num_heads * model.head_dim * cache
+    return forward_flops_per_token(model) + output_flops_per_token(model) + attention
+
+
+def mean_window(work: Workload) -> float:
+    """Cache positions that a decoding step reads, averaged over a trace of mean length."""
+    return work.prompt + work.mean_thinking / 2
+
+
+def step_flops(work: Workload) -> dict[str, float]:
+    """Operations of one iteration on all devices, by phase, padding and recomputation included."""
+    answers = work.rows * work.cuts * work.branch
+    thinking = work.rows * work.mean_thinking
+    layers = forward_flops_per_token(work.model)
+    prefill_attention = (
+        4 * work.model.num_layers * work.model.num_heads * work.model.head_dim * work.prompt**2 / 2
+    )
+    return {
+        "update": work.rows * train_flops(work),
+        "score": work.rows * work.scored * forward_flops(work),
+        "prefill": work.rows * (work.prompt * layers + prefill_attention),
+        "decode": thinking * decode_flops_per_token(work, mean_window(work))
+        + answers * decode_flops_per_token(work, work.prompt + work.mean_thinking),
+    }
+
+
+# Bytes moved --------------------------------------------------------------------------------------
+
+
+def kv_bytes_per_token(work: Workload) -> int:
+    """Keys and values of one cached token, all layers."""
+    model = work.model
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * work.float_bytes
+
+
+def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
+    """The decode copy on one device, compute type; the budget module stays with the masters."""
+    return work.model.num_parameters * work.float_bytes / layout.decode_tensor
+
+
+def decode_step_bytes(work: Workload, layout: MeshShape, window: float) -> float:
+    """Bytes that one device reads to decode a token for each of its rows: weights and cache."""
+    embedding = vocabulary_matrix(work.model) * work.float_bytes / layout.decode_tensor
+    # Of an embedding that is not also the output head only a few rows are read.
+    weights = decode_copy_bytes(work, layout) - (0 if work.model.tie_embeddings else embedding)
+    rows = math.ceil(work.slots / slot_shards(layout))
+    return weights + rows * window * kv_bytes_per_token(work) / layout.decode_tensor
+
+
+def decode_steps(work: Workload) -> tuple[float, float]:
+    """Steps of an iteration for thinking and for answers, if slots are refilled when they end."""
+    waves = work.rows / work.slots
+    return max(waves * work.mean_thinking, work.longest_thinking), math.ceil(waves) * work.branch
+
+
+def decode_bytes(work: Workload, layout: MeshShape) -> float:
+    """Bytes that one device reads in an iteration's decoding."""
+    thinking, answers = decode_steps(work)
+    # M branches read the same trunk, and so M times its cache.
+    cached = work.cuts * (work.prompt + work.mean_thinking)
+    return thinking * decode_step_bytes(work, layout, mean_window(work)) + (
+        answers * decode_step_bytes(work, layout, cached)
+    )
+
+
+def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
+    """Reads and writes of one Adam step on one device: master, two moments, and the gradient."""
+    return 7 * FP32 * policy_parameters(work) / param_shards(layout)
+
+
+def gathered_bytes(work: Workload, layout: MeshShape) -> float:
+    """Bytes that one device receives in an update: FSDP's gathers and its share of the gradients.
+
+    Per micro-batch the layers are gathered in the compute type for the forward pass and once more
+    for the recomputed backward one; gradients travel in fp32. Data-parallel copies add one
+    all-reduce of the shard.
+    """
+    micro_batches = work.update_rows // work.micro_rows
+    mine = policy_parameters(work) / layout.tensor
+    others = (layout.fsdp - 1) / layout.fsdp
+    per_micro_batch = mine * others * ((2 if work.remat else 1) * work.float_bytes + FP32)
+    copies = 2 * FP32 * mine / layout.fsdp * (layout.data - 1) / layout.data
+    return micro_batches * per_micro_batch + copies
+
+
+# Seconds ------------------------------------------------------------------------------------------
+
+
+def step_seconds(
+    work: Workload,
+    layout: MeshShape,
+    device: Device,
+    *,
+    matmul_share: float = MATMUL_SHARE,
+    bandwidth_share: float = BANDWIDTH_SHARE,
+    link_share: float = LINK_SHARE,
+) -> dict[str, float]:
+    """Predicted seconds of one iteration by phase, from the device's ceilings; grading left out.
+
+    Products and collectives of the learner are added, not overlapped. Tensor parallelism inside a
+    layer is taken as free.
+
+    Args:
+      work: sizes.
+      layout: devices.
+      device: ceilings.
+      matmul_share: reached share of the matrix rate.
+      bandwidth_share: reached share of the memory bandwidth.
+      link_share: reached share of the links' bandwidth.
+    """
+    flops = step_flops(work)
+    rate = device.matmul_flops * matmul_share * (1.0 if work.float_bytes == 2 else 0.5)
+    bandwidth = device.memory_bandwidth * bandwidth_share
+    links = device.link_bandwidth * link_share
+    compute = {name: count / layout.devices / rate for name, count in flops.items()}
+    update = work.minibatches * (
+        gathered_bytes(work, layout) / links + optimizer_bytes(work, layout) / bandwidth
+    )
+    return {
+        "update": compute["update"] + update,
+        "score": compute["score"],
+        "prefill": compute["prefill"],
+        "decode": max(decode_bytes(work, layout) / bandwidth, compute["decode"]),
+    }

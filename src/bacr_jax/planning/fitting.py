@@ -1,0 +1,153 @@
+"""Which portions and layouts fit into a given memory."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bacr_jax.config import MeshConfig
+from bacr_jax.errors import UserError
+from bacr_jax.parallel import MeshShape, resolve
+from bacr_jax.planning import costs, memory
+from bacr_jax.planning.memory import Phase
+from bacr_jax.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How far the compiler's temporaries are from the arithmetic ones, as factors.
+
+    Attributes:
+      update: of the update.
+      rollout: of decoding.
+    """
+
+    update: float = 1.0
+    rollout: float = 1.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout and portions, and the memory they take.
+
+    Attributes:
+      layout: the mesh.
+      micro_rows: train.micro_batch_rows.
+      slots: rollout.slots.
+      peak: bytes on one device at the worst moment.
+    """
+
+    layout: MeshShape
+    micro_rows: int
+    slots: int
+    peak: float
+
+    def overrides(self) -> str:
+        """The choice as config keys."""
+        layout = self.layout
+        keys = {
+            "mesh.data": layout.data,
+            "mesh.fsdp": layout.fsdp,
+            "mesh.tensor": layout.tensor,
+            "mesh.decode_tensor": layout.decode_tensor,
+            "train.micro_batch_rows": self.micro_rows,
+            "rollout.slots": self.slots,
+        }
+        return " ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def _corrected(phase: Phase, factor: float) -> float:
+    return phase.resident + phase.own + factor * phase.temporaries
+
+
+def largest_micro_batch(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction
+) -> int:
+    """The most rows per gradient accumulation step that fit, a divisor of the update's rows.
+
+    Returns:
+      0 if not even one row per device fits.
+    """
+    best = 0
+    for rows in range(layout.row_shards, work.update_rows + 1, layout.row_shards):
+        if work.update_rows % rows:
+            continue
+        phase = memory.update_phase(dataclasses.replace(work, micro_rows=rows), layout)
+        if _corrected(phase, correction.update) <= limit:
+            best = rows
+    return best
+
+
+def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
+    """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
+    shards = costs.slot_shards(layout)
+    most = math.ceil(work.rows / shards) * shards
+    best = 0
+    for slots in range(shards, most + 1, shards):
+        phase = memory.rollout_phase(dataclasses.replace(work, slots=slots), layout)
+        if _corrected(phase, correction.rollout) > limit:
+            break
+        best = min(slots, work.rows)
+    return best
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def layouts(work: Workload, devices: int) -> Iterator[MeshShape]:
+    """Every legal layout, the ones with the least communication first."""
+    model, found = work.model, []
+    for tensor in _divisors(devices):
+        for fsdp in _divisors(devices // tensor):
+            for decode in _divisors(fsdp * tensor):
+                wanted = MeshConfig(devices // tensor // fsdp, fsdp, tensor, decode)
+                try:
+                    found.append(
+                        resolve(
+                            wanted,
+                            devices,
+                            hidden_size=model.hidden_size,
+                            intermediate_size=model.intermediate_size,
+                            num_kv_heads=model.num_kv_heads,
+                        )
+                    )
+                except UserError:
+                    continue
+    # Tensor parallelism talks twice per layer, in decoding at every token; FSDP once per layer.
+    yield from sorted(found, key=lambda one: (one.tensor, one.decode_tensor, one.fsdp))
+
+
+def suggest(
+    work: Workload, devices: int, limit: float, correction: Correction
+) -> Choice | None:
+    """The first layout that fits with portions worth having, or None.
+
+    Worth having: enough slots that decoding takes at most eight waves. If no layout has as many,
+    the one with the most slots is taken.
+
+    Args:
+      work: sizes.
+      devices: number of devices.
+      limit: bytes per device.
+      correction: of the temporaries.
+    """
+    best: Choice | None = None
+    for layout in layouts(work, devices):
+        micro = largest_micro_batch(work, layout, limit, correction)
+        slots = largest_slots(work, layout, limit, correction)
+        scoring = memory.score_phase(work, layout).peak
+        if not micro or not slots or scoring > limit:
+            continue
+        chosen = dataclasses.replace(work, micro_rows=micro, slots=slots)
+        peak = max(
+            _corrected(memory.update_phase(chosen, layout), correction.update),
+            _corrected(memory.rollout_phase(chosen, layout), correction.rollout),
+            scoring,
+        )
+        choice = Choice(layout, micro, slots, peak)
+        if slots * 8 >= work.rows:
+            return choice
+        if best is None or slots > best.slots:
+            best = choice
+    return best

@@ -1,0 +1,175 @@
+"""Bytes on one device in each phase of an iteration, by arithmetic.
+
+What is resident (masters, moments, decode copy, cache) follows from shapes alone. Temporaries are
+modelled by what must be alive at the worst moment of the update and of a decoding step; the
+factors in front of it were read off XLA's buffer assignments for A100 and are checked against
+whole compiles (`tests/planning/test_against_xla.py`).
+"""
+
+import math
+from dataclasses import dataclass
+
+from bacr_jax.parallel import MeshShape
+from bacr_jax.planning import costs
+from bacr_jax.planning.costs import FP32
+from bacr_jax.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes on one device during a phase.
+
+    Attributes:
+      resident: of the train state, which is there in every phase.
+      own: arguments of the phase's program that are not part of the train state.
+      temporaries: everything else.
+    """
+
+    resident: float
+    own: float
+    temporaries: float
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the worst moment."""
+        return self.resident + self.own + self.temporaries
+
+
+def parameter_bytes(work: Workload, layout: MeshShape) -> float:
+    """Masters of the policy, fp32."""
+    return FP32 * costs.policy_parameters(work) / costs.param_shards(layout)
+
+
+def head_bytes(work: Workload) -> float:
+    """Value head and its two moments, whole on every device."""
+    return 3.0 * FP32 * costs.head_parameters(work)
+
+
+def state_bytes(work: Workload, layout: MeshShape) -> float:
+    """The train state: masters, two moments, value head, and the reference policy if kept."""
+    copies = 4 if work.reference else 3
+    return copies * parameter_bytes(work, layout) + head_bytes(work)
+
+
+def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
+    """What the forward pass keeps for the backward one: with remat the input of every layer."""
+    model = work.model
+    tokens = rows * work.row_tokens
+    if work.remat:
+        width = float(model.hidden_size)
+    else:
+        # Norms, q, k, v, attention, its output; gate, up, their product, twice in fp32 inside silu.
+        heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        width = 6 * model.hidden_size + (heads + 6 * model.intermediate_size) / layout.tensor
+    return model.num_layers * tokens * width * work.float_bytes
+
+
+def branch_scores(work: Workload, layout: MeshShape, rows: int) -> float:
+    """One fp32 array of scores of all branches over their trunks, one layer."""
+    heads = work.model.num_heads / layout.tensor
+    return rows * heads * work.cuts * work.branch * work.trunk * FP32
+
+
+def trunk_scores(work: Workload, layout: MeshShape, rows: int) -> float:
+    """The same for the trunk; a fused kernel never makes it."""
+    heads = work.model.num_heads / layout.tensor
+    return 0.0 if work.fused_attention else rows * heads * work.trunk**2 * FP32
+
+
+def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
+    """The inside of one layer during its backward pass, and its weights.
+
+    Of the MLP: gate, up, silu, their product and a cotangent; of attention the scores, their
+    exponentials in both types and the mask; half a dozen arrays as wide as the residual stream.
+    This layer's weights and the next one's are gathered, and this layer's gradient, in fp32, is on
+    its way to its shards.
+    """
+    model = work.model
+    tokens = rows * work.row_tokens
+    mlp = 5 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
+    stream = 6 * tokens * model.hidden_size * work.float_bytes
+    scores = 3.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    weights = costs.layer_matrices(model) / layout.tensor * (2 * work.float_bytes + FP32)
+    return mlp + stream + scores + weights
+
+
+def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
+    """The output head, gathered, and one chunk of scores with what becomes of it."""
+    head = costs.vocabulary_matrix(work.model) / layout.tensor
+    chunk = work.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
+    if backward:
+        return head * (work.float_bytes + FP32) + 3 * chunk
+    return head * work.float_bytes + 2 * chunk
+
+
+def gradient_bytes(work: Workload, layout: MeshShape) -> float:
+    """Gradients, fp32: one micro-batch's, and the sum of those before it."""
+    accumulates = work.update_rows > work.micro_rows
+    return parameter_bytes(work, layout) * (2 if accumulates else 1)
+
+
+def update_phase(work: Workload, layout: MeshShape) -> Phase:
+    """One update: gradients over micro-batches, then Adam.
+
+    With several micro-batches XLA casts the masters once, outside their loop, and keeps that copy.
+    """
+    rows = math.ceil(work.micro_rows / layout.row_shards)
+    kept = gradient_bytes(work, layout)
+    if work.update_rows > work.micro_rows:
+        kept += parameter_bytes(work, layout) * work.float_bytes / FP32
+    alive = max(
+        layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
+    )
+    return Phase(
+        resident=state_bytes(work, layout),
+        own=0.0,
+        temporaries=kept + saved_activations(work, layout, rows) + alive,
+    )
+
+
+def score_phase(work: Workload, layout: MeshShape) -> Phase:
+    """One forward pass over the rows that are scored together; nothing without scoring."""
+    if not work.scored:
+        return Phase(state_bytes(work, layout), 0.0, 0.0)
+    model = work.model
+    rows = math.ceil(work.score_rows / layout.row_shards)
+    tokens = rows * work.row_tokens
+    mlp = 2 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
+    stream = 4 * tokens * model.hidden_size * work.float_bytes
+    scores = branch_scores(work, layout, rows) + trunk_scores(work, layout, rows)
+    weights = 2 * costs.layer_matrices(model) / layout.tensor * work.float_bytes
+    alive = max(mlp + scores + weights, output_working_set(work, layout, backward=False))
+    return Phase(state_bytes(work, layout), 0.0, stream + alive)
+
+
+def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
+    rows = math.ceil(work.slots / costs.slot_shards(layout))
+    return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
+
+
+def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """Keys and values of the trunks one device decodes, of training or evaluation."""
+    return _cache_bytes(work, layout, work.prompt + max(work.thinking, work.eval_thinking))
+
+
+def branch_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """Keys and values of their branches."""
+    return _cache_bytes(work, layout, work.cuts * work.branch)
+
+
+def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """Keys and values of the rows one device decodes: trunks, and their branches beside them."""
+    return trunk_cache_bytes(work, layout) + branch_cache_bytes(work, layout)
+
+
+def decode_temporaries(work: Workload, layout: MeshShape) -> float:
+    """A decoding step: scores of the vocabulary, and what attention makes of the cache."""
+    rows = math.ceil(work.slots / costs.slot_shards(layout))
+    vocabulary = 5 * rows * work.model.vocab_size * FP32
+    return vocabulary + 0.5 * trunk_cache_bytes(work, layout)
+
+
+def rollout_phase(work: Workload, layout: MeshShape) -> Phase:
+    """Decoding with every slot in use, the train state waiting beside it."""
+    own = costs.decode_copy_bytes(work, layout) + kv_cache_bytes(work, layout)
+    return Phase(state_bytes(work, layout), own, decode_temporaries(work, layout))

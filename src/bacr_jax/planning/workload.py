@@ -1,0 +1,205 @@
+"""What a run asks of the devices, read from its config: shapes, rows, widths; no weights, no data.
+
+Where the real sizes depend on data (prompt lengths, how long a trace thinks), the largest one that
+the config allows is taken, so that a plan errs on the safe side.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import PRESETS, Qwen2Config, preset
+
+# Tokens of the longer bridge, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
+BRIDGE_TOKENS = 8
+
+# Ids of the procedural task's tokenizer; its models are too small for the number to matter.
+LEDGER_VOCABULARY = 64
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of one iteration.
+
+    Attributes:
+      model: shape of the policy.
+      shape_source: where the shape was found, in words.
+      conditioned: the policy has a budget module.
+      per_layer_phi: it has one budget embedding per layer.
+      value_hidden: width of the value head; 0 without one.
+      reference: a frozen copy of the policy is kept for a KL term.
+      rows: traces per iteration, Q G.
+      minibatches: updates per iteration.
+      micro_rows: traces per gradient accumulation step, of all devices.
+      scored: passes over all rows that only score them (old and reference log-probabilities).
+      score_rows: rows that such a pass takes at once, on all devices.
+      prompt: prompt tokens, padded.
+      thinking: thinking tokens, padded: the largest budget.
+      mean_thinking: expected thinking tokens of a trace.
+      longest_thinking: expected thinking tokens of an iteration's longest trace.
+      cuts: branches per trace M.
+      answer: sampled answer tokens of a branch, padded.
+      slots: rows decoded together, on all devices.
+      eval_thinking: largest budget of an evaluation.
+      float_bytes: bytes of the compute type.
+      logprob_chunk: tokens per chunk of the output head.
+      scan: the learner loops over layers.
+      remat: layers are recomputed in the backward pass.
+      fused_attention: the trunk's attention never stores its scores (cuDNN).
+    """
+
+    model: Qwen2Config
+    shape_source: str
+    conditioned: bool
+    per_layer_phi: bool
+    value_hidden: int
+    reference: bool
+    rows: int
+    minibatches: int
+    micro_rows: int
+    scored: int
+    score_rows: int
+    prompt: int
+    thinking: int
+    mean_thinking: float
+    longest_thinking: float
+    cuts: int
+    answer: int
+    slots: int
+    eval_thinking: int
+    float_bytes: int
+    logprob_chunk: int
+    scan: bool
+    remat: bool
+    fused_attention: bool
+
+    @property
+    def branch(self) -> int:
+        """Tokens of a branch: bridge and answer."""
+        return BRIDGE_TOKENS + self.answer
+
+    @property
+    def trunk(self) -> int:
+        """Tokens of a trunk: prompt and thinking."""
+        return self.prompt + self.thinking
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row in the learner: a trunk and all its branches."""
+        return self.trunk + self.cuts * self.branch
+
+    @property
+    def update_rows(self) -> int:
+        """Rows of one update."""
+        return self.rows // self.minibatches
+
+
+def _named_preset(path: str) -> str | None:
+    """The released model that a folder's name begins with: Qwen2.5-7B-Instruct is qwen2.5-7b."""
+    name = Path(path).name.lower()
+    found = [known for known in PRESETS if name == known or name.startswith(f"{known}-")]
+    return found[0] if found else None
+
+
+def model_shape(config: Config) -> tuple[Qwen2Config, str]:
+    """The shape of the policy and where it was found; weights are never needed.
+
+    A folder that is here gives its own shape. Else `model.preset` does, and last the name of the
+    folder, if it is that of a released model.
+
+    Raises:
+      UserError: no way to know the shape.
+    """
+    model = config.model
+    if model.path is not None and (Path(model.path) / "config.json").is_file():
+        from bacr_jax.interop.hf_config import read_config
+
+        return read_config(model.path), f"{model.path}/config.json"
+    if model.preset != "custom":
+        return preset(model.preset), f"model.preset={model.preset}"
+    if model.path is not None:
+        named = _named_preset(model.path)
+        if named is None:
+            raise UserError(
+                f"model.path: no {model.path}/config.json here, and the name is not that of a "
+                f"Qwen2.5 model; write its shape as model.preset (one of {', '.join(PRESETS)})"
+            )
+        return preset(named), f"{named}, after the name of {model.path}, which is not here"
+    shape = Qwen2Config(
+        vocab_size=LEDGER_VOCABULARY,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim or model.hidden_size // model.num_heads,
+        rope_theta=model.rope_theta,
+        tie_embeddings=model.tie_embeddings,
+    )
+    return shape, "model.* of the config"
+
+
+def _thinking(config: Config) -> tuple[float, float]:
+    """Mean and longest thinking of an iteration, if every trace uses its budget up."""
+    budget, curriculum = config.budget, config.curriculum
+    if budget.prior == "fixed" or config.method != "bacr":
+        return float(budget.max), float(budget.max)
+    if budget.prior == "uniform":
+        return (budget.min + budget.max) / 2, float(budget.max)
+    mu0 = curriculum.mu0
+    means = list(mu0) if isinstance(mu0, tuple) else [mu0]
+    inside = [min(max(mu, budget.min), budget.max) for mu in means]
+    # The largest of a few hundred normal draws stands about three deviations out.
+    longest = min(max(inside) + 3 * curriculum.sigma, budget.max)
+    return sum(inside) / len(inside), float(longest)
+
+
+def workload_of(
+    config: Config, *, conditioned: bool, uses_value: bool, cuts: int, fused_attention: bool
+) -> Workload:
+    """The sizes of one iteration of a config.
+
+    Args:
+      config: checked settings.
+      conditioned: the method tells the policy its budget.
+      uses_value: the method has a value head.
+      cuts: truncation points per trace of the method.
+      fused_attention: the trunk's attention is cuDNN's.
+
+    Raises:
+      UserError: the shape of the model can't be known.
+    """
+    shape, source = model_shape(config)
+    rollout, train = config.rollout, config.train
+    rows = rollout.questions * rollout.group_size
+    update = rows // train.minibatches
+    mean, longest = _thinking(config)
+    reference = config.loss.kl_coef > 0
+    return Workload(
+        model=shape,
+        shape_source=source,
+        conditioned=conditioned,
+        per_layer_phi=conditioned and config.conditioning.sharing == "per_layer",
+        value_hidden=config.value.hidden_size if uses_value else 0,
+        reference=reference,
+        rows=rows,
+        minibatches=train.minibatches,
+        micro_rows=min(train.micro_batch_rows or update, update),
+        scored=(train.minibatches > 1) + reference,
+        score_rows=rows,
+        prompt=config.data.max_prompt_tokens,
+        thinking=config.budget.max,
+        mean_thinking=mean,
+        longest_thinking=longest,
+        cuts=cuts,
+        answer=rollout.answer_tokens,
+        slots=min(rollout.slots or rows, rows),
+        eval_thinking=max(config.budget.max, *config.eval.budgets),
+        float_bytes=2 if config.model.compute_dtype == "bfloat16" else 4,
+        logprob_chunk=config.model.logprob_chunk,
+        scan=config.model.scan_layers,
+        remat=config.model.remat,
+        fused_attention=fused_attention,
+    )
+
