@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -137,10 +138,16 @@ def measure(
             check=False,
         )
     if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"--compile {backend}: the compiler stopped ({reason[:300]})")
+        raise UserError(f"--compile {backend}: the compiler stopped ({_reason(done.stderr)})")
     answer = json.loads(done.stdout.splitlines()[-1])
     return {name: Measured(**found) for name, found in answer.items()}
+
+
+def _reason(stderr: str) -> str:
+    """The exception of a traceback, on one short line."""
+    lines = [line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    found = (lines or stderr.split("\n") or ["no message"])[-1]
+    return found.strip()[:300]
 
 
 # In the process of its own -----------------------------------------------------------------------
@@ -210,7 +217,7 @@ class Programs:
             lambda k: policies.with_budget_module(k, self.policy, qwen2.init(k, shape)), key
         )
         self.head = jax.eval_shape(lambda k: policies.random_head(k, self.policy), key)
-        self.key = self._whole(key)
+        self.key = key
 
     def _rows(self, count: int, *shape: int, dtype: Any = "int32") -> Any:
         import jax
@@ -219,10 +226,10 @@ class Programs:
 
         return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=parallel.rows(self.mesh))
 
-    def _whole(self, tree: Any) -> Any:
+    def _whole(self, tree: Any, mesh: Any = None) -> Any:
         from bacr_jax import parallel
 
-        return self._laid_out(tree, parallel.replicated(self.mesh))
+        return self._laid_out(tree, parallel.replicated(mesh or self.mesh))
 
     def _laid_out(self, tree: Any, shardings: Any) -> Any:
         import jax
@@ -366,9 +373,9 @@ class Programs:
         return decoding.decode_chunk.lower(
             self._laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
             laid_out,
-            self.key,
-            self._whole(self._rules()),
-            self._whole(self._sampler()),
+            self._whole(self.key, mesh),
+            self._whole(self._rules(), mesh),
+            self._whole(self._sampler(), mesh),
             config=spec.config,
             window=length,
             num_steps=spec.chunk,

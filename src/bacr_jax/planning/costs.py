@@ -167,7 +167,8 @@ def decode_step_bytes(work: Workload, layout: MeshShape, window: float) -> float
 def decode_steps(work: Workload) -> tuple[float, float]:
     """Steps of an iteration for thinking and for answers, if slots are refilled when they end."""
     waves = work.rows / work.slots
-    return max(waves * work.mean_thinking, work.longest_thinking), math.ceil(waves) * work.branch
+    answers = float(math.ceil(waves) * work.branch)
+    return max(waves * work.mean_thinking, work.longest_thinking), answers
 
 
 def decode_bytes(work: Workload, layout: MeshShape) -> float:

@@ -51,19 +51,6 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
     return copies * parameter_bytes(work, layout) + head_bytes(work)
 
 
-def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
-    """What the forward pass keeps for the backward one: with remat the input of every layer."""
-    model = work.model
-    tokens = rows * work.row_tokens
-    if work.remat:
-        width = float(model.hidden_size)
-    else:
-        # Norms, q, k, v, attention, its output; gate, up, their product, twice in fp32 inside silu.
-        heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        width = 6 * model.hidden_size + (heads + 6 * model.intermediate_size) / layout.tensor
-    return model.num_layers * tokens * width * work.float_bytes
-
-
 def branch_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     """One fp32 array of scores of all branches over their trunks, one layer."""
     heads = work.model.num_heads / layout.tensor
@@ -74,6 +61,22 @@ def trunk_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     """The same for the trunk; a fused kernel never makes it."""
     heads = work.model.num_heads / layout.tensor
     return 0.0 if work.fused_attention else rows * heads * work.trunk**2 * FP32
+
+
+def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
+    """What the forward pass keeps for the backward one: with remat the input of every layer.
+
+    Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
+    product, and silu's insides in fp32; scores of attention in both types and their mask.
+    """
+    model = work.model
+    tokens = rows * work.row_tokens
+    if work.remat:
+        return float(model.num_layers * tokens * model.hidden_size * work.float_bytes)
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 6 * model.hidden_size + (heads + 6 * model.intermediate_size) / layout.tensor
+    scores = 2.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    return model.num_layers * (tokens * width * work.float_bytes + scores)
 
 
 def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
@@ -134,11 +137,11 @@ def score_phase(work: Workload, layout: MeshShape) -> Phase:
     model = work.model
     rows = math.ceil(work.score_rows / layout.row_shards)
     tokens = rows * work.row_tokens
-    mlp = 2 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
-    stream = 4 * tokens * model.hidden_size * work.float_bytes
-    scores = branch_scores(work, layout, rows) + trunk_scores(work, layout, rows)
-    weights = 2 * costs.layer_matrices(model) / layout.tensor * work.float_bytes
-    alive = max(mlp + scores + weights, output_working_set(work, layout, backward=False))
+    mlp = 3 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
+    stream = tokens * model.hidden_size * work.float_bytes
+    scores = 2 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    weights = costs.layer_matrices(model) / layout.tensor * work.float_bytes
+    alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
     return Phase(state_bytes(work, layout), 0.0, stream + alive)
 
 

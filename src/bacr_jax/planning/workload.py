@@ -14,9 +14,6 @@ from bacr_jax.model.sizes import PRESETS, Qwen2Config, preset
 # Tokens of the longer bridge, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
 BRIDGE_TOKENS = 8
 
-# Ids of the procedural task's tokenizer; its models are too small for the number to matter.
-LEDGER_VOCABULARY = 64
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -102,6 +99,23 @@ def _named_preset(path: str) -> str | None:
     return found[0] if found else None
 
 
+def _vocabulary(config: Config) -> int:
+    """Ids of the tokenizer that a model without published shape gets its vocabulary from."""
+    if config.data.train == "ledger":
+        from bacr_jax.data import ledger
+
+        return len(ledger.ledger_tokenizer())
+    folder = config.model.tokenizer
+    if folder is None or not Path(folder).is_dir():
+        raise UserError(
+            f"model.tokenizer: no folder {folder!r} here, and with model.preset=custom it decides "
+            "the size of the vocabulary; write a Hugging Face folder, or a preset"
+        )
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(folder))
+
+
 def model_shape(config: Config) -> tuple[Qwen2Config, str]:
     """The shape of the policy and where it was found; weights are never needed.
 
@@ -127,7 +141,7 @@ def model_shape(config: Config) -> tuple[Qwen2Config, str]:
             )
         return preset(named), f"{named}, after the name of {model.path}, which is not here"
     shape = Qwen2Config(
-        vocab_size=LEDGER_VOCABULARY,
+        vocab_size=_vocabulary(config),
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_layers=model.num_layers,

@@ -1,0 +1,93 @@
+"""Memory of a run: what is resident by hand, and how it moves with devices and portions."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_world import mesh, workload
+
+from bacr_jax.planning import costs, memory
+
+SEVEN_B = 7_615_616_512
+POLICY = SEVEN_B + 2 * 3584**2 + 28 * 3584
+
+
+def test_masters_and_moments_are_twelve_bytes_a_parameter_over_the_shards():
+    plain = workload(uses_value=False)
+    assert memory.state_bytes(plain, mesh(fsdp=8)) == 12 * POLICY / 8
+    assert memory.state_bytes(plain, mesh(fsdp=4, tensor=2)) == 12 * POLICY / 8
+    assert memory.state_bytes(plain, mesh(data=2, fsdp=4)) == 12 * POLICY / 4
+
+
+def test_a_reference_policy_is_four_bytes_more():
+    plain = workload("loss.kl_coef=0.1", uses_value=False)
+    assert memory.state_bytes(plain, mesh()) == 16 * POLICY / 8
+
+
+def test_accumulation_keeps_a_second_gradient():
+    one = workload("rollout.questions=4", "train.micro_batch_rows=16")
+    many = workload("train.micro_batch_rows=16")
+    assert memory.gradient_bytes(one, mesh()) == 4 * POLICY / 8
+    assert memory.gradient_bytes(many, mesh()) == 8 * POLICY / 8
+
+
+def test_remat_keeps_the_input_of_every_layer():
+    # 2 rows of 5120 + 4 x (8 + 128) tokens, 28 layers of 3584 numbers of 2 bytes.
+    saved = memory.saved_activations(workload(), mesh(), 2)
+    assert saved == 2 * 5664 * 28 * 3584 * 2
+
+
+def test_the_cache_holds_trunks_and_branches_of_the_rows_of_a_device():
+    assert memory.trunk_cache_bytes(workload(), mesh()) == 64 * 5120 * 57_344
+    assert memory.branch_cache_bytes(workload(), mesh()) == 64 * 544 * 57_344
+    # Two devices share the heads of twice the rows.
+    assert memory.kv_cache_bytes(workload(), mesh(decode_tensor=2)) == 64 * 5664 * 57_344
+
+
+def test_the_cache_has_room_for_the_longest_evaluation():
+    longer = workload("eval.budgets=[8192]")
+    assert memory.trunk_cache_bytes(longer, mesh()) == 64 * (1024 + 8192) * 57_344
+
+
+def test_a_decode_copy_is_two_bytes_a_parameter():
+    assert costs.decode_copy_bytes(workload(), mesh()) == 2 * SEVEN_B
+    assert costs.decode_copy_bytes(workload(), mesh(decode_tensor=4)) == SEVEN_B / 2
+
+
+def test_naive_attention_stores_the_scores_of_the_trunk():
+    assert memory.trunk_scores(workload(), mesh(), 1) == 0
+    plain = workload(fused_attention=False)
+    assert memory.trunk_scores(plain, mesh(), 1) == 28 * 5120**2 * 4
+
+
+PHASES = (memory.update_phase, memory.score_phase, memory.rollout_phase)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@given(shards=st.sampled_from([1, 2, 4, 8, 16]), tensor=st.sampled_from([1, 2, 4]))
+def test_more_devices_need_less_each(phase, shards, tensor):
+    work = workload()
+    fewer, more = mesh(fsdp=shards, tensor=tensor), mesh(fsdp=2 * shards, tensor=tensor)
+    assert phase(work, more).peak < phase(work, fewer).peak
+
+
+@given(rows=st.sampled_from([8, 16, 32, 64]))
+def test_larger_micro_batches_need_more(rows):
+    work = workload()
+    peak = lambda rows: memory.update_phase(
+        dataclasses.replace(work, micro_rows=rows), mesh()
+    ).peak
+    assert peak(rows) < peak(2 * rows)
+
+
+@given(slots=st.integers(1, 63))
+def test_more_slots_need_more(slots):
+    work = workload()
+    peak = lambda slots: memory.rollout_phase(dataclasses.replace(work, slots=slots), mesh()).peak
+    assert peak(8 * slots) < peak(8 * slots + 8)
+
+
+def test_keeping_all_activations_needs_more_than_recomputing_them():
+    needs = lambda *keys: memory.update_phase(workload(*keys), mesh()).peak
+    assert needs("model.remat=false") > 2 * needs("model.remat=true")

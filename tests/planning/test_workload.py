@@ -1,0 +1,110 @@
+"""What is read from a config without weights."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from plan_world import QUICKSTART, ROOT, SEVEN, workload
+
+from bacr_jax import config_io
+from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import PRESETS
+from bacr_jax.planning import workload as reading
+
+
+def shape_of(*overrides, config=SEVEN):
+    return reading.model_shape(config_io.load([config], overrides))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("models/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("somewhere/qwen2.5-14b", "qwen2.5-14b"),
+        ("Qwen2.5-1.5B", "qwen2.5-1.5b"),
+    ],
+)
+def test_a_released_model_is_known_by_the_name_of_its_folder(path, name):
+    shape, source = shape_of(f"model.path={path}")
+    assert shape == PRESETS[name]
+    assert "which is not here" in source
+
+
+def test_a_folder_that_is_here_gives_its_own_shape(tmp_path):
+    raw = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    shape, source = shape_of(f"model.path={tmp_path}", "model.preset=qwen2.5-7b")
+    assert (shape.hidden_size, shape.vocab_size) == (32, 100)
+    assert source.endswith("config.json")
+
+
+def test_a_preset_wins_over_the_name_of_a_folder_that_is_not_here():
+    assert shape_of("model.preset=qwen2.5-14b")[0] == PRESETS["qwen2.5-14b"]
+
+
+def test_a_name_that_says_nothing_is_refused():
+    with pytest.raises(UserError, match=r"model.path: no models/mine/config.json here"):
+        shape_of("model.path=models/mine")
+
+
+def test_a_vocabulary_nobody_knows_is_refused():
+    with pytest.raises(UserError, match=r"model.tokenizer: no folder 'x' here"):
+        shape_of("model.path=null", "model.tokenizer=x")
+
+
+def test_the_procedural_task_brings_its_own_vocabulary():
+    from bacr_jax.data import ledger
+
+    assert shape_of(config=QUICKSTART)[0].vocab_size == len(ledger.ledger_tokenizer())
+
+
+def test_portions_of_the_papers_run():
+    work = workload()
+    assert (work.rows, work.update_rows, work.micro_rows, work.slots) == (512, 256, 16, 512)
+    # 1024 of prompt, 4096 of thinking, four times 128 of answer behind a bridge.
+    assert work.row_tokens == 5120 + 4 * (128 + reading.BRIDGE_TOKENS)
+
+
+def test_portions_are_never_larger_than_the_whole():
+    work = workload("rollout.questions=2", "rollout.slots=1000", "train.micro_batch_rows=100")
+    assert (work.rows, work.slots, work.micro_rows) == (16, 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mean", "longest"),
+    [
+        ((), 1500, 1500 + 3 * 512),
+        (("budget.prior=fixed",), 4096, 4096),
+        (("budget.prior=uniform",), (256 + 4096) / 2, 4096),
+        (("method=grpo",), 4096, 4096),
+        (("curriculum.mu0=[500,1000,2000,4000]",), 1875, 4096),
+    ],
+)
+def test_thinking_is_expected_to_use_the_budget_up(overrides, mean, longest):
+    work = workload(*overrides)
+    assert (work.mean_thinking, work.longest_thinking) == (mean, longest)
+
+
+def test_the_bridge_has_room_for_the_real_one():
+    from transformers import AutoTokenizer
+
+    from bacr_jax.text.prompts import FORMATS, encode_text
+
+    root = Path(os.environ.get("BACR_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    folder = root / "qwen_tokenizer"
+    if not folder.is_dir():
+        pytest.skip(f"needs a Qwen2.5 tokenizer: {folder} is not there (set BACR_SHARED_DATA)")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    style = FORMATS["think_answer"]
+    bridges = [encode_text(tokenizer, text) for text in (style.bridge_forced, style.bridge_natural)]
+    assert max(map(len, bridges)) <= reading.BRIDGE_TOKENS
