@@ -4,12 +4,13 @@ Needs no weights, no data and no GPU.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,20 @@ def _memory(text: str | None) -> float | None:
     return found
 
 
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Nothing that is not Python writes to stderr: plugins for GPUs report that they find none."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
     """Sizes and mesh of the run.
 
@@ -128,45 +143,41 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
       UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
     """
     import jax
+    import jax.numpy as jnp
 
     # The plan is made on the host, also where there are GPUs and somebody is using them.
     jax.config.update("jax_platforms", "cpu")
-    import jax.numpy as jnp
+    with _muted():
+        jax.devices()
 
     from bacr_jax.methods import load_method
-    from bacr_jax.parallel import resolve
     from bacr_jax.planning import costs
-    from bacr_jax.planning.workload import workload_of
+    from bacr_jax.planning.workload import model_shape, workload_of
+    from bacr_jax.policy import mesh_shape
 
     config = question.config
     method = load_method(config)
     wanted = config.model.attention
     fused = wanted == "cudnn" or (wanted == "auto" and config.model.compute_dtype == "bfloat16")
+    shape, source = model_shape(config)
+    layout = mesh_shape(config, shape, question.devices)
+    shards = costs.slot_shards(layout)
+    slots = config.rollout.slots
+    if slots is not None and slots % shards:
+        raise UserError(
+            f"rollout.slots={slots}: can't be split evenly over the {shards} devices that decode "
+            f"rows of their own; write rollout.slots={max(slots // shards, 1) * shards}"
+        )
     work = workload_of(
         config,
+        shape,
+        source,
+        row_shards=layout.row_shards,
         conditioned=method.conditioned,
         uses_value=method.uses_value,
         cuts=int(jax.eval_shape(method.cuts, jnp.zeros((1, 1), jnp.int32)).shape[-1]),
         fused_attention=fused,
     )
-    model = work.model
-    layout = resolve(
-        config.mesh,
-        question.devices,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_kv_heads=model.num_kv_heads,
-    )
-    portions = {
-        "train.micro_batch_rows": (work.micro_rows, layout.row_shards),
-        "rollout.slots": (work.slots, costs.slot_shards(layout)),
-    }
-    for key, (rows, shards) in portions.items():
-        if rows % shards:
-            raise UserError(
-                f"{key}={rows}: is split over {shards} devices of this mesh; write a multiple of "
-                f"{shards}, such as {max(rows // shards, 1) * shards}"
-            )
     return work, layout
 
 
@@ -179,12 +190,12 @@ def _compiled(
     backend = question.compiler
     if backend == "none":
         return {}, "arithmetic only (--compile none)", False
-    source = "compiled by XLA for this GPU, without one"
+    source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
     if backend == "gpu" and not compiling.can_compile_for_gpus():
         backend = "cpu"
         source = (
-            "arguments compiled by XLA for CPUs, temporaries by arithmetic: the GPU compiler is not "
-            'installed (pip install "bacr_jax[plan]")'
+            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is not "
+            'here (pip install "bacr_jax[plan]")'
         )
     elif backend == "cpu":
         source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
@@ -235,8 +246,6 @@ def answer(question: Question) -> "Plan":
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
-    # The plugin of the extra would say that it finds no driver.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         question = parse(argv)
         plan = answer(question)

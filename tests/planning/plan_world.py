@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bacr_jax import config_io
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning.workload import workload_of
+from bacr_jax.planning.workload import model_shape, workload_of
 
 ROOT = Path(__file__).parents[2]
 SEVEN = ROOT / "configs" / "qwen2.5-7b-math.yaml"
@@ -13,8 +13,11 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 def workload(*overrides, conditioned=True, uses_value=True, cuts=4, fused_attention=True):
     """The paper's 7B run with overrides."""
+    config = config_io.load([SEVEN], overrides)
     return workload_of(
-        config_io.load([SEVEN], overrides),
+        config,
+        *model_shape(config),
+        row_shards=8,
         conditioned=conditioned,
         uses_value=uses_value,
         cuts=cuts,

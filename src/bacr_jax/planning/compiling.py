@@ -31,7 +31,7 @@ GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # Devices of one box, NVIDIA's HGX and DGX boards.
 PER_HOST = 8
 
-PROGRAMS = ("train", "score", "decode")
+PROGRAMS = ("train", "decode")
 
 # Kernels are not timed, there being no GPU, and library products are taken; both change which
 # kernel is used for a product, hardly its memory.
@@ -203,13 +203,7 @@ class Programs:
         self.method = load_method(config)
         self.policy = policies.make_policy(config, self.method, vocabulary)
         shape = self.policy.learner.model
-        self.layout = parallel.resolve(
-            config.mesh,
-            len(devices),
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_kv_heads=shape.num_kv_heads,
-        )
+        self.layout = policies.mesh_shape(config, shape, len(devices))
         self.mesh = parallel.make_mesh(self.layout, devices)
         self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -302,33 +296,46 @@ class Programs:
         head_tx = value_optimizer(config.value)
         fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
         state = jax.eval_shape(fresh, self.params, self.head)
+        state = self._laid_out(state, parallel.shardings(state, self.mesh))
+        if config.train.micro_batch_tokens is not None:
+            return self._accumulation(state)
         rows = config.rollout.questions * config.rollout.group_size // config.train.minibatches
-        micro = max(rows // (config.train.micro_batch_rows or rows), 1)
         batch = self._batch(rows)
         return learning.train_step.lower(
-            self._laid_out(state, parallel.shardings(state, self.mesh)),
+            state,
             batch,
             self._legal(),
-            self._scores(batch) if config.train.minibatches > 1 else None,
-            self._scores(batch) if config.loss.kl_coef > 0 else None,
+            *self._old_and_reference(batch),
             spec=self.learner,
             policy_tx=policy_tx,
             head_tx=head_tx,
-            micro_batches=micro,
+            micro_batches=max(rows // (config.train.micro_batch_rows or rows), 1),
         )
 
-    def score(self) -> Any:
-        """Log-probabilities of all rows of an iteration."""
+    def _old_and_reference(self, batch: Any) -> tuple[Any, Any]:
+        several, kl = self.config.train.minibatches > 1, self.config.loss.kl_coef > 0
+        return self._scores(batch) if several else None, self._scores(batch) if kl else None
+
+    def _accumulation(self, state: Any) -> Any:
+        """The gradient of one micro-batch of the widest bucket, added to those before it."""
+        import jax
+
         from bacr_jax import parallel
         from bacr_jax.learner import train_step as learning
+        from bacr_jax.learner.micro_batches import Shapes
+        from bacr_jax.learner.objective import denominators
 
-        rows = self.config.rollout.questions * self.config.rollout.group_size
-        return learning.score_batch.lower(
-            self._laid_out(self.params, parallel.shardings(self.params, self.mesh)),
-            self._batch(rows),
-            self._legal(),
-            spec=self.learner,
+        one = self._batch(1)
+        positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
+        shapes = Shapes(self.config.train.micro_batch_tokens, multiple=self.layout.row_shards)
+        batch = self._batch(shapes.rows(positions, 0))
+        totals = self._whole(
+            jax.eval_shape(functools.partial(denominators, spec=self.learner), batch)
         )
+        given = (state, batch, self._legal(), *self._old_and_reference(batch), totals)
+        found = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
+        found = self._laid_out(found, parallel.shardings(found, self.mesh))
+        return learning.accumulate.lower(found, *given, spec=self.learner)
 
     def decode(self) -> Any:
         """One chunk of decoding with every slot in use and the whole cache in the window."""

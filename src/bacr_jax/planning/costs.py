@@ -80,8 +80,8 @@ def attention_flops(work: Workload) -> float:
     A fused causal kernel skips the half above the diagonal; XLA's own attention computes and masks
     it. Branches see the whole padded trunk in either case.
     """
-    trunk = work.trunk**2 * (0.5 if work.fused_attention else 1.0)
-    branches = work.cuts * work.branch * (work.trunk + work.branch)
+    trunk = work.padded_trunk**2 * (0.5 if work.fused_attention else 1.0)
+    branches = work.cuts * work.branch * (work.padded_trunk + work.branch)
     per_pair = 4 * work.model.num_heads * work.model.head_dim
     return work.model.num_layers * per_pair * (trunk + branches)
 
@@ -91,14 +91,14 @@ def output_flops_per_token(model: Qwen2Config) -> int:
     return 2 * vocabulary_matrix(model)
 
 
-def scored_tokens(work: Workload) -> int:
+def scored_tokens(work: Workload) -> float:
     """Tokens of a row that go through the output head in the learner."""
-    return work.thinking + work.cuts * work.answer
+    return min(work.thinking, work.padded_trunk) + work.cuts * work.answer
 
 
 def forward_flops(work: Workload) -> float:
     """The learner's forward pass over one row."""
-    layers = work.row_tokens * forward_flops_per_token(work.model) + attention_flops(work)
+    layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
     return layers + scored_tokens(work) * output_flops_per_token(work.model)
 
 
@@ -107,7 +107,7 @@ def train_flops(work: Workload) -> float:
 
     The output head is recomputed in any case.
     """
-    layers = work.row_tokens * forward_flops_per_token(work.model) + attention_flops(work)
+    layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
     head = scored_tokens(work) * output_flops_per_token(work.model)
     return layers * (4 if work.remat else 3) + head * 4
 
@@ -193,7 +193,8 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
     for the recomputed backward one; gradients travel in fp32. Data-parallel copies add one
     all-reduce of the shard.
     """
-    micro_batches = work.update_rows // work.micro_rows
+    tokens = work.update_rows * work.padded_tokens
+    micro_batches = math.ceil(tokens / (work.micro_rows * work.row_tokens))
     mine = policy_parameters(work) / layout.tensor
     others = (layout.fsdp - 1) / layout.fsdp
     per_micro_batch = mine * others * ((2 if work.remat else 1) * work.float_bytes + FP32)

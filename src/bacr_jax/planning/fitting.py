@@ -42,15 +42,18 @@ class Choice:
     slots: int
     peak: float
 
-    def overrides(self) -> str:
-        """The choice as config keys."""
+    def overrides(self, work: Workload) -> str:
+        """The choice as config keys of a run that splits its updates as `work` does."""
         layout = self.layout
+        micro = {"train.micro_batch_rows": self.micro_rows}
+        if work.by_tokens:
+            micro = {"train.micro_batch_tokens": self.micro_rows * work.row_tokens}
         keys = {
             "mesh.data": layout.data,
             "mesh.fsdp": layout.fsdp,
             "mesh.tensor": layout.tensor,
             "mesh.decode_tensor": layout.decode_tensor,
-            "train.micro_batch_rows": self.micro_rows,
+            **micro,
             "rollout.slots": self.slots,
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())

@@ -107,18 +107,19 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
 
 def gradient_bytes(work: Workload, layout: MeshShape) -> float:
     """Gradients, fp32: one micro-batch's, and the sum of those before it."""
-    accumulates = work.update_rows > work.micro_rows
+    accumulates = work.by_tokens or work.update_rows > work.micro_rows
     return parameter_bytes(work, layout) * (2 if accumulates else 1)
 
 
 def update_phase(work: Workload, layout: MeshShape) -> Phase:
     """One update: gradients over micro-batches, then Adam.
 
-    With several micro-batches XLA casts the masters once, outside their loop, and keeps that copy.
+    With several micro-batches in one program XLA casts the masters once, outside their loop, and
+    keeps that copy.
     """
     rows = math.ceil(work.micro_rows / layout.row_shards)
     kept = gradient_bytes(work, layout)
-    if work.update_rows > work.micro_rows:
+    if work.update_rows > work.micro_rows and not work.by_tokens:
         kept += parameter_bytes(work, layout) * work.float_bytes / FP32
     alive = max(
         layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
@@ -131,11 +132,11 @@ def update_phase(work: Workload, layout: MeshShape) -> Phase:
 
 
 def score_phase(work: Workload, layout: MeshShape) -> Phase:
-    """One forward pass over the rows that are scored together; nothing without scoring."""
+    """The forward pass over a micro-batch; nothing without scoring."""
     if not work.scored:
         return Phase(state_bytes(work, layout), 0.0, 0.0)
     model = work.model
-    rows = math.ceil(work.score_rows / layout.row_shards)
+    rows = math.ceil(work.micro_rows / layout.row_shards)
     tokens = rows * work.row_tokens
     mlp = 3 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = tokens * model.hidden_size * work.float_bytes

@@ -80,18 +80,23 @@ def _measured_phases(
     }
     factors = {}
     state = phases["update"].resident
-    if "train" in compiled:
+    if "train" in compiled and not work.by_tokens:
         # The arguments of an update are the train state and a batch; a reference is kept beside.
         extra = memory.parameter_bytes(work, layout) if work.reference else 0.0
         state = compiled["train"].arguments + compiled["train"].outputs + extra
+    elsewhere = {
+        # Gradients alone don't read the moments, so that only arithmetic knows the state.
+        "update": memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0,
+        "rollout": memory.branch_cache_bytes(work, layout),
+    }
     for name, program in (("update", "train"), ("rollout", "decode")):
         found, phase = compiled.get(program), phases[name]
         own, temporaries = phase.own, phase.temporaries
         if found is not None and program == "decode":
-            own = found.arguments + found.outputs + memory.branch_cache_bytes(work, layout)
+            own = found.arguments + found.outputs + elsewhere[name]
         if found is not None and exact:
-            factors[name] = found.temporaries / temporaries
-            temporaries = found.temporaries
+            temporaries = found.temporaries + (elsewhere[name] if program == "train" else 0.0)
+            factors[name] = temporaries / phase.temporaries
         phases[name] = Phase(state, own, temporaries)
     phases["score"] = dataclasses.replace(phases["score"], resident=state)
     return phases, Correction(**factors)
@@ -195,7 +200,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
     suggestion = None
     if plan.suggestion is not None:
         suggestion = {
-            "overrides": plan.suggestion.overrides(),
+            "overrides": plan.suggestion.overrides(plan.work),
             "peak_gib": round(plan.suggestion.peak / GIB, 3),
         }
     return {
@@ -255,7 +260,7 @@ def _verdict(plan: Plan) -> list[str]:
     if plan.suggestion is not None:
         lines += [
             f"What would fit here ({plan.suggestion.peak / GIB:.1f} GiB):",
-            f"  {plan.suggestion.overrides()}",
+            f"  {plan.suggestion.overrides(plan.work)}",
         ]
     elif plan.larger is not None:
         lines.append(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.model.sizes import PRESETS, Qwen2Config, preset
 
 # Tokens of the longer bridge, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
@@ -30,7 +31,8 @@ class Workload:
       minibatches: updates per iteration.
       micro_rows: traces per gradient accumulation step, of all devices.
       scored: passes over all rows that only score them (old and reference log-probabilities).
-      score_rows: rows that such a pass takes at once, on all devices.
+      by_tokens: micro-batches hold equal numbers of tokens (train.micro_batch_tokens).
+      buckets: padded lengths that rows are sorted into for that; 1: none.
       prompt: prompt tokens, padded.
       thinking: thinking tokens, padded: the largest budget.
       mean_thinking: expected thinking tokens of a trace.
@@ -56,7 +58,8 @@ class Workload:
     minibatches: int
     micro_rows: int
     scored: int
-    score_rows: int
+    by_tokens: bool
+    buckets: int
     prompt: int
     thinking: int
     mean_thinking: float
@@ -85,6 +88,21 @@ class Workload:
     def row_tokens(self) -> int:
         """Tokens of a row in the learner: a trunk and all its branches."""
         return self.trunk + self.cuts * self.branch
+
+    @property
+    def padded_trunk(self) -> float:
+        """Tokens of a trunk as the learner computes them, padding included, on average.
+
+        Sorted rows are padded to the end of their bucket, half a bucket too much on average.
+        """
+        if self.buckets == 1:
+            return float(self.trunk)
+        return min(self.prompt + self.mean_thinking + self.trunk / self.buckets / 2, self.trunk)
+
+    @property
+    def padded_tokens(self) -> float:
+        """The same for a row, its branches included."""
+        return self.padded_trunk + self.cuts * self.branch
 
     @property
     def update_rows(self) -> int:
@@ -170,38 +188,53 @@ def _thinking(config: Config) -> tuple[float, float]:
 
 
 def workload_of(
-    config: Config, *, conditioned: bool, uses_value: bool, cuts: int, fused_attention: bool
+    config: Config,
+    shape: Qwen2Config,
+    shape_source: str,
+    *,
+    row_shards: int,
+    conditioned: bool,
+    uses_value: bool,
+    cuts: int,
+    fused_attention: bool,
 ) -> Workload:
     """The sizes of one iteration of a config.
 
     Args:
       config: checked settings.
+      shape: of the model (`model_shape`).
+      shape_source: where it was found.
+      row_shards: parts that the learner's rows are split into.
       conditioned: the method tells the policy its budget.
       uses_value: the method has a value head.
       cuts: truncation points per trace of the method.
       fused_attention: the trunk's attention is cuDNN's.
-
-    Raises:
-      UserError: the shape of the model can't be known.
     """
-    shape, source = model_shape(config)
     rollout, train = config.rollout, config.train
     rows = rollout.questions * rollout.group_size
     update = rows // train.minibatches
     mean, longest = _thinking(config)
     reference = config.loss.kl_coef > 0
+    branch = BRIDGE_TOKENS + rollout.answer_tokens
+    row = config.data.max_prompt_tokens + config.budget.max + cuts * branch
+    micro = min(train.micro_batch_rows or update, update)
+    buckets = 1
+    if train.micro_batch_tokens is not None:
+        micro = Shapes(train.micro_batch_tokens, multiple=row_shards).rows(row, 0)
+        buckets = train.length_buckets
     return Workload(
         model=shape,
-        shape_source=source,
+        shape_source=shape_source,
         conditioned=conditioned,
         per_layer_phi=conditioned and config.conditioning.sharing == "per_layer",
         value_hidden=config.value.hidden_size if uses_value else 0,
         reference=reference,
         rows=rows,
         minibatches=train.minibatches,
-        micro_rows=min(train.micro_batch_rows or update, update),
+        micro_rows=micro,
         scored=(train.minibatches > 1) + reference,
-        score_rows=rows,
+        by_tokens=train.micro_batch_tokens is not None,
+        buckets=buckets,
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max,
         mean_thinking=mean,
