@@ -14,7 +14,7 @@ FLOORS = {
     3: "rollout interop",
     4: "learner methods",
     5: "run_folder metrics progress checkpoint environment policy asked more_answers "
-    "iteration_metrics iteration warmup cold_start evaluation report saved_policy trainer",
+    "iteration_metrics iteration warmup cold_start evaluation report saved_policy trainer planning",
     6: "train export evaluate generate plan study __main__",
 }
 MATHS = "curriculum rewards advantages value_baselines losses baselines difficulty"
@@ -69,7 +69,7 @@ def test_the_maths_knows_no_model():
 
 
 def test_config_is_read_before_jax_is_imported():
-    for room in ("config", "config_io", "config_checks", "config_methods", "train", "run_folder"):
+    for room in ("config", "config_io", "config_checks", "config_methods", "train", "plan", "run_folder"):
         tree = ast.parse((ROOT / f"{room}.py").read_text())
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {getattr(node, "module", None) or node.names[0].name for node in top}

@@ -93,13 +93,13 @@ def output_flops_per_token(model: Qwen2Config) -> int:
 
 def scored_tokens(work: Workload) -> float:
     """Tokens of a row that go through the output head in the learner."""
-    return min(work.thinking, work.padded_trunk) + work.cuts * work.answer
+    return float(min(work.thinking, work.padded_trunk) + work.cuts * work.answer)
 
 
 def forward_flops(work: Workload) -> float:
     """The learner's forward pass over one row."""
     layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
-    return layers + scored_tokens(work) * output_flops_per_token(work.model)
+    return layers + float(scored_tokens(work) * output_flops_per_token(work.model))
 
 
 def train_flops(work: Workload) -> float:

@@ -1,12 +1,12 @@
 """Which portions and layouts fit into a given memory."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bacr_jax.config import MeshConfig
 from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape, resolve
 from bacr_jax.planning import costs, memory
 from bacr_jax.planning.memory import Phase
@@ -63,6 +63,12 @@ def _corrected(phase: Phase, factor: float) -> float:
     return phase.resident + phase.own + factor * phase.temporaries
 
 
+def _legal(work: Workload, layout: MeshShape, most: int) -> list[int]:
+    """Rows of a micro-batch that split evenly, over devices and into an update."""
+    multiples = range(layout.row_shards, most + 1, layout.row_shards)
+    return [rows for rows in multiples if work.by_tokens or work.update_rows % rows == 0]
+
+
 def largest_micro_batch(
     work: Workload, layout: MeshShape, limit: float, correction: Correction
 ) -> int:
@@ -72,9 +78,7 @@ def largest_micro_batch(
       0 if not even one row per device fits.
     """
     best = 0
-    for rows in range(layout.row_shards, work.update_rows + 1, layout.row_shards):
-        if work.update_rows % rows:
-            continue
+    for rows in _legal(work, layout, work.update_rows):
         phase = memory.update_phase(dataclasses.replace(work, micro_rows=rows), layout)
         if _corrected(phase, correction.update) <= limit:
             best = rows
@@ -84,13 +88,12 @@ def largest_micro_batch(
 def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
     """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
     shards = costs.slot_shards(layout)
-    most = math.ceil(work.rows / shards) * shards
     best = 0
-    for slots in range(shards, most + 1, shards):
+    for slots in range(shards, work.rows + 1, shards):
         phase = memory.rollout_phase(dataclasses.replace(work, slots=slots), layout)
         if _corrected(phase, correction.rollout) > limit:
             break
-        best = min(slots, work.rows)
+        best = slots
     return best
 
 
@@ -126,8 +129,9 @@ def suggest(
 ) -> Choice | None:
     """The first layout that fits with portions worth having, or None.
 
-    Worth having: enough slots that decoding takes at most eight waves. If no layout has as many,
-    the one with the most slots is taken.
+    Portions are the config's own where they fit, else the largest that do. Worth having: enough
+    slots that decoding takes at most eight waves. If no layout has as many, the one with the most
+    slots is taken.
 
     Args:
       work: sizes.
@@ -137,10 +141,14 @@ def suggest(
     """
     best: Choice | None = None
     for layout in layouts(work, devices):
-        micro = largest_micro_batch(work, layout, limit, correction)
-        slots = largest_slots(work, layout, limit, correction)
-        scoring = memory.score_phase(work, layout).peak
-        if not micro or not slots or scoring > limit:
+        most = largest_micro_batch(work, layout, limit, correction)
+        if work.rows % layout.row_shards or not most:
+            continue
+        micro = work.micro_rows if work.micro_rows in _legal(work, layout, most) else most
+        shards = costs.slot_shards(layout)
+        slots = min(largest_slots(work, layout, limit, correction), work.slots) // shards * shards
+        scoring = memory.score_phase(dataclasses.replace(work, micro_rows=micro), layout).peak
+        if not slots or scoring > limit:
             continue
         chosen = dataclasses.replace(work, micro_rows=micro, slots=slots)
         peak = max(
@@ -154,3 +162,15 @@ def suggest(
         if best is None or slots > best.slots:
             best = choice
     return best
+
+
+def smaller_model(
+    work: Workload, devices: int, limit: float, correction: Correction
+) -> tuple[str, Choice] | None:
+    """The largest released shape below this one that fits, and how; None if none does."""
+    for name, shape in sorted(PRESETS.items(), key=lambda item: -item[1].num_parameters):
+        if shape.num_parameters < work.model.num_parameters:
+            choice = suggest(dataclasses.replace(work, model=shape), devices, limit, correction)
+            if choice is not None:
+                return name, choice
+    return None

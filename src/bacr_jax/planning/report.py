@@ -33,7 +33,8 @@ class Plan:
       max_micro_batch: the most rows per gradient accumulation step that fit.
       max_slots: the most rows decoded together that fit.
       suggestion: what would fit on these devices, if the config does not; else None.
-      larger: number of devices on which something fits, if nothing does here.
+      larger: what would fit on more such devices, if nothing fits on these.
+      smaller: a smaller model that fits on these devices, and how, if this one does not.
       compiled: what the compiler said, by program.
     """
 
@@ -47,7 +48,8 @@ class Plan:
     max_micro_batch: int
     max_slots: int
     suggestion: Choice | None
-    larger: int | None
+    larger: Choice | None
+    smaller: tuple[str, Choice] | None
     compiled: dict[str, Measured]
 
     @property
@@ -137,20 +139,22 @@ def make_plan(
         max_slots=fitting.largest_slots(work, layout, limit, correction),
         suggestion=None,
         larger=None,
+        smaller=None,
         compiled=compiled,
     )
     if plan.fits:
         return plan
     suggestion = fitting.suggest(work, layout.devices, limit, correction)
-    larger = None
-    if suggestion is None:
-        enough = (
-            layout.devices * factor
-            for factor in LARGER
-            if fitting.suggest(work, layout.devices * factor, limit, correction)
-        )
-        larger = next(enough, None)
-    return dataclasses.replace(plan, suggestion=suggestion, larger=larger)
+    if suggestion is not None:
+        return dataclasses.replace(plan, suggestion=suggestion)
+    larger = (
+        fitting.suggest(work, layout.devices * factor, limit, correction) for factor in LARGER
+    )
+    return dataclasses.replace(
+        plan,
+        larger=next((choice for choice in larger if choice is not None), None),
+        smaller=fitting.smaller_model(work, layout.devices, limit, correction),
+    )
 
 
 def parts(plan: Plan) -> dict[str, float]:
@@ -192,17 +196,23 @@ def predictions(plan: Plan) -> dict[str, dict[str, float]]:
     return {name: costs.step_seconds(plan.work, plan.layout, DEVICES[name]) for name in names}
 
 
+def _choice(choice: Choice, work: Workload) -> dict[str, Any]:
+    return {
+        "devices": choice.layout.devices,
+        "overrides": choice.overrides(work),
+        "peak_gib": round(choice.peak / GIB, 3),
+    }
+
+
 def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
     flops = costs.step_flops(plan.work)
     seconds = predictions(plan)
-    suggestion = None
-    if plan.suggestion is not None:
-        suggestion = {
-            "overrides": plan.suggestion.overrides(plan.work),
-            "peak_gib": round(plan.suggestion.peak / GIB, 3),
-        }
+    work = plan.work
+    smaller = None
+    if plan.smaller is not None:
+        smaller = {"model.preset": plan.smaller[0], **_choice(plan.smaller[1], work)}
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -233,8 +243,9 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "mesh": plan.layout._asdict(),
         "memory_from": plan.source,
         "compile_s": {name: round(one.seconds, 1) for name, one in plan.compiled.items()},
-        "suggestion": suggestion,
-        "devices_needed": plan.larger,
+        "suggestion": plan.suggestion and _choice(plan.suggestion, work),
+        "more_devices": plan.larger and _choice(plan.larger, work),
+        "smaller_model": smaller,
     }
 
 
@@ -258,18 +269,20 @@ def _verdict(plan: Plan) -> list[str]:
     over = (plan.peak - plan.limit) / GIB
     lines = [f"DOES NOT FIT: peak {plan.peak / GIB:.1f} of {limit}, {over:.1f} GiB too much"]
     if plan.suggestion is not None:
-        lines += [
-            f"What would fit here ({plan.suggestion.peak / GIB:.1f} GiB):",
-            f"  {plan.suggestion.overrides(plan.work)}",
-        ]
-    elif plan.larger is not None:
-        lines.append(
-            f"No mesh, micro-batch and number of slots fits {plan.layout.devices} of these; "
-            f"{plan.larger} of them would do."
-        )
-    else:
-        lines.append("Nothing fits, on sixteen times as many devices either; see docs/scaling.md.")
+        lines += _shown("What would fit here", plan.suggestion, plan.work)
+        return lines
+    lines.append(f"No mesh, micro-batch and number of slots fits {plan.layout.devices} of these.")
+    if plan.larger is not None:
+        devices = plan.larger.layout.devices
+        lines += _shown(f"What would fit on {devices} of them", plan.larger, plan.work)
+    if plan.smaller is not None:
+        name, choice = plan.smaller
+        lines += _shown(f"What would fit here: model.preset={name}", choice, plan.work)
     return lines
+
+
+def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
+    return [f"{title} ({choice.peak / GIB:.1f} GiB):", f"  {choice.overrides(work)}"]
 
 
 def as_text(plan: Plan) -> str:
