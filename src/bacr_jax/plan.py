@@ -11,8 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bacr_jax import config_io
 from bacr_jax.config import Config
@@ -91,7 +90,9 @@ def parse(argv: Sequence[str] | None) -> Question:
     if not arguments.config:
         raise UserError("command line: no config; write --config configs/qwen2.5-7b-math.yaml")
     if not arguments.devices.isdecimal() or int(arguments.devices) < 1:
-        raise UserError(f"--devices: found {arguments.devices!r}; write a number of GPUs, 1 or more")
+        raise UserError(
+            f"--devices: found {arguments.devices!r}; write a number of GPUs, 1 or more"
+        )
     name = arguments.device
     if name is not None:
         find(name)
@@ -124,7 +125,7 @@ def _memory(text: str | None) -> float | None:
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """Nothing that is not Python writes to stderr: plugins for GPUs report that they find none."""
+    """Nothing is written to stderr meanwhile: JAX's GPU plugins report there that they find none."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -142,12 +143,12 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
     Raises:
       UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
     """
-    import jax
-    import jax.numpy as jnp
-
-    # The plan is made on the host, also where there are GPUs and somebody is using them.
-    jax.config.update("jax_platforms", "cpu")
     with _muted():
+        import jax
+        import jax.numpy as jnp
+
+        # The plan is made on the host, also where there are GPUs and somebody is using them.
+        jax.config.update("jax_platforms", "cpu")
         jax.devices()
 
     from bacr_jax.methods import load_method
@@ -206,32 +207,23 @@ def _compiled(
                 f"boxes of {compiling.PER_HOST}"
             )
 
-    def one(program: str) -> "dict[str, Measured]":
-        return compiling.measure(
-            question.config,
-            work.model,
-            devices=question.devices,
-            device=question.device,
-            backend=backend,
-            fused_attention=work.fused_attention and backend == "gpu",
-            programs=(program,),
-        )
-
-    # A compile is mostly one thread, and a plan waits for the longest of them.
-    with ThreadPoolExecutor() as pool:
-        parts = list(pool.map(one, ("train", "decode")))
-    found: dict[str, Any] = {}
-    for part in parts:
-        found |= part
+    found = compiling.measure(
+        question.config,
+        work.model,
+        devices=question.devices,
+        device=question.device,
+        backend=backend,
+        fused_attention=work.fused_attention and backend == "gpu",
+    )
     return found, source, backend == "gpu"
 
 
 def answer(question: Question) -> "Plan":
     """The plan of a run."""
+    work, layout = _sizes(question)
     from bacr_jax.planning.devices import find
     from bacr_jax.planning.report import make_plan
 
-    work, layout = _sizes(question)
     compiled, source, exact = _compiled(question, work, layout)
     return make_plan(
         work,

@@ -77,9 +77,7 @@ def test_more_devices_need_less_each(phase, shards, tensor):
 @given(rows=st.sampled_from([8, 16, 32, 64]))
 def test_larger_micro_batches_need_more(rows):
     work = workload()
-    peak = lambda rows: memory.update_phase(
-        dataclasses.replace(work, micro_rows=rows), mesh()
-    ).peak
+    peak = lambda rows: memory.update_phase(dataclasses.replace(work, micro_rows=rows), mesh()).peak
     assert peak(rows) < peak(2 * rows)
 
 

@@ -94,7 +94,7 @@ def measure(
     fused_attention: bool,
     programs: tuple[str, ...] = PROGRAMS,
 ) -> dict[str, Measured]:
-    """Compiles programs of a run in another process.
+    """Compiles programs of a run in another process, one after the other to spare memory.
 
     Args:
       config: checked settings.
@@ -347,7 +347,10 @@ class Programs:
         from bacr_jax.rollout import decode as decoding
         from bacr_jax.types import Prompts
 
-        spec, mesh = self.policy.evaluation, parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
+        spec, mesh = (
+            self.policy.evaluation,
+            parallel.decode_mesh(self.mesh, self.layout.decode_tensor),
+        )
         decode_row = parallel.rows(mesh)
         conditioned = spec.conditioning is not None
         copy = jax.eval_shape(

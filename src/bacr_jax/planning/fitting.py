@@ -124,9 +124,7 @@ def layouts(work: Workload, devices: int) -> Iterator[MeshShape]:
     yield from sorted(found, key=lambda one: (one.tensor, one.decode_tensor, one.fsdp))
 
 
-def suggest(
-    work: Workload, devices: int, limit: float, correction: Correction
-) -> Choice | None:
+def suggest(work: Workload, devices: int, limit: float, correction: Correction) -> Choice | None:
     """The first layout that fits with portions worth having, or None.
 
     Portions are the config's own where they fit, else the largest that do. Worth having: enough

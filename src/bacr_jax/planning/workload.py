@@ -249,4 +249,3 @@ def workload_of(
         remat=config.model.remat,
         fused_attention=fused_attention,
     )
-
