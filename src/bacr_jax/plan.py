@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.plan --config F --devices 8 --device-memory 80`: does it fit, what will it cost.
+"""`python -m bacr_jax.plan --config F --devices 8`: does a run fit, and what will a step cost.
 
 Needs no weights, no data and no GPU.
 """
@@ -125,7 +125,7 @@ def _memory(text: str | None) -> float | None:
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """Nothing is written to stderr meanwhile: JAX's GPU plugins report there that they find none."""
+    """Nothing is written to stderr meanwhile: JAX's GPU plugins report that they find no GPU."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -195,18 +195,16 @@ def _compiled(
     if backend == "gpu" and not compiling.can_compile_for_gpus():
         backend = "cpu"
         source = (
-            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is not "
-            'here (pip install "bacr_jax[plan]")'
+            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is "
+            'not here (pip install "bacr_jax[plan]")'
         )
     elif backend == "cpu":
         source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
-    if backend == "gpu" and question.devices > compiling.PER_HOST:
-        if question.devices % compiling.PER_HOST:
-            raise UserError(
-                f"--devices: found {question.devices}; write up to {compiling.PER_HOST}, or whole "
-                f"boxes of {compiling.PER_HOST}"
-            )
-
+    box = compiling.PER_HOST
+    if backend == "gpu" and question.devices > box and question.devices % box:
+        raise UserError(
+            f"--devices: found {question.devices}; write up to {box}, or whole boxes of {box}"
+        )
     found = compiling.measure(
         question.config,
         work.model,

@@ -26,7 +26,9 @@ CASES = {
     "7B, tensor 2, decode tensor 2": "--devices 8 mesh.tensor=2 mesh.decode_tensor=2",
     "7B by tokens": "--devices 8 train.micro_batch_rows=null train.micro_batch_tokens=90624",
     "7B, GRPO, short": "--devices 8 method=grpo budget.max=2048 eval.budgets=[2048]",
-    "14B, one box": "--devices 8 model.preset=qwen2.5-14b train.micro_batch_rows=8 rollout.slots=128",
+    "14B, one box": (
+        "--devices 8 model.preset=qwen2.5-14b train.micro_batch_rows=8 rollout.slots=128"
+    ),
     "1.5B, one box": "--devices 8 model.preset=qwen2.5-1.5b",
     "7B, four of 40 GB": "--devices 4 --device-memory 40",
 }

@@ -294,8 +294,8 @@ def as_text(plan: Plan) -> str:
         f"Model    {costs.policy_parameters(work) / 1e9:.2f}e9 parameters ({work.shape_source})",
         f"Devices  {layout.devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, decode "
         f"tensor {layout.decode_tensor}",
-        f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} slots; "
-        f"up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} of branches",
+        f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
+        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} of branches",
         f"Memory   {plan.source}",
         "",
         "Per device, GiB",
