@@ -40,9 +40,14 @@ def test_remat_keeps_the_input_of_every_layer():
 
 def test_the_cache_holds_trunks_and_branches_of_the_rows_of_a_device():
     assert memory.trunk_cache_bytes(workload(), mesh()) == 64 * 5120 * 57_344
-    assert memory.branch_cache_bytes(workload(), mesh()) == 64 * 544 * 57_344
+    assert memory.answer_cache_bytes(workload(), mesh()) == 64 * 544 * 57_344
     # Two devices share the heads of twice the rows.
     assert memory.kv_cache_bytes(workload(), mesh(decode_tensor=2)) == 64 * 5664 * 57_344
+
+
+def test_refilled_slots_are_answered_on_copies_of_half_of_the_trunks():
+    half = workload("rollout.slots=256")
+    assert memory.answer_cache_bytes(half, mesh()) == 32 * (5120 + 544) / 2 * 57_344
 
 
 def test_the_cache_has_room_for_the_longest_evaluation():

@@ -327,7 +327,9 @@ class Programs:
 
         one = self._batch(1)
         positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
-        shapes = Shapes(self.config.train.micro_batch_tokens, multiple=self.layout.row_shards)
+        tokens = self.config.train.micro_batch_tokens
+        assert tokens is not None
+        shapes = Shapes(tokens, multiple=self.layout.row_shards)
         batch = self._batch(shapes.rows(positions, 0))
         totals = self._whole(
             jax.eval_shape(functools.partial(denominators, spec=self.learner), batch)
@@ -345,41 +347,39 @@ class Programs:
         from bacr_jax import parallel
         from bacr_jax.model.kv_cache import decode_params
         from bacr_jax.rollout import decode as decoding
-        from bacr_jax.types import Prompts
 
         spec, mesh = (
             self.policy.evaluation,
             parallel.decode_mesh(self.mesh, self.layout.decode_tensor),
         )
-        decode_row = parallel.rows(mesh)
         conditioned = spec.conditioning is not None
         copy = jax.eval_shape(
             functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned),
             self.params,
         )
-        ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+        phi, phi_of = None, self.policy.phi_of(self.params)
+        if phi_of is not None:
+            phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
         width = self.config.data.max_prompt_tokens
-        length = width + spec.max_thinking
-        row_ids = ids(spec.slots)
-        prompts = Prompts(ids(spec.slots, width), row_ids, row_ids, row_ids)
-        phi = None
-        if conditioned:
-            phi = jax.eval_shape(self.policy.phi_of(self.params), row_ids)
-        admit = functools.partial(
-            decoding.admit,
+        slots = functools.partial(
+            decoding.empty,
             config=spec.config,
-            length=length,
+            slots=spec.slots,
+            prompt_width=width,
             max_new=spec.max_thinking,
-            conditioning=spec.conditioning,
+            length=width + spec.max_thinking,
+            dtype=spec.dtype,
         )
-        state = jax.eval_shape(
-            lambda c, p, b, r, phi: admit(c, p, b, r, phi=phi), copy, prompts, row_ids, row_ids, phi
+        state = jax.eval_shape(lambda phi: slots(phi=phi), phi)
+        over = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
+        laid_out = self._laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row))
+        per_layer = phi is not None and phi.ndim == 3
+        laid_out = dataclasses.replace(
+            laid_out,
+            cache=self._laid_out(state.cache, over(by_row, tensor)),
+            phi=self._laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
         )
-        heads = jax.sharding.NamedSharding(
-            mesh, jax.sharding.PartitionSpec(parallel.AXES[:2], None, parallel.AXES[2])
-        )
-        laid_out = self._laid_out(state, decode_row)
-        laid_out = dataclasses.replace(laid_out, cache=self._laid_out(state.cache, heads))
         return decoding.decode_chunk.lower(
             self._laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
             laid_out,
@@ -387,9 +387,9 @@ class Programs:
             self._whole(self._rules(), mesh),
             self._whole(self._sampler(), mesh),
             config=spec.config,
-            window=length,
             num_steps=spec.chunk,
             conditioning=spec.conditioning,
+            mesh=mesh,
         )
 
     def _rules(self) -> Any:
@@ -400,14 +400,15 @@ class Programs:
         from bacr_jax.rollout.rules import Automaton, DecodeRules
 
         vocabulary = self.learner.model.vocab_size
-        flags = jax.ShapeDtypeStruct((vocabulary,), bool)
+        array: Any = jax.ShapeDtypeStruct
+        flags = array((vocabulary,), bool)
         # One state per byte of "</answer>", and the accepting one.
         states = len("</answer>") + 1
         table = Automaton(
-            jax.ShapeDtypeStruct((states, vocabulary), jnp.int32),
-            jax.ShapeDtypeStruct((states, vocabulary), bool),
+            array((states, vocabulary), jnp.int32),
+            array((states, vocabulary), bool),
         )
-        bridge = jax.ShapeDtypeStruct((BRIDGE_TOKENS,), jnp.int32)
+        bridge = array((BRIDGE_TOKENS,), jnp.int32)
         return DecodeRules(flags, flags, table, table, bridge, bridge)
 
     def _sampler(self) -> Any:

@@ -156,24 +156,46 @@ def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
     return _cache_bytes(work, layout, work.prompt + max(work.thinking, work.eval_thinking))
 
 
-def branch_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Keys and values of their branches."""
-    return _cache_bytes(work, layout, work.cuts * work.branch)
+def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """Keys and values beside those of the trunks while answers are decoded.
+
+    With a slot for every row all branches are decoded at once and read the trunks where they are.
+    Where slots are refilled, up to half of them are answered at a time, on copies of their trunks.
+    """
+    branches = _cache_bytes(work, layout, work.cuts * work.branch)
+    if work.slots >= work.rows:
+        return branches
+    return max(branches, (trunk_cache_bytes(work, layout) + branches) / 2)
 
 
 def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Keys and values of the rows one device decodes: trunks, and their branches beside them."""
-    return trunk_cache_bytes(work, layout) + branch_cache_bytes(work, layout)
+    """All keys and values of one device at the worst moment."""
+    return trunk_cache_bytes(work, layout) + answer_cache_bytes(work, layout)
 
 
 def decode_temporaries(work: Workload, layout: MeshShape) -> float:
-    """A decoding step: scores of the vocabulary, and what attention makes of the cache."""
+    """A decoding step: a few arrays of scores of the vocabulary, and of attention's scores."""
     rows = math.ceil(work.slots / costs.slot_shards(layout))
-    vocabulary = 5 * rows * work.model.vocab_size * FP32
-    return vocabulary + 0.5 * trunk_cache_bytes(work, layout)
+    heads = work.model.num_heads / layout.decode_tensor
+    length = work.prompt + max(work.thinking, work.eval_thinking)
+    return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * length)
+
+
+def prefill_bytes(work: Workload, layout: MeshShape) -> float:
+    """Caches and temporaries while the first prompts enter, all slots at once.
+
+    The caches have a quarter of their length by then; the prompts' own are copied into them.
+    """
+    rows = math.ceil(work.slots / costs.slot_shards(layout))
+    length = work.prompt + max(work.thinking, work.eval_thinking)
+    entering = _cache_bytes(work, layout, max(length // 4, work.prompt) + work.prompt)
+    mlp = 3 * work.model.intermediate_size / layout.decode_tensor
+    return entering + rows * work.prompt * work.float_bytes * (mlp + 4 * work.model.hidden_size)
 
 
 def rollout_phase(work: Workload, layout: MeshShape) -> Phase:
     """Decoding with every slot in use, the train state waiting beside it."""
-    own = costs.decode_copy_bytes(work, layout) + kv_cache_bytes(work, layout)
-    return Phase(state_bytes(work, layout), own, decode_temporaries(work, layout))
+    cache = kv_cache_bytes(work, layout)
+    beside = max(decode_temporaries(work, layout), prefill_bytes(work, layout) - cache)
+    own = costs.decode_copy_bytes(work, layout) + cache
+    return Phase(state_bytes(work, layout), own, beside)

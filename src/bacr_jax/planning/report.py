@@ -89,7 +89,7 @@ def _measured_phases(
     elsewhere = {
         # Gradients alone don't read the moments, so that only arithmetic knows the state.
         "update": memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0,
-        "rollout": memory.branch_cache_bytes(work, layout),
+        "rollout": memory.answer_cache_bytes(work, layout),
     }
     for name, program in (("update", "train"), ("rollout", "decode")):
         found, phase = compiled.get(program), phases[name]
@@ -97,7 +97,11 @@ def _measured_phases(
         if found is not None and program == "decode":
             own = found.arguments + found.outputs + elsewhere[name]
         if found is not None and exact:
-            temporaries = found.temporaries + (elsewhere[name] if program == "train" else 0.0)
+            temporaries = found.temporaries + elsewhere["update"]
+            if program == "decode":
+                cache = memory.kv_cache_bytes(work, layout)
+                prefill = memory.prefill_bytes(work, layout) - cache
+                temporaries = max(found.temporaries, prefill)
             factors[name] = temporaries / phase.temporaries
         phases[name] = Phase(state, own, temporaries)
     phases["score"] = dataclasses.replace(phases["score"], resident=state)
@@ -295,7 +299,8 @@ def as_text(plan: Plan) -> str:
         f"Devices  {layout.devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, decode "
         f"tensor {layout.decode_tensor}",
         f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
-        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} of branches",
+        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} in "
+        "branches",
         f"Memory   {plan.source}",
         "",
         "Per device, GiB",
