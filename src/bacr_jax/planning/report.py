@@ -97,11 +97,11 @@ def _measured_phases(
         if found is not None and program == "decode":
             own = found.arguments + found.outputs + elsewhere[name]
         if found is not None and exact:
-            temporaries = found.temporaries + elsewhere["update"]
+            temporaries = float(found.temporaries + elsewhere["update"])
             if program == "decode":
                 cache = memory.kv_cache_bytes(work, layout)
                 prefill = memory.prefill_bytes(work, layout) - cache
-                temporaries = max(found.temporaries, prefill)
+                temporaries = max(float(found.temporaries), prefill)
             factors[name] = temporaries / phase.temporaries
         phases[name] = Phase(state, own, temporaries)
     phases["score"] = dataclasses.replace(phases["score"], resident=state)
