@@ -91,9 +91,9 @@ def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: C
     best = 0
     for slots in range(shards, work.rows + 1, shards):
         phase = memory.rollout_phase(dataclasses.replace(work, slots=slots), layout)
-        if _corrected(phase, correction.rollout) > limit:
-            break
-        best = slots
+        # Not the first that fails: a slot for every row needs no copies for answers.
+        if _corrected(phase, correction.rollout) <= limit:
+            best = slots
     return best
 
 
