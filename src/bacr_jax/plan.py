@@ -169,6 +169,7 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
             f"rollout.slots={slots}: can't be split evenly over the {shards} devices that decode "
             f"rows of their own; write rollout.slots={max(slots // shards, 1) * shards}"
         )
+    one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     work = workload_of(
         config,
         shape,
@@ -176,7 +177,7 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
         row_shards=layout.row_shards,
         conditioned=method.conditioned,
         uses_value=method.uses_value,
-        cuts=int(jax.eval_shape(method.cuts, jnp.zeros((1, 1), jnp.int32)).shape[-1]),
+        branches=method.answers * int(jax.eval_shape(method.cuts, one_budget).shape[-1]),
         fused_attention=fused,
     )
     return work, layout

@@ -20,7 +20,7 @@ def workload(*overrides, conditioned=True, uses_value=True, cuts=4, fused_attent
         row_shards=8,
         conditioned=conditioned,
         uses_value=uses_value,
-        cuts=cuts,
+        branches=cuts,
         fused_attention=fused_attention,
     )
 

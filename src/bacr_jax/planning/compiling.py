@@ -245,7 +245,8 @@ class Programs:
         from bacr_jax.planning.workload import BRIDGE_TOKENS
 
         config = self.config
-        cuts = jax.eval_shape(self.method.cuts, jnp.zeros((1, 1), jnp.int32)).shape[-1]
+        one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        cuts = self.method.answers * jax.eval_shape(self.method.cuts, one_budget).shape[-1]
         thinking, answer = config.budget.max, config.rollout.answer_tokens
         real = functools.partial(self._rows, rows, dtype="float32")
         whole = functools.partial(self._rows, rows)

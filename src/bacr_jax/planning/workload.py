@@ -37,7 +37,7 @@ class Workload:
       thinking: thinking tokens, padded: the largest budget.
       mean_thinking: expected thinking tokens of a trace.
       longest_thinking: expected thinking tokens of an iteration's longest trace.
-      cuts: branches per trace M.
+      cuts: branches per trace: M, or M times the answers that a method samples at each cut.
       answer: sampled answer tokens of a branch, padded.
       slots: rows decoded together, on all devices.
       eval_thinking: largest budget of an evaluation.
@@ -195,7 +195,7 @@ def workload_of(
     row_shards: int,
     conditioned: bool,
     uses_value: bool,
-    cuts: int,
+    branches: int,
     fused_attention: bool,
 ) -> Workload:
     """The sizes of one iteration of a config.
@@ -207,7 +207,7 @@ def workload_of(
       row_shards: parts that the learner's rows are split into.
       conditioned: the method tells the policy its budget.
       uses_value: the method has a value head.
-      cuts: truncation points per trace of the method.
+      branches: answers per trace, of all truncation points of the method.
       fused_attention: the trunk's attention is cuDNN's.
     """
     rollout, train = config.rollout, config.train
@@ -216,7 +216,7 @@ def workload_of(
     mean, longest = _thinking(config)
     reference = config.loss.kl_coef > 0
     branch = BRIDGE_TOKENS + rollout.answer_tokens
-    row = config.data.max_prompt_tokens + config.budget.max + cuts * branch
+    row = config.data.max_prompt_tokens + config.budget.max + branches * branch
     micro = min(train.micro_batch_rows or update, update)
     buckets = 1
     if train.micro_batch_tokens is not None:
@@ -239,7 +239,7 @@ def workload_of(
         thinking=config.budget.max,
         mean_thinking=mean,
         longest_thinking=longest,
-        cuts=cuts,
+        cuts=branches,
         answer=rollout.answer_tokens,
         slots=min(rollout.slots or rows, rows),
         eval_thinking=max(config.budget.max, *config.eval.budgets),
