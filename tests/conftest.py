@@ -1,11 +1,20 @@
 """Settings that must stand before JAX starts, and fixtures shared by rooms."""
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_are_dropped():
+    """Programs of one module are seldom those of the next, and together they fill gigabytes."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(scope="session")

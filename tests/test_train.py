@@ -144,6 +144,7 @@ def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
             jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 def test_methods_share_a_warm_up(config, finished, tmp_path):
     folder = train(config, tmp_path / "grpo", "method=grpo", f"warmup.dir={finished / 'warmup'}")
     mine, theirs = (
@@ -153,9 +154,8 @@ def test_methods_share_a_warm_up(config, finished, tmp_path):
     assert not (folder / "warmup").exists()
 
 
-@pytest.mark.parametrize(
-    "index", [0, *(pytest.param(index, marks=pytest.mark.slow) for index in range(1, 16))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(16))
 def test_every_combination_of_the_four_parts_runs(config, finished, tmp_path, index):
     folder = train(
         config,

@@ -60,7 +60,7 @@ BOUNDS = {
     "curriculum.bandwidth": "(0, inf)",
     "curriculum.strength": "(0, inf)",
     "curriculum.forgetting": "(0, 1]",
-    "cuts.count": "[1, inf)",
+    "cuts.count": "[1, 64]",
     "cuts.weights": "[0, 1]",
     "reward.coefficient": "[0, inf)",
     "advantage.floor": "(0, inf)",
