@@ -8,6 +8,7 @@ COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
     "data": ("bacr_jax.data.__main__", "show what a set of questions holds"),
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
+    "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
     "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),
     "grade": ("bacr_jax.grading.__main__", "grade answers against references"),

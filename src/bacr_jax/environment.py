@@ -184,6 +184,24 @@ def _load_both(
     return encode(train), {spec: encode(test) for spec, test in tests.items()}
 
 
+def make_rules(tokenizer: Any, style: prompting.PromptFormat, vocab_size: int) -> DecodeRules:
+    """Vocabulary facts for decoding in a format: stop strings, ends, bridges."""
+
+    def stops(text: str) -> Any:
+        if not text:
+            return no_stop_string(vocab_size)
+        return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
+
+    return decode_rules(
+        legal=prompting.legal_tokens(tokenizer, style, vocab_size),
+        eos_ids=prompting.eos_ids(tokenizer, style),
+        think_close=stops(style.think_close),
+        answer_close=stops(style.answer_close),
+        bridge_forced=prompting.encode_text(tokenizer, style.bridge_forced),
+        bridge_natural=prompting.encode_text(tokenizer, style.bridge_natural),
+    )
+
+
 def build_environment(
     config: Config,
     tokenizer: Any,
@@ -205,20 +223,6 @@ def build_environment(
       UserError: unknown data, or nothing usable in it.
     """
     style = style or prompting.format_for(config)
-
-    def stops(text: str) -> Any:
-        if not text:
-            return no_stop_string(vocab_size)
-        return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
-
-    rules = decode_rules(
-        legal=prompting.legal_tokens(tokenizer, style, vocab_size),
-        eos_ids=prompting.eos_ids(tokenizer, style),
-        think_close=stops(style.think_close),
-        answer_close=stops(style.answer_close),
-        bridge_forced=prompting.encode_text(tokenizer, style.bridge_forced),
-        bridge_natural=prompting.encode_text(tokenizer, style.bridge_natural),
-    )
     procedural = config.data.train == "ledger"
     if sets is None:
         train, tests = _load_both(config, tokenizer, style, procedural)
@@ -228,7 +232,7 @@ def build_environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         style=style,
-        rules=rules,
+        rules=make_rules(tokenizer, style, vocab_size),
         train=train,
         eval=tests,
         graders={

@@ -227,18 +227,30 @@ def _names(folders: Sequence[Path], own: str) -> dict[str, Path]:
     return found
 
 
-def _decoder(work: Work, vocab_size: int) -> Decoder:
-    """The policy on the device, in its compute type."""
-    config = work.config
+def open_decoder(
+    saved: SavedPolicy, config: Config, vocab_size: int, *, max_thinking: int, slots: int
+) -> Decoder:
+    """A saved policy on the device, in its compute type.
+
+    Args:
+      saved: the policy.
+      config: settings it is decoded with.
+      vocab_size: rows of its embedding.
+      max_thinking: largest budget to come.
+      slots: rows decoded together.
+
+    Raises:
+      UserError: the policy's files and its config disagree.
+    """
     policy = policies.make_policy(config, load_method(config), vocab_size)
-    params = work.saved.params()
+    params = saved.params()
     conditioned = policy.learner.conditioning is not None
     if conditioned and "budget" not in params:
-        raise UserError(f"{work.saved.folder}: its policy has no budget module; copy it again")
+        raise UserError(f"{saved.folder}: its policy has no budget module; copy it again")
     shape = policy.learner.model
     if params["embed"].shape != (shape.vocab_size, shape.hidden_size):
         raise UserError(
-            f"{work.saved.folder}: its embedding has shape {params['embed'].shape}, but its config "
+            f"{saved.folder}: its embedding has shape {params['embed'].shape}, but its config "
             f"says {(shape.vocab_size, shape.hidden_size)}; write model.path=FOLDER"
         )
     module = {"budget": params["budget"]} if conditioned else {}
@@ -247,11 +259,7 @@ def _decoder(work: Work, vocab_size: int) -> Decoder:
     body = {name: leaf for name, leaf in params.items() if name != "budget"}
     body = jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), body)
     decode = policy.decode_params({**body, **module})
-    spec = dataclasses.replace(
-        policy.evaluation,
-        max_thinking=max(cell.budget for cell in work.cells),
-        slots=work.settings["decoding"]["slots"],
-    )
+    spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
     module = jax.tree.map(jnp.asarray, module)
     return Decoder(decode, spec, policy.phi_of(module))
 
@@ -265,7 +273,13 @@ def _draw_missing(
     done: list[list[Sample]],
 ) -> None:
     """Draws the batches that are not there yet, and adds them to the folder and to `done`."""
-    decoder = _decoder(work, environment.vocab_size)
+    decoder = open_decoder(
+        work.saved,
+        work.config,
+        environment.vocab_size,
+        max_thinking=max(cell.budget for cell in work.cells),
+        slots=work.settings["decoding"]["slots"],
+    )
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
     total, finished = sum(len(batch.rows) for batch in planned), sum(map(len, done))
     if finished:

@@ -1,0 +1,199 @@
+"""`python -m bacr_jax.generate --run DIR | --model HFDIR --budget 512 "question"`: asks once."""
+
+import argparse
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bacr_jax import config_io
+from bacr_jax.config_checks import check_ranges
+from bacr_jax.errors import UserError
+
+DESCRIPTION = (
+    "Asks a policy one question under one or several thinking budgets. With one budget the "
+    "thinking is written while it is decoded; with several they are decoded side by side."
+)
+EPILOG = (
+    "Settings can be overridden, such as rollout.answer_tokens=256 or data.prompt_format=boxed."
+)
+# A budget that the policy is not told; it then thinks up to budget.max tokens.
+NONE = "none"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses like everything else here: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"command line: {message}; {self.prog} --help shows what can be written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, its numbers checked."""
+    parser = _Parser(prog="python -m bacr_jax.generate", description=DESCRIPTION, epilog=EPILOG)
+    add = parser.add_argument
+    add("--run", type=Path, metavar="DIR", help="run folder")
+    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
+    add("--step", type=int, metavar="N", help="checkpoint of the run; the newest by default")
+    add(
+        "--budget",
+        metavar="N,N",
+        required=True,
+        help=f"thinking tokens, one number or several; {NONE}: the policy is told none",
+    )
+    add("--temperature", type=float, default=0.0, help="0, the default: the most likely tokens")
+    add("--top-p", type=float, default=1.0, help="nucleus of a sampled answer")
+    add("--seed", type=int, default=0, help="of a sampled answer")
+    add("question")
+    add("overrides", nargs="*", metavar="key.sub=value")
+    a = parser.parse_intermixed_args(argv)
+
+    def refuse(wrong: bool, line: str) -> None:
+        if wrong:
+            raise UserError(line)
+
+    refuse((a.run is None) == (a.model is None), "command line: write --run DIR or --model HFDIR")
+    refuse(a.model is not None and a.step is not None, "--step: only a run has steps; leave it out")
+    refuse(not a.question.strip(), "question: found an empty text; write a question")
+    refuse(
+        not 0 <= a.temperature < float("inf"),
+        f"--temperature {a.temperature}: write 0 (the most likely tokens) or a number above",
+    )
+    refuse(not 0 < a.top_p <= 1, f"--top-p {a.top_p}: write a number above 0, up to 1")
+    refuse(
+        a.top_p < 1 and a.temperature == 0,
+        f"--top-p {a.top_p}: is not read, since --temperature 0 takes the most likely token; write "
+        "--temperature 0.6, or leave --top-p out",
+    )
+    refuse(not 0 <= a.seed < 2**32, f"--seed {a.seed}: write a number from 0 to 4294967295")
+    a.budgets = [_budget(a.budget, word.strip()) for word in a.budget.split(",")]
+    return a
+
+
+def _budget(text: str, word: str) -> int | None:
+    if word == NONE:
+        return None
+    if not (word.isascii() and word.isdecimal()):
+        raise UserError(
+            f"--budget {text}: found {word!r}; write whole numbers such as 512,1024, or {NONE}"
+        )
+    return int(word)
+
+
+def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
+    """Decodes and writes the answers.
+
+    Args:
+      arguments: from `parse`.
+      say: writes text, without a line end of its own.
+
+    Raises:
+      UserError: the policy, the question or a budget can't be used.
+    """
+    from bacr_jax.saved_policy import load_tokenizer, open_model, open_run
+
+    saved = (
+        open_model(arguments.model)
+        if arguments.run is None
+        else open_run(arguments.run, arguments.step)
+    )
+    config = config_io.override(saved.config, arguments.overrides)
+    check_ranges(config)
+    saved = dataclasses.replace(saved, config=config)
+    tokenizer = load_tokenizer(saved)
+
+    import jax
+    import numpy as np
+
+    from bacr_jax import policy as policies
+    from bacr_jax.environment import make_rules
+    from bacr_jax.evaluation.job import open_decoder
+    from bacr_jax.rollout.generate import generate
+    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.text import prompts as prompting
+    from bacr_jax.text.extraction import answer_text, decode_ids
+    from bacr_jax.types import NO_BUDGET
+
+    style = prompting.format_for(config)
+    bare = arguments.run is None and config.data.prompt_format == "auto"
+    if bare and not any(key.startswith("data.train=") for key in arguments.overrides):
+        # Nobody says what the folder was trained on.
+        style = prompting.FORMATS["think_answer"]
+    prompts, _ = prompting.encode_prompts(
+        tokenizer, [arguments.question], style, max_tokens=config.data.max_prompt_tokens
+    )
+    vocab_size = policies.vocabulary_rows(config, len(tokenizer))
+    count = len(arguments.budgets)
+    longest = max(config.budget.max if b is None else max(b, 1) for b in arguments.budgets)
+    room = policies.model_shape(config, vocab_size).max_positions
+    free = room - int(prompts.lengths[0]) - config.rollout.answer_tokens
+    if longest > free:
+        raise UserError(
+            f"--budget {arguments.budget}: the model's {room} positions leave {free} for thinking; "
+            "write a smaller budget"
+        )
+    decoder = open_decoder(saved, config, vocab_size, max_thinking=longest, slots=count)
+    told = np.array([NO_BUDGET if b is None else b for b in arguments.budgets], np.int32)
+    live = _Live(lambda ids: decode_ids(tokenizer, ids), say) if count == 1 else None
+    found = generate(
+        decoder.params,
+        jax.tree.map(lambda x: np.repeat(x, count, axis=0), prompts),
+        told,
+        np.where(told == NO_BUDGET, longest, told)[:, None],
+        jax.random.key(arguments.seed),
+        spec=decoder.spec,
+        rules=make_rules(tokenizer, style, vocab_size),
+        how=sampler(arguments.temperature, arguments.top_p),
+        phi_of=decoder.phi_of,
+        truncated=arguments.top_p < 1,
+        on_tokens=live,
+    )
+    trunks, branches = found.trunks, found.branches
+    tags = {"opened": style.answer_open, "closed": style.answer_close}
+    for row, budget in enumerate(arguments.budgets):
+        start, end = branches.bridge[row, 0], branches.bridge[row, 0] + branches.sampled[row, 0]
+        answer = answer_text(tokenizer, branches.tokens[row, 0, start:end].tolist(), **tags)
+        thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]]
+        if live is None:
+            name = "no budget" if budget is None else f"budget {budget}"
+            say(f"--- {name} ---\n{decode_ids(tokenizer, thinking.tolist())}")
+        say(f"\n{answer}\n[{trunks.thinking[row]} thinking tokens]\n")
+
+
+class _Live:
+    """Writes the thinking while it comes; a character of several tokens waits until it is whole."""
+
+    def __init__(self, decode: Callable[[list[int]], str], say: Callable[[str], Any]):
+        self.decode, self.say, self.ids, self.shown = decode, say, list[int](), 0
+
+    def __call__(self, row: int, tokens: Any) -> None:
+        """Takes the new tokens of the only row."""
+        self.ids += [int(token) for token in tokens]
+        text = self.decode(self.ids).rstrip("\N{REPLACEMENT CHARACTER}")
+        self.say(text[self.shown :])
+        self.shown = max(self.shown, len(text))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0 when answered, 2 with one line on stderr when the input can't be used."""
+    # Orbax warns about a metadata file that only single-item checkpoints have.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+    def say(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    try:
+        ask(parse(argv), say)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
