@@ -33,7 +33,7 @@ def draw(trainer, state, steps):
     plan = Plan(zeros[:, 0], zeros[:, 0], zeros, zeros[..., None])
     found = []
     for _ in range(steps):
-        chosen, stream = trainer.iteration.choose(plan, state.stream)
+        chosen, stream = trainer.iteration.next_in_order(plan, state.stream)
         state = dataclasses.replace(state, stream=stream)
         found += np.asarray(chosen.questions).tolist()
     return found, state
