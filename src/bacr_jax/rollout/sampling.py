@@ -39,13 +39,17 @@ def truncate(scores: Float[Array, "R V"], how: Sampler) -> Float[Array, "R V"]:
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
     the most likely one. Ties at the border are broken by token id.
     """
-    order = jnp.argsort(-scores, axis=-1, stable=True)
-    rank = jnp.argsort(order, axis=-1)
-    mass = jax.nn.softmax(jnp.take_along_axis(scores, order, axis=-1), axis=-1)
+    ordered = -jnp.sort(-scores, axis=-1)
+    mass = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(mass, axis=-1) - mass
-    in_nucleus = jnp.take_along_axis(before < how.top_p, rank, axis=-1)
+    place = jnp.arange(scores.shape[-1])
     limit = jnp.where(how.top_k > 0, how.top_k, scores.shape[-1])
-    return jnp.where((in_nucleus & (rank < limit)) | (rank == 0), scores, _ILLEGAL)
+    count = jnp.maximum(((before < how.top_p) & (place < limit)).sum(-1, keepdims=True), 1)
+    # One sort of the scores alone; who is kept follows from the lowest score kept.
+    lowest = jnp.take_along_axis(ordered, count - 1, axis=-1)
+    above, tied = scores > lowest, scores == lowest
+    room = count - above.sum(-1, keepdims=True)
+    return jnp.where(above | (tied & (jnp.cumsum(tied, axis=-1) <= room)), scores, _ILLEGAL)
 
 
 def first_reaching(
