@@ -231,6 +231,8 @@ def tree_attention(
     trunk = causal_attention(
         q_trunk, k_trunk, v_trunk, implementation=implementation, lengths=lengths
     )
+    if num_cuts == 0:
+        return trunk
     length = q_branch.shape[1] // num_cuts
     sees_trunk = jnp.arange(trunk_length) < jnp.repeat(context, length, axis=1)[:, :, None]
     over_trunk = partial_attention(q_branch, k_trunk, v_trunk, sees_trunk)

@@ -443,4 +443,4 @@ def forward_tree(
         remat=remat,
         mesh=mesh,
     )
-    return hidden[:, :s], hidden[:, s:].reshape(b, m, a, -1)
+    return hidden[:, :s], hidden[:, s:].reshape(b, m, a, hidden.shape[-1])

@@ -1,0 +1,191 @@
+"""Seconds of a whole GRPO step, and of a BACR step with answers at four cuts, on one machine.
+
+    python benchmarks/step.py --model HFDIR --prompts FILE.jsonl [--threads 1]
+
+FILE.jsonl holds lines with a `prompt`, of which the first 32 tokens are used (shorter ones are
+repeated). A step samples G answers of exactly 128 tokens (the end token is never drawn) to each of 8
+prompts in float32, credits them by their group, and makes one AdamW update with gradients clipped
+at 1. The reward is the share of even token ids: what it is does not matter for the time, only that
+rows differ. The BACR step also samples and learns answers of 8 tokens at a quarter, a half, three
+quarters and all of the thinking, on the trunks' cache and in the same pass.
+
+The last line is one JSON object of medians: step_s, generate_s, update_s, bacr_step_s.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="a small Hugging Face folder")
+    parser.add_argument("--prompts", required=True, type=Path, help="JSONL with a key prompt")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warm-up", type=int, default=2)
+    return parser.parse_args()
+
+
+class Step:
+    """A policy, its prompts, and one step of either kind."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        from bacr_jax.config import LossConfig, OptimizerConfig
+        from bacr_jax.interop import load_policy
+        from bacr_jax.learner import train_step as learning
+        from bacr_jax.learner.objective import LearnerSpec
+        from bacr_jax.learner.optimizer import policy_optimizer
+        from bacr_jax.model import kv_cache
+        from bacr_jax.rollout.generate import RolloutSpec
+        from bacr_jax.rollout.rules import decode_rules
+        from bacr_jax.text.loading import load_tokenizer
+        from bacr_jax.types import Prompts
+
+        shape, params = load_policy(arguments.model)
+        tokenizer = load_tokenizer(arguments.model, where="--model")
+        lines = arguments.prompts.read_text().splitlines()[:PROMPTS]
+        texts = [json.loads(line)["prompt"] for line in lines]
+        ids = [tokenizer(text)["input_ids"] for text in texts]
+        tokens = np.array([(row * PROMPT)[:PROMPT] for row in ids], np.int32)
+        tokens = np.repeat(tokens, arguments.group, axis=0)
+        rows, v = len(tokens), shape.vocab_size
+        lengths = np.full(rows, PROMPT, np.int32)
+        self.prompts = Prompts(tokens, lengths, 0 * lengths, lengths)
+        self.rows, self.group = rows, arguments.group
+
+        class Never:
+            next_state = np.stack([np.zeros(v, int), np.ones(v, int)])
+            opens = np.zeros((2, v), bool)
+
+        legal = np.arange(v) < len(tokenizer)
+        end = tokenizer.eos_token_id
+        legal[end] = False
+        self.rules = decode_rules(
+            legal=legal,
+            eos_ids=[end],
+            think_close=Never,
+            answer_close=Never,
+            bridge_forced=[int(tokens[0, 0]), int(tokens[0, 1])],
+            bridge_natural=[int(tokens[0, 1])],
+        )
+        self.rollout = RolloutSpec(
+            shape, None, max_thinking=NEW, answer_tokens=ANSWER, slots=rows, windows=4
+        )
+        self.learner = LearnerSpec(
+            model=shape,
+            conditioning=None,
+            loss=LossConfig(entropy_coef=0.0, aggregate="token_mean"),
+            value=None,
+            b_max=NEW,
+            scan=False,
+            remat=False,
+            chunk=2048,
+        )
+        settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
+        self.tx = policy_optimizer(settings, 100)
+        self.state = learning.init_state(params, None, self.tx, self.tx)
+        self.decode = jax.jit(
+            lambda p: kv_cache.decode_params(p, dtype=jnp.float32, conditioned=False)
+        )
+        self.steps = 0
+
+    def __call__(self, num_cuts: int) -> tuple[float, float]:
+        """One step; seconds of sampling and of learning."""
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        from bacr_jax import advantages
+        from bacr_jax.learner import train_step as learning
+        from bacr_jax.learner.batch import make_batch
+        from bacr_jax.rollout.generate import generate
+        from bacr_jax.rollout.sampling import sampler
+
+        started = time.perf_counter()
+        self.steps += 1
+        cuts = NEW * np.arange(1, num_cuts + 1) // max(num_cuts, 1)
+        cuts = np.broadcast_to(cuts, (self.rows, num_cuts))
+        rollout = generate(
+            self.decode(self.state.policy),
+            self.prompts,
+            np.full(self.rows, NEW),
+            cuts,
+            jax.random.key(self.steps),
+            spec=self.rollout,
+            rules=self.rules,
+            how=sampler(1.0),
+        )
+        sampled = time.perf_counter()
+        trunks, branches = rollout.trunks, rollout.branches
+        assert (trunks.sampled == NEW).all() and (branches.sampled == ANSWER).all()
+        rewards = (trunks.tokens[:, PROMPT:] % 2 == 0).mean(1).astype(np.float32)
+        grouped = jnp.asarray(rewards.reshape(-1, self.group))
+        advantage = np.asarray(advantages.grpo_advantage(grouped)).reshape(-1, 1)
+        batch = make_batch(
+            self.prompts,
+            trunks,
+            branches,
+            cuts=cuts,
+            thinking_advantages=np.broadcast_to(advantage, (self.rows, NEW)),
+            answer_advantages=np.broadcast_to(advantage, (self.rows, num_cuts)),
+            returns=np.broadcast_to(rewards[:, None], (self.rows, num_cuts)),
+        )
+        self.state, metrics = learning.train_step(
+            self.state,
+            batch,
+            self.rules.legal,
+            None,
+            None,
+            spec=self.learner,
+            policy_tx=self.tx,
+            head_tx=self.tx,
+        )
+        assert np.isfinite(float(metrics["loss/total"])) and float(metrics["policy/skipped"]) == 0
+        return sampled - started, time.perf_counter() - sampled
+
+
+def main() -> None:
+    arguments = parse()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    if arguments.threads == 1:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    step = Step(arguments)
+    found: dict[int, list[tuple[float, float]]] = {0: [], CUTS: []}
+    for index in range(arguments.warm_up + arguments.rounds):
+        for num_cuts, seconds in found.items():
+            taken = step(num_cuts)
+            if index >= arguments.warm_up:
+                seconds.append(taken)
+    middle = lambda values: round(statistics.median(values), 4)
+    plain, branched = found[0], found[CUTS]
+    result = {
+        "step_s": middle(a + b for a, b in plain),
+        "generate_s": middle(a for a, _ in plain),
+        "update_s": middle(b for _, b in plain),
+        "bacr_step_s": middle(a + b for a, b in branched),
+    }
+    ratio = result["bacr_step_s"] / result["step_s"]
+    print(
+        f"{step.rows} rows, {PROMPT} + {NEW} tokens, {arguments.threads} thread(s); "
+        f"BACR / GRPO {ratio:.3f}"
+    )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
