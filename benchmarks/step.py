@@ -3,8 +3,8 @@
     python benchmarks/step.py --model HFDIR --prompts FILE.jsonl [--threads 1]
 
 FILE.jsonl holds lines with a `prompt`, of which the first 32 tokens are used (shorter ones are
-repeated). A step samples G answers of exactly 128 tokens (the end token is never drawn) to each of 8
-prompts in float32, credits them by their group, and makes one AdamW update with gradients clipped
+repeated). A step samples G answers of exactly 128 tokens (the end token is never drawn) to each of
+8 prompts in float32, credits them by their group, and makes one AdamW update with gradients clipped
 at 1. The reward is the share of even token ids: what it is does not matter for the time, only that
 rows differ. The BACR step also samples and learns answers of 8 tokens at a quarter, a half, three
 quarters and all of the thinking, on the trunks' cache and in the same pass.
