@@ -59,7 +59,7 @@ def iteration_of(config, tokenizer_and_size, grader=None):
 
     environment = build_environment(config, *tokenizer_and_size)
     if grader is not None:
-        environment = dataclasses.replace(environment, grader=grader)
+        environment = dataclasses.replace(environment, graders={environment.tolerance: grader})
     method = load_method(config)
     policy = make_policy(config, method, tokenizer_and_size[1])
     iteration = Iteration(config, environment, method, policy, config.train.steps)

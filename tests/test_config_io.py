@@ -300,7 +300,7 @@ BAD_CONFIGS = [
         {"budget": {"min": 3}},
         "cuts.count=4: a trace of budget.min=3 tokens has fewer distinct cuts",
     ),
-    ({"cuts": {"count": 0}}, "cuts.count: found 0; write 1 or more"),
+    ({"cuts": {"count": 0}}, "cuts.count: found 0; write in [1, 64]"),
     ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights: found 2 weights for cuts.count=4"),
     ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: found weights that sum to 2"),
     ({"cuts": {"weights": (1.0, -0.5, 0.5, 0.0)}}, "cuts.weights: found -0.5; write in [0, 1]"),

@@ -63,7 +63,7 @@ def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
     iteration, state = world
     copy = lambda: jax.tree.map(lambda x: x.copy() if hasattr(x, "copy") else x, state)
     plan_key, rollout_key = iteration.keys(0, 0)
-    plan = iteration._plan(state.curriculum, plan_key)
+    plan = iteration._plan(state.curriculum, plan_key, iteration.group_of)
     after, metrics, _ = module_of(EXAMPLES / "custom_step.py").step(
         copy().train,
         iteration.policy,

@@ -70,7 +70,7 @@ def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokeni
     levels = np.asarray(iteration.environment.train.set.levels)
     tried = np.zeros(64, bool)
     for step in range(6):
-        plan = iteration._plan(schedule, jax.random.key(step))
+        plan = iteration._plan(schedule, jax.random.key(step), iteration.group_of)
         np.testing.assert_array_equal(plan.questions, plan.groups)
         tried[np.asarray(plan.questions)] = True
         # Levels 1 and 2 are always solved, the others never.
