@@ -95,7 +95,7 @@ class World:
 
     def spec(self, **settings):
         """Shapes of a rollout of this policy."""
-        from bacr_jax.rollout.generate import RolloutSpec
+        from bacr_jax.rollout.engine import RolloutSpec
 
         return RolloutSpec(self.shape, None, dtype=self.dtype, **settings)
 
@@ -247,7 +247,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     import jax
     import numpy as np
 
-    from bacr_jax.rollout.generate import _Engine
+    from bacr_jax.rollout.engine import Engine
     from bacr_jax.rollout.sampling import sampler
     from bacr_jax.types import Prompts
 
@@ -255,7 +255,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     prompts = world.prompts(rows, arguments.prompt)
     cuts = np.tile(new * np.arange(1, num_cuts + 1) // num_cuts, (rows, 1))
     spec = world.spec(max_thinking=new, answer_tokens=answer, slots=rows, windows=1)
-    engine = _Engine(
+    engine = Engine(
         world.params,
         prompts,
         jax.random.key(0),

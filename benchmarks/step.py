@@ -49,7 +49,7 @@ class Step:
         from bacr_jax.learner.objective import LearnerSpec
         from bacr_jax.learner.optimizer import policy_optimizer
         from bacr_jax.model import kv_cache
-        from bacr_jax.rollout.generate import RolloutSpec
+        from bacr_jax.rollout.engine import RolloutSpec
         from bacr_jax.rollout.rules import decode_rules
         from bacr_jax.text.loading import load_tokenizer
         from bacr_jax.types import Prompts

@@ -10,7 +10,7 @@ import numpy as np
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.generate import RolloutSpec
+from bacr_jax.rollout.engine import RolloutSpec
 from bacr_jax.rollout.rules import decode_rules
 from bacr_jax.types import Prompts
 

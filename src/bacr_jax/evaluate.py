@@ -7,9 +7,10 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bacr_jax import config_io
+from bacr_jax.command_line import Parser
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.errors import UserError
@@ -36,16 +37,9 @@ OVERRIDABLE = (
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses like everything else here: in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"command line: {message}; {self.prog} --help shows what can be written")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, its numbers checked."""
-    parser = _Parser(prog="python -m bacr_jax.evaluate", description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser(prog="python -m bacr_jax.evaluate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="run folder")
     add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")

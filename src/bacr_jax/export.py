@@ -5,9 +5,10 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bacr_jax import interop
+from bacr_jax.command_line import Parser
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.interop import names, writing
@@ -24,16 +25,13 @@ DESCRIPTION = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses like everything else here: in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"command line: {message}; write {self.prog} --run DIR --out HFDIR")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = _Parser(prog="python -m bacr_jax.export", description=DESCRIPTION)
+    parser = Parser(
+        prog="python -m bacr_jax.export",
+        description=DESCRIPTION,
+        advice="write python -m bacr_jax.export --run DIR --out HFDIR",
+    )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")
     parser.add_argument(

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.asked import added
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.rollout.generate import Rollout, RolloutSpec, generate, precompile
+from bacr_jax.rollout.engine import RolloutSpec
+from bacr_jax.rollout.generate import Rollout, generate, precompile
 from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Prompts, Trunks

@@ -19,7 +19,7 @@ from bacr_jax.model import budget, kv_cache, qwen2, value
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape
-from bacr_jax.rollout.generate import RolloutSpec
+from bacr_jax.rollout.engine import RolloutSpec
 
 Params = dict[str, Any]
 

@@ -66,7 +66,7 @@ def test_rules_of_another_vocabulary_are_refused(world):
 
 
 def test_slots_that_do_not_divide_over_devices_are_refused(world):
-    from bacr_jax.rollout.generate import batch_sizes
+    from bacr_jax.rollout.engine import batch_sizes
 
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
     with pytest.raises(UserError, match="rollout.slots=12: .* 8 devices; write rollout.slots=16"):

@@ -291,7 +291,7 @@ def test_greedy_equals_transformers(tmp_path):
 
     from bacr_jax.interop import load_policy
     from bacr_jax.model import kv_cache
-    from bacr_jax.rollout.generate import RolloutSpec
+    from bacr_jax.rollout.engine import RolloutSpec
     from hf_world import make_folder
 
     folder = tmp_path / "model"

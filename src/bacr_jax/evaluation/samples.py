@@ -18,7 +18,8 @@ from bacr_jax.config import EvalConfig
 from bacr_jax.environment import Environment, Questions
 from bacr_jax.grading import LENIENT
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.rollout.generate import RolloutSpec, generate
+from bacr_jax.rollout.engine import RolloutSpec
+from bacr_jax.rollout.generate import generate
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.text.extraction import decode_ids
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG

@@ -1,27 +1,20 @@
 """`python -m bacr_jax.report --run DIR`: report.html, one self-contained file."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from bacr_jax.command_line import Parser
 from bacr_jax.errors import UserError
 from bacr_jax.report.page import write_report
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses like everything else here: in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"command line: {message}; write {self.prog} --run DIR")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m bacr_jax.report",
         description="Writes the report of a run, finished or under way; prints where it is.",
+        advice="write python -m bacr_jax.report --run DIR",
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, metavar="FILE", help="DIR/report.html by default")
