@@ -132,7 +132,7 @@ class WarmupConfig:
     hold_accuracy: float = key(
         0.85, "greedy accuracy at the largest budget from which the rate may fall"
     )
-    max_hold: int = key(10, "most extra rounds of 100 steps at the full rate to get there")
+    max_hold: int = key(10, "most extra rounds at the full rate, 100 steps each, to get there")
     style: Literal["at_once", "steps"] | None = key(
         None, "trace style whose accuracy decides when the warm-up ends; null: none does"
     )

@@ -123,8 +123,16 @@ def _until_accurate(run: _Run, accuracy_of: Callable[[Params], float]) -> float:
         run.planned += HOLD_STEPS
         run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
     last = 1.0 - FINAL_FRACTION
-    run.advance(fall, lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall))
+    falling = lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall)
+    run.advance(fall, falling)
     accuracy = accuracy_of(run.params)
+    while holds < settings.max_hold and accuracy < settings.target_accuracy:
+        # It fell too early: back up, and down again.
+        holds += 1
+        run.planned += HOLD_STEPS + fall
+        run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
+        run.advance(fall, falling)
+        accuracy = accuracy_of(run.params)
     if accuracy < settings.target_accuracy:
         raise UserError(
             f"warm-up: greedy accuracy {accuracy:.2f} at the largest budget after {run.step} steps "
@@ -209,6 +217,8 @@ def warm_up(
     learns the longest problems differs between seeds by hundreds of steps, and once the rate falls
     it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
     `warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
+    If the fall ends below `warmup.target_accuracy`, the rate goes back up for 100 steps and falls
+    again, each time counted as one of the `warmup.max_hold`.
 
     With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
     of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
