@@ -56,6 +56,9 @@ def precompile(
 ) -> None:
     """Runs every compiled form that `generate` can need once, whatever lengths come up later.
 
+    Prompts are prefilled at multiples of 128 tokens: of wide prompts, other multiples than that of
+    the first one are compiled when they come up.
+
     Args:
       params: decoding parameters.
       prompts: any prompts of the width that will be used.
