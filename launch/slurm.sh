@@ -9,15 +9,16 @@
 # All else goes to `python -m bacr_jax.train`, with the mesh over the GPUs of all nodes
 # (mesh.data=NODES keeps the gathering of parameters inside a node). The run folder must be on a file
 # system that all nodes see. Processes find each other by Slurm's variables; nothing is to be set.
-# A job that is requeued goes on from the newest checkpoint. Run from the project's folder.
+# Five minutes before its time limit the job saves a checkpoint and goes back into the queue, where
+# the same command goes on with it; preempted and requeued jobs go on too. Run from the project's folder.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --requeue
-# SIGTERM five minutes before the end of the time limit.
-#SBATCH --signal=TERM@300
+# SIGUSR1 five minutes before the end of the time limit.
+#SBATCH --signal=USR1@300
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log
 
@@ -48,5 +49,12 @@ fi
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"
 # A node that is lost ends the job instead of leaving the others to wait for it.
-run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 \
-  "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}"
+code=0
+(run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 \
+  "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}") || code=$?
+# 75: stopped by a signal, with a checkpoint. A job that somebody cancelled is not near its end.
+left=$((${SLURM_JOB_END_TIME:-9999999999} - $(date +%s)))
+if [ "$code" = 75 ] && [ "$left" -lt 600 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

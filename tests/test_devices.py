@@ -124,7 +124,10 @@ def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
     ("overrides", "says"),
     [
         (["mesh.data=3"], "mesh.data x mesh.fsdp x mesh.tensor: found 3 x -1 x 1"),
-        (["rollout.questions=3"], "rollout.questions=3: x rollout.group_size=4 = 12 rows"),
+        (
+            ["rollout.questions=3", "train.micro_batch_rows=4"],
+            "rollout.questions=3: x rollout.group_size=4 = 12 rows",
+        ),
     ],
 )
 def test_what_does_not_fit_the_devices_is_one_line(tmp_path, overrides, says):

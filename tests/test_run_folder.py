@@ -149,6 +149,49 @@ sys.stdin.read()
 """
 
 
+class TestResuming:
+    def test_how_to_deal_with_a_run_that_is_there(self, tmp_path):
+        with pytest.raises(UserError, match="holds no run to go on with"):
+            open_run(tmp_path / "run", Config(), resume="required")
+        assert not (tmp_path / "run").exists()
+        open_run(tmp_path / "run", Config(), resume="never").__exit__(None, None, None)
+        with pytest.raises(UserError, match="holds a run already; write another folder"):
+            open_run(tmp_path / "run", Config(), resume="never")
+        open_run(tmp_path / "run", Config(), resume="required").__exit__(None, None, None)
+
+    def test_a_named_key_may_change_and_the_folder_remembers_what_it_was(self, tmp_path):
+        open_run(tmp_path, Config()).__exit__(None, None, None)
+        longer = dataclasses.replace(
+            reseeded(1), train=dataclasses.replace(Config().train, steps=7)
+        )
+        with pytest.raises(
+            UserError, match=r"differs in seed \(0 there, 1 now\); write"
+        ) as refused:
+            open_run(tmp_path, longer, allowed=["train.steps"])
+        assert "--allow-change KEY" in str(refused.value)
+        assert config_io.load([tmp_path / "config.yaml"]) == Config()
+        for _ in range(2):
+            open_run(tmp_path, longer, allowed=["train.steps", "seed"]).__exit__(None, None, None)
+        assert config_io.load([tmp_path / "config.yaml"]) == longer
+        assert read_lines(tmp_path / "changes.jsonl") == [
+            {"before": {"seed": 0, "train.steps": None}, "now": {"seed": 1, "train.steps": 7}}
+        ]
+
+    def test_how_often_it_saves_changes_no_run(self, tmp_path):
+        open_run(tmp_path, Config()).__exit__(None, None, None)
+        often = dataclasses.replace(
+            Config(), checkpoint=dataclasses.replace(Config().checkpoint, every=1, keep=9)
+        )
+        open_run(tmp_path, often).__exit__(None, None, None)
+
+    def test_evaluations_of_a_kind_are_forgotten(self, tmp_path):
+        with open_run(tmp_path, Config()) as folder:
+            for when in ("before", "during", "after"):
+                append_line(folder.evaluations, {"step": 4, "when": when})
+            folder.forget_evaluation("after")
+            assert [r["when"] for r in read_lines(folder.evaluations)] == ["before", "during"]
+
+
 class TestLock:
     def test_a_second_process_is_refused_until_the_first_is_killed(self, tmp_path):
         path = tmp_path / "run"
@@ -182,8 +225,8 @@ class TestLock:
         look = run_folder._refuse_unless_ours
         looks = []
 
-        def rival(path, config, where):
-            look(path, config, where)
+        def rival(path, *others):
+            look(path, *others)
             if not looks:
                 path.mkdir(exist_ok=True)
                 (path / "config.yaml").write_text(config_io.to_yaml(reseeded(9)))

@@ -1,8 +1,7 @@
 """The warm-up that ends when a style of thinking is as accurate as asked."""
 
-import dataclasses
+import copy
 import inspect
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,21 +32,20 @@ def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
         assert text.endswith("<think>" + ("a" if opened == "a" else question[0]))
 
 
-@dataclasses.dataclass
-class Run:
+class Run(warmup._Run):
     """A warm-up whose style gains .1 every 25 steps, and .2 while the rate falls."""
 
-    config: Any
-    params: Any = dataclasses.field(default_factory=lambda: np.zeros(()))
-    opt_state: Any = dataclasses.field(default_factory=lambda: np.zeros(()))
-    on_progress: Any = None
-    planned: int = 0
-    step: int = 0
+    def __init__(self, config):
+        self.config, self.params, self.journal = config, np.zeros(()), []
+        self.step = self.planned = self.measurements = 0
 
     def advance(self, steps, rate):
         self.step += steps
         falls = rate(steps - 1) < 0.5 * rate(0)
         self.params = self.params + (0.2 if falls else 0.004 * steps)
+
+    def copy(self):
+        return copy.copy(self)
 
 
 until_style = inspect.unwrap(warmup._until_style)

@@ -1,5 +1,7 @@
 """Checkpoints of a whole run: parameters, optimizer, value head, curriculum, counters."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,12 @@ import orbax.checkpoint as ocp
 
 from bacr_jax.errors import UserError
 
+# How a full or failing disk shows: the array store says it in words, without an errno.
+_REFUSED = (
+    *("No space left on device", "Disk quota exceeded", "File too large"),
+    *("Permission denied", "Read-only file system", "Input/output error"),
+)
+
 
 def _is_local(leaf: Any) -> bool:
     """An array that was never put on particular devices."""
@@ -17,60 +25,150 @@ def _is_local(leaf: Any) -> bool:
     return is_array and leaf.is_fully_addressable and not leaf.committed
 
 
+def _reason(error: BaseException) -> str:
+    """The first line of an error."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _disk_trouble(error: BaseException | None) -> str | None:
+    """What the disk refused, if that is what went wrong."""
+    while error is not None:
+        for refusal in _REFUSED:
+            if refusal in str(error):
+                return refusal
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class _Kept:
+    """Orbax's preservation policy: the newest, and the best one."""
+
+    def __init__(self, newest: int):
+        self.newest = newest
+        self.best: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        recent = len(checkpoints) - self.newest
+        return [i >= recent or info.step == self.best for i, info in enumerate(checkpoints)]
+
+
 class Checkpoints:
-    """The newest checkpoints of a run, saved in the background and swapped in atomically."""
+    """The newest checkpoints of a run and its best, saved in the background, swapped in whole."""
 
     def __init__(self, folder: Path, *, keep: int):
-        """Opens (or makes) the folder; a half-written checkpoint is never listed."""
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        """Opens (or makes) the folder; a half-written checkpoint is never listed.
+
+        Args:
+          folder: one subfolder per step.
+          keep: newest checkpoints kept.
+
+        Raises:
+          UserError: the folder can't be made.
+        """
+        self.folder, self._kept = folder.absolute(), _Kept(keep)
+        policy: Any = self._kept
+        options = ocp.CheckpointManagerOptions(
+            create=True, cleanup_tmp_directories=True, preservation_policy=policy
+        )
+        with self._writing():
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     @property
     def latest(self) -> int | None:
         """Newest finished step, or None."""
         return self._manager.latest_step()
 
+    @property
+    def steps(self) -> list[int]:
+        """Finished steps, rising."""
+        return sorted(self._manager.all_steps())
+
+    def prefer(self, best: int | None) -> None:
+        """Names the step that is kept however old it gets."""
+        self._kept.best = best
+
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Saves `state` under `step`; returns while writing goes on in the background."""
+        """Saves `state` under `step`; returns while writing goes on in the background.
+
+        Raises:
+          UserError: no room or no right to write; older checkpoints are as they were.
+        """
         if jax.process_count() > 1:
             # Process 0 writes arrays of the host; sharded ones are written by all.
             state = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, state)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
-            ),
-        )
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+                ),
+            )
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """What was saved beside the state.
+
+        Raises:
+          UserError: the checkpoint is damaged.
+        """
+        with self._reading(step):
+            args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+            return dict(self._manager.restore(step, args=args)["meta"])
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
         """The state saved under `step` (the newest by default), shaped and placed like `like`.
 
         Raises:
-          UserError: nothing to restore, or its shapes are not those of `like`.
+          UserError: nothing to restore, it is damaged, or its shapes are not those of `like`.
         """
         at = self.latest if step is None else step
         if at is None:
-            raise UserError(f"{self._manager.directory}: holds no finished checkpoint")
+            raise UserError(f"{self.folder}: holds no finished checkpoint")
         # An array on no device in particular stays so: on one of several it could not be mixed with
         # arrays that are spread over all.
         on_host = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, on_host)
-        try:
-            found = self._manager.restore(
-                at,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
-                ),
+        with self._reading(at):
+            args = ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
             )
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"{self._manager.directory}/{at}: does not fit this config ({first})"
-            ) from None
+            found = self._manager.restore(at, args=args)
         free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
         return at, jax.tree.map(free, like, found["state"]), found["meta"]
 
     def close(self) -> None:
-        """Waits for background writing and releases the folder."""
-        self._manager.wait_until_finished()
+        """Waits for background writing and releases the folder.
+
+        Raises:
+          UserError: no room or no right to write what was being saved.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
         self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says in one line what the disk refused."""
+        try:
+            yield
+        except Exception as error:
+            trouble = _disk_trouble(error)
+            if trouble is None:
+                raise
+            raise UserError(
+                f"{self.folder}: can't be written ({trouble}); make room or rights, and the same "
+                "command goes on from the last checkpoint"
+            ) from None
+
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Says in one line which checkpoint can't be read, and which one could."""
+        try:
+            yield
+        # A damaged file shows as almost any exception, by where the damage is.
+        except Exception as error:
+            older = [other for other in self.steps if other < step]
+            instead = f"step {older[-1]}" if older else "the start"
+            raise UserError(
+                f"{self.folder / str(step)}: damaged, or of another model than this config's "
+                f"({_reason(error)}); take it away, and the same command goes on from {instead}"
+            ) from None

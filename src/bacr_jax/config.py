@@ -365,6 +365,9 @@ class TrainConfig:
     drop_zero_advantage: bool = key(
         False, "leave out rows without advantage (micro_batch_tokens, no value head); same loss"
     )
+    max_skipped_updates: int | None = key(
+        10, "stop after this many updates in a row whose gradient is not finite; null: never"
+    )
 
 
 @dataclass(frozen=True)
@@ -383,7 +386,7 @@ class EvalConfig:
 class CheckpointConfig:
     """Saving and resuming."""
 
-    every: int | None = key(None, "steps between checkpoints; null: only at the end")
+    every: int | None = key(20, "steps between checkpoints; null: only at the end")
     keep: int = key(2, "newest checkpoints kept")
 
 

@@ -122,6 +122,7 @@ BOUNDS = {
     "eval.temperature": "(0, inf)",
     "eval.top_p": "(0, 1]",
     "checkpoint.every": "[1, inf)",
+    "train.max_skipped_updates": "[1, inf)",
     "checkpoint.keep": "[1, inf)",
     "mesh.data": "[1, inf)",
     "mesh.fsdp": "[-1, inf)",

@@ -123,7 +123,8 @@ class Environment:
         Args:
           branches: sampled answers of B rows.
           answers: gold answer of each row.
-          poll: called while waiting for the grader.
+          poll: called while waiting for the grader, which several processes do for different
+            times: not called by these.
 
         Returns:
           [B, M] float32. Cuts that share a branch share its verdict.
@@ -135,6 +136,7 @@ class Environment:
         outcomes = np.zeros((b, m), np.float32)
         # Deadlines make two graders differ, so several processes ask one.
         if processes.is_first():
+            poll = None if processes.several() else poll
             verdicts = self.grader.grade(flat, golds, mode="strict", poll=poll)
             outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
         return np.asarray(processes.from_first(outcomes))

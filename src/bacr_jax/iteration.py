@@ -23,6 +23,7 @@ from bacr_jax.environment import Environment
 from bacr_jax.iteration_metrics import (
     Clock,
     Metrics,
+    grader_metrics,
     rollout_metrics,
     sampling_metrics,
     schedule_metrics,
@@ -52,6 +53,7 @@ class RunState:
         thousand steps of a 7B run only.
       method: what the method remembers; None if nothing.
       difficulty: record of every problem, with continuous difficulty; else None.
+      skipped_in_a_row: updates skipped since the last one whose gradient was finite.
     """
 
     train: TrainState
@@ -60,6 +62,7 @@ class RunState:
     generated_tokens: int
     method: Any = None
     difficulty: DifficultyPosterior | None = None
+    skipped_in_a_row: int = 0
 
 
 class Iteration:
@@ -102,7 +105,7 @@ class Iteration:
             self.stream = QuestionStream(group_of, num_groups=self.num_groups, seed=config.seed)
         self.reference: Any = None
         self._plan, self._credit = jax.jit(self._plan_fn), jax.jit(self._credit_fn)
-        self._adapt, self._remember = jax.jit(self._adapt_fn), jax.jit(method.update)
+        self._adapt, self._remember = jax.jit(self._adapt_fn), jax.jit(self._remember_fn)
         self._own_metrics = jax.jit(method.metrics)
         self._keep = None if method.resampling is None else jax.jit(method.resampling.keep)
 
@@ -137,13 +140,14 @@ class Iteration:
         Args:
           state: donated.
           step: number of the iteration; with the run's seed it fixes all randomness.
-          poll: called between chunks of decoding.
+          poll: called while sampling and grading; it may raise, and `state` is whole then.
 
         Returns:
           The next state, metrics, and for the logs the rollout learned from and the outcomes of its
           answers [Q, G, M A].
         """
-        clock = Clock()
+        clock, graded = Clock(), self.environment.grader.counters()
+        skipped = int(state.train.skipped)
         asked: list[Asked] = []
         stream = state.stream
         while wants_more(asked, self.method.resampling):
@@ -163,9 +167,10 @@ class Iteration:
         train, learned = self.update(state.train, self.batch(chosen, credit), features, step)
         remembered = self._remember(state.method, chosen.seen, credit["rewards"], values)
         clock.lap("learn")
-        schedule, posterior, probed = self.adapt(state, train, asked[0], step, poll)
+        schedule, posterior, probed = self.adapt(state, train, asked[0], step)
         clock.lap("adapt")
         tokens = int(chosen.rollout.counters["tokens"]) + probed
+        skipped = int(train.skipped) - skipped
         new = RunState(
             train=train,
             curriculum=schedule,
@@ -173,12 +178,14 @@ class Iteration:
             generated_tokens=state.generated_tokens + tokens,
             method=remembered,
             difficulty=posterior,
+            skipped_in_a_row=state.skipped_in_a_row + skipped if skipped else 0,
         )
         metrics = {
             **learned,
             **credit["metrics"],
             **self._own_metrics(state.method, asked[0].seen),
             **self.describe(asked, chosen, new),
+            **grader_metrics(graded, self.environment.grader.counters()),
         }
         metrics = {name: float(value) for name, value in metrics.items()}
         metrics |= clock.laps | {"time/tokens_per_s": tokens / clock.total}
@@ -357,6 +364,12 @@ class Iteration:
             "metrics": metrics,
         }
 
+    def _remember_fn(self, remembered: Any, seen: Observed, rewards: Array, values: Any) -> Any:
+        """The method's own state; it learns nothing from rewards that are not finite."""
+        new = self.method.update(remembered, seen, rewards, values)
+        good = jnp.isfinite(rewards).all()
+        return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, remembered)
+
     def batch(self, asked: Asked, credit: dict[str, Any]) -> Batch:
         """Tokens and advantages, side by side; rows that do not count have no sampled tokens."""
         answers = lambda x: np.repeat(np.asarray(x), self.method.answers, axis=-1)
@@ -423,7 +436,6 @@ class Iteration:
         train: TrainState,
         asked: Asked,
         step: int,
-        poll: Callable[[], None] | None,
     ) -> tuple[CurriculumState, DifficultyPosterior | None, int]:
         """Line 16: pass rates at the full budget, and with them Eq. 5 and 6.
 
@@ -439,7 +451,7 @@ class Iteration:
             return schedule, posterior, 0
         if not due:
             return state.curriculum, state.difficulty, 0
-        groups, outcomes, tokens = self.probe(train, step, poll)
+        groups, outcomes, tokens = self.probe(train, step)
         # No decay: a probe measures the policy as it is.
         schedule = curriculum.record_outcomes(state.curriculum, groups, outcomes, ema_decay=0.0)
         return curriculum.update_pass_rates(schedule, source="ema"), state.difficulty, tokens
@@ -453,6 +465,7 @@ class Iteration:
         due: Bool[Array, ""] | bool,
     ) -> tuple[CurriculumState, DifficultyPosterior | None]:
         settings = self.config.curriculum
+        before = (schedule, posterior)
         schedule = curriculum.record_outcomes(
             schedule, groups, correct, ema_decay=settings.ema_decay
         )
@@ -470,7 +483,13 @@ class Iteration:
         assert settings.pass_rate != "probe"
         moved = curriculum.update_pass_rates(schedule, source=settings.pass_rate)
         schedule = jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, schedule)
-        return schedule, posterior
+        # One outcome that is no number would stay in every average to come.
+        good = jnp.isfinite(correct).all()
+        after = (schedule, posterior)
+        chosen: tuple[CurriculumState, DifficultyPosterior | None] = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old), after, before
+        )
+        return chosen
 
     @property
     def coordinate(self) -> Float[Array, "n"]:
@@ -481,9 +500,12 @@ class Iteration:
         return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
 
     def probe(
-        self, train: TrainState, step: int, poll: Callable[[], None] | None
+        self, train: TrainState, step: int
     ) -> tuple[Int[Array, "P"], Float[Array, "P one"], int]:
-        """Pass rates of fixed training questions at one budget: groups, outcomes, tokens spent."""
+        """Pass rates of fixed training questions at one budget: groups, outcomes, tokens spent.
+
+        Always finished once begun: the state from before the update is gone by now.
+        """
         settings, questions = self.config.curriculum, self.environment.train
         rank = np.random.default_rng([self.config.seed, 5]).permutation(len(questions))
         # Questions take turns by group, so that every group is measured alike.
@@ -502,10 +524,9 @@ class Iteration:
             jax.random.fold_in(jax.random.fold_in(self.key, step), 3),
             **self.how(),
             phi_of=self.policy.phi_of(train.policy),
-            poll=poll,
         )
         golds = [questions.set.answers[i] for i in chosen]
-        outcomes = self.environment.verify(rollout.branches, golds, poll)
+        outcomes = self.environment.verify(rollout.branches, golds)
         groups = jnp.asarray(self.levels[chosen])
         return groups, jnp.asarray(outcomes), int(rollout.counters["tokens"])
 
@@ -522,7 +543,6 @@ class Iteration:
                 self.levels if self.continuous else np.arange(self.num_groups),
                 config=self.config,
             ),
-            **{f"grader/{k}": v for k, v in self.environment.grader.counters().items()},
             "rollout/tokens": chosen.rollout.counters["tokens"],
             "rollout/tokens_total": int(state.generated_tokens),
         }

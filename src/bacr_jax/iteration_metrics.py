@@ -1,7 +1,7 @@
 """What an iteration reports: rollouts, the schedule, resampling, time."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,19 @@ def schedule_metrics(
         found[f"curriculum/mu_{group}"] = mean(mu)
         found[f"curriculum/pass_rate_{group}"] = mean(schedule.pass_rate)
         found[f"curriculum/weight_{group}"] = float(np.asarray(weights)[here].sum())
+    return found
+
+
+def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metrics:
+    """What the grader did in an iteration, from its totals before and after.
+
+    What its cache happens to hold, and what befell its workers, belongs to the process.
+    """
+    found = {}
+    for name in after:
+        of_process = name.startswith("worker_") or name in ("cache_hits", "timeouts")
+        key = f"process/grader_{name}" if of_process else f"grader/{name}"
+        found[key] = float(after[name] - before[name])
     return found
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from bacr_jax.run_folder import RunFolder, append_line
 
-# Metrics of this group measure the machine, not the run; two equal runs differ in them.
-TIMING_GROUP = "time/"
+# Metrics of these groups measure the machine and the process, not the run: two equal runs, or one
+# that was resumed, differ in them.
+OF_THE_MACHINE = ("time/", "process/")
 
 
 def as_json(value: float | int) -> float | int | str:
@@ -31,13 +32,13 @@ class MetricsWriter:
         self._board: Any = None
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends a line: the step, the metrics by name, the timings last.
+        """Appends a line: the step, the metrics by name, those of the machine last.
 
         Args:
           step: number of the step, counted from 1.
           metrics: numbers by `group/name`; anything that `float` takes.
         """
-        names = sorted(metrics, key=lambda name: (name.startswith(TIMING_GROUP), name))
+        names = sorted(metrics, key=lambda name: (name.startswith(OF_THE_MACHINE), name))
         values = {name: float(metrics[name]) for name in names}
         line = {name: as_json(value) for name, value in values.items()}
         append_line(self._folder.metrics, {"step": step, **line})
@@ -60,12 +61,12 @@ class MetricsWriter:
 
 
 def without_timings(path: Path) -> list[dict[str, Any]]:
-    """Records of a metrics.jsonl without what depends on the machine's speed.
+    """Records of a metrics.jsonl without what depends on the machine or the process.
 
     Two runs of the same config, seed, software and device kind give equal lists.
     """
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    keep = lambda record: {k: v for k, v in record.items() if not k.startswith(TIMING_GROUP)}
+    keep = lambda record: {k: v for k, v in record.items() if not k.startswith(OF_THE_MACHINE)}
     return [keep(record) for record in records]
 
 

@@ -5,18 +5,25 @@ import json
 import os
 import socket
 import types
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from bacr_jax import config_io
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 
-CONFIG, LOCK = "config.yaml", ".lock"
+CONFIG, LOCK, CHANGES = "config.yaml", ".lock", "changes.jsonl"
+# What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
+Resume = Literal["auto", "never", "required"]
 # What a run killed while it made its folder can leave behind.
 _DEBRIS = (LOCK, f"{CONFIG}.tmp")
-# A moved or renamed folder still holds the same run, and a checkpoint fits any devices.
-_MAY_DIFFER = ("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor")
+# A moved or renamed folder still holds the same run, a checkpoint fits any devices, and how often
+# it is saved changes nothing that it learns.
+_MAY_DIFFER = (
+    *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
+    *("checkpoint.every", "checkpoint.keep"),
+)
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6
 
@@ -120,6 +127,7 @@ class RunFolder:
       checkpoints: folder of checkpoints.
       tensorboard: folder of TensorBoard's files.
       summary: result of the finished run.
+      best: the best evaluation so far and its step.
       is_new: this process made the folder's config.yaml.
     """
 
@@ -134,6 +142,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
+        self.best = path / "best.json"
 
     def __enter__(self) -> "RunFolder":
         """The folder itself."""
@@ -171,29 +180,46 @@ class RunFolder:
             else:
                 _keep_until(path, step)
 
+    def forget_evaluation(self, when: str) -> None:
+        """Drops the evaluations made at `when`."""
+        records = read_lines(self.evaluations)
+        kept = [record for record in records if record.get("when") != when]
+        if kept != records:
+            write_atomically(self.evaluations, "".join(json.dumps(r) + "\n" for r in kept))
 
-def _differing(recorded: Path, config: Config) -> list[str]:
-    """Keys whose recorded value is another one, with both values."""
+
+def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose recorded value is another one: the value there, the value now."""
     there, now = config_io.flatten(config_io.load([recorded])), config_io.flatten(config)
-    return [
-        f"{key} ({there[key]} there, {now[key]} now)"
+    return {
+        key: (there[key], now[key])
         for key in now
         if there[key] != now[key] and key not in _MAY_DIFFER
-    ]
+    }
 
 
-def _refuse_unless_ours(path: Path, config: Config, where: str) -> None:
-    """Raises a UserError unless the folder is new, empty, or holds the run of this config."""
-    if not path.exists():
-        return
-    if not path.is_dir():
+def _refuse_unless_ours(
+    path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
+) -> None:
+    """Raises a UserError unless the folder is new, empty, or holds a run that may go on."""
+    if path.exists() and not path.is_dir():
         raise UserError(f"{where}: is a file; write the name of a folder")
-    entries = sorted(entry.name for entry in path.iterdir() if entry.name not in _DEBRIS)
+    found = path.iterdir() if path.exists() else ()
+    entries = sorted(entry.name for entry in found if entry.name not in _DEBRIS)
+    if resume == "required" and CONFIG not in entries:
+        raise UserError(
+            f"{where}: holds no run to go on with; write the folder of one, or leave out "
+            "--resume required"
+        )
     if not entries:
         return
     if CONFIG not in entries:
         raise UserError(
             f"{where}: is not empty and holds no run (found {entries[0]!r}); write another folder"
+        )
+    if resume == "never":
+        raise UserError(
+            f"{where}: holds a run already; write another folder, or leave out --resume never"
         )
     try:
         differing = _differing(path / CONFIG, config)
@@ -201,12 +227,17 @@ def _refuse_unless_ours(path: Path, config: Config, where: str) -> None:
         raise UserError(
             f"{where}: holds a run whose config can't be read ({error}); write another folder"
         ) from None
-    if differing:
-        more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+    refused = [key for key in differing if key not in allowed]
+    if refused:
+        named = ", ".join(
+            f"{key} ({differing[key][0]} there, {differing[key][1]} now)"
+            for key in refused[:_MOST_NAMED]
+        )
+        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
         raise UserError(
-            f"{where}: holds a run with another config, which differs in "
-            f"{', '.join(differing[:_MOST_NAMED])}{more}; write another folder, or the same config "
-            "to resume"
+            f"{where}: holds a run with another config, which differs in {named}{more}; write "
+            "another folder, or the same config to resume, or --allow-change KEY for each key "
+            "that may differ from here on"
         )
 
 
@@ -228,12 +259,26 @@ def lock_folder(path: Path, where: str) -> TextIO:
     return lock
 
 
-def open_run(path: Path, config: Config) -> RunFolder:
+def _note_changes(folder: RunFolder, config: Config) -> None:
+    """Makes the present config the folder's, and keeps what it was before."""
+    differing = _differing(folder.config, config)
+    if differing:
+        before = {key: there for key, (there, _) in differing.items()}
+        now = {key: here for key, (_, here) in differing.items()}
+        append_line(folder.path / CHANGES, {"before": before, "now": now})
+        write_atomically(folder.config, config_io.to_yaml(config))
+
+
+def open_run(
+    path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
+) -> RunFolder:
     """Makes a run folder, or opens the one that this config made before.
 
     Args:
       path: the folder.
       config: settings of the run; written to config.yaml.
+      resume: what to do with a run that is there already.
+      allowed: keys in which that run's config may differ; changes.jsonl keeps what they were.
 
     Returns:
       The folder, locked against other processes until it is left or the process ends.
@@ -245,16 +290,18 @@ def open_run(path: Path, config: Config) -> RunFolder:
     name = str(path)
     where = f"output.dir={name if name.isprintable() else ascii(name)}"
     try:
-        _refuse_unless_ours(path, config, where)
+        _refuse_unless_ours(path, config, where, resume, allowed)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
         try:
             # Between the look and the lock, another process may have made its run here.
-            _refuse_unless_ours(path, config, where)
+            _refuse_unless_ours(path, config, where, resume, allowed)
             folder = RunFolder(path, lock)
             folder.is_new = not folder.config.exists()
             if folder.is_new:
                 write_atomically(folder.config, config_io.to_yaml(config))
+            else:
+                _note_changes(folder, config)
             folder.rollouts.mkdir(exist_ok=True)
         except BaseException:
             lock.close()

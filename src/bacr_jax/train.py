@@ -1,12 +1,14 @@
 """`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
 
 import argparse
+import difflib
+import logging
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,13 +16,20 @@ from bacr_jax import config_io
 from bacr_jax.config import Config
 from bacr_jax.config_methods import EVALUATION_ONLY
 from bacr_jax.errors import UserError
-from bacr_jax.run_folder import RunFolder, follow_run, open_run
+from bacr_jax.run_folder import Resume, RunFolder, follow_run, open_run
 
-EPILOG = "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64"
+EPILOG = (
+    "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64. The "
+    "same command goes on with a run that was stopped. Exit codes: 0 trained, 2 the input can't be "
+    "used, 75 stopped by a signal after saving a checkpoint, 1 anything else."
+)
 
 
-def parse(argv: Sequence[str] | None) -> Config:
-    """The config that the command line asks for, checked, before any device work.
+def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
+    """What the command line asks for, checked, before any device work.
+
+    Returns:
+      The config, what to do with a run that is there, and the keys in which that may differ.
 
     Raises:
       UserError: the config can't be used.
@@ -36,6 +45,20 @@ def parse(argv: Sequence[str] | None) -> Config:
         "--config", action="append", default=[], metavar="FILE", help="repeatable; later files win"
     )
     parser.add_argument("--check", action="store_true", help="only check the config")
+    parser.add_argument(
+        "--resume",
+        choices=get_args(Resume),
+        default="auto",
+        help="a run that output.dir holds: go on with it (auto), refuse it (never), or refuse to "
+        "start without it (required)",
+    )
+    parser.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="repeatable; a key in which the run to go on with may differ, such as train.steps",
+    )
     parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_args(argv)
@@ -52,10 +75,14 @@ def parse(argv: Sequence[str] | None) -> Config:
     if arguments.check:
         print(f"{', '.join(arguments.config)}: a good config")
         raise SystemExit(0)
-    return config
+    for key in arguments.allow_change:
+        if key not in config_io.flatten(config):
+            near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
+            raise UserError(f"--allow-change {key}: is no key of a config; write {near[0]}?")
+    return config, arguments.resume, tuple(arguments.allow_change)
 
 
-def joint_run(config: Config) -> RunFolder:
+def joint_run(config: Config, resume: Resume, allowed: tuple[str, ...]) -> RunFolder:
     """The run folder: opened by the first process, after which the others follow.
 
     Raises:
@@ -66,50 +93,88 @@ def joint_run(config: Config) -> RunFolder:
 
     path = Path(config.output.dir)
     if not processes.join():
-        return open_run(path, config)
+        return open_run(path, config, resume=resume, allowed=allowed)
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)
         return follow_run(path)
     opened = None
     try:
-        opened = open_run(path, config)
+        opened = open_run(path, config, resume=resume, allowed=allowed)
     finally:
         processes.from_first(np.bool_(opened is not None))
     return opened
 
 
-def train(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """Runs a config to its end in an opened run folder and returns its summary."""
+def train(
+    config: Config, folder: RunFolder, poll: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Runs a config to its end in an opened run folder and returns its summary.
+
+    Args:
+      config: the settings.
+      folder: where the run is kept; one that was stopped goes on.
+      poll: called wherever work can be left; raises `Interrupted` to stop with a checkpoint.
+
+    Raises:
+      Interrupted: as asked, after saving.
+      TrainingFailed: going on would be no use.
+    """
     # JAX is imported once the config is known to be good.
+    from bacr_jax.interruption import Interrupted
     from bacr_jax.trainer import Trainer
 
     started = time.time()
     try:
-        trainer = Trainer(config, folder)
+        trainer = Trainer(config, folder, poll)
     except UserError:
         folder.discard()
         raise
     state, step = trainer.start()
-    trainer.evaluate(state, step, "before")
-    with trainer.training(state, step):
-        while not trainer.finished(state, step):
-            state = trainer.iterate(state, step)
-            step += 1
+    try:
+        trainer.evaluate(state, step, "before")
+        with trainer.training(state, step):
+            # What a stopped run still owed to this step.
             trainer.maintain(state, step)
-    trainer.evaluate(state, step, "after")
+            while not trainer.finished(state, step):
+                state = trainer.iterate(state, step)
+                step += 1
+                trainer.maintain(state, step)
+        trainer.save(state, step)
+        trainer.evaluate(state, step, "after")
+    except Interrupted:
+        trainer.leave(state, step)
+        raise
     return trainer.finish(state, step, time.time() - started)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: 0 when trained, 2 with one line on stderr when the input can't be used."""
+    """Entry point; see EPILOG for the exit codes."""
     try:
-        config = parse(argv)
-        with joint_run(config) as folder:
-            train(config, folder)
+        config, resume, allowed = parse(argv)
+        with joint_run(config, resume, allowed) as folder:
+            return _train(config, folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _train(config: Config, folder: RunFolder) -> int:
+    """`train`, with its ends as exit codes."""
+    # Orbax logs what it also raises, with its whole traceback.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    from bacr_jax.interruption import EXIT_CODE, Interrupted, Interruption
+    from bacr_jax.trainer import TrainingFailed
+
+    try:
+        with Interruption() as interruption:
+            train(config, folder, interruption.poll)
+    except Interrupted as signal:
+        print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+        return EXIT_CODE
+    except TrainingFailed as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
     return 0
 
 

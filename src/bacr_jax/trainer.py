@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from bacr_jax import config_io
 from bacr_jax import policy as policies
+from bacr_jax.alarms import Alarms
 from bacr_jax.checkpoint import Checkpoints
 from bacr_jax.cold_start import cold_start
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.environment import Environment, build_environment
+from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget, evaluate_set
 from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.evaluation.summary import Summary
@@ -39,14 +44,32 @@ from bacr_jax.warmup import styled_prompts, warm_up
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
+# Software whose version can change what a run computes.
+VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+class TrainingFailed(Exception):
+    """Going on would be no use; the message says what was seen and what to do."""
+
+
+def anytime_score(anytime: dict[str, dict[str, Any]]) -> float:
+    """Mean over sets of the mean accuracy over budgets, greedy where that was measured."""
+    of_set = lambda modes: modes.get("greedy", next(iter(modes.values())))["mean"]
+    return float(np.mean([of_set(modes) for modes in anytime.values()]))
 
 
 class Trainer:
     """A run in progress; `train.train` reads as its table of contents."""
 
-    def __init__(self, config: Config, folder: RunFolder):
-        """Builds data, model settings and the iteration; trains nothing yet."""
-        self.config, self.folder = config, folder
+    def __init__(self, config: Config, folder: RunFolder, poll: Callable[[], None] | None = None):
+        """Builds data, model settings and the iteration; trains nothing yet.
+
+        Args:
+          config: of the run.
+          folder: opened.
+          poll: called wherever work can be left without loss; raises to leave it.
+        """
+        self.config, self.folder, self.poll = config, folder, poll
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         self.method = load_method(config)
@@ -62,6 +85,9 @@ class Trainer:
         self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.evaluations: dict[str, dict[str, Summary]] = {}
+        self.evaluated: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.alarms = Alarms()
         self.phase = Phase(self.progress, "training", self.steps)
 
     def _total_steps(self) -> int:
@@ -81,16 +107,61 @@ class Trainer:
             if self.writes:
                 self.folder.truncate_after(-1)
             return self._cold_start(fresh), 0
-        step, state, _ = self.checkpoints.restore(fresh)
+        step, state, meta = self.checkpoints.restore(fresh)
+        self._compare(meta)
         records = []
         if self.writes:
             self.folder.truncate_after(step)
+            if step < self.steps:
+                # A longer run than it was: what was its last evaluation is none any more.
+                self.folder.forget_evaluation("after")
             records = read_lines(self.folder.evaluations)
         for record in json.loads(processes.text_from_first(json.dumps(records))):
-            if record["when"] in FRAME:
-                self.evaluations[record["when"]] = record["sets"]
+            self._note_evaluation(record)
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
+
+    def _note_evaluation(self, record: dict[str, Any]) -> None:
+        """Remembers an evaluation, and whether it is the best so far."""
+        self.evaluated.append(record)
+        if record["when"] in FRAME:
+            self.evaluations[record["when"]] = record["sets"]
+        score = anytime_score(record["anytime"])
+        if record["when"] != "before" and (self.best is None or score > self.best["accuracy"]):
+            self.best = {"step": record["step"], "accuracy": score}
+            self.checkpoints.prefer(record["step"])
+
+    def describe(self, step: int) -> dict[str, Any]:
+        """What is kept beside the state of a checkpoint."""
+        mesh = self.policy.learner.mesh
+        train = self.environment.train.set
+        questions = json.dumps([train.ids, train.questions, train.answers]).encode()
+        return {
+            "step": step,
+            "seed": self.config.seed,
+            "config": json.loads(json.dumps(config_io.flatten(self.config))),
+            "config_fingerprint": config_io.fingerprint(self.config),
+            "data_fingerprint": hashlib.sha256(questions).hexdigest()[:12],
+            "versions": {name: version(name) for name in VERSIONED},
+            "mesh": {} if mesh is None else {k: int(n) for k, n in mesh.shape.items()},
+            "devices": [jax.device_count(), jax.devices()[0].device_kind],
+            "best": self.best,
+        }
+
+    def _compare(self, meta: dict[str, Any]) -> None:
+        """Refuses other training data; says where the software or the devices are others."""
+        now = self.describe(meta["step"])
+        if meta["data_fingerprint"] != now["data_fingerprint"]:
+            raise UserError(
+                f"data.train={self.config.data.train}: its questions are not those that the run in "
+                f"{self.folder.path} was trained on; restore the file, or write another output.dir"
+            )
+        for what in ("versions", "devices", "mesh"):
+            if meta[what] != now[what]:
+                self.progress.say(
+                    f"note: {what} were {meta[what]} and are {now[what]}: the run goes on, but not "
+                    "bit for bit as it would have"
+                )
 
     def _plain_environment(self) -> Environment:
         """The environment in the format that all methods share."""
@@ -116,6 +187,7 @@ class Trainer:
                 fresh.method,
                 start,
                 on_progress=lambda step, loss: phase.update(step, loss=loss),
+                poll=self.poll,
             )
         state = self.iteration.init_state(params, fresh.train.head)
         return dataclasses.replace(state, method=remembered, generated_tokens=tokens)
@@ -146,6 +218,7 @@ class Trainer:
                 spec=spec,
                 seed=config.seed,
                 phi_of=None,
+                poll=self.poll,
             )
             return float(summary["greedy"][str(largest)]["accuracy"])
 
@@ -161,8 +234,9 @@ class Trainer:
                 spec=dataclasses.replace(self.policy.rollout, conditioning=None),
                 rules=environment.rules,
                 how=sampler(0.0),
+                poll=self.poll,
             )
-            return float(environment.verify(rollout.branches, golds).mean())
+            return float(environment.verify(rollout.branches, golds, self.poll).mean())
 
         with self.progress.phase("warm-up", config.warmup.steps) as phase:
             params = warm_up(
@@ -172,6 +246,7 @@ class Trainer:
                 accuracy_of=accuracy_of,
                 style_accuracy_of=style_accuracy_of,
                 on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
+                poll=self.poll,
             )
         return policies.with_budget_module(key, self.policy, params)
 
@@ -199,7 +274,7 @@ class Trainer:
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
-        state, metrics, rollout, outcomes = self.iteration.iterate(state, step)
+        state, metrics, rollout, outcomes = self.iteration.iterate(state, step, self.poll)
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
             self._write_rollouts(step + 1, rollout, outcomes)
@@ -211,26 +286,55 @@ class Trainer:
             thinking=metrics["rollout/thinking_mean"],
             tokens_per_s=metrics["time/tokens_per_s"],
         )
+        for alarm in self.alarms.raised_by(metrics):
+            self.progress.say(f"WARNING, step {step + 1}: {alarm}")
         return state
 
     def maintain(self, state: RunState, step: int) -> None:
-        """Evaluation and checkpoint on their own cadences."""
-        every = self.config.eval.every
-        if every is not None and step % every == 0 and not self.finished(state, step):
+        """Evaluation and checkpoint on their own cadences, and a look at whether to go on.
+
+        Raises:
+          TrainingFailed: nothing has been learned for too many updates.
+        """
+        if self.poll is not None:
+            self.poll()
+        if step == 0 or self.finished(state, step):
+            return
+        due = lambda every: every is not None and step % every == 0
+        if due(self.config.eval.every):
             self.evaluate(state, step, "during")
-        every = self.config.checkpoint.every
-        if every is not None and step % every == 0 and not self.finished(state, step):
+        improved = self.best is not None and self.best["step"] == step
+        if due(self.config.checkpoint.every) or improved:
             self.save(state, step)
+        most = self.config.train.max_skipped_updates
+        if most is not None and state.skipped_in_a_row >= most:
+            self.save(state, step)
+            self.checkpoints.close()
+            raise TrainingFailed(
+                f"training: stopped after step {step}, since the loss or its gradient was not "
+                f"finite in {state.skipped_in_a_row} updates in a row; parameters are those before "
+                f"them, in {self.folder.checkpoints / str(self.checkpoints.latest)}. Write a lower "
+                "optimizer.learning_rate or model.compute_dtype=float32, or look at the rewards"
+            )
 
     def save(self, state: RunState, step: int) -> None:
-        """A checkpoint of everything."""
-        self.checkpoints.save(step, state, {"step": step, "seed": self.config.seed})
+        """A checkpoint of everything, unless this step has one."""
+        if self.checkpoints.latest != step:
+            self.checkpoints.save(step, state, self.describe(step))
+
+    def leave(self, state: RunState, step: int) -> None:
+        """A last checkpoint, whole on disk, before the process ends early."""
+        self.save(state, step)
+        self.checkpoints.close()
+        self.metrics.close()
+        self.environment.close()
 
     # Evaluation and report --------------------------------------------------------------------
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
         """Accuracy by budget on every evaluation set, appended to eval.jsonl."""
-        if when in self.evaluations:
+        made = {(r["when"], r["step"]) for r in self.evaluated}
+        if when in self.evaluations or (when, step) in made:
             return
         params = state.train.policy
         decode = self.policy.decode_params(params)
@@ -247,26 +351,23 @@ class Trainer:
                     seed=self.config.seed,
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
+                    poll=self.poll,
                 )
         sets = {name: result["by_budget"] for name, result in found.items()}
         over = {name: result["anytime"] for name, result in found.items()}
+        record = {"step": step, "when": when, "sets": sets, "anytime": over}
         if self.writes:
-            append_line(
-                self.folder.evaluations, {"step": step, "when": when, "sets": sets, "anytime": over}
-            )
-        if when in FRAME:
-            self.evaluations[when] = sets
-        else:
+            append_line(self.folder.evaluations, record)
+        self._note_evaluation(record)
+        if self.writes and self.best is not None:
+            write_json(self.folder.best, self.best)
+        if when not in FRAME:
             for name, summary in sets.items():
                 self.progress.say(f"step {step}, {name}: {tables.in_one_line(summary)}")
 
     def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
-        if self.checkpoints.latest != step:
-            self.save(state, step)
-        self.checkpoints.close()
-        self.metrics.close()
-        self.environment.close()
+        self.leave(state, step)
         first = next(iter(self.environment.eval))
         summary = {
             "method": self.method.name,
@@ -274,6 +375,7 @@ class Trainer:
             "steps": step,
             "wall_seconds": wall_seconds,
             "generated_tokens": int(state.generated_tokens),
+            "best": self.best,
             "eval": {when: sets[first] for when, sets in self.evaluations.items()},
             "sets": self.evaluations,
         }

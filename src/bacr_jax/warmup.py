@@ -1,11 +1,14 @@
 """The supervised warm-up: from random weights to a policy that can do the task, at length.
 
 Procedural task only. The finished weights lie in a folder of their own, with the settings that made
-them, so that several methods can start from the same policy.
+them, so that several methods can start from the same policy. An unfinished warm-up lies there too:
+its steps up to the last save are skipped when it is gone through again.
 """
 
+import contextlib
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,13 @@ from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.environment import Questions
 from bacr_jax.errors import UserError
+from bacr_jax.interruption import Interrupted
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.policy import Policy
+from bacr_jax.run_folder import lock_folder, write_atomically
 from bacr_jax.types import Prompts
 
 Params = dict[str, Any]
@@ -37,11 +42,17 @@ HOLD_STEPS = 100
 MEASURE_EVERY, STYLE_FALL = 25, 40
 # Problems on which a style is measured: an error of 3 points.
 STYLE_PROBLEMS = 256
+# Steps between saves: what a crash can cost, some ten seconds on a CPU.
+SAVE_EVERY = 100
 
 
 @dataclasses.dataclass
 class _Run:
-    """A warm-up in progress."""
+    """A warm-up in progress.
+
+    One that was stopped goes through the same motions again: the steps it had done are counted but
+    not taken, and what it had measured is read from its journal.
+    """
 
     config: Config
     spec: LearnerSpec
@@ -50,13 +61,54 @@ class _Run:
     opt_state: Any
     on_progress: Callable[[int, int, float], None] | None
     poll: Callable[[], None] | None
+    saved: Checkpoints | None
     planned: int = 0
     step: int = 0
+    done: int = 0
+    journal: list[Any] = dataclasses.field(default_factory=list)
+    measurements: int = 0
+
+    def resume(self) -> None:
+        """Takes over what a stopped warm-up had saved."""
+        assert self.saved is not None
+        if self.saved.latest is not None:
+            like = {"params": self.params, "opt_state": self.opt_state}
+            self.done, state, meta = self.saved.restore(like)
+            self.params, self.opt_state = state["params"], state["opt_state"]
+            self.journal = meta["journal"]
+
+    def save(self) -> None:
+        """Keeps parameters and journal as they are now."""
+        if self.saved is not None and self.step > max(self.saved.latest or 0, self.done):
+            state = {"params": self.params, "opt_state": self.opt_state}
+            self.saved.save(self.step, state, {"journal": self.journal})
+
+    def copy(self) -> "_Run":
+        """One that goes on by itself, and is neither saved nor shown."""
+        copied = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
+        return dataclasses.replace(
+            self,
+            params=copied(self.params),
+            opt_state=copied(self.opt_state),
+            on_progress=None,
+            saved=None,
+            done=0,
+        )
+
+    def measured(self, measure: Callable[[], Any]) -> Any:
+        """What `measure` says now, or said when this point was reached before."""
+        self.measurements += 1
+        if self.measurements > len(self.journal):
+            self.journal.append(measure())
+        return self.journal[self.measurements - 1]
 
     def advance(self, steps: int, rate: Callable[[int], float]) -> None:
         """`steps` steps at rate(0), rate(1), ..."""
         settings, task = self.config.warmup, self.config.data.ledger
         for i in range(steps):
+            if self.step < self.done:
+                self.step += 1
+                continue
             tokens, loss_mask = ledger.warmup_batch(
                 self.config.seed,
                 self.step,
@@ -80,6 +132,8 @@ class _Run:
                     self.on_progress(self.step, self.planned, float(loss))
                 if self.poll is not None:
                     self.poll()
+            if self.step % SAVE_EVERY == 0:
+                self.save()
 
 
 def styled_prompts(
@@ -118,21 +172,22 @@ def _until_accurate(run: _Run, accuracy_of: Callable[[Params], float]) -> float:
     run.planned = settings.steps
     run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
     holds = 0
-    while holds < settings.max_hold and accuracy_of(run.params) < settings.hold_accuracy:
+    measure = lambda: run.measured(lambda: accuracy_of(run.params))
+    while holds < settings.max_hold and measure() < settings.hold_accuracy:
         holds += 1
         run.planned += HOLD_STEPS
         run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
     last = 1.0 - FINAL_FRACTION
     falling = lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall)
     run.advance(fall, falling)
-    accuracy = accuracy_of(run.params)
+    accuracy: float = measure()
     while holds < settings.max_hold and accuracy < settings.target_accuracy:
         # It fell too early: back up, and down again.
         holds += 1
         run.planned += HOLD_STEPS + fall
         run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
         run.advance(fall, falling)
-        accuracy = accuracy_of(run.params)
+        accuracy = measure()
     if accuracy < settings.target_accuracy:
         raise UserError(
             f"warm-up: greedy accuracy {accuracy:.2f} at the largest budget after {run.step} steps "
@@ -161,27 +216,31 @@ def _until_style(
     most = settings.steps + settings.max_hold * HOLD_STEPS
     slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
     falling = lambda i: settings.learning_rate * (1.0 - slope * (i + 1))
-    copy = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
+
+    def ended() -> _Run:
+        """A copy that ends its training here.
+
+        Accuracy jumps while the rate falls, so that only a copy tells what ending here gives.
+        """
+        end = run.copy()
+        end.advance(STYLE_FALL, falling)
+        return end
+
     run.planned = settings.steps
     run.advance(first, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
-    found = measure(run.params)
+    found = run.measured(lambda: measure(run.params))
     while run.step < most and found[settings.style] <= high:
         if found[settings.style] >= low / 2:
-            # A copy ends its training here: accuracy jumps while the rate falls, so that only the
-            # copy tells what ending here gives.
-            end = dataclasses.replace(
-                run, params=copy(run.params), opt_state=copy(run.opt_state), on_progress=None
-            )
-            end.advance(STYLE_FALL, falling)
-            found = measure(end.params)
+            found = run.measured(lambda: measure(ended().params))
             in_band = low <= found[settings.style] <= high
             if in_band and found["steps"] >= settings.target_accuracy:
+                end = ended()
                 run.params, run.step = end.params, end.step
                 return {f"{name}_accuracy": value for name, value in found.items()}
         run.planned = max(run.planned, run.step + MEASURE_EVERY)
         run.advance(MEASURE_EVERY, lambda i: settings.learning_rate)
         if found[settings.style] < low / 2:
-            found = measure(run.params)
+            found = run.measured(lambda: measure(run.params))
     raise UserError(
         f"warm-up: after {run.step} steps the style {settings.style} is right on "
         f"{found[settings.style]:.2f} of level {settings.style_level} and steps on "
@@ -255,18 +314,32 @@ def warm_up(
         _, params, _ = checkpoints.restore(params)
         checkpoints.close()
         return params
-    settings = config.warmup
-    tx = supervised_optimizer()
-    run = _Run(config, spec, tx, params, policy.make(tx.init, params), on_progress, poll)
-    if settings.style is not None:
-        measured = _until_style(run, style_accuracy_of)
-    else:
-        measured = {"accuracy": _until_accurate(run, accuracy_of)}
-    params, step = run.params, run.step
-    checkpoints = Checkpoints(folder / "weights", keep=1)
-    checkpoints.save(step, params, {"steps": step, **measured})
-    checkpoints.close()
     if processes.is_first():
-        record = {"fingerprint": fingerprint(config), "steps": step, **measured}
-        identity.write_text(json.dumps(record) + "\n")
-    return params
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if processes.is_first():
+            stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
+        saved = Checkpoints(folder / "progress" / fingerprint(config), keep=1)
+        tx = supervised_optimizer()
+        opt_state = policy.make(tx.init, params)
+        run = _Run(config, spec, tx, params, opt_state, on_progress, poll, saved)
+        run.resume()
+        try:
+            if config.warmup.style is not None:
+                measured = _until_style(run, style_accuracy_of)
+            else:
+                measured = {"accuracy": _until_accurate(run, accuracy_of)}
+        except Interrupted:
+            run.save()
+            raise
+        finally:
+            saved.close()
+        checkpoints = Checkpoints(folder / "weights", keep=1)
+        if checkpoints.latest != run.step:
+            checkpoints.save(run.step, run.params, {"steps": run.step, **measured})
+        checkpoints.close()
+        if processes.is_first():
+            record = {"fingerprint": fingerprint(config), "steps": run.step, **measured}
+            write_atomically(identity, json.dumps(record) + "\n")
+            shutil.rmtree(folder / "progress")
+    return run.params

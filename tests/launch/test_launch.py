@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,27 @@ def test_slurm_starts_one_process_per_node():
         *("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
         *("python3.12", "-m", "bacr_jax.train", "--config", "c.yaml"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds_left", "requeued"), [(75, 200, True), (75, 9000, False), (1, 200, False)]
+)
+def test_a_job_that_ran_out_of_time_goes_back_into_the_queue(
+    tmp_path, code, seconds_left, requeued
+):
+    for name, line in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" > {tmp_path}/asked')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
+    assert done.returncode == code, done.stderr
+    asked = tmp_path / "asked"
+    assert asked.exists() == requeued
+    assert not requeued or asked.read_text() == "requeue 17\n"
 
 
 def test_machines_without_slurm_are_told_who_they_are():

@@ -249,6 +249,28 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(rolled):
     assert int(again.updates) == 1 and int(again.skipped) == 1
 
 
+@pytest.mark.parametrize(("logprob", "skipped"), [(-jnp.inf, 0), (jnp.inf, 0), (jnp.nan, 1)])
+def test_a_log_probability_that_is_no_number_spoils_no_parameter(rolled, logprob, skipped):
+    scores = learning.score_batch(WORLD.params, rolled, RULES.legal, spec=SPEC)
+    first = scores.thinking.at[0, 0].set(logprob)
+    negative = dataclasses.replace(
+        rolled, thinking_advantages=-jnp.abs(rolled.thinking_advantages) - 1.0
+    )
+    after, metrics = learning.train_step(
+        state_of(),
+        negative,
+        RULES.legal,
+        dataclasses.replace(scores, thinking=first),
+        None,
+        spec=SPEC,
+        policy_tx=TX,
+        head_tx=HEAD_TX,
+    )
+    # Ratios are bounded before they are taken from their logarithm.
+    assert int(after.skipped) == skipped
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(after.policy))
+
+
 def test_state_buffers_are_donated(rolled):
     lowered = learning.train_step.lower(
         state_of(), rolled, RULES.legal, None, None, spec=SPEC, policy_tx=TX, head_tx=HEAD_TX

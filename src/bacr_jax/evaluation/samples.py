@@ -18,6 +18,7 @@ from bacr_jax.config import EvalConfig
 from bacr_jax.environment import Environment, Questions
 from bacr_jax.grading import LENIENT
 from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.parallel import processes
 from bacr_jax.rollout.engine import RolloutSpec
 from bacr_jax.rollout.generate import generate
 from bacr_jax.rollout.sampling import sampler
@@ -206,7 +207,9 @@ def draw(
     data = questions.set
     golds = [data.answers[place] for place in places]
     grader = environment.graded_like(questions).grader
-    verdicts = grader.grade(texts, golds, mode=LENIENT, poll=poll)
+    # Several processes wait for their graders for different times: none may poll there.
+    polled = None if processes.several() else poll
+    verdicts = grader.grade(texts, golds, mode=LENIENT, poll=polled)
     return [
         Sample(
             set=name,

@@ -93,11 +93,23 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def several() -> bool:
+    """Whether this run has more than one process."""
+    return jax.process_count() > 1
+
+
 def from_first(values: Any) -> Any:
     """Process 0's arrays, in every process; shapes and types must be equal in all."""
     if jax.process_count() == 1:
         return values
     return multihost_utils.broadcast_one_to_all(values)
+
+
+def largest(number: int) -> int:
+    """The largest of the numbers that the processes give; all must call it at the same places."""
+    if jax.process_count() == 1:
+        return number
+    return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
 def text_from_first(text: str) -> str:

@@ -1,0 +1,103 @@
+"""Loud warnings about a run that goes wrong without failing: each is given once, with its cause.
+
+Thresholds are ours, chosen so that a healthy run never meets them; they change nothing in the run.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+Metrics = Mapping[str, float]
+
+# Iterations in a row that must look wrong before anything is said.
+PATIENCE = 10
+# A mean reward that was once above the first share and has fallen below this part of its best.
+WORTH_LOSING, COLLAPSED_TO = 0.2, 0.25
+CLIPPED = 0.5
+# Share of graded answers whose worker died or ran out of time.
+LOST_VERDICTS = 0.1
+# Nats per token between what the sampler and the learner say of the same tokens.
+MISMATCH = 0.05
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One thing that can go wrong.
+
+    Attributes:
+      is_wrong: whether an iteration's metrics show it; given the smoothed reward's best so far.
+      message: what it is, its likely causes, and the keys to change.
+    """
+
+    is_wrong: Callable[[Metrics, float], bool]
+    message: str
+
+
+def _lost(metrics: Metrics) -> bool:
+    lost = sum(metrics.get(f"process/grader_{name}", 0.0) for name in ("worker_deaths", "timeouts"))
+    return lost > LOST_VERDICTS * max(metrics.get("grader/graded", 0.0), 1.0)
+
+
+def _accuracy(metrics: Metrics) -> float:
+    """Share of right answers, averaged over cuts: rewards themselves may have another scale."""
+    cuts = [value for name, value in metrics.items() if name.startswith("reward/cut_")]
+    return sum(cuts) / max(len(cuts), 1)
+
+
+ALARMS = {
+    "no_reward": Alarm(
+        lambda m, _: _accuracy(m) == 0.0,
+        f"not one right answer in {PATIENCE} iterations: nothing can be learned. Likely answers "
+        "are not in the form that the grader reads, or end before it: look into rollouts/, raise "
+        "rollout.answer_tokens or budget.min, or start from a model that can do the task",
+    ),
+    "always_right": Alarm(
+        lambda m, _: _accuracy(m) == 1.0,
+        f"every answer was right for {PATIENCE} iterations: nothing is left to learn. Choose "
+        "harder questions (data.train) or smaller budgets (budget.max)",
+    ),
+    "collapse": Alarm(
+        lambda m, best: best > WORTH_LOSING and _accuracy(m) < COLLAPSED_TO * best,
+        "the share of right answers has collapsed. Likely the updates are too large: lower "
+        "optimizer.learning_rate, or hold the policy with loss.kl_coef; checkpoints/ has the best "
+        "one so far (best.json)",
+    ),
+    "clipped": Alarm(
+        lambda m, _: m.get("policy/clipped_share", 0.0) > CLIPPED,
+        "more than half of the token losses are clipped: most of the batch teaches nothing. Lower "
+        "optimizer.learning_rate or train.minibatches",
+    ),
+    "verdicts": Alarm(
+        lambda m, _: _lost(m),
+        "the grader's workers die or run out of time on more than a tenth of the answers, which "
+        "count as wrong. Look at the memory of the machine and at the answers in rollouts/",
+    ),
+    "mismatch": Alarm(
+        lambda m, _: m.get("mismatch/k3", 0.0) > MISMATCH,
+        "the sampler and the learner disagree about the same tokens. Write "
+        "loss.importance_cap=2.0, or model.compute_dtype=float32 to see whether it is rounding",
+    ),
+}
+
+
+class Alarms:
+    """Watches the metrics of a run, iteration by iteration."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self._in_a_row: collections.Counter[str] = collections.Counter()
+        self._given: set[str] = set()
+        self._smoothed: float | None = None
+        self._best = 0.0
+
+    def raised_by(self, metrics: Metrics) -> Iterator[str]:
+        """Messages of the alarms that this iteration sets off; each comes once."""
+        now = _accuracy(metrics)
+        self._smoothed = now if self._smoothed is None else 0.9 * self._smoothed + 0.1 * now
+        self._best = max(self._best, self._smoothed)
+        for name, alarm in ALARMS.items():
+            wrong = alarm.is_wrong(metrics, self._best)
+            self._in_a_row[name] = self._in_a_row[name] + 1 if wrong else 0
+            if self._in_a_row[name] == PATIENCE and name not in self._given:
+                self._given.add(name)
+                yield alarm.message

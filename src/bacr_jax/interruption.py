@@ -1,0 +1,71 @@
+"""Leaving a run in good order when the system asks for it (SIGTERM, SIGINT, Slurm's SIGUSR1)."""
+
+import os
+import signal
+import time
+import types
+from typing import Any
+
+from bacr_jax.parallel import processes
+
+# sysexits.h's EX_TEMPFAIL: nothing is wrong, the same command goes on.
+EXIT_CODE = 75
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# `timeout` and some schedulers send one request twice, to the process and to its group.
+_SAME_REQUEST_SECONDS = 0.5
+
+
+class Interrupted(Exception):
+    """The system has asked the process to end; its message is the signal's name."""
+
+
+class Interruption:
+    """Notes the first signal, for `poll` to raise at a good moment; a second one ends the process.
+
+    A context manager: outside of it signals do what they always do. A rollout or an evaluation is
+    left where it polls; the caller saves what is whole and ends with `EXIT_CODE`.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is noted, and no signal is listened to yet."""
+        self._number: int | None = None
+        self._at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        """Starts listening; in the main thread only, as Python has it."""
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Gives the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: types.FrameType | None) -> None:
+        now = time.monotonic()
+        if self._number is None:
+            self._number, self._at = number, now
+            # print() may be in the middle of a line of its own.
+            name = signal.Signals(number).name
+            os.write(2, f"\n{name}: saving a checkpoint; a second signal leaves at once\n".encode())
+        elif now - self._at > _SAME_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def poll(self) -> None:
+        """Raises if a signal has come, to any process of the run.
+
+        With several processes this is a collective: all must call it at the same places.
+
+        Raises:
+          Interrupted: after a signal.
+        """
+        number = processes.largest(self._number or 0)
+        if number:
+            raise Interrupted(signal.Signals(number).name)
