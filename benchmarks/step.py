@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 
 PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
+# Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not.
+MICRO_BATCHES = 16
 
 
 def parse() -> argparse.Namespace:
@@ -152,6 +154,7 @@ class Step:
             spec=self.learner,
             policy_tx=self.tx,
             head_tx=self.tx,
+            micro_batches=MICRO_BATCHES,
         )
         assert np.isfinite(float(metrics["loss/total"])) and float(metrics["policy/skipped"]) == 0
         return sampled - started, time.perf_counter() - sampled
