@@ -1,12 +1,28 @@
 """Settings that must stand before JAX starts, and fixtures shared by rooms."""
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling is most of the work of these tests, and many compile the same: one cache for the test
+# session, its workers and the commands they start. A cache from before is never read.
+OWN_CACHE = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    OWN_CACHE = tempfile.mkdtemp(prefix="bacr_jax_compiled_")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = OWN_CACHE
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest  # noqa: E402
+
+
+def pytest_unconfigure():
+    """Removes the cache; workers have none of their own."""
+    if OWN_CACHE is not None:
+        shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
