@@ -2,19 +2,15 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from bacr_jax import config_io
 from bacr_jax import policy as policies
 from bacr_jax.alarms import Alarms
 from bacr_jax.checkpoint import Checkpoints
@@ -24,7 +20,6 @@ from bacr_jax.data import ledger
 from bacr_jax.environment import Environment, build_environment
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget, evaluate_set
-from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.iteration import Iteration, RunState
 from bacr_jax.methods import load_method
@@ -32,20 +27,19 @@ from bacr_jax.metrics import MetricsWriter
 from bacr_jax.parallel import processes
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
+from bacr_jax.provenance import differences, provenance
 from bacr_jax.report import tables
 from bacr_jax.report.page import write_report
-from bacr_jax.rollout.generate import Rollout, generate
+from bacr_jax.rollout.generate import generate
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.run_folder import RunFolder, append_line, read_lines, write_json
-from bacr_jax.text.extraction import decode_ids
 from bacr_jax.text.loading import load_tokenizer
 from bacr_jax.text.prompts import format_for
+from bacr_jax.traces import write_traces
 from bacr_jax.warmup import styled_prompts, warm_up
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
-# Software whose version can change what a run computes.
-VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 class TrainingFailed(Exception):
@@ -133,20 +127,8 @@ class Trainer:
 
     def describe(self, step: int) -> dict[str, Any]:
         """What is kept beside the state of a checkpoint."""
-        mesh = self.policy.learner.mesh
-        train = self.environment.train.set
-        questions = json.dumps([train.ids, train.questions, train.answers]).encode()
-        return {
-            "step": step,
-            "seed": self.config.seed,
-            "config": json.loads(json.dumps(config_io.flatten(self.config))),
-            "config_fingerprint": config_io.fingerprint(self.config),
-            "data_fingerprint": hashlib.sha256(questions).hexdigest()[:12],
-            "versions": {name: version(name) for name in VERSIONED},
-            "mesh": {} if mesh is None else {k: int(n) for k, n in mesh.shape.items()},
-            "devices": [jax.device_count(), jax.devices()[0].device_kind],
-            "best": self.best,
-        }
+        mesh, questions = self.policy.learner.mesh, self.environment.train.set
+        return {"step": step, "best": self.best, **provenance(self.config, questions, mesh)}
 
     def _compare(self, meta: dict[str, Any]) -> None:
         """Refuses other training data; says where the software or the devices are others."""
@@ -156,12 +138,8 @@ class Trainer:
                 f"data.train={self.config.data.train}: its questions are not those that the run in "
                 f"{self.folder.path} was trained on; restore the file, or write another output.dir"
             )
-        for what in ("versions", "devices", "mesh"):
-            if meta[what] != now[what]:
-                self.progress.say(
-                    f"note: {what} were {meta[what]} and are {now[what]}: the run goes on, but not "
-                    "bit for bit as it would have"
-                )
+        for line in differences(meta, now):
+            self.progress.say(line)
 
     def _plain_environment(self) -> Environment:
         """The environment in the format that all methods share."""
@@ -277,7 +255,9 @@ class Trainer:
         state, metrics, rollout, outcomes = self.iteration.iterate(state, step, self.poll)
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
-            self._write_rollouts(step + 1, rollout, outcomes)
+            path = self.folder.rollouts / f"{step + 1:06d}.jsonl"
+            count = self.config.output.rollouts
+            write_traces(path, step + 1, self.environment, rollout, outcomes, count=count)
         cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
         self.phase.update(
             step + 1,
@@ -397,37 +377,6 @@ class Trainer:
             f"{duration(wall_seconds)}; everything is in {self.folder.path}"
         )
         return summary
-
-    def _write_rollouts(self, step: int, rollout: Rollout, outcomes: np.ndarray) -> None:
-        """A few traces as text: question, budget, thinking, cuts, answers, outcomes."""
-        path = self.folder.rollouts / f"{step:06d}.jsonl"
-        path.unlink(missing_ok=True)
-        decode = lambda ids: decode_ids(self.environment.tokenizer, ids.tolist())
-        trunks, branches = rollout.trunks, rollout.branches
-        texts = self.environment.answer_texts(branches)
-        flat = outcomes.reshape(-1, outcomes.shape[-1])
-        chosen = np.linspace(0, len(flat) - 1, min(self.config.output.rollouts, len(flat)))
-        for row in chosen.astype(int):
-            start = int(trunks.prompt_lengths[row])
-            end = start + int(trunks.sampled[row])
-            # Thinking between the cuts, and what the model wrote after the last one.
-            places = [start, *(int(c) for c in branches.context[row]), end]
-            append_line(
-                path,
-                {
-                    "step": step,
-                    "row": int(row),
-                    "prompt": decode(trunks.tokens[row, :start]),
-                    "budget": int(trunks.budgets[row]),
-                    "thinking": decode(trunks.tokens[row, start:end]),
-                    "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
-                    "thinking_tokens": int(trunks.thinking[row]),
-                    "closed_by": CLOSE_NAMES[int(trunks.close[row])],
-                    "context": [int(c) - start for c in branches.context[row]],
-                    "answers": texts[row],
-                    "outcomes": [float(r) for r in flat[row]],
-                },
-            )
 
 
 def _tokenizer(config: Config) -> tuple[Any, int]:
