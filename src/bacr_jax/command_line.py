@@ -1,9 +1,14 @@
 """Command lines that refuse like everything else here: in one line."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from bacr_jax.errors import UserError
+
+# Exit code of a command whose input can't be used, the one that argparse has too.
+BAD_INPUT = 2
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,3 +24,38 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage."""
         raise UserError(f"command line: {message}; {self.advice}")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """As in argparse, but without NUL, which no file's name and no setting can hold."""
+        given = sys.argv[1:] if args is None else list(args)
+        for text in given:
+            if "\0" in text:
+                self.error(f"found {text!r}, which holds NUL")
+        return super().parse_known_args(given, namespace)
+
+
+def whole_number(text: str, *, most: int) -> int | None:
+    """A whole number from 0 to `most` in plain digits, or None."""
+    text = text.strip()
+    # isdecimal is true for digits of other scripts too, and Python converts 4300 digits at most.
+    plain = text.isascii() and text.isdecimal() and len(text.lstrip("0")) <= len(str(most))
+    return int(text) if plain and int(text) <= most else None
+
+
+def refusal(error: UserError | OSError) -> int:
+    """Writes an error as one line on stderr; returns the exit code.
+
+    Raises:
+      OSError: one that is not about a file.
+    """
+    if isinstance(error, OSError):
+        if error.filename is None:
+            raise error
+        message = f"{error.filename}: {error.strerror}; make room or rights, or write another path"
+    else:
+        message = str(error)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+    print(f"error: {line}", file=sys.stderr)
+    return BAD_INPUT

@@ -85,6 +85,12 @@ class Environment:
         """This environment with the grader for a set's own tolerance of numbers."""
         return dataclasses.replace(self, tolerance=questions.set.relative_tolerance)
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt of all sets."""
+        sets = (self.train, *self.eval.values())
+        return max(int(np.max(questions.prompts.lengths, initial=0)) for questions in sets)
+
     def close(self) -> None:
         """Ends the graders' processes."""
         for grader in self.graders.values():

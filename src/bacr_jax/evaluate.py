@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser
+from bacr_jax.command_line import Parser, refusal, whole_number
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config_checks import check_ranges
+from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
 
 DESCRIPTION = (
@@ -35,6 +36,8 @@ OVERRIDABLE = (
     "rollout.chunk",
 )
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
+# Lengths are 32-bit numbers on the device.
+LARGEST_BUDGET = 2**31 - 1
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -94,13 +97,13 @@ def _budgets(text: str | None) -> tuple[int, ...] | None:
         return None
     found = []
     for word in text.split(","):
-        # isdecimal is true for digits of other scripts too.
-        if not (word.strip().isascii() and word.strip().isdecimal()) or int(word) < 1:
+        number = whole_number(word, most=LARGEST_BUDGET)
+        if not number:
             raise UserError(
-                f"--budgets {text}: found {word.strip()!r}; write whole numbers above 0, such as "
+                f"--budgets: found {shown(word.strip())}; write whole numbers above 0, such as "
                 "512,1024"
             )
-        found.append(int(word))
+        found.append(number)
     if len(set(found)) != len(found):
         raise UserError(f"--budgets {text}: holds a budget twice; write each once")
     return tuple(sorted(found))
@@ -155,6 +158,10 @@ def _check(a: argparse.Namespace) -> None:
         labels is not None and not labels.absolute().parent.is_dir(),
         f"--label-difficulty {labels}: its folder does not exist; make it first",
     )
+    refuse(
+        labels is not None and labels.is_dir(),
+        f"--label-difficulty {labels}: is a folder; write the name of a file",
+    )
     for text in a.overrides:
         key = text.partition("=")[0]
         if not key.startswith(OVERRIDABLE) and key in config_io.schema():
@@ -204,6 +211,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.run is None
         else open_run(arguments.run, arguments.step)
     )
+    saved.check()
     config = settle(arguments, saved.config)
     saved = dataclasses.replace(saved, config=config)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
@@ -232,9 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         evaluate(parse(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import interop
-from bacr_jax.command_line import Parser
+from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.interop import names, writing
@@ -114,9 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         files = export(arguments.run, arguments.out, base=arguments.base, dtype=arguments.dtype)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
     for name in files:
         print(arguments.out / name)
     return 0

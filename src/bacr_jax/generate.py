@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser
+from bacr_jax.command_line import Parser, refusal, whole_number
 from bacr_jax.config_checks import check_ranges
+from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
 
 DESCRIPTION = (
@@ -22,6 +23,8 @@ EPILOG = (
 )
 # A budget that the policy is not told; it then thinks up to budget.max tokens.
 NONE = "none"
+# Lengths are 32-bit numbers on the device.
+LARGEST_BUDGET = 2**31 - 1
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -62,18 +65,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--temperature 0.6, or leave --top-p out",
     )
     refuse(not 0 <= a.seed < 2**32, f"--seed {a.seed}: write a number from 0 to 4294967295")
-    a.budgets = [_budget(a.budget, word.strip()) for word in a.budget.split(",")]
+    a.budgets = [_budget(word.strip()) for word in a.budget.split(",")]
     return a
 
 
-def _budget(text: str, word: str) -> int | None:
+def _budget(word: str) -> int | None:
     if word == NONE:
         return None
-    if not (word.isascii() and word.isdecimal()):
+    found = whole_number(word, most=LARGEST_BUDGET)
+    if found is None:
         raise UserError(
-            f"--budget {text}: found {word!r}; write whole numbers such as 512,1024, or {NONE}"
+            f"--budget: found {shown(word)}; write whole numbers such as 512,1024, or {NONE}"
         )
-    return int(word)
+    return found
 
 
 def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
@@ -181,9 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         ask(parse(argv), say)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
     except KeyboardInterrupt:
         return 130
     return 0

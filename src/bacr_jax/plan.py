@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bacr_jax import config_io
+from bacr_jax.command_line import Parser, refusal, whole_number
 from bacr_jax.config import Config
+from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ EPILOG = """\
 Every key of the config can be overridden, as in training:
   python -m bacr_jax.plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
 Exit code: 0 with an answer, whether it fits or not; 2 if the question can't be answered."""
+
+# More than any cluster has; all layouts of so many are looked at in a second.
+MOST_DEVICES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +60,11 @@ def parse(argv: Sequence[str] | None) -> Question:
 
     Raises:
       UserError: something in it can't be used.
-      SystemExit: help was asked for, or an option is unknown.
+      SystemExit: help was asked for.
     """
     from bacr_jax.planning.devices import DEVICES, find, smallest_with
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m bacr_jax.plan",
         description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
         epilog=EPILOG,
@@ -86,12 +91,14 @@ def parse(argv: Sequence[str] | None) -> Question:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config configs/qwen2.5-7b-math.yaml")
-    if not arguments.devices.isdecimal() or int(arguments.devices) < 1:
+    devices = whole_number(arguments.devices, most=MOST_DEVICES)
+    if not devices:
         raise UserError(
-            f"--devices: found {arguments.devices!r}; write a number of GPUs, 1 or more"
+            f"--devices: found {shown(arguments.devices)}; write a number of GPUs, 1 to "
+            f"{MOST_DEVICES}"
         )
     name = arguments.device
     if name is not None:
@@ -103,7 +110,7 @@ def parse(argv: Sequence[str] | None) -> Question:
     config_io.check(config)
     return Question(
         config=config,
-        devices=int(arguments.devices),
+        devices=devices,
         device=name,
         memory_gib=find(name).memory_gib if memory_gib is None else memory_gib,
         compiler=arguments.compile,
@@ -240,9 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         question = parse(argv)
         plan = answer(question)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
     from bacr_jax.planning.report import as_object, as_text
 
     print(json.dumps(as_object(plan)) if question.as_json else as_text(plan))

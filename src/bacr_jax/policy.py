@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bacr_jax import parallel
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.interop import load_policy, read_config
+from bacr_jax.interop import check_folder, load_policy, read_config
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.methods import Method
 from bacr_jax.model import budget, kv_cache, qwen2, value
@@ -57,6 +57,31 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
             f"has only {rows} embedding rows; write the model's own tokenizer"
         )
     return rows
+
+
+def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
+    """Everything about a run's first policy that can be told before it is read.
+
+    Args:
+      config: settings.
+      shape: of the model (`model_shape`).
+      longest_prompt: tokens.
+
+    Raises:
+      UserError: its folder can't be used, or a row would be longer than the model was made for.
+    """
+    if config.model.path is not None:
+        check_folder(config.model.path)
+    largest = max(config.budget.max, *config.eval.budgets)
+    key = "budget.max" if largest == config.budget.max else "eval.budgets"
+    free = shape.max_positions - longest_prompt - config.rollout.answer_tokens
+    if largest > free:
+        advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+        raise UserError(
+            f"{key}={largest}: with prompts of {longest_prompt} tokens and rollout.answer_tokens="
+            f"{config.rollout.answer_tokens} the model's {shape.max_positions} positions leave "
+            f"{max(free, 0)} for thinking; {advice}"
+        )
 
 
 def _implementation(config: Config) -> Any:

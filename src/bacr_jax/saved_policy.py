@@ -68,21 +68,48 @@ def read_params(folder: Path, step: int) -> Params:
     import jax
     import orbax.checkpoint as ocp
 
-    state = folder.absolute() / "checkpoints" / str(step) / "state"
+    state = _state_folder(folder, step)
     reader = ocp.PyTreeCheckpointer()
     try:
-        saved = reader.metadata(state).item_metadata.tree["train"]["policy"]
+        saved = _policy_metadata(reader, state)
         abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         wanted = {"train": {"policy": jax.tree.map(abstract, saved)}}
         on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
         return dict(reader.restore(state, args=how)["train"]["policy"])
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        # A missing or damaged metadata file shows as a missing attribute or key.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint again"
-        ) from None
+        raise _damaged(state, reason) from None
+
+
+def _state_folder(folder: Path, step: int) -> Path:
+    return folder.absolute() / "checkpoints" / str(step) / "state"
+
+
+def _damaged(state: Path, reason: str) -> UserError:
+    return UserError(
+        f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint again"
+    )
+
+
+def _policy_metadata(reader: Any, state: Path) -> Any:
+    """Shapes and types of the policy's leaves, from the metadata file alone."""
+    try:
+        return reader.metadata(state).item_metadata.tree["train"]["policy"]
+    # A missing or damaged metadata file shows as a missing attribute or key.
+    except (AttributeError, KeyError, TypeError, ValueError, OSError):
+        raise _damaged(state, "no description of a policy in it") from None
+
+
+def check_checkpoint(folder: Path, step: int) -> None:
+    """What `read_params` would refuse at once, without reading a value.
+
+    Raises:
+      UserError: the checkpoint is damaged.
+    """
+    import orbax.checkpoint as ocp
+
+    _policy_metadata(ocp.PyTreeCheckpointer(), _state_folder(folder, step))
 
 
 def read_run(folder: Path, step: int | None = None) -> tuple[Config, int, Params]:
@@ -117,6 +144,18 @@ class SavedPolicy:
         """For tables."""
         name = self.folder.absolute().name
         return name if self.step is None else f"{name}, step {self.step}"
+
+    def check(self) -> None:
+        """Everything about its files that can be told without reading a value.
+
+        Raises:
+          UserError: they can't be used.
+        """
+        if self.step is not None:
+            return check_checkpoint(self.folder, self.step)
+        from bacr_jax.interop import check_folder
+
+        return check_folder(self.folder)
 
     def params(self) -> Params:
         """Its parameters: on the host from a run, on the device from a Hugging Face folder."""

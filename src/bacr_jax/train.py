@@ -1,6 +1,5 @@
 """`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
 
-import argparse
 import difflib
 import logging
 import shutil
@@ -13,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from bacr_jax import config_io
+from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
 from bacr_jax.config_methods import EVALUATION_ONLY
 from bacr_jax.errors import UserError
@@ -33,9 +33,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
 
     Raises:
       UserError: the config can't be used.
-      SystemExit: nothing is to be trained (`--help`, `--check`), or the options are unknown.
+      SystemExit: nothing is to be trained (`--help`, `--check`).
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m bacr_jax.train",
         description="Train a policy to reason within a token budget.",
         epilog=EPILOG,
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     )
     parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if arguments.help:
         print(parser.format_help())
         print(config_io.help_text(shutil.get_terminal_size().columns))
@@ -154,9 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, resume, allowed = parse(argv)
         with joint_run(config, resume, allowed) as folder:
             return _train(config, folder)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
 
 
 def _train(config: Config, folder: RunFolder) -> int:

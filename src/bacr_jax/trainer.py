@@ -72,6 +72,7 @@ class Trainer:
         mesh = policies.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
         self.environment = build_environment(config, tokenizer, vocab_size)
+        policies.check_model(config, shape, self.environment.longest_prompt)
         for line in self.environment.describe_data():
             self.progress.say(line)
         self.steps = self._total_steps()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax import config_io
+from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.ledger import Split, ledger_tokenizer
@@ -31,7 +32,7 @@ _SHOWN_CHARS = 60
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bacr_jax.data", description=DESCRIPTION)
+    parser = Parser(prog="python -m bacr_jax.data", description=DESCRIPTION)
     parser.add_argument(
         "--inspect", required=True, metavar="NAME[:PATH]", help="the set, as in data.train"
     )
@@ -153,17 +154,16 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
-    options = parse(argv)
     try:
+        options = parse(argv)
         for line in inspect(options):
             print(line)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         # The reader has seen enough (head); nothing may be written to the closed pipe at exit.
         with contextlib.suppress(OSError):
             sys.stdout.close()
+    except (UserError, OSError) as error:
+        return refusal(error)
     return 0
 
 

@@ -168,12 +168,14 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[Evaluation
         written.
     """
     where = f"--out {path}"
-    _refuse_unless_ours(path, settings, where)
     try:
+        _refuse_unless_ours(path, settings, where)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise UserError(
+            f"{where}: can't be used ({error.strerror}); write a folder that can be written"
+        ) from None
     with lock:
         _refuse_unless_ours(path, settings, where)
         folder = EvaluationFolder(path)

@@ -3,13 +3,16 @@
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from bacr_jax.command_line import Parser, refusal
 from bacr_jax.errors import UserError
 from bacr_jax.grading import LENIENT, Grader
+from bacr_jax.grading.grader import LEAST_DEADLINE
 from bacr_jax.grading.verdict import MODES
 
 _BATCH = 1024
@@ -24,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         Exit code: 0, or 2 for input that can't be used.
     """
-    parser = argparse.ArgumentParser(prog="python -m bacr_jax.grading", description=__doc__)
+    parser = Parser(prog="python -m bacr_jax.grading", description=__doc__)
     parser.add_argument(
         "--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold"
     )
@@ -39,8 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)"
     )
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
+        _check(options)
         rows = _read(Path(options.cases))
         with Grader(workers=options.workers, deadline=options.deadline) as grader:
             lines = _grade(grader, rows, options.mode)
@@ -50,10 +54,19 @@ def main(arguments: list[str] | None = None) -> int:
                 with _open(Path(options.out)) as out:
                     out.writelines(lines)
             print(json.dumps(grader.counters()), file=sys.stderr)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Numbers that no grader could work with, by the names they have here."""
+    if options.workers < 1:
+        raise UserError(f"--workers {options.workers}: write 1 or more")
+    if not LEAST_DEADLINE <= options.deadline < math.inf:
+        raise UserError(
+            f"--deadline {options.deadline}: write seconds, {LEAST_DEADLINE} or more, such as 3"
+        )
 
 
 def _open(path: Path) -> TextIO:
@@ -80,9 +93,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        # Besides errors of JSON: numbers of thousands of digits and brackets of thousands of levels.
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", "no JSON that can be read")
             raise UserError(
-                f"{path} line {number}: {error.msg}; write one JSON object a line"
+                f"{path} line {number}: {reason}; write one JSON object a line"
             ) from None
         if not isinstance(row, dict):
             raise UserError(f"{path} line {number}: not an object; write one with pred and gold")

@@ -15,6 +15,8 @@ from bacr_jax.grading.pool import Job, Outcome, Request, WorkerPool
 from bacr_jax.grading.verdict import LENIENT, MODES, STRICT, Verdict
 
 POLL_SECONDS = 0.1
+# Seconds; a worker needs some hundredths for an answer that is no trouble at all.
+LEAST_DEADLINE = 0.05
 POLL_ROWS = 256
 # Requests longer than this are remembered by their hash, so that the cache stays small.
 _CACHE_KEY_CHARS = 256
@@ -186,7 +188,7 @@ class Grader:
     ):
         for name, value, least in (
             ("workers", workers, 1),
-            ("deadline", deadline, 0.05),
+            ("deadline", deadline, LEAST_DEADLINE),
             ("memory_mb", memory_mb, 128),
             ("recycle_after", recycle_after, 1),
             ("cache_size", cache_size, 0),

@@ -1,7 +1,14 @@
 """Hugging Face folders in and out."""
 
 from bacr_jax.interop.hf_config import BudgetModule, read_budget_module, read_config
-from bacr_jax.interop.reading import load_policy
+from bacr_jax.interop.reading import check_folder, load_policy
 from bacr_jax.interop.writing import save_policy
 
-__all__ = ["BudgetModule", "load_policy", "read_budget_module", "read_config", "save_policy"]
+__all__ = [
+    "BudgetModule",
+    "check_folder",
+    "load_policy",
+    "read_budget_module",
+    "read_config",
+    "save_policy",
+]

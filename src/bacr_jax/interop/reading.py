@@ -117,6 +117,38 @@ def _drop_copied_head(archive: Archive, folder: Path) -> None:
         table.pop(_HEAD)
 
 
+def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
+    """Shape, files and expected tensors of a folder, checked on the headers.
+
+    Raises:
+      UserError: as `load_policy`.
+    """
+    config = hf_config.read_config(folder)
+    module = hf_config.read_budget_module(folder)
+    vocabulary.check_fits(folder, config.vocab_size)
+    archive = archives.open_archive(folder)
+    if config.tie_embeddings and _HEAD in archive.files:
+        _drop_copied_head(archive, folder)
+    entries = list(names.backbone(config))
+    if module is not None:
+        per_layer = module.conditioning.sharing == "per_layer"
+        entries += names.budget_module(config, per_layer=per_layer)
+    archives.check(archive, entries, folder)
+    return config, archive, entries
+
+
+def check_folder(path: str | Path) -> None:
+    """What `load_policy` would refuse, in a moment and without reading a value.
+
+    Args:
+      path: a Hugging Face folder.
+
+    Raises:
+      UserError: as `load_policy`.
+    """
+    _checked(Path(path))
+
+
 def load_policy(
     path: str | Path, *, dtype: Any = jnp.float32, sharding_of: ShardingOf | None = None
 ) -> tuple[Qwen2Config, Params]:
@@ -140,18 +172,7 @@ def load_policy(
     Raises:
       UserError: the folder can't be used; one line that names the file or tensor.
     """
-    folder = Path(path)
-    config = hf_config.read_config(folder)
-    module = hf_config.read_budget_module(folder)
-    vocabulary.check_fits(folder, config.vocab_size)
-    archive = archives.open_archive(folder)
-    if config.tie_embeddings and _HEAD in archive.files:
-        _drop_copied_head(archive, folder)
-    entries = names.backbone(config)
-    if module is not None:
-        per_layer = module.conditioning.sharing == "per_layer"
-        entries += names.budget_module(config, per_layer=per_layer)
-    archives.check(archive, entries, folder)
+    config, archive, entries = _checked(Path(path))
     params = _stream(
         archive, entries, num_layers=config.num_layers, dtype=dtype, sharding_of=sharding_of
     )

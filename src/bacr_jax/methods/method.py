@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,15 +176,42 @@ def load_method(config: Config) -> Method:
     name = config.method
     if name in EVALUATION_ONLY:
         raise UserError(EVALUATION_ONLY[name])
-    module = _module(name)
-    if not hasattr(module, "make"):
-        raise UserError(f"method: {name!r} has no function make(config) -> Method")
-    method = module.make(config)
+    make = getattr(_module(name), "make", None)
+    if not callable(make):
+        raise UserError(
+            f"method: {name!r} has no function make(config); write one that returns a Method"
+        )
+    ours = name in built_in_methods()
+    method = make(config) if ours else _guarded(name, "make(config)", lambda: make(config))
     if not isinstance(method, Method):
-        raise UserError(f"method: {name}.make returned {type(method).__name__}, not a Method")
+        raise UserError(
+            f"method: make(config) of {name!r} returned {type(method).__name__}; return a Method"
+        )
     for problem in loss_problems(config, method.loss):
         raise UserError(problem)
     return method
+
+
+def _guarded(name: str, what: str, call: Callable[[], Any]) -> Any:
+    """The result of somebody's code, or one line that says where it stumbled.
+
+    Raises:
+      ImportError, SyntaxError: its own.
+      UserError: it raised something else, or tried to end the process.
+    """
+    try:
+        return call()
+    except (ImportError, SyntaxError, UserError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if Path(frame.filename).name == Path(name).name]
+        last = [*frames, *theirs][-1]
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"method: {what} of {name!r} raised {type(error).__name__}: {reason} "
+            f"({Path(last.filename).name}, line {last.lineno}); mend the file"
+        ) from error
 
 
 def _module(name: str) -> Any:
@@ -202,7 +230,7 @@ def _module(name: str) -> Any:
         path_of = f"bacr_jax.methods.{name}" if name in known else name
         load = lambda: importlib.import_module(path_of)
     try:
-        return load()
+        return _guarded(name, "the import", load)
     except (ImportError, SyntaxError) as error:
         raise UserError(
             f"method: can't import {name!r} ({error}); write one of "

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.command_line import Parser
+from bacr_jax.command_line import Parser, refusal
 from bacr_jax.errors import UserError
 from bacr_jax.report.page import write_report
 
@@ -21,9 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parser.parse_args(argv)
         print(write_report(arguments.run, arguments.out))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return refusal(error)
     return 0
 
 

@@ -37,6 +37,9 @@ summary { cursor: pointer; color: var(--soft); }
 """.strip()
 
 
+_KINDS = {int: "whole number", str: "text", dict: "object"}
+
+
 def _image(path: Path, text: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">\n'
@@ -47,9 +50,29 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError):
-        raise UserError(f"{path}: is damaged; remove it, or run the training again") from None
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: is damaged; remove it, or run the training again")
+    return found
+
+
+def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
+    """Records of a JSONL file that have the fields a report is made of.
+
+    Raises:
+      UserError: a record without one of them.
+    """
+    records = read_lines(path)
+    for number, record in enumerate(records, 1):
+        for name, kind in fields.items():
+            if not isinstance(record.get(name), kind):
+                raise UserError(
+                    f"{path}, line {number}: its field {name!r} is missing or no "
+                    f"{_KINDS[kind]}; mend or remove the line"
+                )
+    return records
 
 
 def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]]) -> Grid:
@@ -116,8 +139,8 @@ def page(folder: Path) -> str:
     config = config_io.load([folder / CONFIG])
     summary = _read_summary(folder)
     method = str(summary.get("method", config.method))
-    records = read_lines(folder / "metrics.jsonl")
-    evaluations = read_lines(folder / "eval.jsonl")
+    records = _records(folder / "metrics.jsonl", {"step": int})
+    evaluations = _records(folder / "eval.jsonl", {"step": int, "when": str, "sets": dict})
     drawn = pictures.draw_run(folder, method)
     title = html.escape(f"{method}: {folder.absolute().name}")
     parts = [f"<h1>{title}</h1>\n", _facts(config, summary, records).html()]
@@ -166,5 +189,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     path = folder / "report.html" if out is None else out
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; write the name of a file")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"--out {path}: its folder does not exist; make it first")
     write_atomically(path, page(folder))
     return path

@@ -171,9 +171,17 @@ def frame(tokenizer: Any, style: PromptFormat) -> tuple[str, str]:
             {"role": "system", "content": style.system},
             {"role": "user", "content": content},
         ]
-        content = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            content = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        # A template is a program: it can be wrong, and it can refuse (a system message, say).
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"tokenizer: its chat template fails on a system and a user message ({reason}); "
+                "write the folder of an Instruct model"
+            ) from None
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(
