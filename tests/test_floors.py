@@ -8,7 +8,7 @@ import bacr_jax
 ROOT = Path(bacr_jax.__file__).parent
 FLOORS = {
     0: "errors command_line types masked truncnorm value_baselines config config_checks "
-    "config_methods config_types config_reading config_io",
+    "config_methods config_types config_reading config_io determinism",
     1: "curriculum difficulty rewards advantages baselines losses text grading parallel",
     2: "model data",
     3: "rollout interop",
@@ -70,7 +70,7 @@ def test_the_maths_knows_no_model():
 
 
 def test_config_is_read_before_jax_is_imported():
-    configs = ("config", "config_io", "config_checks", "config_methods")
+    configs = ("config", "config_io", "config_checks", "config_methods", "determinism")
     for room in (*configs, "train", "plan", "run_folder"):
         tree = ast.parse((ROOT / f"{room}.py").read_text())
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -15,6 +15,7 @@ from bacr_jax import config_io
 from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
 from bacr_jax.config_methods import EVALUATION_ONLY
+from bacr_jax.determinism import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.run_folder import Resume, RunFolder, follow_run, open_run
 
@@ -152,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; see EPILOG for the exit codes."""
     try:
         config, resume, allowed = parse(argv)
+        # XLA reads its flags once, when the first device is used.
+        make_reproducible(config)
         with joint_run(config, resume, allowed) as folder:
             return _train(config, folder)
     except (UserError, OSError) as error:

@@ -93,7 +93,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        # Besides errors of JSON: numbers of thousands of digits and brackets of thousands of levels.
+        # Not only errors of JSON: also numbers of thousands of digits, and nesting without end.
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", "no JSON that can be read")
             raise UserError(
