@@ -8,7 +8,7 @@ import bacr_jax
 ROOT = Path(bacr_jax.__file__).parent
 FLOORS = {
     0: "errors command_line types masked truncnorm value_baselines config config_checks "
-    "config_methods config_types config_reading config_io determinism",
+    "config_methods config_types config_reading config_io determinism out_of_memory",
     1: "curriculum difficulty rewards advantages baselines losses text grading parallel",
     2: "model data",
     3: "rollout interop",

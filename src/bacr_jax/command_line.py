@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from bacr_jax.errors import UserError
 
-# Exit code of a command whose input can't be used, the one that argparse has too.
-BAD_INPUT = 2
+# Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
+BAD_INPUT, FAILED = 2, 1
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +56,16 @@ def refusal(error: UserError | OSError) -> int:
         message = f"{error.filename}: {error.strerror}; make room or rights, or write another path"
     else:
         message = str(error)
+    _say(message)
+    return BAD_INPUT
+
+
+def failure(message: str) -> int:
+    """Writes why good input did not help (memory ran out, say) as one line; the exit code."""
+    _say(message)
+    return FAILED
+
+
+def _say(message: str) -> None:
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
     print(f"error: {line}", file=sys.stderr)
-    return BAD_INPUT

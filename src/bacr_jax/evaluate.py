@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, refusal, whole_number
+from bacr_jax.command_line import Parser, failure, refusal, whole_number
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
+from bacr_jax.out_of_memory import OutOfMemory
 
 DESCRIPTION = (
     "Measures a policy at several thinking budgets: accuracy with 95 % intervals, pass@k, maj@k, "
@@ -239,7 +240,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
-        evaluate(parse(argv))
+        arguments = parse(argv)
+        evaluate(arguments)
+    except OutOfMemory as error:
+        # Slots are part of what the samples depend on, so that the folder is another one.
+        fewer = max(arguments.slots // 2, 1)
+        return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
     except (UserError, OSError) as error:
         return refusal(error)
     except KeyboardInterrupt:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, refusal, whole_number
+from bacr_jax.command_line import Parser, failure, refusal, whole_number
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
+from bacr_jax.out_of_memory import OutOfMemory
 
 DESCRIPTION = (
     "Asks a policy one question under one or several thinking budgets. With one budget the "
@@ -185,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         ask(parse(argv), say)
+    except OutOfMemory as error:
+        return failure(f"{error}; write fewer or smaller numbers in --budget")
     except (UserError, OSError) as error:
         return refusal(error)
     except KeyboardInterrupt:

@@ -152,42 +152,14 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
     """
     with _muted():
         import jax
-        import jax.numpy as jnp
 
         # The plan is made on the host, also where there are GPUs and somebody is using them.
         jax.config.update("jax_platforms", "cpu")
         jax.devices()
 
-    from bacr_jax.methods import load_method
-    from bacr_jax.planning import costs
-    from bacr_jax.planning.workload import model_shape, workload_of
-    from bacr_jax.policy import mesh_shape
+    from bacr_jax.planning.advice import sizes_of
 
-    config = question.config
-    method = load_method(config)
-    wanted = config.model.attention
-    fused = wanted == "cudnn" or (wanted == "auto" and config.model.compute_dtype == "bfloat16")
-    shape, source = model_shape(config)
-    layout = mesh_shape(config, shape, question.devices)
-    shards = costs.slot_shards(layout)
-    slots = config.rollout.slots
-    if slots is not None and slots % shards:
-        raise UserError(
-            f"rollout.slots={slots}: can't be split evenly over the {shards} devices that decode "
-            f"rows of their own; write rollout.slots={max(slots // shards, 1) * shards}"
-        )
-    one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    work = workload_of(
-        config,
-        shape,
-        source,
-        row_shards=layout.row_shards,
-        conditioned=method.conditioned,
-        uses_value=method.uses_value,
-        branches=method.answers * int(jax.eval_shape(method.cuts, one_budget).shape[-1]),
-        fused_attention=fused,
-    )
-    return work, layout
+    return sizes_of(question.config, question.devices)
 
 
 def _compiled(

@@ -25,6 +25,7 @@ from bacr_jax.learner.micro_batches import (
 )
 from bacr_jax.learner.objective import Denominators, LearnerSpec, denominators
 from bacr_jax.learner.train_step import Metrics, TrainState
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import place, processes, row_shards, rows
 
 _denominators = jax.jit(denominators, static_argnames=("spec",))
@@ -75,16 +76,30 @@ class Updates:
         parts = [cut(part) for part in range(count)]
         by_tokens = self.config.micro_batch_tokens is not None
         split = self._by_tokens if by_tokens else self._by_rows
+        sizes = self._sizes(parts[0])
         if by_tokens and not self._metrics:
-            self._compile(train, batch, reference)
-        # With one update the policy is still the one that sampled: its own scores are the old ones.
-        learn = [split(part, train if count > 1 else None, reference) for part in parts]
+            with phase_memory("learner", **sizes):
+                self._compile(train, batch, reference)
+        with phase_memory("scoring", **sizes):
+            # With one update the policy is still the one that sampled: its scores are the old ones.
+            learn = [split(part, train if count > 1 else None, reference) for part in parts]
         history = []
-        for step in learn:
-            train, metrics = step(train, update_policy)
-            history.append(metrics)
-        mean = jax.tree.map(lambda *x: sum(x) / len(x), *history)
+        with phase_memory("learner", **sizes):
+            for step in learn:
+                train, metrics = step(train, update_policy)
+                history.append(metrics)
+            mean = jax.block_until_ready(jax.tree.map(lambda *x: sum(x) / len(x), *history))
         return train, {**mean, "policy/skipped": history[-1]["policy/skipped"]}
+
+    def _sizes(self, part: Batch) -> dict[str, int]:
+        """What the memory of an update goes with."""
+        rows, width = part.trunk.shape
+        config = self.config
+        micro = {"micro_batch_rows": min(config.micro_batch_rows or rows, rows)}
+        if config.micro_batch_tokens is not None:
+            micro = {"micro_batch_tokens": config.micro_batch_tokens}
+        positions = width + part.branches.shape[1] * part.branches.shape[2]
+        return {"update_rows": rows, **micro, "positions": positions}
 
     def _place(self, batch: Batch) -> Batch:
         return batch if self.spec.mesh is None else place(batch, rows(self.spec.mesh))

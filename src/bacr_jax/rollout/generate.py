@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.engine import Engine, PhiOf, RolloutSpec, answers_of
@@ -84,19 +85,22 @@ def precompile(
     counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     total, steps = engine.answer_steps
     for length in engine.lengths:
-        engine.fit(length)
-        for count in counts:
-            slots = np.arange(count)
-            zeros = np.zeros(count, np.int64)
-            if length == engine.lengths[0] or refilled:
-                engine.enter(zeros, slots, zeros.astype(np.int32), zeros.astype(np.int32))
-        engine.step()
+        with phase_memory("prefill", **_sizes(engine)):
+            engine.fit(length)
+            for count in counts:
+                slots = np.arange(count)
+                zeros = np.zeros(count, np.int64)
+                if length == engine.lengths[0] or refilled:
+                    engine.enter(zeros, slots, zeros.astype(np.int32), zeros.astype(np.int32))
+        with phase_memory("decode", **_sizes(engine)):
+            engine.step()
         for count in engine.sizes if refilled else [spec.slots]:
             if num_cuts == 0:
                 continue
             cuts = np.zeros((count, num_cuts), np.int32)
-            cache, _, opened, _ = engine.open(np.arange(count), cuts)
-            engine.answer_chunk(cache, opened, 0, steps)
+            with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
+                cache, _, opened, _ = engine.open(np.arange(count), cuts)
+                engine.answer_chunk(cache, opened, 0, steps)
     # Back at the shortest: growing is compiled by now, and so is this.
     engine.fit(engine.lengths[0])
 
@@ -208,16 +212,17 @@ def generate(
     count = len(budgets)
     ids = np.arange(count, dtype=np.int32) if rows is None else np.asarray(rows, np.int32)
     _check(prompts, budgets, cuts, spec, rules, ids)
-    engine = Engine(
-        params,
-        prompts,
-        key,
-        spec=spec,
-        rules=rules,
-        how=how,
-        phi_of=phi_of,
-        truncated=truncated,
-    )
+    with phase_memory("prefill", slots=spec.slots):
+        engine = Engine(
+            params,
+            prompts,
+            key,
+            spec=spec,
+            rules=rules,
+            how=how,
+            phi_of=phi_of,
+            truncated=truncated,
+        )
     limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
     plan = Scheduler(limits, spec.slots, engine.sizes)
     prompt_lengths = engine.prompts.lengths
@@ -232,16 +237,18 @@ def generate(
         inside = plan.occupant[plan.occupied]
         ahead = np.where(ended[plan.occupied], 0, spec.chunk)
         reach = prompt_lengths[inside] + np.minimum(sampled[inside] + ahead, limits[inside])
-        engine.fit(int(reach.max()))
-        if len(entering):
-            engine.enter(entering, slots, ids, budgets)
-            jax.block_until_ready(engine.state.ended)
+        with phase_memory("prefill", **_sizes(engine), entering_rows=len(entering)):
+            engine.fit(int(reach.max()))
+            if len(entering):
+                engine.enter(entering, slots, ids, budgets)
+                jax.block_until_ready(engine.state.ended)
         started = _lap(work, "prefill_s", started)
         if (plan.occupied & ~ended).any():
-            engine.step()
+            with phase_memory("decode", **_sizes(engine)):
+                engine.step()
+                state = engine.state
+                ended, broken, now = to_host((state.ended, state.broken, state.sampled))
             work["slot_steps"] += spec.chunk * spec.slots
-            state = engine.state
-            ended, broken, now = to_host((state.ended, state.broken, state.sampled))
             ended = ended.copy()
             _refuse_broken(plan.occupant[plan.occupied & broken], ids, "thinking")
             if on_tokens is not None:
@@ -253,7 +260,9 @@ def generate(
         ripe = plan.ripe(ended)
         if len(ripe):
             which = plan.occupant[ripe]
-            trunks, branches = _answer(engine, ripe, cuts[which], ids[which], work, poll)
+            answered = {"answered_rows": len(ripe), "cuts": cuts.shape[1]}
+            with phase_memory("answers", **_sizes(engine), **answered):
+                trunks, branches = _answer(engine, ripe, cuts[which], ids[which], work, poll)
             harvest.append((plan.leave(ripe), trunks, branches))
         _lap(work, "answer_s", started)
     order = np.argsort(np.concatenate([rows for rows, _, _ in harvest]))
@@ -261,6 +270,16 @@ def generate(
     trunks, branches = joined
     trunks = dataclasses.replace(trunks, budgets=limits.astype(np.int32))
     return Rollout(trunks, branches, _counters(trunks, branches, work))
+
+
+def _sizes(engine: Engine) -> dict[str, int]:
+    """What the memory of a rollout goes with."""
+    return {
+        "slots": engine.spec.slots,
+        "positions": engine.length,
+        "prompt_tokens": engine.width,
+        "answer_tokens": engine.spec.answer_tokens,
+    }
 
 
 def _lap(work: dict[str, Any], name: str, started: float) -> float:
