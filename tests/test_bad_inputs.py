@@ -184,7 +184,7 @@ BAD = [
     ("evaluate --run {}/run", "holds no finished checkpoint; let the run save one", TRAINED),
     ("evaluate --run {}/run", "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
     ("evaluate --run {}/run --step 4", "holds no such checkpoint; write one of 3", DAMAGED),
-    (EVALUATE + "--budgets 4,-8", "--budgets: found '-8'; write whole numbers above 0", {}),
+    (EVALUATE + "--budgets 4,-8", "--budgets 4,-8: found '-8'; write whole numbers above 0", {}),
     (EVALUATE + "--budgets 1" + "0" * 5000, "write whole numbers above 0, such as 512,1024", {}),
     (EVALUATE + "--budgets 600", "the model has 512 positions; write fewer", {}),
     (EVALUATE + "--samples 2 --temperature nan", "--temperature nan: write a number above 0", {}),

@@ -407,14 +407,14 @@ class Config:
     """One run."""
 
     seed: int = key(0, "seed of everything random")
-    reproducible: bool = key(
-        False,
-        "bit-identical runs on GPUs too: XLA's fixed-order kernels, chosen without timing (slower)",
-    )
     method: str = key(
         "bacr",
         "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, or the path of your own: a "
         "Python file or module with make(config)",
+    )
+    reproducible: bool = key(
+        False,
+        "bit-identical runs on GPUs too: XLA's fixed-order kernels, chosen without timing (slower)",
     )
     output: OutputConfig = section(OutputConfig, "where a run leaves its files")
     model: ModelConfig = section(ModelConfig, "the policy network")

@@ -101,8 +101,8 @@ def _budgets(text: str | None) -> tuple[int, ...] | None:
         number = whole_number(word, most=LARGEST_BUDGET)
         if not number:
             raise UserError(
-                f"--budgets: found {shown(word.strip())}; write whole numbers above 0, such as "
-                "512,1024"
+                f"--budgets {shown(text, quote=False)}: found {shown(word.strip())}; write whole "
+                "numbers above 0, such as 512,1024"
             )
         found.append(number)
     if len(set(found)) != len(found):

@@ -66,17 +66,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--temperature 0.6, or leave --top-p out",
     )
     refuse(not 0 <= a.seed < 2**32, f"--seed {a.seed}: write a number from 0 to 4294967295")
-    a.budgets = [_budget(word.strip()) for word in a.budget.split(",")]
+    a.budgets = [_budget(a.budget, word.strip()) for word in a.budget.split(",")]
     return a
 
 
-def _budget(word: str) -> int | None:
+def _budget(text: str, word: str) -> int | None:
     if word == NONE:
         return None
     found = whole_number(word, most=LARGEST_BUDGET)
     if found is None:
         raise UserError(
-            f"--budget: found {shown(word)}; write whole numbers such as 512,1024, or {NONE}"
+            f"--budget {shown(text, quote=False)}: found {shown(word)}; write whole numbers such as "
+            f"512,1024, or {NONE}"
         )
     return found
 
