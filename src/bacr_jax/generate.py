@@ -76,8 +76,8 @@ def _budget(text: str, word: str) -> int | None:
     found = whole_number(word, most=LARGEST_BUDGET)
     if found is None:
         raise UserError(
-            f"--budget {shown(text, quote=False)}: found {shown(word)}; write whole numbers such as "
-            f"512,1024, or {NONE}"
+            f"--budget {shown(text, quote=False)}: found {shown(word)}; write whole numbers such "
+            f"as 512,1024, or {NONE}"
         )
     return found
 

@@ -12,11 +12,12 @@ from typing import Any, get_args
 import numpy as np
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, refusal
+from bacr_jax.command_line import Parser, failure, refusal
 from bacr_jax.config import Config
 from bacr_jax.config_methods import EVALUATION_ONLY
 from bacr_jax.determinism import make_reproducible
 from bacr_jax.errors import UserError
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.run_folder import Resume, RunFolder, follow_run, open_run
 
 EPILOG = (
@@ -174,9 +175,12 @@ def _train(config: Config, folder: RunFolder) -> int:
     except Interrupted as signal:
         print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
         return EXIT_CODE
-    except TrainingFailed as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
+    except TrainingFailed as error:
+        return failure(str(error))
+    except OutOfMemory as error:
+        from bacr_jax.planning.advice import explain
+
+        return failure(explain(error, config))
     return 0
 
 
