@@ -109,7 +109,7 @@ BAD = [
     (TRAIN + "method={}/own.py", "raised SystemExit: 3", {"own.py": "raise SystemExit(3)"}),
     (
         PLAN + "method={}/own.py",
-        "returned int; return a Method",
+        "returned int, not a Method; return one",
         {"own.py": "def make(config):\n    return 3\n"},
     ),
     # The run folder.

@@ -185,7 +185,8 @@ def load_method(config: Config) -> Method:
     method = make(config) if ours else _guarded(name, "make(config)", lambda: make(config))
     if not isinstance(method, Method):
         raise UserError(
-            f"method: make(config) of {name!r} returned {type(method).__name__}; return a Method"
+            f"method: make(config) of {name!r} returned {type(method).__name__}, "
+            "not a Method; return one"
         )
     for problem in loss_problems(config, method.loss):
         raise UserError(problem)
