@@ -35,6 +35,7 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method, Observed
 from bacr_jax.more_answers import more_answers, precompile_more
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.policy import Policy
 from bacr_jax.rollout.generate import Rollout, generate, precompile
 from bacr_jax.rollout.sampling import sampler
@@ -162,7 +163,8 @@ class Iteration:
             asked.append(Asked(plan, prompts, rollout, seen, self.useful(seen)))
             clock.lap("verify")
         chosen = choose(asked)
-        values, features = self.values(state, chosen)
+        with phase_memory("value head", questions=len(chosen.plan.questions)):
+            values, features = jax.block_until_ready(self.values(state, chosen))
         credit = self._credit(state.method, chosen.seen, values, chosen.rollout.branches.source)
         train, learned = self.update(state.train, self.batch(chosen, credit), features, step)
         remembered = self._remember(state.method, chosen.seen, credit["rewards"], values)

@@ -24,6 +24,7 @@ from bacr_jax.evaluation.summary import Summary
 from bacr_jax.iteration import Iteration, RunState
 from bacr_jax.methods import load_method
 from bacr_jax.metrics import MetricsWriter
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.policy import make_policy
 from bacr_jax.progress import Phase, Progress, duration
@@ -96,6 +97,10 @@ class Trainer:
 
     def start(self) -> tuple[RunState, int]:
         """The state to go on from: the newest checkpoint, or a fresh one after the warm-up."""
+        with phase_memory("start"):
+            return self._start()
+
+    def _start(self) -> tuple[RunState, int]:
         fresh = self.iteration.init_state(self._initial_params(), self._initial_head())
         self._keep_reference(fresh)
         if self.checkpoints.latest is None:
@@ -156,7 +161,7 @@ class Trainer:
         start = self.method.cold_start
         if start is None:
             return fresh
-        with self.progress.phase("cold start", start.steps) as phase:
+        with self.progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
             params, remembered, tokens = cold_start(
                 self.config,
                 self.policy,
@@ -217,7 +222,10 @@ class Trainer:
             )
             return float(environment.verify(rollout.branches, golds, self.poll).mean())
 
-        with self.progress.phase("warm-up", config.warmup.steps) as phase:
+        with (
+            self.progress.phase("warm-up", config.warmup.steps) as phase,
+            phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
+        ):
             params = warm_up(
                 config,
                 self.policy,
@@ -253,7 +261,8 @@ class Trainer:
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
-        state, metrics, rollout, outcomes = self.iteration.iterate(state, step, self.poll)
+        with phase_memory("training step", step=step + 1):
+            state, metrics, rollout, outcomes = self.iteration.iterate(state, step, self.poll)
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
             path = self.folder.rollouts / f"{step + 1:06d}.jsonl"
@@ -321,7 +330,10 @@ class Trainer:
         decode = self.policy.decode_params(params)
         found = {}
         for name, questions in self.environment.eval.items():
-            with self.progress.phase(f"evaluation {when}, {name}", 1) as phase:
+            with (
+                self.progress.phase(f"evaluation {when}, {name}", 1) as phase,
+                phase_memory("evaluation", problems=len(questions)),
+            ):
                 found[name] = evaluate_set(
                     decode,
                     self.environment.graded_like(questions),
