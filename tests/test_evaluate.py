@@ -14,6 +14,7 @@ import hf_world
 from bacr_jax import evaluate, interop
 from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.evaluation import job
+from bacr_jax.interruption import EXIT_CODE, Interrupted
 from bacr_jax.model.sizes import Qwen2Config
 
 LEDGER = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
@@ -98,12 +99,12 @@ def test_an_interrupted_evaluation_continues_to_the_same_results(
 
     def dying(*arguments, **options):
         if len(drawn) == batches:
-            raise KeyboardInterrupt
+            raise Interrupted("SIGTERM")
         drawn.append(1)
         return draw(*arguments, **options)
 
     monkeypatch.setattr(job, "draw", dying)
-    assert run(model, out, *SAMPLED) == 130
+    assert run(model, out, *SAMPLED) == EXIT_CODE
     assert "continues" in capsys.readouterr().err
     monkeypatch.undo()
     if batches:

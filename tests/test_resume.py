@@ -1,5 +1,6 @@
 """A run that was stopped, in whatever way, ends as one that was not."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from bacr_jax import run_folder
+from bacr_jax import run_folder, saved_policy
 from bacr_jax.interruption import EXIT_CODE, Interrupted
 from bacr_jax.metrics import without_timings
 from test_train import SMALL
@@ -98,6 +99,19 @@ def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(
     monkeypatch.undo()
     assert train(*command) == 0
     assert_same_run(folder, uninterrupted, 6)
+
+
+def test_the_best_evaluation_has_its_checkpoint(uninterrupted):
+    scores = {
+        record["step"]: record["anytime"]["ledger"]["greedy"]["mean"]
+        for record in run_folder.read_lines(uninterrupted / "eval.jsonl")
+        if record["when"] != "before"
+    }
+    best = json.loads((uninterrupted / "best.json").read_text())
+    assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
+    assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
+    assert saved_policy.choose_step(uninterrupted, "best") == best["step"]
+    assert saved_policy.choose_step(uninterrupted) == 6
 
 
 def start(*command):
@@ -256,4 +270,4 @@ def test_a_second_signal_ends_a_process_that_does_not_poll():
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM
-    assert err.count("SIGTERM: saving a checkpoint") == 1
+    assert err.count("SIGTERM: stopping in good order") == 1

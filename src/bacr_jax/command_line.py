@@ -9,6 +9,8 @@ from bacr_jax.errors import UserError
 
 # Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
 BAD_INPUT, FAILED = 2, 1
+# The checkpoint whose evaluation was the best.
+BEST = "best"
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +36,20 @@ class Parser(argparse.ArgumentParser):
             if "\0" in text:
                 self.error(f"found {text!r}, which holds NUL")
         return super().parse_known_args(given, namespace)
+
+
+def checkpoint_step(text: str) -> int | str:
+    """The step of a checkpoint, or the word `best`.
+
+    Raises:
+      ArgumentTypeError: neither.
+    """
+    if text == BEST:
+        return text
+    number = whole_number(text, most=2**31 - 1)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"found {text!r}; write the number of a step, or {BEST}")
+    return number
 
 
 def whole_number(text: str, *, most: int) -> int | None:

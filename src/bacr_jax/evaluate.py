@@ -5,12 +5,12 @@ import dataclasses
 import difflib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, failure, refusal, whole_number
+from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_types import shown
@@ -47,7 +47,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="run folder")
     add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
-    add("--step", type=int, metavar="N", help="checkpoint of the run; the newest by default")
+    add(
+        "--step",
+        type=checkpoint_step,
+        metavar="N",
+        help="checkpoint of the run, or `best`; the newest by default",
+    )
     add(
         "--data",
         action="append",
@@ -199,8 +204,15 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     return config
 
 
-def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that the command line asks for; returns what results.json holds."""
+def evaluate(
+    arguments: argparse.Namespace, poll: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Everything that the command line asks for; returns what results.json holds.
+
+    Args:
+      arguments: as `parse` gives them.
+      poll: called regularly; raises to leave, after which the same arguments continue.
+    """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
     from bacr_jax.progress import Progress
@@ -227,7 +239,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
         progress.say(f"evaluating {work.name}; everything goes to {out}")
-        results = job.run(work, folder, progress)
+        results = job.run(work, folder, progress, poll)
         for table in report.write(out, results):
             progress.say(table)
         for line in results["labels"].values() if "labels" in results else ():
@@ -236,12 +248,12 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: 0 when evaluated, 2 with one line on stderr when the input can't be used."""
+    """Entry point: 0 when evaluated, 2 when the input can't be used, 75 when a signal came."""
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         arguments = parse(argv)
-        evaluate(arguments)
+        return _evaluate(arguments)
     except OutOfMemory as error:
         # Slots are part of what the samples depend on, so that the folder is another one.
         fewer = max(arguments.slots // 2, 1)
@@ -251,6 +263,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    """`evaluate`, until it ends or a signal comes."""
+    from bacr_jax.interruption import EXIT_CODE, Interrupted, Interruption
+
+    try:
+        with Interruption() as interruption:
+            evaluate(arguments, interruption.poll)
+    except Interrupted as signal:
+        print(f"{signal}: stopped; the same command continues", file=sys.stderr)
+        return EXIT_CODE
     return 0
 
 

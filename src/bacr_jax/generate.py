@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, failure, refusal, whole_number
+from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
@@ -34,7 +34,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="run folder")
     add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
-    add("--step", type=int, metavar="N", help="checkpoint of the run; the newest by default")
+    add(
+        "--step",
+        type=checkpoint_step,
+        metavar="N",
+        help="checkpoint of the run, or `best`; the newest by default",
+    )
     add(
         "--budget",
         metavar="N,N",

@@ -53,7 +53,9 @@ class Interruption:
             self._number, self._at = number, now
             # print() may be in the middle of a line of its own.
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: saving a checkpoint; a second signal leaves at once\n".encode())
+            os.write(
+                2, f"\n{name}: stopping in good order; a second signal leaves at once\n".encode()
+            )
         elif now - self._at > _SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax import config_io
+from bacr_jax.command_line import BEST
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.text import loading
@@ -40,8 +41,8 @@ def finished_steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
 
 
-def choose_step(folder: Path, step: int | None = None) -> int:
-    """A finished checkpoint of a run: the newest one, or the one asked for.
+def choose_step(folder: Path, step: int | str | None = None) -> int:
+    """A finished checkpoint of a run: the newest one, or the one asked for (a step, or "best").
 
     Raises:
       UserError: there is none.
@@ -49,12 +50,25 @@ def choose_step(folder: Path, step: int | None = None) -> int:
     steps = finished_steps(folder)
     if not steps:
         raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
+    if step == BEST:
+        step = _best_step(folder)
     if step is not None and step not in steps:
         raise UserError(
             f"--step {step}: {folder} holds no such checkpoint; write one of "
             f"{', '.join(map(str, steps))}"
         )
     return steps[-1] if step is None else step
+
+
+def _best_step(folder: Path) -> int:
+    """The step that best.json names."""
+    try:
+        return int(json.loads((folder / "best.json").read_bytes())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
+            "number of a step, or leave it out for the newest"
+        ) from None
 
 
 def read_params(folder: Path, step: int) -> Params:
@@ -112,7 +126,7 @@ def check_checkpoint(folder: Path, step: int) -> None:
     _policy_metadata(ocp.PyTreeCheckpointer(), _state_folder(folder, step))
 
 
-def read_run(folder: Path, step: int | None = None) -> tuple[Config, int, Params]:
+def read_run(folder: Path, step: int | str | None = None) -> tuple[Config, int, Params]:
     """Config, step and policy parameters (on the host) of a run's checkpoint.
 
     Raises:
@@ -168,7 +182,7 @@ class SavedPolicy:
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
 
-def open_run(folder: Path, step: int | None = None) -> SavedPolicy:
+def open_run(folder: Path, step: int | str | None = None) -> SavedPolicy:
     """The checkpoint of a run; nothing but its config is read.
 
     Raises:

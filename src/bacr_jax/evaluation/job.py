@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -271,6 +271,7 @@ def _draw_missing(
     progress: Progress,
     planned: Sequence[Batch],
     done: list[list[Sample]],
+    poll: Callable[[], None] | None,
 ) -> None:
     """Draws the batches that are not there yet, and adds them to the folder and to `done`."""
     decoder = open_decoder(
@@ -296,6 +297,7 @@ def _draw_missing(
                 key,
                 name=batch.set,
                 config=work.config.eval,
+                poll=poll,
             )
             folder.append(samples)
             done.append([dataclasses.replace(sample, text="") for sample in samples])
@@ -310,13 +312,19 @@ def _draw_missing(
             )
 
 
-def run(work: Work, folder: EvaluationFolder, progress: Progress) -> dict[str, Any]:
+def run(
+    work: Work,
+    folder: EvaluationFolder,
+    progress: Progress,
+    poll: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """Draws what is missing, and computes every number from the samples.
 
     Args:
       work: as `prepare` gives it.
       folder: opened for `work.settings`; gets samples.jsonl and results.json.
       progress: shows how far it is.
+      poll: called regularly; it may raise, and what was drawn by then stays.
 
     Returns:
       What results.json holds, and "labels" (lines for the reader) if labels were written.
@@ -327,7 +335,7 @@ def run(work: Work, folder: EvaluationFolder, progress: Progress) -> dict[str, A
     environment = build_environment(work.config, work.tokenizer, rows, sets=work.sets)
     try:
         if len(done) < len(planned):
-            _draw_missing(work, environment, folder, progress, planned, done)
+            _draw_missing(work, environment, folder, progress, planned, done, poll)
         found: dict[str, dict[Cell, Graded]] = {name: {} for name in work.sets}
         gathered: dict[tuple[str, Cell], list[Sample]] = {}
         for batch, samples in zip(planned, done, strict=True):
