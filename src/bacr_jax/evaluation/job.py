@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from bacr_jax import policy as policies
 from bacr_jax.config import Config
+from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, labels
@@ -142,6 +143,7 @@ def prepare(
     greedy: bool,
     self_consistency: int | None = None,
     split: Literal["train", "test"] = "test",
+    train: QuestionSet | None = None,
     compare: Sequence[Path] = (),
     labels: Path | None = None,
     name: str | None = None,
@@ -153,6 +155,7 @@ def prepare(
       greedy: also the most likely answer, beside samples.
       self_consistency: k of votes at equal total tokens.
       split: part of the sets.
+      train: near-duplicates of its questions are counted apart; None: none are looked for.
       compare: evaluated runs, or folders of evaluations.
       labels: where to write measured difficulty.
       name: of the policy, for tables.
@@ -175,7 +178,7 @@ def prepare(
             f"--budgets {max(config.eval.budgets)}: the model has {shape.max_positions} positions; "
             "write fewer"
         )
-    sets = load_sets(config, tokenizer, split=split)
+    sets = load_sets(config, tokenizer, split=split, train=train)
     _check_length(config, shape, sets)
     chosen = {spec: subset(found, config.eval.size, config.seed) for spec, found in sets.items()}
     modes: dict[str, list[int]] = {}
@@ -374,7 +377,8 @@ def _summary(
 ) -> dict[str, Any]:
     questions = work.sets[name]
     grader = environment.graded_like(questions).grader
-    numbers = summarise(cells, grader, budgets=work.config.eval.budgets)
+    problems = questions.set.take(work.chosen[name])
+    numbers = summarise(cells, grader, budgets=work.config.eval.budgets, problems=problems)
     return {**numbers, "note": questions.set.note}
 
 
