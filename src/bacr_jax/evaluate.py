@@ -32,6 +32,7 @@ EPILOG = (
 # What may be overridden: the policy stays as it was trained.
 OVERRIDABLE = (
     "data.",
+    "eval.budget_tag",
     "model.attention",
     "model.compute_dtype",
     "model.path",
@@ -39,6 +40,7 @@ OVERRIDABLE = (
     "rollout.answer_tokens",
     "rollout.chunk",
 )
+SELF_BUDGETER = "selfbudgeter"
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
 # Lengths are 32-bit numbers on the device.
 LARGEST_BUDGET = 2**31 - 1
@@ -183,7 +185,10 @@ def _check(a: argparse.Namespace) -> None:
         f"--label-difficulty {labels}: is a folder; write the name of a file",
     )
     for text in a.overrides:
-        key = text.partition("=")[0]
+        key, _, value = text.partition("=")
+        if key == "method" and a.model is not None and value == SELF_BUDGETER:
+            # A folder does not say that its policy opens with a budget.
+            continue
         if not key.startswith(OVERRIDABLE) and key in config_io.schema():
             near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
             raise UserError(
@@ -195,6 +200,12 @@ def _check(a: argparse.Namespace) -> None:
 def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     """The config of the evaluation: how the policy was trained, with the options over it."""
     config = config_io.override(trained, arguments.overrides)
+    formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
+    if config.method == SELF_BUDGETER and formats:
+        raise UserError(
+            f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own format; "
+            "leave it out"
+        )
     budgets = arguments.budgets or config.eval.budgets
     sets = tuple(arguments.data) or config.data.eval
     # What is trained on chooses prompt format and grader; a bare model takes them from the set.
@@ -212,6 +223,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             samples=arguments.samples,
             temperature=arguments.temperature or TEMPERATURE,
             top_p=arguments.top_p or TOP_P,
+            budget_tag=config.eval.budget_tag,
         ),
     )
     check_ranges(config)

@@ -35,6 +35,7 @@ from bacr_jax.evaluation.samples import (
     Decoder,
     Sample,
     cells_of,
+    declaration,
     draw,
     subset,
 )
@@ -43,6 +44,7 @@ from bacr_jax.methods import load_method
 from bacr_jax.progress import Progress
 from bacr_jax.run_folder import write_json
 from bacr_jax.saved_policy import SavedPolicy, load_tokenizer
+from bacr_jax.text.prompts import format_for
 
 __all__ = ["Work", "open_evaluation", "prepare", "run"]
 
@@ -123,11 +125,12 @@ def _more_cells(config: Config, self_consistency: int | None) -> list[Cell]:
     return [Cell(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _check_length(config: Config, shape: Any, sets: dict[str, Questions]) -> None:
+def _check_length(config: Config, tokenizer: Any, shape: Any, sets: dict[str, Questions]) -> None:
     """The longest row fits the positions that the model was made for."""
+    told = len(declaration(tokenizer, format_for(config), config.eval, max(config.eval.budgets)))
     largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
     for name, questions in sets.items():
-        prompt = int(np.max(questions.prompts.lengths))
+        prompt = int(np.max(questions.prompts.lengths)) + told
         free = shape.max_positions - prompt - answers
         if largest > free:
             advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
@@ -179,7 +182,7 @@ def prepare(
             "write fewer"
         )
     sets = load_sets(config, tokenizer, split=split, train=train)
-    _check_length(config, shape, sets)
+    _check_length(config, tokenizer, shape, sets)
     chosen = {spec: subset(found, config.eval.size, config.seed) for spec, found in sets.items()}
     modes: dict[str, list[int]] = {}
     for cell in cells:
@@ -204,6 +207,8 @@ def prepare(
             "attention": config.model.attention,
         },
     }
+    if format_for(config).budget_close:
+        settings["decoding"]["budget_tag"] = config.eval.budget_tag
     for where, folder in others.items():
         theirs = read_settings(folder)
         comparison.check_comparable(settings["sets"], theirs, modes, where)
