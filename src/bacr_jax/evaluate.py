@@ -203,8 +203,8 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
     if config.method == SELF_BUDGETER and formats:
         raise UserError(
-            f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own format; "
-            "leave it out"
+            f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
+            "format; leave it out"
         )
     budgets = arguments.budgets or config.eval.budgets
     sets = tuple(arguments.data) or config.data.eval
