@@ -84,19 +84,21 @@ def mixed(path: Path, rows: int) -> tuple[float, int]:
         # The workers start with the first answer that needs one; a run pays for that once.
         grader.grade(["\\boxed{x+1}", "\\boxed{x+2}"], ["1+x", "2+x"])
         start = time.perf_counter()
-        ours = [verdict.correct for verdict in grader.grade(texts, golds)]
+        verdicts = grader.grade(texts, golds)
         ours_seconds = time.perf_counter() - start
         print(f"mixed: {len(texts)} rows in {ours_seconds:.1f} s; {grader.counters()}")
     start = time.perf_counter()
     theirs = plain_math_verify(texts, golds)
     theirs_seconds = time.perf_counter() - start
     print(f"plain math-verify: {theirs_seconds:.1f} s")
-    differing = [row for row in range(len(texts)) if ours[row] != theirs[row]]
+    differing = [row for row in range(len(texts)) if verdicts[row].correct != theirs[row]]
     for row in differing:
-        pred = reference_answer(texts[row])
+        pred, ours = reference_answer(texts[row]), verdicts[row].correct
+        late = "our deadline passed, on a machine that does other work too"
+        why = late if verdicts[row].timed_out else explain(pred, golds[row], ours)
         print(
-            f"  disagreement: pred {pred!r} gold {golds[row]!r} ours {ours[row]} "
-            f"math-verify {theirs[row]}: {explain(pred, golds[row], ours[row])}"
+            f"  disagreement: pred {pred!r} gold {golds[row]!r} ours {ours} "
+            f"math-verify {theirs[row]}: {why}"
         )
     return round(theirs_seconds / ours_seconds, 2), len(differing)
 

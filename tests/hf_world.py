@@ -35,6 +35,24 @@ def tokenizer_json(ids):
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
 
+def chat_tokenizer():
+    """Bytes, and a chat template: enough to ask anything, one token a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    found = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[2])
+    found.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+    )
+    return found
+
+
 def make_folder(path, config=TINY, seed=0, **how):
     """A Hugging Face folder with random weights; returns its parameters."""
     params = random_params(config, seed)

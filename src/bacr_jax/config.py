@@ -380,6 +380,9 @@ class EvalConfig:
     samples: int = key(4, "sampled answers per problem; 0: greedy only")
     temperature: float = key(0.6, "temperature of the sampled answers")
     top_p: float = key(0.95, "nucleus of the sampled answers")
+    budget_tag: Literal["given", "declared"] = key(
+        "given", "SelfBudgeter's tag: given: holds the evaluated budget; declared: the policy's own"
+    )
 
 
 @dataclass(frozen=True)

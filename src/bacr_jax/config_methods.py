@@ -133,6 +133,11 @@ def method_settings(config: Config) -> Iterator[str]:
             f"curriculum.pass_rate={schedule.pass_rate}: difficulty=continuous keeps its own "
             "record of every problem; write curriculum.pass_rate=ema"
         )
+    if schedule.difficulty == "continuous" and config.data.order == "shuffled":
+        yield (
+            "data.order=shuffled: shuffles within groups, but curriculum.difficulty=continuous "
+            "draws every problem by itself; write data.order=drawn"
+        )
     if (schedule.probe_budget or 0) > config.budget.max:
         yield (
             f"curriculum.probe_budget={schedule.probe_budget}: is above budget.max="

@@ -159,17 +159,42 @@ def _encoded(
     return Questions(questions.without(dropped, f"prompt over {limit} tokens"), encoded)
 
 
-def load_sets(
-    config: Config, tokenizer: Any, *, split: Literal["train", "test"] = "test"
-) -> dict[str, Questions]:
-    """The evaluation sets of a config with their prompts, by what data.eval calls them.
-
-    No device is touched, and nothing is compared with the training set.
+def load_training_texts(spec: str, config: Config) -> QuestionSet:
+    """A training set to look for near-duplicates in; its difficulty groups mean nothing.
 
     Raises:
       UserError: unknown data, or nothing usable in it.
     """
-    load = lambda spec: load_questions(spec, config.data, config.seed, split)
+    # Measured solve rates may lie elsewhere by now, and nothing here needs them.
+    data = dataclasses.replace(config.data, groups="level", labels=None)
+    return load_questions(spec, data, config.seed, "train")
+
+
+def load_sets(
+    config: Config,
+    tokenizer: Any,
+    *,
+    split: Literal["train", "test"] = "test",
+    train: QuestionSet | None = None,
+) -> dict[str, Questions]:
+    """The evaluation sets of a config with their prompts, by what data.eval calls them.
+
+    No device is touched.
+
+    Args:
+      config: the evaluation's config.
+      tokenizer: a fast Hugging Face tokenizer.
+      split: part of the sets.
+      train: near-duplicates of its questions are marked; None: none are looked for.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+
+    def load(spec: str) -> QuestionSet:
+        found = load_questions(spec, config.data, config.seed, split)
+        return found if train is None else mark_duplicates(found, train)
+
     style = prompting.format_for(config)
     return {spec: _encoded(config, tokenizer, load(spec), style) for spec in config.data.eval}
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bacr_jax import config_io
 from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
@@ -16,6 +16,9 @@ from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
+
+if TYPE_CHECKING:
+    from bacr_jax.data.question_set import QuestionSet
 
 DESCRIPTION = (
     "Measures a policy at several thinking budgets: accuracy with 95 % intervals, pass@k, maj@k, "
@@ -29,6 +32,7 @@ EPILOG = (
 # What may be overridden: the policy stays as it was trained.
 OVERRIDABLE = (
     "data.",
+    "eval.budget_tag",
     "model.attention",
     "model.compute_dtype",
     "model.path",
@@ -36,6 +40,7 @@ OVERRIDABLE = (
     "rollout.answer_tokens",
     "rollout.chunk",
 )
+SELF_BUDGETER = "selfbudgeter"
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
 # Lengths are 32-bit numbers on the device.
 LARGEST_BUDGET = 2**31 - 1
@@ -72,6 +77,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="maj@K at equal total tokens: also draws samples at 1/K of every budget",
     )
     add("--size", type=int, metavar="N", help="a fixed random subset of N problems per set")
+    add(
+        "--train",
+        metavar="NAME:PATH",
+        help="training set: also gives the accuracy without its near-duplicates; a run's own by "
+        "default",
+    )
     add("--split", choices=("test", "train"), default="test", help="part of the set")
     add("--seed", type=int, help="of subset and samples; a run's own by default, else 0")
     add("--slots", type=int, default=SLOTS, help=f"rows decoded together, {SLOTS} by default")
@@ -155,6 +166,11 @@ def _check(a: argparse.Namespace) -> None:
         f"--self-consistency {a.self_consistency}: needs as many samples, found --samples "
         f"{a.samples}; write --samples {a.self_consistency} or more",
     )
+    refuse(
+        a.train == "ledger",
+        "--train ledger: its test problems are made to differ from its training problems; leave "
+        "it out",
+    )
     labels = a.label_difficulty
     refuse(
         labels is not None and not a.samples,
@@ -169,7 +185,10 @@ def _check(a: argparse.Namespace) -> None:
         f"--label-difficulty {labels}: is a folder; write the name of a file",
     )
     for text in a.overrides:
-        key = text.partition("=")[0]
+        key, _, value = text.partition("=")
+        if key == "method" and a.model is not None and value == SELF_BUDGETER:
+            # A folder does not say that its policy opens with a budget.
+            continue
         if not key.startswith(OVERRIDABLE) and key in config_io.schema():
             near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
             raise UserError(
@@ -181,6 +200,12 @@ def _check(a: argparse.Namespace) -> None:
 def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     """The config of the evaluation: how the policy was trained, with the options over it."""
     config = config_io.override(trained, arguments.overrides)
+    formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
+    if config.method == SELF_BUDGETER and formats:
+        raise UserError(
+            f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
+            "format; leave it out"
+        )
     budgets = arguments.budgets or config.eval.budgets
     sets = tuple(arguments.data) or config.data.eval
     # What is trained on chooses prompt format and grader; a bare model takes them from the set.
@@ -198,10 +223,35 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             samples=arguments.samples,
             temperature=arguments.temperature or TEMPERATURE,
             top_p=arguments.top_p or TOP_P,
+            budget_tag=config.eval.budget_tag,
         ),
     )
     check_ranges(config)
     return config
+
+
+def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
+    """Where near-duplicates are looked for.
+
+    Returns:
+      The set that --train names, or else the one that the run was trained on; None where there is
+      neither, or where training questions themselves are evaluated. And a line to be said if the
+      run's own can't be read, which is no reason to evaluate nothing.
+
+    Raises:
+      UserError: what --train names can't be read.
+    """
+    from bacr_jax.environment import load_training_texts
+
+    if arguments.train is not None:
+        return load_training_texts(arguments.train, config), ""
+    own = config.data.train
+    if arguments.run is None or own == "ledger" or arguments.split == "train":
+        return None, ""
+    try:
+        return load_training_texts(own, config), ""
+    except UserError as error:
+        return None, f"near-duplicates of training questions were not looked for: {error}"
 
 
 def evaluate(
@@ -227,18 +277,22 @@ def evaluate(
     saved.check()
     config = settle(arguments, saved.config)
     saved = dataclasses.replace(saved, config=config)
+    train, missing = training_set(arguments, config)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
     work = job.prepare(
         saved,
         greedy=arguments.greedy or not arguments.samples,
         self_consistency=arguments.self_consistency,
         split=arguments.split,
+        train=train,
         compare=arguments.compare,
         labels=arguments.label_difficulty,
         name=arguments.name,
     )
     with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
         progress.say(f"evaluating {work.name}; everything goes to {out}")
+        if missing:
+            progress.say(missing)
         results = job.run(work, folder, progress, poll)
         for table in report.write(out, results):
             progress.say(table)

@@ -348,7 +348,9 @@ class Trainer:
                 )
         sets = {name: result["by_budget"] for name, result in found.items()}
         over = {name: result["anytime"] for name, result in found.items()}
+        near = {name: result["near_duplicates"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets, "anytime": over}
+        record["near_duplicates"] = near
         if self.writes:
             append_line(self.folder.evaluations, record)
         self._note_evaluation(record)
@@ -380,8 +382,12 @@ class Trainer:
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
             }
-            title = f"{name}: accuracy by thinking budget, 95 % intervals"
-            self.progress.say(tables.comparison_table(title, policies))
+            title = "accuracy by thinking budget, 95 % intervals"
+            self.progress.say(tables.comparison_table(f"{name}: {title}", policies))
+            others = tables.without_near_duplicates(policies)
+            if others is not None:
+                which = tables.title_without(name, policies, others)
+                self.progress.say(tables.comparison_table(f"{which}: {title}", others))
             if questions.set.note:
                 self.progress.say(questions.set.note)
         write_report(self.folder.path)

@@ -129,6 +129,10 @@ class TestContradictions:
                 ["curriculum.difficulty=continuous", "curriculum.pass_rate=probe"],
                 "curriculum.pass_rate=ema",
             ),
+            (
+                ["curriculum.difficulty=continuous", "data.order=shuffled"],
+                "data.order=drawn",
+            ),
             (["curriculum.probe_budget=99"], "budget.max"),
         ],
     )

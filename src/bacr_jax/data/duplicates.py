@@ -87,4 +87,4 @@ def repeated(questions: Sequence[str]) -> int:
 def mark_duplicates(test: QuestionSet, train: QuestionSet) -> QuestionSet:
     """The test set with its near-duplicates of training questions marked."""
     resemblance, _ = nearest(train.questions, test.questions)
-    return dataclasses.replace(test, duplicates=resemblance > 0)
+    return dataclasses.replace(test, duplicates=resemblance > 0, compared_with=train.name)

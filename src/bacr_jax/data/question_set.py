@@ -39,8 +39,8 @@ class QuestionSet:
       groups: difficulty group, 0 (easy) .. K - 1.
       ids: identifiers, unique in the set.
       subjects: field or course, "" where the source gives none.
-      duplicates: true for a near-duplicate of a training question; all false if none was looked
-        for.
+      duplicates: true for a near-duplicate of a question of `compared_with`.
+      compared_with: training set in which near-duplicates were looked for; empty: in none.
       left_out: rows of the source that can't be used.
       relative_tolerance: largest relative error of a numeric answer; 0: exact.
       note: what a reader of its results should know.
@@ -54,6 +54,7 @@ class QuestionSet:
     ids: list[str]
     subjects: list[str] = field(default_factory=list)
     duplicates: Bool[np.ndarray, "n"] = field(default_factory=lambda: np.zeros(0, bool))
+    compared_with: str = ""
     left_out: tuple[LeftOut, ...] = ()
     relative_tolerance: float = 0.0
     note: str = ""

@@ -65,7 +65,8 @@ def evaluate_set(
         done += len(rows)
         if on_progress is not None:
             on_progress(done, total)
-    return summarise(found, environment.graded_like(questions).grader)
+    grader = environment.graded_like(questions).grader
+    return summarise(found, grader, problems=questions.set.take(chosen))
 
 
 def evaluate_by_budget(*arguments: Any, **options: Any) -> Summary:

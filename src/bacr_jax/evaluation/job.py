@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from bacr_jax import policy as policies
 from bacr_jax.config import Config
+from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, labels
@@ -34,6 +35,7 @@ from bacr_jax.evaluation.samples import (
     Decoder,
     Sample,
     cells_of,
+    declaration,
     draw,
     subset,
 )
@@ -42,6 +44,7 @@ from bacr_jax.methods import load_method
 from bacr_jax.progress import Progress
 from bacr_jax.run_folder import write_json
 from bacr_jax.saved_policy import SavedPolicy, load_tokenizer
+from bacr_jax.text.prompts import format_for
 
 __all__ = ["Work", "open_evaluation", "prepare", "run"]
 
@@ -122,11 +125,12 @@ def _more_cells(config: Config, self_consistency: int | None) -> list[Cell]:
     return [Cell(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _check_length(config: Config, shape: Any, sets: dict[str, Questions]) -> None:
+def _check_length(config: Config, tokenizer: Any, shape: Any, sets: dict[str, Questions]) -> None:
     """The longest row fits the positions that the model was made for."""
+    told = len(declaration(tokenizer, format_for(config), config.eval, max(config.eval.budgets)))
     largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
     for name, questions in sets.items():
-        prompt = int(np.max(questions.prompts.lengths))
+        prompt = int(np.max(questions.prompts.lengths)) + told
         free = shape.max_positions - prompt - answers
         if largest > free:
             advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
@@ -142,6 +146,7 @@ def prepare(
     greedy: bool,
     self_consistency: int | None = None,
     split: Literal["train", "test"] = "test",
+    train: QuestionSet | None = None,
     compare: Sequence[Path] = (),
     labels: Path | None = None,
     name: str | None = None,
@@ -153,6 +158,7 @@ def prepare(
       greedy: also the most likely answer, beside samples.
       self_consistency: k of votes at equal total tokens.
       split: part of the sets.
+      train: near-duplicates of its questions are counted apart; None: none are looked for.
       compare: evaluated runs, or folders of evaluations.
       labels: where to write measured difficulty.
       name: of the policy, for tables.
@@ -175,8 +181,8 @@ def prepare(
             f"--budgets {max(config.eval.budgets)}: the model has {shape.max_positions} positions; "
             "write fewer"
         )
-    sets = load_sets(config, tokenizer, split=split)
-    _check_length(config, shape, sets)
+    sets = load_sets(config, tokenizer, split=split, train=train)
+    _check_length(config, tokenizer, shape, sets)
     chosen = {spec: subset(found, config.eval.size, config.seed) for spec, found in sets.items()}
     modes: dict[str, list[int]] = {}
     for cell in cells:
@@ -201,6 +207,8 @@ def prepare(
             "attention": config.model.attention,
         },
     }
+    if format_for(config).budget_close:
+        settings["decoding"]["budget_tag"] = config.eval.budget_tag
     for where, folder in others.items():
         theirs = read_settings(folder)
         comparison.check_comparable(settings["sets"], theirs, modes, where)
@@ -374,7 +382,8 @@ def _summary(
 ) -> dict[str, Any]:
     questions = work.sets[name]
     grader = environment.graded_like(questions).grader
-    numbers = summarise(cells, grader, budgets=work.config.eval.budgets)
+    problems = questions.set.take(work.chosen[name])
+    numbers = summarise(cells, grader, budgets=work.config.eval.budgets, problems=problems)
     return {**numbers, "note": questions.set.note}
 
 

@@ -17,13 +17,15 @@ from jaxtyping import Int
 from bacr_jax.config import EvalConfig
 from bacr_jax.environment import Environment, Questions
 from bacr_jax.grading import LENIENT
+from bacr_jax.methods.selfbudgeter import prefill
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
 from bacr_jax.rollout.engine import RolloutSpec
 from bacr_jax.rollout.generate import generate
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.text.extraction import decode_ids
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
+from bacr_jax.text.prompts import PromptFormat, encode_text
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts
 
 GREEDY, SAMPLED = "greedy", "sampled"
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
@@ -146,6 +148,35 @@ def batches(problems: int, cell: Cell, most: int | None) -> list[Int[np.ndarray,
     return [rows] if most is None else [rows[i : i + most] for i in range(0, len(rows), most)]
 
 
+def declaration(
+    tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
+) -> Int[np.ndarray, "n"]:
+    """What follows the prompt of a policy that opens with a budget, if it is given that budget."""
+    if not style.budget_close or config.budget_tag == "declared":
+        return np.zeros(0, np.int32)
+    return encode_text(tokenizer, f"{budget}{style.budget_close}")
+
+
+def _told(
+    prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
+) -> Prompts:
+    """Prompts with the budget in them, where the format has a place for it."""
+    write = lambda b: declaration(tokenizer, style, config, b)
+    given = write(budget)
+    if not len(given):
+        return prompts
+    longer = prefill(prompts, given)
+    # All budgets in one width, so that nothing is compiled for each.
+    width = max(len(write(b)) for b in (*config.budgets, budget)) - len(given)
+    tokens: Any = np.pad(np.asarray(longer.tokens), ((0, 0), (0, width)))
+    return dataclasses.replace(longer, tokens=tokens)
+
+
+def _for_grader(text: str, style: PromptFormat) -> str:
+    """The text with the tag that ends thinking for the grader, whatever the format's own is."""
+    return text.replace(style.think_close, "</think>", 1) if style.think_close else text
+
+
 def draw(
     decoder: Decoder,
     environment: Environment,
@@ -170,18 +201,18 @@ def draw(
       cell: decoding and budget.
       key: of the evaluation; what a sample says depends on it, its row number and its budget.
       name: of the set, for the records.
-      config: temperature and nucleus of sampled answers.
+      config: temperature and nucleus of sampled answers, and what a budget tag holds.
       poll: called regularly, so that a caller can stop by raising.
 
     Returns:
       A sample per row, in their order.
     """
-    greedy = cell.mode == GREEDY
+    greedy, style = cell.mode == GREEDY, environment.style
     places = chosen[rows // cell.samples]
     budgets = np.full(len(rows), cell.budget, np.int32)
     rollout = generate(
         decoder.params,
-        questions.take(places),
+        _told(questions.take(places), environment.tokenizer, style, config, cell.budget),
         budgets,
         budgets[:, None],
         jax.random.fold_in(key, cell.budget),
@@ -207,9 +238,10 @@ def draw(
     data = questions.set
     golds = [data.answers[place] for place in places]
     grader = environment.graded_like(questions).grader
+    graded_texts = [_for_grader(text, style) for text in texts]
     # Several processes wait for their graders for different times: none may poll there.
     polled = None if processes.several() else poll
-    verdicts = grader.grade(texts, golds, mode=LENIENT, poll=polled)
+    verdicts = grader.grade(graded_texts, golds, mode=LENIENT, poll=polled)
     return [
         Sample(
             set=name,

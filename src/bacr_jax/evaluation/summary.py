@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.evaluation.bootstrap import bootstrap_intervals, columns, rate_intervals
 from bacr_jax.evaluation.samples import SAMPLED, Cell, Sample
 from bacr_jax.evaluation.statistics import (
@@ -123,18 +124,22 @@ def _by_subject(found: Graded) -> dict[str, Any]:
     return {name: _slices(found, names == name) for name in sorted(set(found.subjects) - {""})}
 
 
-def entry_of(found: Graded, grader: Any) -> dict[str, Any]:
+def entry_of(
+    found: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None
+) -> dict[str, Any]:
     """Every number of one cell.
 
     Args:
       found: its samples.
       grader: decides which wrong answers are the same, for maj@k.
+      duplicates: problems that are near-duplicates of training questions; None: not looked for.
 
     Returns:
       accuracy (the mean over all samples: avg@k), its 95 % interval ci95, the same for the strict
       verdicts, disagreement (share of samples that the two judge differently), mean tokens, shares
       of forced thinking and of samples without an answer, pass_at and maj_at by k, levels,
-      subjects, and what decided the verdicts.
+      subjects, and what decided the verdicts. If some problems are near-duplicates and some are
+      not, without_near_duplicates holds accuracy and tokens of those that are not.
     """
     samples = found.samples
     ks = numbers_of_samples(samples)
@@ -169,6 +174,8 @@ def entry_of(found: Graded, grader: Any) -> dict[str, Any]:
         "subjects": _by_subject(found),
         "paths": found.paths,
     }
+    if duplicates is not None and duplicates.any() and not duplicates.all():
+        entry["without_near_duplicates"] = _slices(found, ~duplicates)
     if votes is not None:
         entry["maj_at"] = {
             str(k): {
@@ -235,7 +242,11 @@ def self_consistency(
 
 
 def summarise(
-    cells: Mapping[Cell, Graded], grader: Any, *, budgets: Sequence[int] | None = None
+    cells: Mapping[Cell, Graded],
+    grader: Any,
+    *,
+    budgets: Sequence[int] | None = None,
+    problems: QuestionSet | None = None,
 ) -> dict[str, Any]:
     """The numbers of one set.
 
@@ -243,11 +254,17 @@ def summarise(
       cells: samples of every cell, all of the same problems.
       grader: decides which wrong answers are the same.
       budgets: those that the report is about; other cells only serve votes at equal total tokens.
+      problems: the problems of the cells, for their near-duplicates of training questions.
 
     Returns:
-      problems; by_budget (a `Summary`); anytime by mode; self_consistency.
+      problems; near_duplicates (how many, and of which training set; None where none was looked
+      for); by_budget (a `Summary`); anytime by mode; self_consistency.
     """
-    entries = {cell: entry_of(found, grader) for cell, found in cells.items()}
+    marked, near = None, None
+    if problems is not None and problems.compared_with:
+        marked = problems.duplicates
+        near = {"count": int(marked.sum()), "of": problems.compared_with}
+    entries = {cell: entry_of(found, grader, marked) for cell, found in cells.items()}
     chosen = sorted({cell.budget for cell in cells}) if budgets is None else list(budgets)
     by_budget: Summary = {}
     for cell, entry in entries.items():
@@ -256,6 +273,7 @@ def summarise(
     sampled = {cell.budget: entry for cell, entry in entries.items() if cell.mode == SAMPLED}
     return {
         "problems": len(next(iter(cells.values())).ids),
+        "near_duplicates": near,
         "by_budget": by_budget,
         "anytime": {
             mode: anytime(

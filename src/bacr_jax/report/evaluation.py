@@ -31,6 +31,14 @@ def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
     return _NONE if found is None else _rate(found, "value", "ci95")
 
 
+def _near(result: Mapping[str, Any]) -> str:
+    """How many problems are near-duplicates of training questions, if that was looked for."""
+    near = result["near_duplicates"]
+    if near is None:
+        return ""
+    return f"near-duplicates of training questions ({near['of']}): {near['count']:,}"
+
+
 def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
     modes = result["by_budget"]
     most = max(entry["samples"] for found in modes.values() for entry in found.values())
@@ -60,7 +68,35 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
         rows,
         caption="accuracy in % [95 % interval]; verdicts that differ between lenient and strict, "
         "and thinking cut by the budget, in %; mean tokens of thinking and in total"
-        + (f"; {result['note']}" if result["note"] else ""),
+        + "".join(f"; {part}" for part in (_near(result), result["note"]) if part),
+    )
+
+
+def _without_duplicates(name: str, result: Mapping[str, Any]) -> Grid:
+    """A row per decoding and budget: all problems, and those that training did not come near."""
+    count, left = result["near_duplicates"]["count"], 0
+    rows = []
+    for mode, found in result["by_budget"].items():
+        for budget in sorted(found, key=int):
+            entry = found[budget]["without_near_duplicates"]
+            left = entry["problems"]
+            rows.append(
+                [
+                    mode,
+                    f"{int(budget):,}",
+                    accuracy_text(found[budget]),
+                    accuracy_text(entry),
+                    f"{entry['mean_thinking_tokens']:,.1f}",
+                    f"{entry['mean_total_tokens']:,.1f}",
+                ]
+            )
+    return Grid(
+        f"{name}: without {count:,} near-duplicates of training questions",
+        ["decoding", "budget", f"all {result['problems']:,}", f"the other {left:,}"]
+        + ["think", "total"],
+        rows,
+        caption="accuracy in % [95 % interval]; tokens are those of the other problems; training "
+        f"set: {result['near_duplicates']['of']}",
     )
 
 
@@ -154,6 +190,8 @@ def grids(results: Mapping[str, Any]) -> list[Grid]:
     for name, result in results["sets"].items():
         found += [_budgets(name, result), _anytime(name, result)]
         first = next(iter(next(iter(result["by_budget"].values())).values()))
+        if "without_near_duplicates" in first:
+            found.append(_without_duplicates(name, result))
         found += [_parts(name, result, part) for part in ("level", "subject") if first[f"{part}s"]]
         if result["self_consistency"]:
             found.append(_self_consistency(name, result))

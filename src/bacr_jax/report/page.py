@@ -150,6 +150,9 @@ def page(folder: Path) -> str:
         policies = pictures.first_and_last(evaluations, name, method)
         parts.append(_image(drawn[f"accuracy_{short}"], f"{name}: accuracy by thinking budget"))
         parts.append(_comparison(name, policies).html())
+        others = tables.without_near_duplicates(policies)
+        if others is not None:
+            parts.append(_comparison(tables.title_without(name, policies, others), others).html())
         if f"evaluation_{short}" in drawn:
             parts.append(_image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training"))
     parts.append(_evaluations(folder))

@@ -41,6 +41,37 @@ def in_one_line(summary: Summary) -> str:
     return "; ".join(f"{mode} {budgets}" for mode, budgets in modes.items())
 
 
+def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summary] | None:
+    """The same policies on the problems that are no near-duplicates of training questions.
+
+    Returns:
+      Summaries by name; None if no problem was marked as one.
+    """
+    key = "without_near_duplicates"
+    found = {
+        name: {
+            mode: {budget: entry[key] for budget, entry in budgets.items() if key in entry}
+            for mode, budgets in summary.items()
+        }
+        for name, summary in policies.items()
+    }
+    marked = any(budgets for summary in found.values() for budgets in summary.values())
+    return dict(found) if marked else None
+
+
+def title_without(name: str, policies: Mapping[str, Summary], others: Mapping[str, Summary]) -> str:
+    """`math500 without 29 near-duplicates of training questions (471 problems)`."""
+    count = lambda summaries: next(
+        entry["problems"]
+        for summary in summaries.values()
+        for budgets in summary.values()
+        for entry in budgets.values()
+    )
+    left = count(others)
+    near = f"{count(policies) - left:,} near-duplicates of training questions"
+    return f"{name} without {near} ({left:,} problems)"
+
+
 def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
     """(decoding, budget, entry of each policy), in order of decoding, then rising budget.
 

@@ -1,0 +1,149 @@
+"""SelfBudgeter under evaluation: its budget tag holds the evaluated budget, or its own."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import hf_world
+from bacr_jax import config_io, evaluate, interop
+from bacr_jax.config import EvalConfig
+from bacr_jax.data.ledger import ledger_tokenizer
+from bacr_jax.evaluation import samples
+from bacr_jax.evaluation.samples import declaration
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.run_folder import open_run
+from bacr_jax.text.prompts import FORMATS, encode_prompts
+from bacr_jax.trainer import Trainer
+
+CONFIG = """
+method: selfbudgeter
+conditioning: {enabled: false}
+cuts: {count: 1}
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
+        scan_layers: false, remat: false}
+data: {ledger: {train_size: 20}, num_groups: 1}
+budget: {min: 4, max: 12, prior: fixed}
+curriculum: {mu0: 8, sigma: 4}
+rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4, slots: 3}
+train: {steps: 1, minibatches: 1}
+eval: {budgets: [8, 12], size: 3, samples: 0}
+output: {tensorboard: false}
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Prompts that reach the decoder, which is interrupted before it compiles anything."""
+    found = []
+
+    def spy(params, prompts, *arguments, **options):
+        found.append(jax.tree.map(np.asarray, prompts))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(samples, "generate", spy)
+    return found
+
+
+def texts(tokenizer, prompts):
+    return [
+        tokenizer.decode(row[:length])
+        for row, length in zip(prompts.tokens, prompts.lengths, strict=True)
+    ]
+
+
+def test_only_a_format_with_a_place_for_it_is_given_a_budget():
+    tokenizer, given = ledger_tokenizer(), EvalConfig()
+    own = EvalConfig(budget_tag="declared")
+    assert tokenizer.decode(declaration(tokenizer, FORMATS["ledger_budget"], given, 12)) == "12h"
+    assert not len(declaration(tokenizer, FORMATS["ledger_budget"], own, 12))
+    assert not len(declaration(tokenizer, FORMATS["ledger"], given, 12))
+
+
+def test_all_budgets_are_told_in_one_width():
+    tokenizer, style = ledger_tokenizer(), FORMATS["ledger_budget"]
+    prompts, _ = encode_prompts(tokenizer, ["4a2", "1a3b1"], style, max_tokens=20)
+    config = EvalConfig(budgets=(8, 128))
+    told = {b: samples._told(prompts, tokenizer, style, config, b) for b in config.budgets}
+    assert told[8].tokens.shape == told[128].tokens.shape
+    for budget, found in told.items():
+        ends = ["4a2<think>g", "1a3b1<think>g"]
+        assert texts(tokenizer, found) == [f"<bos>{end}{budget}h" for end in ends]
+
+
+def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
+    (tmp_path / "small.yaml").write_text(CONFIG)
+    run = tmp_path / "run"
+    settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
+    with open_run(run, settings) as folder:
+        trainer = Trainer(settings, folder)
+        # A random policy answers nothing, so it can't be taught; the tag is what matters here.
+        state = trainer.iteration.init_state(trainer._initial_params(), None)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.evaluate(state, 0, "before")
+        trainer.save(state, 1)
+        trainer.checkpoints.close()
+        trainer.environment.close()
+    for budget in ("8", "12"):
+        out = ["--out", str(tmp_path / budget)]
+        assert evaluate.main(["--run", str(run), "--budgets", budget, *out]) == 130
+    own = ["--out", str(tmp_path / "own"), "eval.budget_tag=declared"]
+    assert evaluate.main(["--run", str(run), *own]) == 130
+    for prompts, end in zip(asked, ["g8h", "g8h", "g12h", "g"], strict=True):
+        assert all(text.endswith(f"<think>{end}") for text in texts(ledger_tokenizer(), prompts))
+    # What was sampled with a budget in the tag is not continued without it.
+    capsys.readouterr()
+    assert evaluate.main(["--run", str(run), *own[:2]]) == 2
+    assert "decoding.budget_tag (declared there, given now)" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def english(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("budget_tag")
+    tokenizer = hf_world.chat_tokenizer()
+    shape = Qwen2Config(
+        len(tokenizer), 16, 24, 1, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=2048
+    )
+    params = hf_world.random_params(shape)
+    interop.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
+    (folder / "test.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
+    return folder
+
+
+def test_a_folder_says_nothing_of_its_method_so_the_command_does(english, tmp_path, asked, capsys):
+    how = ["--model", english / "tiny", "--data", f"jsonl:{english / 'test.jsonl'}", "--budgets"]
+    how += ["4", "--out", tmp_path / "out", "rollout.answer_tokens=3"]
+    own = "method=selfbudgeter"
+    assert evaluate.main([str(a) for a in [*how, own]]) == 130
+    (text,) = texts(hf_world.chat_tokenizer(), asked[0])
+    assert text.endswith("<budget>4</budget>\n<solution>\n") and "What is 1 + 1?" in text
+    capsys.readouterr()
+    for refused, says in (
+        ([own, "data.prompt_format=boxed"], "its own format"),
+        (["method=grpo"], "leaves the policy"),
+    ):
+        assert evaluate.main([str(a) for a in [*how, *refused]]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and says in error
+
+
+@pytest.mark.slow
+def test_a_given_budget_is_no_part_of_what_was_sampled(english, tmp_path):
+    how = ["--model", english / "tiny", "--data", f"jsonl:{english / 'test.jsonl'}", "--budgets"]
+    how += ["4,16", "--out", tmp_path / "out", "rollout.answer_tokens=3", "method=selfbudgeter"]
+    assert evaluate.main([str(a) for a in how]) == 0
+    lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
+    for found in map(json.loads, lines):
+        assert found["thinking_tokens"] <= found["budget"] in (4, 16)
+        assert "<budget>" not in found["text"] and "</solution>\n<answer>" in found["text"]
+
+
+def test_a_box_in_a_solution_is_no_strict_answer():
+    style = FORMATS["budget_solution"]
+    from bacr_jax.grading import Grader
+
+    cut = "so it is \\boxed{7}, wait\n</solution>\n<answer>\n1"
+    with Grader(workers=1) as grader:
+        (verdict,) = grader.grade([samples._for_grader(cut, style)], ["7"], mode="lenient")
+    assert verdict.correct and not verdict.strict
