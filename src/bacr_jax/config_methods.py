@@ -16,6 +16,8 @@ EVALUATION_ONLY = {
         ("self_consistency", "with several samples per question"),
     )
 }
+# The method whose responses open with a budget of their own.
+SELF_BUDGETER = "selfbudgeter"
 # Modules of the room `methods` that are no methods of training.
 _NO_METHODS = ("__init__", "method", "single_budget", *EVALUATION_ONLY)
 

@@ -13,6 +13,7 @@ from bacr_jax import config_io
 from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config_checks import check_ranges
+from bacr_jax.config_methods import SELF_BUDGETER
 from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
@@ -40,7 +41,6 @@ OVERRIDABLE = (
     "rollout.answer_tokens",
     "rollout.chunk",
 )
-SELF_BUDGETER = "selfbudgeter"
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
 # Lengths are 32-bit numbers on the device.
 LARGEST_BUDGET = 2**31 - 1

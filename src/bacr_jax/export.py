@@ -10,11 +10,12 @@ from typing import Any
 from bacr_jax import interop
 from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
+from bacr_jax.config_methods import SELF_BUDGETER
 from bacr_jax.errors import UserError
 from bacr_jax.interop import names, writing
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.policy import model_shape
-from bacr_jax.saved_policy import read_run
+from bacr_jax.saved_policy import read_config, read_run
 
 Params = dict[str, Any]
 
@@ -118,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal(error)
     for name in files:
         print(arguments.out / name)
+    if read_config(arguments.run).method == SELF_BUDGETER:
+        print("its responses open with a budget: evaluate and generate need method=selfbudgeter")
     return 0
 
 

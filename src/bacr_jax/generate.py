@@ -10,7 +10,9 @@ from typing import Any
 
 from bacr_jax import config_io
 from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
+from bacr_jax.config import EvalConfig
 from bacr_jax.config_checks import check_ranges
+from bacr_jax.config_methods import SELF_BUDGETER
 from bacr_jax.config_types import shown
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
@@ -122,18 +124,23 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     from bacr_jax.types import NO_BUDGET
 
     style = prompting.format_for(config)
-    bare = arguments.run is None and config.data.prompt_format == "auto"
-    if bare and not any(key.startswith("data.train=") for key in arguments.overrides):
+    plain = config.data.prompt_format == "auto" and config.method != SELF_BUDGETER
+    if (
+        arguments.run is None
+        and plain
+        and not any(key.startswith("data.train=") for key in arguments.overrides)
+    ):
         # Nobody says what the folder was trained on.
         style = prompting.FORMATS["think_answer"]
     prompts, _ = prompting.encode_prompts(
         tokenizer, [arguments.question], style, max_tokens=config.data.max_prompt_tokens
     )
     vocab_size = policies.vocabulary_rows(config, len(tokenizer))
+    prompts = _asked(prompts, tokenizer, style, arguments.budgets, config.eval)
     count = len(arguments.budgets)
     longest = max(config.budget.max if b is None else max(b, 1) for b in arguments.budgets)
     room = policies.model_shape(config, vocab_size).max_positions
-    free = room - int(prompts.lengths[0]) - config.rollout.answer_tokens
+    free = room - int(prompts.lengths.max()) - config.rollout.answer_tokens
     if longest > free:
         raise UserError(
             f"--budget {arguments.budget}: the model's {room} positions leave {free} for thinking; "
@@ -144,7 +151,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     live = _Live(lambda ids: decode_ids(tokenizer, ids), say) if count == 1 else None
     found = generate(
         decoder.params,
-        jax.tree.map(lambda x: np.repeat(x, count, axis=0), prompts),
+        prompts,
         told,
         np.where(told == NO_BUDGET, longest, told)[:, None],
         jax.random.key(arguments.seed),
@@ -165,6 +172,27 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
             name = "no budget" if budget is None else f"budget {budget}"
             say(f"--- {name} ---\n{decode_ids(tokenizer, thinking.tolist())}")
         say(f"\n{answer}\n[{trunks.thinking[row]} thinking tokens]\n")
+
+
+def _asked(
+    prompts: Any, tokenizer: Any, style: Any, budgets: Sequence[int | None], config: EvalConfig
+) -> Any:
+    """The prompt once per budget, with the budget in it where the format has a place for it."""
+    import jax
+    import numpy as np
+
+    from bacr_jax.evaluation.samples import told
+
+    numbers = tuple(budget for budget in budgets if budget is not None)
+    settings = dataclasses.replace(config, budgets=numbers)
+    rows = [
+        prompts if budget is None else told(prompts, tokenizer, style, settings, budget)
+        for budget in budgets
+    ]
+    width = max(row.tokens.shape[1] for row in rows)
+    wide = lambda x: np.pad(x, ((0, 0), (0, width - x.shape[1])))
+    rows = [dataclasses.replace(row, tokens=wide(np.asarray(row.tokens))) for row in rows]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
 
 
 class _Live:

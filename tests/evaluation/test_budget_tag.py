@@ -53,6 +53,17 @@ def texts(tokenizer, prompts):
     ]
 
 
+def test_one_question_at_several_budgets_is_told_each():
+    from bacr_jax.generate import _asked
+
+    tokenizer, style = ledger_tokenizer(), FORMATS["ledger_budget"]
+    question, _ = encode_prompts(tokenizer, ["7a2b3"], style, max_tokens=32)
+    prompts = _asked(question, tokenizer, style, [8, None, 12], EvalConfig())
+    said = texts(tokenizer, prompts)
+    assert [text.removeprefix(said[1]) for text in said] == ["8h", "", "12h"]
+    assert len({len(row) for row in prompts.tokens}) == 1
+
+
 def test_only_a_format_with_a_place_for_it_is_given_a_budget():
     tokenizer, given = ledger_tokenizer(), EvalConfig()
     own = EvalConfig(budget_tag="declared")

@@ -157,10 +157,13 @@ def declaration(
     return encode_text(tokenizer, f"{budget}{style.budget_close}")
 
 
-def _told(
+def told(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
-    """Prompts with the budget in them, where the format has a place for it."""
+    """Prompts with the budget in them, where the format has a place for it.
+
+    All budgets of the config give prompts of one width.
+    """
     write = lambda b: declaration(tokenizer, style, config, b)
     given = write(budget)
     if not len(given):
@@ -212,7 +215,7 @@ def draw(
     budgets = np.full(len(rows), cell.budget, np.int32)
     rollout = generate(
         decoder.params,
-        _told(questions.take(places), environment.tokenizer, style, config, cell.budget),
+        told(questions.take(places), environment.tokenizer, style, config, cell.budget),
         budgets,
         budgets[:, None],
         jax.random.fold_in(key, cell.budget),
