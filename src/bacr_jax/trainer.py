@@ -217,7 +217,7 @@ class Trainer:
                 budgets,
                 budgets[:, None],
                 key,
-                spec=dataclasses.replace(self.policy.rollout, conditioning=None),
+                spec=dataclasses.replace(self.policy.rollout, conditioning=None, answers=1),
                 rules=environment.rules,
                 how=sampler(0.0),
                 poll=self.poll,
