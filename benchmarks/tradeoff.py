@@ -6,13 +6,14 @@ On the `tradeoff` ledger a trace is written in steps (right, up to 30 tokens) or
 at most, often wrong on long problems); its first token says which. For each seed one warm-up, and
 from it every arm with equal steps, questions and rollouts:
 
-    own      BACR told its budget, paid for the answer at that budget (Eq. 1)
+    own      BACR told one of the budgets evaluated, and paid for its answer there (Eq. 1)
     final    the same with four cuts, weights .12 .12 .16 .6 and the dense reward
     uniform  the same with the paper's four cuts of equal weight (Eq. 9)
     anytime  AnytimeReasoner: not told a budget, scored at all four, one answer at each
 
 Finished runs are kept, not repeated. Prints a line per run and one JSON object at the end: the
-share of sampled traces in steps by budget, sampled and greedy accuracy.
+share of sampled traces in steps by budget, sampled and greedy accuracy, and what an arm is ahead of
+AnytimeReasoner; writes tradeoff.png.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from scipy import stats
+
+from bacr_jax.report import plots
 
 ARMS = {
     "own": [],
@@ -87,6 +91,43 @@ def style_shares(folder: Path) -> dict[str, float]:
     return shares
 
 
+def over_seeds(values: list[float]) -> dict[str, float | list[float]]:
+    """Mean, and its 95 % interval by Student's t over seeds."""
+    mean = float(np.mean(values))
+    found: dict[str, float | list[float]] = {"mean": round(mean, 4)}
+    if len(values) > 1:
+        error = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
+        found["ci95"] = [round(float(mean - error), 4), round(float(mean + error), 4)]
+    return found
+
+
+def picture(path: Path, results: dict) -> None:
+    """Share of steps and sampled accuracy against the budget: a line per arm, a dot per seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.2, 3.8), layout="constrained", dpi=150)
+    labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
+    # AnytimeReasoner, which the others are compared with, is grey.
+    order = sorted(results, key=lambda arm: arm != "anytime")
+    looks = dict(zip(order, zip(plots.COLOURS, plots.MARKERS)))
+    for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):
+        for arm, (colour, marker) in looks.items():
+            seeds = list(results[arm].values())
+            budgets = [int(budget) for budget in seeds[0][what]]
+            values = 100 * np.array([list(entry[what].values()) for entry in seeds])
+            axis.plot(budgets, values.mean(0), color=colour, marker=marker, ms=6, label=arm)
+            for one in values:
+                axis.plot(budgets, one, ".", color=colour, ms=4, alpha=0.6)
+        axis.set_xticks(budgets)
+        axis.set(xlabel="thinking budget (tokens)", ylabel=label, ylim=(0, 100))
+        axis.grid(color="0.92", linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[1].legend(frameon=False, loc="lower right", fontsize=9)
+    count = len(next(iter(results.values())))
+    figure.suptitle(f"Lines: mean of {count} seeds; dots: seeds", x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, metadata={"Software": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -119,17 +160,27 @@ def main() -> None:
                 f"{shown(entry['sampled'])}   greedy {shown(entry['greedy'])}",
                 flush=True,
             )
-    largest = list(next(iter(results[arguments.arms[0]].values()))["sampled"])[-1]
-    mean = lambda arm, what: float(np.mean([what(entry) for entry in results[arm].values()]))
-    rise = lambda e: e["steps_share"][largest] - next(iter(e["steps_share"].values()))
-    summary = {
-        arm: {
-            "rise_of_steps_share": round(mean(arm, rise), 3),
-            "sampled_at_largest": round(mean(arm, lambda e: e["sampled"][largest]), 4),
-            "greedy_at_largest": round(mean(arm, lambda e: e["greedy"][largest]), 4),
+    smallest, *_, largest = next(iter(results[arguments.arms[0]].values()))["sampled"]
+    summary = {}
+    for arm, seeds in results.items():
+        wanted = {
+            "rise_of_steps_share": lambda e, _: (
+                e["steps_share"][largest] - e["steps_share"][smallest]
+            ),
+            "sampled_at_largest": lambda e, _: e["sampled"][largest],
+            "greedy_at_largest": lambda e, _: e["greedy"][largest],
         }
-        for arm in results
-    }
+        if arm != "anytime" and "anytime" in results:
+            for mode in ("sampled", "greedy"):
+                wanted[f"{mode}_ahead_of_anytime"] = lambda e, a, mode=mode: (
+                    e[mode][largest] - a[mode][largest]
+                )
+        other = results.get("anytime", seeds)
+        summary[arm] = {
+            name: over_seeds([of(entry, other[seed]) for seed, entry in seeds.items()])
+            for name, of in wanted.items()
+        }
+    picture(arguments.out / "tradeoff.png", results)
     print(json.dumps({"mean": summary, "seeds": results}))
 
 

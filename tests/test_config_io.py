@@ -296,6 +296,16 @@ BAD_CONFIGS = [
     ({"warmup": {"target_accuracy": 95.0}}, "warmup.target_accuracy: found 95; write in [0, 1]"),
     ({"budget": {"min": 0}}, "budget.min: found 0; write 1 or more"),
     ({"budget": {"min": 300, "max": 200}}, "budget.min=300: is above budget.max=200"),
+    ({"budget": {"prior": "choices"}}, "found an empty list, and budget.prior=choices draws"),
+    (
+        {"budget": {"prior": "choices", "choices": (512, 5000)}},
+        "budget.choices: 5000 is not between budget.min=256 and budget.max=4096; write [512], or",
+    ),
+    (
+        {"budget": {"prior": "choices", "choices": (1024, 512, 512)}},
+        "budget.choices: found [1024, 512, 512]; write every budget once, in rising order: "
+        "[512, 1024]",
+    ),
     (
         {"budget": {"min": 3}},
         "cuts.count=4: a trace of budget.min=3 tokens has fewer distinct cuts",

@@ -165,6 +165,21 @@ class TestBudgets:
         assert counts[:5].sum() == counts[9:].sum() == 0
         assert scipy.stats.chisquare(counts[5:9]).pvalue > 1e-4
 
+    def test_choices_are_drawn_equally_often_and_nothing_else(self):
+        choices = jnp.array([8, 16, 24, 32])
+        budgets = curriculum.choice_budgets(jax.random.key(1), choices, shape=(500, 8))
+        found, counts = np.unique(np.asarray(budgets), return_counts=True)
+        np.testing.assert_array_equal(found, choices)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+    def test_stratified_choices_give_every_question_each_budget_alike(self):
+        choices = jnp.array([3, 5, 100])
+        budgets = curriculum.choice_budgets(
+            jax.random.key(0), choices, shape=(50, 6), assign="stratified"
+        )
+        in_order = np.sort(budgets, axis=1)
+        np.testing.assert_array_equal(in_order, np.tile([3, 3, 5, 5, 100, 100], (50, 1)))
+
     def test_fixed_budgets(self):
         np.testing.assert_array_equal(curriculum.fixed_budgets(7, shape=(2, 3)), np.full((2, 3), 7))
 

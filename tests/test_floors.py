@@ -14,7 +14,7 @@ FLOORS = {
     3: "rollout interop",
     4: "learner methods",
     5: "run_folder interruption alarms metrics progress checkpoint environment policy asked "
-    "more_answers iteration_metrics iteration warmup cold_start evaluation report saved_policy "
+    "iteration_metrics iteration warmup cold_start evaluation report saved_policy "
     "traces provenance trainer planning",
     6: "train export evaluate generate plan study __main__",
 }

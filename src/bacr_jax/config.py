@@ -148,9 +148,10 @@ class BudgetConfig:
 
     min: int = key(256, "smallest budget b_min")
     max: int = key(4096, "largest budget b_max")
-    prior: Literal["curriculum", "uniform", "fixed"] = key(
-        "curriculum", "curriculum: Eq. 4-5; uniform over [min, max]; fixed: always max"
+    prior: Literal["curriculum", "uniform", "choices", "fixed"] = key(
+        "curriculum", "curriculum: Eq. 4-5; uniform over [min, max]; choices: below; fixed: max"
     )
+    choices: tuple[int, ...] = key((), "budgets drawn equally often (prior: choices)")
     assign: Literal["independent", "shared", "stratified"] = key(
         "independent", "per rollout (paper); one per question; or spread over the quantiles"
     )

@@ -48,6 +48,7 @@ BOUNDS = {
     "warmup.style_accuracy": "[0, 1]",
     "budget.min": "[1, inf)",
     "budget.max": "[1, inf)",
+    "budget.choices": "[1, inf)",
     "curriculum.alpha": "[0, 1]",
     "curriculum.beta": "[0, 1]",
     "curriculum.mu0": "(0, inf)",
@@ -319,6 +320,8 @@ def _budgets(config: Config) -> Iterator[str]:
         yield (
             f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
         )
+    if budget.prior == "choices":
+        yield from _choices(config)
     if cuts.count > budget.min:
         yield (
             f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
@@ -355,6 +358,29 @@ def _budgets(config: Config) -> Iterator[str]:
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
             f"{answers} a row has {longest} tokens, and {model.preset} was made for "
             f"{PRESET_POSITIONS}; write smaller ones"
+        )
+
+
+def _choices(config: Config) -> Iterator[str]:
+    budget = config.budget
+    rising = tuple(sorted(set(budget.choices)))
+    inside = tuple(b for b in rising if budget.min <= b <= budget.max)
+    if not rising:
+        yield (
+            "budget.choices: found an empty list, and budget.prior=choices draws from it; write "
+            f"budgets such as [{_shown(budget.min)}, {_shown(budget.max)}]"
+        )
+    elif inside != rising:
+        outside = next(b for b in rising if b not in inside)
+        yield (
+            f"budget.choices: {outside} is not between budget.min={budget.min} and "
+            f"budget.max={budget.max}; write {_shown(inside or (budget.min, budget.max))}, or "
+            "another range"
+        )
+    elif budget.choices != rising:
+        yield (
+            f"budget.choices: found {_shown(budget.choices)}; write every budget once, in rising "
+            f"order: {_shown(rising)}"
         )
 
 

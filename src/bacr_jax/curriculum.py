@@ -316,6 +316,35 @@ def uniform_budgets(
     return jnp.clip(b_min + steps, b_min, b_max).astype(jnp.int32)
 
 
+def choice_budgets(
+    key: PRNGKeyArray,
+    choices: Int[Array, "n"],
+    *,
+    shape: tuple[int, int],
+    assign: Assignment = "independent",
+) -> Int[Array, "Q G"]:
+    """Budgets drawn equally often from a list: the discrete prior of AnytimeReasoner.
+
+    Over a range, budgets near its ends are rare; a list trains at just those that will be asked.
+
+    Args:
+      key: PRNG key.
+      choices: budgets in tokens, ascending, so that "stratified" spreads over small and large.
+      shape: (Q questions, G rollouts).
+      assign: how the rollouts of a question are coupled, see `sample_budgets`.
+
+    Returns:
+      Budgets, int32.
+
+    Raises:
+      UserError: an unknown `assign`.
+    """
+    chex.assert_rank(choices, 1)
+    last = choices.shape[0] - 1
+    index = jnp.floor(_uniforms(key, shape, assign) * choices.shape[0]).astype(jnp.int32)
+    return choices[jnp.minimum(index, last)].astype(jnp.int32)
+
+
 def fixed_budgets(budget: Scalar, *, shape: tuple[int, int]) -> Int[Array, "Q G"]:
     """The same budget everywhere (GRPO and DAPO train at b_max).
 

@@ -34,7 +34,6 @@ from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method, Observed
-from bacr_jax.more_answers import more_answers, precompile_more
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.policy import Policy
 from bacr_jax.rollout.generate import Rollout, generate, precompile
@@ -205,9 +204,7 @@ class Iteration:
         precompile(decode, prompts, cuts, **self.how(), phi_of=phi_of, rows=rows)
         if self.config.curriculum.pass_rate == "probe":
             rows = min(self.config.curriculum.probe_size, len(self.levels))
-            precompile(decode, prompts, 1, **self.how(), phi_of=phi_of, rows=rows)
-        if self.method.answers > 1:
-            precompile_more(decode, prompts, **self.how())
+            precompile(decode, prompts, 1, **self.how(answers=1), phi_of=phi_of, rows=rows)
 
     # Its lines --------------------------------------------------------------------------------
 
@@ -231,10 +228,11 @@ class Iteration:
         plan, rollout = jax.random.split(jax.random.fold_in(key, round_) if round_ else key)
         return plan, rollout
 
-    def how(self) -> dict[str, Any]:
-        """Shapes, rules and temperature of training rollouts."""
+    def how(self, answers: int | None = None) -> dict[str, Any]:
+        """Shapes, rules and temperature of training rollouts, with the method's answers per cut."""
+        count = self.method.answers if answers is None else answers
         return {
-            "spec": self.policy.rollout,
+            "spec": dataclasses.replace(self.policy.rollout, answers=count),
             "rules": self.environment.rules,
             "how": sampler(self.config.rollout.temperature),
         }
@@ -262,9 +260,8 @@ class Iteration:
     ) -> Rollout:
         """Line 9: trunks under their budgets, answers at every cut."""
         params = state.train.policy
-        decode = self.policy.decode_params(params)
-        rollout = generate(
-            decode,
+        return generate(
+            self.policy.decode_params(params),
             prompts,
             np.asarray(plan.budgets).reshape(-1),
             np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
@@ -273,10 +270,6 @@ class Iteration:
             phi_of=self.policy.phi_of(params),
             poll=poll,
         )
-        if self.method.answers > 1:
-            key, count = jax.random.fold_in(key, 1), self.method.answers
-            rollout = more_answers(decode, rollout, key, answers=count, **self.how(), poll=poll)
-        return rollout
 
     def verify(
         self, plan: Plan, rollout: Rollout, poll: Callable[[], None] | None = None
@@ -524,7 +517,7 @@ class Iteration:
             budgets,
             budgets[:, None],
             jax.random.fold_in(jax.random.fold_in(self.key, step), 3),
-            **self.how(),
+            **self.how(answers=1),
             phi_of=self.policy.phi_of(train.policy),
         )
         golds = [questions.set.answers[i] for i in chosen]

@@ -244,10 +244,11 @@ def make_policy(
         chunk=config.rollout.chunk,
         dtype=dtype,
         implementation=implementation,
+        answers=method.answers,
         mesh=decode_mesh,
     )
     longest = max(config.budget.max, *config.eval.budgets)
-    evaluation = dataclasses.replace(rollout, max_thinking=longest)
+    evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1)
     return Policy(learner, rollout, evaluation, config.budget.max, decode_mesh)
 
 

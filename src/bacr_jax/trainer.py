@@ -207,7 +207,9 @@ class Trainer:
             return float(summary["greedy"][str(largest)]["accuracy"])
 
         def style_accuracy_of(params: Any, style: ledger.Style) -> float:
-            prompts, golds = styled_prompts(environment.train, style, config.warmup.style_level)
+            # The long style must be right where it matters most.
+            level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
+            prompts, golds = styled_prompts(environment.train, style, level)
             budgets = np.full(len(golds), config.budget.max, np.int32)
             rollout = generate(
                 self.policy.plain_decode_params(params),
@@ -215,7 +217,7 @@ class Trainer:
                 budgets,
                 budgets[:, None],
                 key,
-                spec=dataclasses.replace(self.policy.rollout, conditioning=None),
+                spec=dataclasses.replace(self.policy.rollout, conditioning=None, answers=1),
                 rules=environment.rules,
                 how=sampler(0.0),
                 poll=self.poll,

@@ -244,8 +244,9 @@ def _until_style(
     raise UserError(
         f"warm-up: after {run.step} steps the style {settings.style} is right on "
         f"{found[settings.style]:.2f} of level {settings.style_level} and steps on "
-        f"{found['steps']:.2f}, wanted {low:g} to {high:g} and {settings.target_accuracy:g} or "
-        "more; write another seed, warmup.steps or warmup.style_accuracy"
+        f"{found['steps']:.2f} of level {ledger.MAX_LEVEL}, wanted {low:g} to {high:g} and "
+        f"{settings.target_accuracy:g} or more; write another seed, warmup.steps or "
+        "warmup.style_accuracy"
     )
 
 
@@ -281,15 +282,16 @@ def warm_up(
 
     With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
     of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
-    depends on it. `warmup.target_accuracy` is then that of the style *steps* on that level, and
-    the rate falls over 40 steps.
+    depends on it. `warmup.target_accuracy` is then that of the style *steps* on the highest level,
+    and the rate falls over 40 steps.
 
     Args:
       config: the run's config.
       policy: settings of the policy; the warm-up trains the plain model inside it.
       folder: where the finished weights are kept.
       accuracy_of: greedy accuracy of given weights at the largest budget.
-      style_accuracy_of: the same on `styled_prompts` of a style; asked with `warmup.style` only.
+      style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
+        any other: on `warmup.style_level`); asked with `warmup.style` only.
       on_progress: called with (step, steps in all, loss).
       poll: called every few steps.
 

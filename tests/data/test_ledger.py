@@ -306,7 +306,7 @@ class TestWarmup:
             ),
             ("tradeoff", (0, 13), 3, {"steps": 1.0}),
             ("tradeoff", (13, 45), 3, {"steps": 0.5, "at_once": 0.5}),
-            ("tradeoff", (45, 100), 5, {"steps": 0.5, "at_once": 0.5}),
+            ("tradeoff", (45, 100), 5, {"steps": 0.75, "at_once": 0.25}),
         ],
     )
     def test_each_phase_has_its_styles_and_levels(self, variant, steps, levels, shares):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax import config_io
+from bacr_jax import config_io, curriculum
 from bacr_jax.config_methods import EVALUATION_ONLY, built_in_methods
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
@@ -85,6 +85,18 @@ def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path,
     if not value:
         np.testing.assert_allclose(credit.thinking.sum(1), 0.0, atol=1e-5)
     assert np.isfinite(credit.thinking).all() and np.isfinite(credit.answers).all()
+
+
+def test_budgets_come_from_the_list_of_choices(tmp_path):
+    config = load(tmp_path, "bacr-robust", "budget.prior=choices", "budget.choices=[8, 12]")
+    method = load_method(config)
+    state = curriculum.init_curriculum(4, mu0=10.0)
+    budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(4))
+    assert budgets.shape == (4, config.rollout.group_size)
+    assert set(np.unique(budgets)) == {8, 12}
+    # No curriculum: questions are asked as often as there are of each group.
+    sizes = jnp.array([1, 2, 3, 4])
+    np.testing.assert_allclose(method.question_weights(state, sizes), sizes / 10, rtol=1e-6)
 
 
 @pytest.mark.parametrize("baseline", ["value", "group", "residual_loo", "shrink"])

@@ -86,6 +86,7 @@ def test_portions_are_never_larger_than_the_whole():
         ((), 1500, 1500 + 3 * 512),
         (("budget.prior=fixed",), 4096, 4096),
         (("budget.prior=uniform",), (256 + 4096) / 2, 4096),
+        (("budget.prior=choices", "budget.choices=[512,1024]"), 768, 1024),
         (("method=grpo",), 4096, 4096),
         (("curriculum.mu0=[500,1000,2000,4000]",), 1875, 4096),
     ],

@@ -113,6 +113,36 @@ def test_cuts_on_the_same_place_share_one_answer(world):
     assert result.counters["tokens"] == result.trunks.sampled.sum() + br.sampled[distinct].sum()
 
 
+def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
+    prompts, budgets = make_prompts([3, 1, 5, 2] * 4, 5), [12, 2, 7, 0] * 4
+    one = roll(world, prompts, budgets, spec=world.spec(16))
+    many = roll(world, prompts, budgets, spec=world.spec(16, answers=3))
+    np.testing.assert_array_equal(many.trunks.tokens, one.trunks.tokens)
+    assert many.counters["prefill_tokens"] == one.counters["prefill_tokens"]
+    by_cut = jax.tree.map(lambda x: x.reshape(16, 4, 3, *x.shape[2:]), many.branches)
+    for name in ("context", "bridge"):
+        here, alone = getattr(by_cut, name), getattr(one.branches, name)
+        np.testing.assert_array_equal(here, np.repeat(alone[..., None], 3, axis=2))
+    # The first is the answer that is drawn where only one is asked for.
+    own = one.branches.source == np.arange(4)
+    np.testing.assert_array_equal(by_cut.tokens[own][:, 0], one.branches.tokens[own])
+    # Cuts at the same place share nothing, and all answers are counted.
+    np.testing.assert_array_equal(many.branches.source, np.tile(np.arange(12), (16, 1)))
+    text = by_cut.tokens.reshape(16, 12, -1)
+    assert ((text[:, :, None] != text[:, None]).any(-1).mean(0)[~np.eye(12, dtype=bool)] > 0).all()
+    assert many.counters["tokens"] == many.trunks.sampled.sum() + many.branches.sampled.sum()
+
+
+def test_several_answers_are_the_same_in_any_company(world):
+    prompts, budgets = make_prompts([1, 5, 3, 2, 4], 5), np.array([12, 0, 1, 7, 12])
+    together = roll(world, prompts, budgets, spec=world.spec(8, answers=2))
+    other = roll(world, prompts, budgets, spec=world.spec(2, chunk=3, answers=2))
+    for name in ("tokens", "sampled", "context", "finished"):
+        np.testing.assert_array_equal(
+            getattr(other.branches, name), getattr(together.branches, name)
+        )
+
+
 def test_a_closing_tag_of_two_tokens_is_not_counted_as_thinking(world):
     rules = make_rules(two_tokens([6, 7, 8, 9, 10], [11, 12, 13, 14, 15]))
     # Hot enough that every legal token is about as likely as any other.

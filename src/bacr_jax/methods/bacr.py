@@ -2,7 +2,7 @@
 
 part                               switch
 budget-conditioned unified policy  conditioning.enabled
-curriculum-aware scheduler         budget.prior: curriculum | uniform | fixed
+curriculum-aware scheduler         budget.prior: curriculum | uniform | choices | fixed
 truncation-aware dense reward      reward.dense
 budget-conditioned advantages      advantage.baseline: value | group | residual_loo | shrink
 """
@@ -48,6 +48,10 @@ def make(config: Config) -> Method:
         if budget.prior == "uniform":
             return curriculum.uniform_budgets(
                 key, b_min=budget.min, b_max=budget.max, shape=shape, assign=budget.assign
+            )
+        if budget.prior == "choices":
+            return curriculum.choice_budgets(
+                key, jnp.array(budget.choices, jnp.int32), shape=shape, assign=budget.assign
             )
         mu = curriculum.scheduled_mean(
             state,

@@ -179,6 +179,8 @@ def _thinking(config: Config) -> tuple[float, float]:
         return float(budget.max), float(budget.max)
     if budget.prior == "uniform":
         return (budget.min + budget.max) / 2, float(budget.max)
+    if budget.prior == "choices":
+        return sum(budget.choices) / len(budget.choices), float(budget.choices[-1])
     mu0 = curriculum.mu0
     means = list(mu0) if isinstance(mu0, tuple) else [mu0]
     inside = [min(max(mu, budget.min), budget.max) for mu in means]

@@ -76,14 +76,14 @@ def open_branches(
     config: Qwen2Config,
     answer_tokens: int,
     dtype: Any,
+    share: bool = True,
     phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
     real: Bool[Array, "B"] | None = None,
 ) -> BranchState:
     """Places a bridge at every cut.
 
     A cut at or past the natural end keeps the model's own closing text and gets the natural bridge;
-    any other cut ends the thinking with the forced one. Cuts that fall on the same place share one
-    source: the others start ended and copy its text at the end.
+    any other cut ends the thinking with the forced one.
 
     Args:
       trunks: sampled trunks.
@@ -93,6 +93,8 @@ def open_branches(
       config: model shape.
       answer_tokens: most sampled tokens per answer.
       dtype: compute type of the cache.
+      share: cuts that fall on the same place have one source: the others start ended and copy its
+        text at the end. False: each gets an answer of its own.
       phi: budget embedding of the trunks.
       real: rows that are wanted; all by default.
     """
@@ -105,9 +107,10 @@ def open_branches(
     pad = lambda ids: jnp.zeros(width, jnp.int32).at[: ids.shape[0]].set(ids)
     tokens = jnp.where(whole[..., None], pad(rules.bridge_natural), pad(rules.bridge_forced))
     bridge = jnp.where(whole, rules.bridge_natural.shape[0], rules.bridge_forced.shape[0])
-    source = first_equal(kept)
+    own = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (b, m))
+    source = first_equal(kept) if share else own
     shape = (b, m, config.num_kv_heads, width, config.head_dim)
-    idle = source != jnp.arange(m)
+    idle = source != own
     empty = lambda: LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     zeros = jnp.zeros((b, m), jnp.int32)
     return BranchState(

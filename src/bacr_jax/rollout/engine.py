@@ -38,7 +38,7 @@ _empty = jax.jit(
     static_argnames=("config", "slots", "prompt_width", "max_new", "length", "dtype", "mesh"),
 )
 _open_branches = jax.jit(
-    branching.open_branches, static_argnames=("config", "answer_tokens", "dtype")
+    branching.open_branches, static_argnames=("config", "answer_tokens", "dtype", "share")
 )
 _branches_of = jax.jit(branching.branches_of)
 _trunks_of = jax.jit(decode.trunks_of)
@@ -53,6 +53,8 @@ class RolloutSpec:
       conditioning: how phi joins the stream; None for the plain model.
       max_thinking: largest budget, width of the thinking buffers.
       answer_tokens: most sampled tokens per answer.
+      answers: independent answers at each cut. With one, cuts at the same place share it; several
+        are drawn for every cut, as AnytimeReasoner does.
       slots: rows decoded together.
       chunk: tokens per call of the inner loop.
       windows: lengths that caches may have; more of them read less and compile longer.
@@ -73,6 +75,7 @@ class RolloutSpec:
     refill: float = 0.25
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
+    answers: int = 1
     mesh: parallel.AnyMesh | None = None
 
 
@@ -198,6 +201,9 @@ class Engine:
           The trunks' caches, the trunks, the branches, and the place of each slot among them.
         """
         spec = self.spec
+        # All cuts' first answers, then their second: the first one's random numbers do not depend
+        # on how many there are.
+        cuts = np.tile(cuts, spec.answers)
         size = smallest_holding(self.sizes, len(slots))
         real = np.zeros(size, bool)
         spread = np.zeros((size, cuts.shape[1]), np.int32)
@@ -220,6 +226,7 @@ class Engine:
             config=spec.config,
             answer_tokens=spec.answer_tokens,
             dtype=spec.dtype,
+            share=spec.answers == 1,
             phi=phi,
             real=real,
         )
@@ -254,7 +261,15 @@ class Engine:
         return found
 
 
-def answers_of(opened: branching.BranchState, places: np.ndarray) -> Branches:
-    """Answers of the branches at `places`, on the host."""
+def answers_of(opened: branching.BranchState, places: np.ndarray, answers: int) -> Branches:
+    """Answers of the branches at `places`, on the host; those at one cut stand side by side."""
     found: Branches = jax.tree.map(lambda x: x[places], to_host(_branches_of(opened)))
-    return found
+    if answers == 1:
+        return found
+    rows, branches = found.source.shape
+
+    def by_cut(x: np.ndarray) -> np.ndarray:
+        split = x.reshape(rows, answers, branches // answers, *x.shape[2:])
+        return split.swapaxes(1, 2).reshape(x.shape)
+
+    return dataclasses.replace(jax.tree.map(by_cut, found), source=found.source)

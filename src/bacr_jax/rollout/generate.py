@@ -28,7 +28,7 @@ class Rollout:
 
     Attributes:
       trunks: sampled thinking.
-      branches: sampled answers, one per cut.
+      branches: sampled answers, one per cut; branch m A + a is the a-th of A answers at cut m.
       counters: what it took:
         row_steps, useful_steps: decoding steps of slots and answer lanes, and those of them that
         sampled a token; occupancy: steps of slots (answers aside) that sampled a token, as a
@@ -326,7 +326,7 @@ def _answer(
             poll()
     trunks, broken = jax.tree.map(lambda x: x[places], to_host((trunks, opened.broken)))
     _refuse_broken(np.flatnonzero(broken.any(1)), ids, "answer")
-    return trunks, answers_of(opened, places)
+    return trunks, answers_of(opened, places, engine.spec.answers)
 
 
 def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:
