@@ -15,7 +15,7 @@ FLOORS = {
     4: "learner methods",
     5: "run_folder interruption alarms metrics progress checkpoint environment policy asked "
     "iteration_metrics iteration warmup cold_start evaluation report saved_policy "
-    "traces provenance trainer planning",
+    "adaptation traces provenance trainer planning",
     6: "train export evaluate generate plan study __main__",
 }
 MATHS = "curriculum rewards advantages value_baselines losses baselines difficulty"

@@ -5,6 +5,7 @@ fold_in(run key, step) alone, so an iteration can be replayed from a checkpoint.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax import advantages, curriculum, difficulty
+from bacr_jax import adaptation, advantages, curriculum, difficulty
 from bacr_jax.asked import Asked, Plan, choose, wants_more
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
@@ -29,7 +30,7 @@ from bacr_jax.iteration_metrics import (
     schedule_metrics,
 )
 from bacr_jax.learner import train_step as learning
-from bacr_jax.learner.batch import Batch, make_batch
+from bacr_jax.learner.batch import Batch, make_batch, only_rows
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
@@ -105,7 +106,12 @@ class Iteration:
             self.stream = QuestionStream(group_of, num_groups=self.num_groups, seed=config.seed)
         self.reference: Any = None
         self._plan, self._credit = jax.jit(self._plan_fn), jax.jit(self._credit_fn)
-        self._adapt, self._remember = jax.jit(self._adapt_fn), jax.jit(self._remember_fn)
+        adapt = functools.partial(
+            adaptation.adapted,
+            settings=config.curriculum,
+            coordinate=adaptation.coordinate(environment.train, config.curriculum.coordinate),
+        )
+        self._adapt, self._remember = jax.jit(adapt), jax.jit(self._remember_fn)
         self._own_metrics = jax.jit(method.metrics)
         self._keep = None if method.resampling is None else jax.jit(method.resampling.keep)
 
@@ -381,19 +387,7 @@ class Iteration:
         keep = np.broadcast_to(asked.useful[:, None], asked.plan.budgets.shape)
         if credit["keep"] is not None:
             keep = keep & np.asarray(credit["keep"])
-        if keep.all():
-            return batch
-        rows = keep.reshape(-1)
-        if not rows.any():
-            # A loss over no tokens is 0/0; without advantages it is 0.
-            nothing = {
-                name: jnp.zeros_like(getattr(batch, name))
-                for name in ("thinking_advantages", "answer_advantages")
-            }
-            return dataclasses.replace(batch, **nothing)
-        counted: Any = np.where(rows, batch.sampled, 0)
-        answered: Any = np.where(rows[:, None], batch.answered, 0)
-        return dataclasses.replace(batch, sampled=counted, answered=answered)
+        return only_rows(batch, keep.reshape(-1))
 
     def update(
         self, train: TrainState, batch: Batch, features: Any, step: int
@@ -418,26 +412,18 @@ class Iteration:
             train = dataclasses.replace(train, head=head, head_opt=head_opt)
         return train, metrics
 
-    def adapts_after(self, step: int) -> bool:
-        """Whether the schedule moves after this iteration (line 16)."""
-        every = self.config.curriculum.update_every
-        if every is None:
-            every = -(-len(self.environment.train) // self.config.rollout.questions)
-        return (step + 1) % every == 0
-
     def adapt(
-        self,
-        state: RunState,
-        train: TrainState,
-        asked: Asked,
-        step: int,
+        self, state: RunState, train: TrainState, asked: Asked, step: int
     ) -> tuple[CurriculumState, DifficultyPosterior | None, int]:
         """Line 16: pass rates at the full budget, and with them Eq. 5 and 6.
 
         Returns:
           The schedule, the record of problems, and the tokens that a probe has cost.
         """
-        due = self.adapts_after(step)
+        every = self.config.curriculum.update_every
+        if every is None:
+            every = -(-len(self.environment.train) // self.config.rollout.questions)
+        due = (step + 1) % every == 0
         if self.config.curriculum.pass_rate != "probe":
             correct = asked.seen.outcomes[..., -1]
             schedule, posterior = self._adapt(
@@ -447,52 +433,7 @@ class Iteration:
         if not due:
             return state.curriculum, state.difficulty, 0
         groups, outcomes, tokens = self.probe(train, step)
-        # No decay: a probe measures the policy as it is.
-        schedule = curriculum.record_outcomes(state.curriculum, groups, outcomes, ema_decay=0.0)
-        return curriculum.update_pass_rates(schedule, source="ema"), state.difficulty, tokens
-
-    def _adapt_fn(
-        self,
-        schedule: CurriculumState,
-        posterior: DifficultyPosterior | None,
-        groups: Int[Array, "Q"],
-        correct: Float[Array, "Q G"],
-        due: Bool[Array, ""] | bool,
-    ) -> tuple[CurriculumState, DifficultyPosterior | None]:
-        settings = self.config.curriculum
-        before = (schedule, posterior)
-        schedule = curriculum.record_outcomes(
-            schedule, groups, correct, ema_decay=settings.ema_decay
-        )
-        if posterior is not None:
-            posterior = difficulty.record_attempts(
-                posterior, groups, correct, decay=settings.forgetting
-            )
-            rates = difficulty.smoothed_pass_rate(
-                posterior,
-                self.coordinate,
-                bandwidth=settings.bandwidth,
-                strength=settings.strength,
-            )
-            schedule = dataclasses.replace(schedule, ema_rate=rates)
-        assert settings.pass_rate != "probe"
-        moved = curriculum.update_pass_rates(schedule, source=settings.pass_rate)
-        schedule = jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, schedule)
-        # One outcome that is no number would stay in every average to come.
-        good = jnp.isfinite(correct).all()
-        after = (schedule, posterior)
-        chosen: tuple[CurriculumState, DifficultyPosterior | None] = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), after, before
-        )
-        return chosen
-
-    @property
-    def coordinate(self) -> Float[Array, "n"]:
-        """Where each problem stands on the scale of difficulty (an unknown level: hardest)."""
-        if self.config.curriculum.coordinate == "prompt_length":
-            return jnp.asarray(self.environment.train.prompts.lengths, jnp.float32)
-        levels = np.asarray(self.environment.train.set.levels)
-        return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
+        return adaptation.measured(state.curriculum, groups, outcomes), state.difficulty, tokens
 
     def probe(
         self, train: TrainState, step: int
@@ -502,13 +443,9 @@ class Iteration:
         Always finished once begun: the state from before the update is gone by now.
         """
         settings, questions = self.config.curriculum, self.environment.train
-        rank = np.random.default_rng([self.config.seed, 5]).permutation(len(questions))
-        # Questions take turns by group, so that every group is measured alike.
-        turn = np.zeros(len(questions), np.int64)
-        for group in range(self.num_groups):
-            members = rank[self.levels[rank] == group]
-            turn[members] = np.arange(len(members))
-        chosen = np.argsort(turn, kind="stable")[: settings.probe_size]
+        chosen = adaptation.probe_questions(
+            self.levels, self.num_groups, size=settings.probe_size, seed=self.config.seed
+        )
         budget = settings.probe_budget or self.config.budget.max
         budgets = np.full(len(chosen), budget, np.int32)
         rollout = generate(
