@@ -1,9 +1,11 @@
 """The quickstart model trained on eight devices, by one process and by two."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +57,41 @@ def records(folder):
     return without_timings(folder / "metrics.jsonl")
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one_does_and_leave_one_run(tmp_path):
+def start_two(folder, *overrides):
+    """Two processes of one run, four devices each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
     joined = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
-    both = [
-        start(tmp_path / "two", devices=4, **joined, JAX_PROCESS_ID=str(index))
+    return [
+        start(folder, *overrides, devices=4, **joined, JAX_PROCESS_ID=str(index))
         for index in range(2)
     ]
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    both = start_two(folder, "train.steps=500")
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_bytes().splitlines()) < 2:
+        assert both[0].poll() is None, both[0].communicate()
+        time.sleep(0.1)
+    both[1].send_signal(signal.SIGTERM)
+    for process in both:
+        finish(process, code=75)
+    steps = len(metrics.read_bytes().splitlines())
+    assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [steps]
+    # The same command goes on.
+    more = [f"train.steps={steps + 1}", "--allow-change", "train.steps"]
+    for process in start_two(folder, *more):
+        finish(process)
+    assert [line["step"] for line in records(folder)] == list(range(1, steps + 2))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does_and_leave_one_run(tmp_path):
+    both = start_two(tmp_path / "two")
     # The CPU's collectives announce themselves.
     own = lambda text: [line for line in text.splitlines() if not line.startswith("[Gloo]")]
     first, second = (own(finish(process)[0]) for process in both)
