@@ -112,7 +112,7 @@ class Trainer:
         records = []
         if self.writes:
             self.folder.truncate_after(step)
-            if step < self.steps:
+            if not self.finished(state, step):
                 # A longer run than it was: what was its last evaluation is none any more.
                 self.folder.forget_evaluation("after")
             records = read_lines(self.folder.evaluations)
