@@ -119,7 +119,7 @@ def picture(path: Path, results: dict) -> None:
             for one in values:
                 axis.plot(budgets, one, ".", color=colour, ms=4, alpha=0.6)
         axis.set_xticks(budgets)
-        axis.set(xlabel="thinking budget (tokens)", ylabel=label, ylim=(0, 100))
+        axis.set(xlabel="thinking budget (tokens)", ylabel=label, ylim=(-2, 102))
         axis.grid(color="0.92", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
     figure.axes[1].legend(frameon=False, loc="lower right", fontsize=9)
