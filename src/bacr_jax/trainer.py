@@ -152,9 +152,8 @@ class Trainer:
         plain = format_for(dataclasses.replace(self.config, method="bacr"))
         if plain == format_for(self.config):
             return self.environment
-        return build_environment(
-            self.config, self.environment.tokenizer, self.environment.vocab_size, plain
-        )
+        here = self.environment
+        return build_environment(self.config, here.tokenizer, here.vocab_size, style=plain)
 
     def _cold_start(self, fresh: RunState) -> RunState:
         """The method's own supervised stage, if it has one; its tokens are counted."""
