@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bacr_jax.errors import UserError
@@ -50,6 +51,31 @@ def checkpoint_step(text: str) -> int | str:
     if number is None:
         raise argparse.ArgumentTypeError(f"found {text!r}; write the number of a step, or {BEST}")
     return number
+
+
+def add_saved_policy(parser: argparse.ArgumentParser) -> None:
+    """Options that name a policy on disk: --run with --step, or --model."""
+    add = parser.add_argument
+    add("--run", type=Path, metavar="DIR", help="run folder")
+    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
+    add(
+        "--step",
+        type=checkpoint_step,
+        metavar="N",
+        help=f"checkpoint of the run, or `{BEST}`; the newest by default",
+    )
+
+
+def check_saved_policy(arguments: argparse.Namespace) -> None:
+    """Refuses options of `add_saved_policy` that name no policy, or two.
+
+    Raises:
+      UserError: says what to write.
+    """
+    if (arguments.run is None) == (arguments.model is None):
+        raise UserError("command line: write --run DIR or --model HFDIR")
+    if arguments.model is not None and arguments.step is not None:
+        raise UserError("--step: only a run has steps; leave it out")
 
 
 def whole_number(text: str, *, most: int) -> int | None:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
+from bacr_jax.command_line import (
+    Parser,
+    add_saved_policy,
+    check_saved_policy,
+    failure,
+    refusal,
+    whole_number,
+)
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_methods import SELF_BUDGETER
@@ -50,14 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, its numbers checked."""
     parser = Parser(prog="python -m bacr_jax.evaluate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
-    add("--run", type=Path, metavar="DIR", help="run folder")
-    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
-    add(
-        "--step",
-        type=checkpoint_step,
-        metavar="N",
-        help="checkpoint of the run, or `best`; the newest by default",
-    )
+    add_saved_policy(parser)
     add(
         "--data",
         action="append",
@@ -133,8 +133,7 @@ def _check(a: argparse.Namespace) -> None:
         if wrong:
             raise UserError(line)
 
-    refuse((a.run is None) == (a.model is None), "command line: write --run DIR or --model HFDIR")
-    refuse(a.model is not None and a.step is not None, "--step: only a run has steps; leave it out")
+    check_saved_policy(a)
     refuse(a.model is not None and not a.data, "--data: none given; write a set such as gsm8k:PATH")
     refuse(a.model is not None and not a.budgets, "--budgets: none given; write 512,1024")
     refuse(len(set(a.data)) < len(a.data), "--data: holds a set twice; write each once")

@@ -5,11 +5,17 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from bacr_jax import config_io
-from bacr_jax.command_line import Parser, checkpoint_step, failure, refusal, whole_number
+from bacr_jax.command_line import (
+    Parser,
+    add_saved_policy,
+    check_saved_policy,
+    failure,
+    refusal,
+    whole_number,
+)
 from bacr_jax.config import EvalConfig
 from bacr_jax.config_checks import check_ranges
 from bacr_jax.config_methods import SELF_BUDGETER
@@ -34,14 +40,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, its numbers checked."""
     parser = Parser(prog="python -m bacr_jax.generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
-    add("--run", type=Path, metavar="DIR", help="run folder")
-    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
-    add(
-        "--step",
-        type=checkpoint_step,
-        metavar="N",
-        help="checkpoint of the run, or `best`; the newest by default",
-    )
+    add_saved_policy(parser)
     add(
         "--budget",
         metavar="N,N",
@@ -59,8 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if wrong:
             raise UserError(line)
 
-    refuse((a.run is None) == (a.model is None), "command line: write --run DIR or --model HFDIR")
-    refuse(a.model is not None and a.step is not None, "--step: only a run has steps; leave it out")
+    check_saved_policy(a)
     refuse(not a.question.strip(), "question: found an empty text; write a question")
     refuse(
         not 0 <= a.temperature < float("inf"),
