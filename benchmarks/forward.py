@@ -71,11 +71,10 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
     import jax
     import jax.numpy as jnp
 
-    from bacr_jax import interop
-    from bacr_jax.model import qwen2
+    from bacr_jax.model import hf, qwen2
     from bacr_jax.model.logprobs import token_logprobs
 
-    config, params = interop.load_policy(folder)
+    config, params = hf.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
     # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=false gives.
     states = lambda params: qwen2.forward(params, tokens, config=config, scan=False, remat=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from bacr_jax.report import plots, tables
+from bacr_jax.report import figures, tables
 
 
 def run(config: str, folder: Path, *overrides: str) -> dict:
@@ -79,7 +79,7 @@ def main() -> None:
     console.print(
         tables.comparison_table(f"mean (and range) over {len(arguments.seeds)} seeds", means)
     )
-    plots.accuracy_by_budget(
+    figures.accuracy_by_budget(
         arguments.out / "accuracy.png",
         means,
         f"ledger: mean over {len(arguments.seeds)} seeds",

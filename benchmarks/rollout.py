@@ -65,7 +65,7 @@ class World:
     def __init__(self, shape, params, dtype):
         import numpy as np
 
-        from bacr_jax.rollout.rules import decode_rules
+        from bacr_jax.data.decode_rules import decode_rules
 
         class Never:
             next_state = np.stack([np.zeros(shape.vocab_size, int), np.ones(shape.vocab_size, int)])
@@ -122,8 +122,8 @@ def cpu_world(arguments, folder):
     import jax
     import jax.numpy as jnp
 
-    from bacr_jax.interop import save_policy
     from bacr_jax.model import kv_cache, qwen2
+    from bacr_jax.model.hf import save_policy
     from bacr_jax.model.sizes import Qwen2Config
 
     shape = Qwen2Config(
@@ -200,7 +200,7 @@ def against_static_batches(arguments, world):
     import jax
     import numpy as np
 
-    from bacr_jax.truncnorm import truncated_normal
+    from bacr_jax.curriculum.truncnorm import truncated_normal
 
     rows, slots, scale = 4 * arguments.rows, arguments.rows, arguments.new / 4096
     low, high = 256 * scale, 4096 * scale

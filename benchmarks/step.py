@@ -46,14 +46,14 @@ class Step:
         import numpy as np
 
         from bacr_jax.config import LossConfig, OptimizerConfig
-        from bacr_jax.interop import load_policy
+        from bacr_jax.data.decode_rules import decode_rules
+        from bacr_jax.data.tokenizers import load_tokenizer
         from bacr_jax.learner import train_step as learning
         from bacr_jax.learner.objective import LearnerSpec
         from bacr_jax.learner.optimizer import policy_optimizer
         from bacr_jax.model import kv_cache
+        from bacr_jax.model.hf import load_policy
         from bacr_jax.rollout.engine import RolloutSpec
-        from bacr_jax.rollout.rules import decode_rules
-        from bacr_jax.text.loading import load_tokenizer
         from bacr_jax.types import Prompts
 
         shape, params = load_policy(arguments.model)

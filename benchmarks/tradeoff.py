@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from bacr_jax.report import plots
+from bacr_jax.report import figures
 
 ARMS = {
     "own": [],
@@ -53,12 +53,12 @@ def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
 
 def style_shares(folder: Path) -> dict[str, float]:
     """Share of sampled traces written in steps, by told (or imposed) budget."""
-    from bacr_jax import config_io
+    from bacr_jax.config import io as config_io
     from bacr_jax.data.ledger import ID
     from bacr_jax.rollout.generate import generate
     from bacr_jax.rollout.sampling import sampler
-    from bacr_jax.run_folder import open_run
-    from bacr_jax.trainer import Trainer
+    from bacr_jax.runs.folder import open_run
+    from bacr_jax.training.loop import Trainer
 
     kept = folder / "styles.json"
     if kept.exists():
@@ -109,7 +109,7 @@ def picture(path: Path, results: dict) -> None:
     labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
     # AnytimeReasoner, which the others are compared with, is grey.
     order = sorted(results, key=lambda arm: arm != "anytime")
-    looks = dict(zip(order, zip(plots.COLOURS, plots.MARKERS)))
+    looks = dict(zip(order, zip(figures.COLOURS, figures.MARKERS)))
     for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):
         for arm, (colour, marker) in looks.items():
             seeds = list(results[arm].values())

@@ -41,6 +41,13 @@ def world():
 
 
 @pytest.fixture(scope="session")
+def ledger_tokens():
+    from bacr_jax.data.ledger import ledger_tokenizer
+
+    return ledger_tokenizer()
+
+
+@pytest.fixture(scope="session")
 def shared_data():
     """Real data, or a skip that says where it was looked for."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bacr_jax import interop
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.model import budget, kv_cache, qwen2
+from bacr_jax.model import budget, hf, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout import decode
 from bacr_jax.types import Prompts
@@ -56,7 +55,7 @@ def chat_tokenizer():
 def make_folder(path, config=TINY, seed=0, **how):
     """A Hugging Face folder with random weights; returns its parameters."""
     params = random_params(config, seed)
-    interop.save_policy(path, params, config=config, **how)
+    hf.save_policy(path, params, config=config, **how)
     return params
 
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bacr_jax import config_io
-from bacr_jax.iteration import Iteration
+from bacr_jax.config import io as config_io
+from bacr_jax.learner.policy import initial_params, make_policy, random_head
 from bacr_jax.methods import Observed, load_method
-from bacr_jax.policy import initial_params, make_policy, random_head
+from bacr_jax.training.algorithm import Iteration
 
 PRESETS = Path(__file__).parent.parent / "configs" / "methods"
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -55,7 +55,7 @@ def iteration_of(config, tokenizer_and_size, grader=None):
     """An `Iteration` around a random policy, and its first state."""
     import dataclasses
 
-    from bacr_jax.environment import build_environment
+    from bacr_jax.data.environment import build_environment
 
     environment = build_environment(config, *tokenizer_and_size)
     if grader is not None:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.data.decode_rules import decode_rules
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout.engine import RolloutSpec
-from bacr_jax.rollout.rules import decode_rules
 from bacr_jax.types import Prompts
 
 VOCAB, PAD, OPEN, CLOSE, ANSWER, ANSWER_CLOSE, EOS = 16, 0, 1, 2, 3, 4, 5

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import hf_world
-from bacr_jax import __main__, interop
+from bacr_jax import __main__
+from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
 
 # A config that would train within seconds, so that a row which isn't refused shows at once.
@@ -264,7 +265,7 @@ def model(tmp_path_factory):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|im_end|>")
     tokenizer.chat_template = TEMPLATE
     path = tmp_path_factory.mktemp("models") / "tiny"
-    interop.save_policy(path, hf_world.random_params(SHAPE), config=SHAPE, tokenizer=tokenizer)
+    hf.save_policy(path, hf_world.random_params(SHAPE), config=SHAPE, tokenizer=tokenizer)
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 

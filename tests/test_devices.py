@@ -52,7 +52,7 @@ def finish(process, code=0):
 
 
 def records(folder):
-    from bacr_jax.metrics import without_timings
+    from bacr_jax.runs.metrics import without_timings
 
     return without_timings(folder / "metrics.jsonl")
 

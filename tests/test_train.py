@@ -45,7 +45,7 @@ def finished(config, tmp_path_factory):
 
 
 def records(folder):
-    from bacr_jax.metrics import without_timings
+    from bacr_jax.runs.metrics import without_timings
 
     return without_timings(folder / "metrics.jsonl")
 
@@ -117,9 +117,9 @@ def test_a_finished_run_is_resumed_and_gives_the_same_again(config, finished):
 def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
     import jax
 
-    from bacr_jax import config_io
-    from bacr_jax.run_folder import open_run
-    from bacr_jax.trainer import Trainer
+    from bacr_jax.config import io as config_io
+    from bacr_jax.runs.folder import open_run
+    from bacr_jax.training.loop import Trainer
 
     settings = config_io.load([config], [f"output.dir={tmp_path / 'run'}", "warmup.steps=0"])
     compiled = []

@@ -262,7 +262,7 @@ class TestHistory:
 @pytest.mark.parametrize("segment", range(4))
 def test_the_published_brpo_shrinks_each_segments_gradient_by_its_own_share(segment):
     """d A[g, s] / d (own later outcomes) = 1 - (M - s) / (M G), and 1 when left out."""
-    from bacr_jax import baselines
+    from bacr_jax.methods import baselines
 
     cuts, group = 4, 8
     prior = jnp.full(cuts, 1 / cuts)

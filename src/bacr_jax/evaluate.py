@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bacr_jax import config_io
-from bacr_jax.command_line import (
+from bacr_jax.config import Config, EvalConfig
+from bacr_jax.config import io as config_io
+from bacr_jax.config.checks import check_ranges
+from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
@@ -18,12 +20,10 @@ from bacr_jax.command_line import (
     refusal,
     whole_number,
 )
-from bacr_jax.config import Config, EvalConfig
-from bacr_jax.config_checks import check_ranges
-from bacr_jax.config_methods import SELF_BUDGETER
-from bacr_jax.config_types import shown
+from bacr_jax.config.methods import SELF_BUDGETER
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-from bacr_jax.out_of_memory import OutOfMemory
+from bacr_jax.oom import OutOfMemory
 
 if TYPE_CHECKING:
     from bacr_jax.data.question_set import QuestionSet
@@ -240,7 +240,7 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
     Raises:
       UserError: what --train names can't be read.
     """
-    from bacr_jax.environment import load_training_texts
+    from bacr_jax.data.environment import load_training_texts
 
     if arguments.train is not None:
         return load_training_texts(arguments.train, config), ""
@@ -264,9 +264,9 @@ def evaluate(
     """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
-    from bacr_jax.progress import Progress
     from bacr_jax.report import evaluation as report
-    from bacr_jax.saved_policy import open_model, open_run
+    from bacr_jax.runs.open import open_model, open_run
+    from bacr_jax.runs.progress import Progress
 
     saved = (
         open_model(arguments.model)
@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     """`evaluate`, until it ends or a signal comes."""
-    from bacr_jax.interruption import EXIT_CODE, Interrupted, Interruption
+    from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted, Interruption
 
     try:
         with Interruption() as interruption:

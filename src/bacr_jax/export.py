@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import interop
-from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
-from bacr_jax.config_methods import SELF_BUDGETER
+from bacr_jax.config.cli import Parser, refusal
+from bacr_jax.config.methods import SELF_BUDGETER
 from bacr_jax.errors import UserError
-from bacr_jax.interop import names, writing
+from bacr_jax.learner.policy import model_shape
+from bacr_jax.model import hf
+from bacr_jax.model.hf import names, writing
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.policy import model_shape
-from bacr_jax.saved_policy import read_config, read_run
+from bacr_jax.runs.open import read_config, read_run
 
 Params = dict[str, Any]
 
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
     """The model's shape, checked against its parameters."""
     rows = params["embed"].shape[0]
-    shape = model_shape(config, rows) if base is None else interop.read_config(base)
+    shape = model_shape(config, rows) if base is None else hf.read_config(base)
     for entry in names.backbone(shape):
         leaf: Any = params
         for key in entry.path:
@@ -73,7 +73,7 @@ def export(
       run: run folder.
       out: a folder that does not exist yet.
       base: where `model.path` lies now; None: where the config says.
-      dtype: see `interop.save_policy`.
+      dtype: see `hf.save_policy`.
 
     Returns:
       Names of the files written.
@@ -96,8 +96,8 @@ def export(
         tokenizer = ledger_tokenizer()
     module = None
     if "budget" in params:
-        module = interop.BudgetModule(config.conditioning, config.budget.max)
-    return interop.save_policy(
+        module = hf.BudgetModule(config.conditioning, config.budget.max)
+    return hf.save_policy(
         out,
         params,
         config=_shape(config, base, params),

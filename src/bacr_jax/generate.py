@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bacr_jax import config_io
-from bacr_jax.command_line import (
+from bacr_jax.config import EvalConfig
+from bacr_jax.config import io as config_io
+from bacr_jax.config.checks import check_ranges
+from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
@@ -16,12 +18,10 @@ from bacr_jax.command_line import (
     refusal,
     whole_number,
 )
-from bacr_jax.config import EvalConfig
-from bacr_jax.config_checks import check_ranges
-from bacr_jax.config_methods import SELF_BUDGETER
-from bacr_jax.config_types import shown
+from bacr_jax.config.methods import SELF_BUDGETER
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-from bacr_jax.out_of_memory import OutOfMemory
+from bacr_jax.oom import OutOfMemory
 
 DESCRIPTION = (
     "Asks a policy one question under one or several thinking budgets. With one budget the "
@@ -97,7 +97,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     Raises:
       UserError: the policy, the question or a budget can't be used.
     """
-    from bacr_jax.saved_policy import load_tokenizer, open_model, open_run
+    from bacr_jax.runs.open import load_tokenizer, open_model, open_run
 
     saved = (
         open_model(arguments.model)
@@ -112,13 +112,13 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     import jax
     import numpy as np
 
-    from bacr_jax import policy as policies
-    from bacr_jax.environment import make_rules
+    from bacr_jax.data import prompts as prompting
+    from bacr_jax.data.environment import make_rules
+    from bacr_jax.data.extraction import answer_text, decode_ids
     from bacr_jax.evaluation.job import open_decoder
+    from bacr_jax.learner import policy as policies
     from bacr_jax.rollout.generate import generate
     from bacr_jax.rollout.sampling import sampler
-    from bacr_jax.text import prompts as prompting
-    from bacr_jax.text.extraction import answer_text, decode_ids
     from bacr_jax.types import NO_BUDGET
 
     style = prompting.format_for(config)

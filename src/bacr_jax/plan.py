@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bacr_jax import config_io
-from bacr_jax.command_line import Parser, refusal, whole_number
 from bacr_jax.config import Config
-from bacr_jax.config_types import shown
+from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import Parser, refusal, whole_number
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
         jax.config.update("jax_platforms", "cpu")
         jax.devices()
 
-    from bacr_jax.planning.advice import sizes_of
+    from bacr_jax.planning.oom_hints import sizes_of
 
     return sizes_of(question.config, question.devices)
 

@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bacr_jax import config_io
-from bacr_jax.command_line import Parser, failure, refusal
 from bacr_jax.config import Config
-from bacr_jax.config_methods import EVALUATION_ONLY
-from bacr_jax.determinism import make_reproducible
+from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import Parser, failure, refusal
+from bacr_jax.config.methods import EVALUATION_ONLY
+from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
-from bacr_jax.out_of_memory import OutOfMemory
-from bacr_jax.run_folder import Resume, RunFolder, follow_run, open_run
+from bacr_jax.oom import OutOfMemory
+from bacr_jax.runs.folder import Resume, RunFolder, follow_run, open_run
 
 EPILOG = (
     "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64. The "
@@ -123,8 +123,8 @@ def train(
       TrainingFailed: going on would be no use.
     """
     # JAX is imported once the config is known to be good.
-    from bacr_jax.interruption import Interrupted
-    from bacr_jax.trainer import Trainer
+    from bacr_jax.parallel.preemption import Interrupted
+    from bacr_jax.training.loop import Trainer
 
     started = time.time()
     try:
@@ -166,8 +166,8 @@ def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
     # Orbax logs what it also raises, with its whole traceback.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    from bacr_jax.interruption import EXIT_CODE, Interrupted, Interruption
-    from bacr_jax.trainer import TrainingFailed
+    from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted, Interruption
+    from bacr_jax.training.loop import TrainingFailed
 
     try:
         with Interruption() as interruption:
@@ -178,7 +178,7 @@ def _train(config: Config, folder: RunFolder) -> int:
     except TrainingFailed as error:
         return failure(str(error))
     except OutOfMemory as error:
-        from bacr_jax.planning.advice import explain
+        from bacr_jax.planning.oom_hints import explain
 
         return failure(explain(error, config))
     return 0

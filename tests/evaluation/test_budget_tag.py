@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 import hf_world
-from bacr_jax import config_io, evaluate, interop
+from bacr_jax import evaluate
 from bacr_jax.config import EvalConfig
+from bacr_jax.config import io as config_io
 from bacr_jax.data.ledger import ledger_tokenizer
+from bacr_jax.data.prompts import FORMATS, encode_prompts
 from bacr_jax.evaluation import samples
 from bacr_jax.evaluation.samples import declaration
+from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.run_folder import open_run
-from bacr_jax.text.prompts import FORMATS, encode_prompts
-from bacr_jax.trainer import Trainer
+from bacr_jax.runs.folder import open_run
+from bacr_jax.training.loop import Trainer
 
 CONFIG = """
 method: selfbudgeter
@@ -117,7 +119,7 @@ def english(tmp_path_factory):
         len(tokenizer), 16, 24, 1, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=2048
     )
     params = hf_world.random_params(shape)
-    interop.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
+    hf.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
     (folder / "test.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
     return folder
 

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 import hf_world
-from bacr_jax import config_io, evaluate, interop
+from bacr_jax import evaluate
+from bacr_jax.config import io as config_io
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.evaluation import job
 from bacr_jax.evaluation.samples import GREEDY, Cell, Sample
 from bacr_jax.evaluation.summary import graded, summarise
 from bacr_jax.grading import ExactGrader
+from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.report import evaluation as report
-from bacr_jax.run_folder import open_run
-from bacr_jax.trainer import Trainer
+from bacr_jax.runs.folder import open_run
+from bacr_jax.training.loop import Trainer
 
 RIGHT = [True, True, False, True]
 
@@ -101,7 +103,7 @@ def world(tmp_path_factory):
         len(tokenizer), 16, 24, 1, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=2048
     )
     params = hf_world.random_params(shape)
-    interop.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
+    hf.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
     for name, texts in (("train", TRAIN), ("test", TEST)):
         rows = [{"question": text, "answer": str(i)} for i, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -7,13 +7,7 @@ import pytest
 
 from bacr_jax.evaluation.comparison import compare
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, Cell, Sample
-from bacr_jax.evaluation.summary import (
-    anytime,
-    entry_of,
-    graded,
-    numbers_of_samples,
-    summarise,
-)
+from bacr_jax.evaluation.summary import anytime, entry_of, graded, numbers_of_samples, summarise
 from bacr_jax.grading import ExactGrader
 
 GOLD = "4"

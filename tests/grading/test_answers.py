@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.grading.answers import (
-    closed_answer,
-    last_box,
-    open_answer,
-    reference_answer,
-)
+from bacr_jax.grading.answers import closed_answer, last_box, open_answer, reference_answer
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax import baselines
 from bacr_jax.errors import UserError
-from bacr_jax.methods import cot, load_method, self_consistency
+from bacr_jax.methods import baselines, cot, load_method, self_consistency
 from methods_world import load, seen
 
 

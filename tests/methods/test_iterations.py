@@ -149,7 +149,7 @@ def warm(tmp_path_factory):
 
 
 def test_what_a_method_remembers_is_part_of_every_checkpoint(tmp_path, tokenizer):
-    from bacr_jax.checkpoint import Checkpoints
+    from bacr_jax.runs.checkpoint import Checkpoints
 
     config = load(tmp_path, "hapo", "curriculum.difficulty=continuous")
     _, fresh = iteration_of(config, tokenizer)

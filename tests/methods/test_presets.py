@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax import config_io, curriculum
-from bacr_jax.config_methods import EVALUATION_ONLY, built_in_methods
+from bacr_jax import curriculum
+from bacr_jax.config import io as config_io
+from bacr_jax.config.methods import EVALUATION_ONLY, built_in_methods
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from methods_world import NAMES, PRESETS, load, seen

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax import cold_start
 from bacr_jax.data import ledger
+from bacr_jax.data.prompts import FORMATS, encode_prompts, encode_text, legal_tokens
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
 from bacr_jax.rollout.generate import Rollout
-from bacr_jax.text.prompts import FORMATS, encode_prompts, encode_text, legal_tokens
+from bacr_jax.training import rejection_sft
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
 from methods_world import load, seen
 
@@ -73,7 +73,7 @@ def test_the_ledgers_tag_may_be_sampled_in_this_format_only(tokenizer):
 def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_path):
     config = load(tmp_path, "selfbudgeter", "rollout.group_size=2", "rollout.questions=2")
     method = load_method(config)
-    limits = method.cold_start.remember(
+    limits = method.rejection_sft.remember(
         method.init_state(64), np.array([0, 5] + [9] * 62), np.array([0, 1] + [1] * 62)
     )
     np.testing.assert_array_equal(limits[:3], [np.inf, 5, 9])
@@ -140,12 +140,12 @@ class TestColdStart:
         environment = types.SimpleNamespace(
             tokenizer=tokenizer, train=types.SimpleNamespace(prompts=prompts)
         )
-        answered = cold_start.Answered(
+        answered = rejection_sft.Answered(
             rollout_of(tokenizer, self.TEXTS, [True, True, False]),
             asked=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
         )  # fmt: skip
         start = types.SimpleNamespace(opening=lambda length: f"{length}h")
-        return inspect.unwrap(cold_start.examples)(answered, environment, style, start)
+        return inspect.unwrap(rejection_sft.examples)(answered, environment, style, start)
 
     def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
         self, tokenizer

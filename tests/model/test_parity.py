@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import hf_world
-from bacr_jax import interop
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.model import budget, qwen2
+from bacr_jax.model import budget, hf, qwen2
 from bacr_jax.model.logprobs import token_logprobs
 
 torch = pytest.importorskip(
@@ -47,7 +46,7 @@ def pair(request, tmp_path_factory):
         weight.data = 0.3 * torch.randn_like(weight) + (1.0 if "norm" in name else 0.0)
     folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder, max_shard_size="40KB")
-    return model, folder, *interop.load_policy(folder)
+    return model, folder, *hf.load_policy(folder)
 
 
 def of_torch(model, tokens, **how):
@@ -123,8 +122,8 @@ def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_p
         source = tmp_path / "hf"
         model = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         model.save_pretrained(source)
-        config, params = interop.load_policy(source)
-    interop.save_policy(tmp_path / "out", params, config=config, source=source)
+        config, params = hf.load_policy(source)
+    hf.save_policy(tmp_path / "out", params, config=config, source=source)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(again) is transformers.Qwen2ForCausalLM
     assert again.dtype == getattr(torch, kind)
@@ -157,7 +156,7 @@ def told(request, tmp_path_factory):
     config = hf_world.TINY
     params = hf_world.random_params(config, conditioning=how)
     out = tmp_path_factory.mktemp("told") / "out"
-    interop.save_policy(out, params, config=config, module=interop.BudgetModule(how, 4096))
+    hf.save_policy(out, params, config=config, module=hf.BudgetModule(how, 4096))
     with pytest.MonkeyPatch.context() as patch:
         # The class is cached by module path: keep it out of the user's cache.
         modules = str(tmp_path_factory.mktemp("modules"))

@@ -5,7 +5,7 @@ import math
 import jax
 import pytest
 
-from bacr_jax import config_io
+from bacr_jax.config import io as config_io
 from bacr_jax.planning import compiling, workload
 
 TINY = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
-from bacr_jax import config_io
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.planning import workload as reading
@@ -99,7 +99,7 @@ def test_thinking_is_expected_to_use_the_budget_up(overrides, mean, longest):
 def test_the_bridge_has_room_for_the_real_one():
     from tokenizers import Tokenizer
 
-    from bacr_jax.text.prompts import FORMATS
+    from bacr_jax.data.prompts import FORMATS
 
     root = Path(os.environ.get("BACR_SHARED_DATA", ROOT.parent / "shared" / "data"))
     file = root / "qwen_tokenizer" / "tokenizer.json"

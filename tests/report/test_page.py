@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from bacr_jax import config_io
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.report import __main__ as command
 from bacr_jax.report.page import page
 

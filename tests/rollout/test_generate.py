@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bacr_jax.data.decode_rules import decode_rules
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.rules import decode_rules
 from bacr_jax.rollout.sampling import sampler
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
 from rollout_world import (
@@ -319,8 +319,8 @@ def test_greedy_equals_transformers(tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 
-    from bacr_jax.interop import load_policy
     from bacr_jax.model import kv_cache
+    from bacr_jax.model.hf import load_policy
     from bacr_jax.rollout.engine import RolloutSpec
     from hf_world import make_folder
 

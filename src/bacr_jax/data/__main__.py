@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax import config_io
-from bacr_jax.command_line import Parser, refusal
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import Parser, refusal
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.ledger import Split, ledger_tokenizer
+from bacr_jax.data.prompts import encode_prompts, format_for
 from bacr_jax.data.questions import QuestionSet, load_questions
+from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.grading import parse_gold
-from bacr_jax.text.loading import load_tokenizer
-from bacr_jax.text.prompts import encode_prompts, format_for
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.environment import Environment, Questions
+from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.evaluation.samples import Decoder, batches, cells_of, draw, subset
 from bacr_jax.evaluation.summary import Summary, graded, summarise
 from bacr_jax.model.kv_cache import DecodeParams

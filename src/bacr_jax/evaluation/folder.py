@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import Cell, Sample, batches
-from bacr_jax.run_folder import cannot_write, lock_folder, write_json
+from bacr_jax.runs.folder import cannot_write, lock_folder, write_json
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
 LOCK = ".lock"

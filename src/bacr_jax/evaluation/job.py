@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax import policy as policies
 from bacr_jax.config import Config
+from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
+from bacr_jax.data.prompts import format_for
 from bacr_jax.data.question_set import QuestionSet
-from bacr_jax.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, labels
 from bacr_jax.evaluation.folder import (
@@ -40,11 +40,11 @@ from bacr_jax.evaluation.samples import (
     subset,
 )
 from bacr_jax.evaluation.summary import Graded, graded, summarise
+from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
-from bacr_jax.progress import Progress
-from bacr_jax.run_folder import write_json
-from bacr_jax.saved_policy import SavedPolicy, load_tokenizer
-from bacr_jax.text.prompts import format_for
+from bacr_jax.runs.folder import write_json
+from bacr_jax.runs.open import SavedPolicy, load_tokenizer
+from bacr_jax.runs.progress import Progress
 
 __all__ = ["Work", "open_evaluation", "prepare", "run"]
 

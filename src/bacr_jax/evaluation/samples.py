@@ -15,7 +15,9 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.environment import Environment, Questions
+from bacr_jax.data.environment import Environment, Questions
+from bacr_jax.data.extraction import decode_ids
+from bacr_jax.data.prompts import PromptFormat, encode_text
 from bacr_jax.grading import LENIENT
 from bacr_jax.methods.selfbudgeter import prefill
 from bacr_jax.model.kv_cache import DecodeParams
@@ -23,8 +25,6 @@ from bacr_jax.parallel import processes
 from bacr_jax.rollout.engine import RolloutSpec
 from bacr_jax.rollout.generate import generate
 from bacr_jax.rollout.sampling import sampler
-from bacr_jax.text.extraction import decode_ids
-from bacr_jax.text.prompts import PromptFormat, encode_text
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts
 
 GREEDY, SAMPLED = "greedy", "sampled"

@@ -9,15 +9,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.data.question_set import QuestionSet
-from bacr_jax.evaluation.bootstrap import bootstrap_intervals, columns, rate_intervals
-from bacr_jax.evaluation.samples import SAMPLED, Cell, Sample
-from bacr_jax.evaluation.statistics import (
+from bacr_jax.evaluation.answer_clusters import vote_numbers
+from bacr_jax.evaluation.intervals import bootstrap_intervals, columns, rate_intervals
+from bacr_jax.evaluation.metrics import (
     AnytimeAccuracy,
     anytime_weights,
     majority_at_k_by_problem,
     pass_at_k_by_problem,
 )
-from bacr_jax.evaluation.votes import vote_numbers
+from bacr_jax.evaluation.samples import SAMPLED, Cell, Sample
 
 # {mode: {budget: entry}}; what tables and pictures read.
 Summary = dict[str, dict[str, dict[str, Any]]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from bacr_jax.command_line import Parser, refusal
+from bacr_jax.config.cli import Parser, refusal
 from bacr_jax.errors import UserError
 from bacr_jax.grading import LENIENT, Grader
 from bacr_jax.grading.grader import LEAST_DEADLINE

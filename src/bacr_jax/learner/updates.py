@@ -25,7 +25,7 @@ from bacr_jax.learner.micro_batches import (
 )
 from bacr_jax.learner.objective import Denominators, LearnerSpec, denominators
 from bacr_jax.learner.train_step import Metrics, TrainState
-from bacr_jax.out_of_memory import phase_memory
+from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import place, processes, row_shards, rows
 
 _denominators = jax.jit(denominators, static_argnames=("spec",))

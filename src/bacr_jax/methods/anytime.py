@@ -10,12 +10,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bacr_jax import baselines, curriculum
+from bacr_jax import curriculum
 from bacr_jax import rewards as cutting
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
+from bacr_jax.methods import baselines
+from bacr_jax.methods.grpo_family import by_size
 from bacr_jax.methods.method import Credit, Method, Observed
-from bacr_jax.methods.single_budget import by_size
 
 _NAMES = {
     "brpo": "AnytimeReasoner",

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
+from bacr_jax.methods.grpo_family import by_size
 from bacr_jax.methods.method import Credit, Method, Observed
-from bacr_jax.methods.single_budget import by_size
 
 # Decay per iteration of the moments behind `shrink` and `history`: about the last ten count.
 _MOMENT_DECAY = 0.9

@@ -2,8 +2,8 @@
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
+from bacr_jax.methods.grpo_family import single_budget
 from bacr_jax.methods.method import Method
-from bacr_jax.methods.single_budget import single_budget
 
 
 def make(config: Config) -> Method:

@@ -5,10 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bacr_jax import advantages, baselines
+from bacr_jax import advantages
 from bacr_jax.config import Config
+from bacr_jax.methods import baselines
+from bacr_jax.methods.grpo_family import single_budget
 from bacr_jax.methods.method import Method, Observed
-from bacr_jax.methods.single_budget import single_budget
 
 
 def make(config: Config) -> Method:

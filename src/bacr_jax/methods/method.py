@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import Config
-from bacr_jax.config_methods import EVALUATION_ONLY, built_in_methods, loss_problems
+from bacr_jax.config.methods import EVALUATION_ONLY, built_in_methods, loss_problems
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.errors import UserError
 from bacr_jax.types import pytree

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax import advantages, baselines
+from bacr_jax import advantages
 from bacr_jax.config import Config
+from bacr_jax.data.prompts import format_for
+from bacr_jax.data.stop_strings import vocabulary
+from bacr_jax.methods import baselines
+from bacr_jax.methods.grpo_family import single_budget
 from bacr_jax.methods.method import ColdStart, Method, Observed
-from bacr_jax.methods.single_budget import single_budget
-from bacr_jax.text.prompts import format_for
-from bacr_jax.text.stopping import vocabulary
 from bacr_jax.types import Prompts
 
 # A budget of more digits is no budget.

@@ -108,7 +108,7 @@ def measure(
     Raises:
       UserError: the compiler refused.
     """
-    from bacr_jax import config_io
+    from bacr_jax.config import io as config_io
 
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if backend == "gpu":
@@ -195,7 +195,7 @@ class Programs:
         import jax
 
         from bacr_jax import parallel
-        from bacr_jax import policy as policies
+        from bacr_jax.learner import policy as policies
         from bacr_jax.methods import load_method
         from bacr_jax.model import qwen2
 
@@ -397,8 +397,8 @@ class Programs:
         import jax
         import jax.numpy as jnp
 
+        from bacr_jax.data.decode_rules import Automaton, DecodeRules
         from bacr_jax.planning.workload import BRIDGE_TOKENS
-        from bacr_jax.rollout.rules import Automaton, DecodeRules
 
         vocabulary = self.learner.model.vocab_size
         array: Any = jax.ShapeDtypeStruct
@@ -440,7 +440,7 @@ def compile_programs(config: Config, vocabulary: int, devices: list[Any], names:
 
 def main() -> int:
     """Reads a request on stdin, compiles, answers on stdout in one line."""
-    from bacr_jax import config_io
+    from bacr_jax.config import io as config_io
 
     request = json.load(sys.stdin)
     config = config_io.load([request["config"]])

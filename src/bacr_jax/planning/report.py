@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning import costs, fitting, memory
+from bacr_jax.planning import costs, memory, search
 from bacr_jax.planning.compiling import Measured
 from bacr_jax.planning.devices import DEVICES, GIB, MEMORY_FRACTION, Device
-from bacr_jax.planning.fitting import Choice, Correction
 from bacr_jax.planning.memory import Phase
+from bacr_jax.planning.search import Choice, Correction
 from bacr_jax.planning.workload import Workload
 
 # Boxes tried when a run doesn't fit into the given one, as multiples of its devices.
@@ -139,8 +139,8 @@ def make_plan(
         source=source,
         phases=phases,
         correction=correction,
-        max_micro_batch=fitting.largest_micro_batch(work, layout, limit, correction),
-        max_slots=fitting.largest_slots(work, layout, limit, correction),
+        max_micro_batch=search.largest_micro_batch(work, layout, limit, correction),
+        max_slots=search.largest_slots(work, layout, limit, correction),
         suggestion=None,
         larger=None,
         smaller=None,
@@ -148,16 +148,14 @@ def make_plan(
     )
     if plan.fits:
         return plan
-    suggestion = fitting.suggest(work, layout.devices, limit, correction)
+    suggestion = search.suggest(work, layout.devices, limit, correction)
     if suggestion is not None:
         return dataclasses.replace(plan, suggestion=suggestion)
-    larger = (
-        fitting.suggest(work, layout.devices * factor, limit, correction) for factor in LARGER
-    )
+    larger = (search.suggest(work, layout.devices * factor, limit, correction) for factor in LARGER)
     return dataclasses.replace(
         plan,
         larger=next((choice for choice in larger if choice is not None), None),
-        smaller=fitting.smaller_model(work, layout.devices, limit, correction),
+        smaller=search.smaller_model(work, layout.devices, limit, correction),
     )
 
 

@@ -145,7 +145,7 @@ def model_shape(config: Config) -> tuple[Qwen2Config, str]:
     """
     model = config.model
     if model.path is not None and (Path(model.path) / "config.json").is_file():
-        from bacr_jax.interop.hf_config import read_config
+        from bacr_jax.model.hf.hf_config import read_config
 
         return read_config(model.path), f"{model.path}/config.json"
     if model.preset != "custom":

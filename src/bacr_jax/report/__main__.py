@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.command_line import Parser, refusal
+from bacr_jax.config.cli import Parser, refusal
 from bacr_jax.errors import UserError
 from bacr_jax.report.page import write_report
 

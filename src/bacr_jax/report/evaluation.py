@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
-from bacr_jax.report import pictures, plots
+from bacr_jax.report import figures, pictures
 from bacr_jax.report.grids import Grid
 from bacr_jax.report.tables import accuracy_text
-from bacr_jax.run_folder import write_atomically
+from bacr_jax.runs.folder import write_atomically
 
 _NONE = "-"
 
@@ -218,7 +218,7 @@ def write(folder: Path, results: Mapping[str, Any]) -> list[Table]:
     for name, short in pictures.short_names(results["sets"]).items():
         result, compared = results["sets"][name], results["comparisons"]
         others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
-        plots.accuracy_by_budget(
+        figures.accuracy_by_budget(
             folder / f"accuracy_{short}.png",
             {**others, results["name"]: result["by_budget"]},
             f"{name}: accuracy by thinking budget, 95 % intervals",

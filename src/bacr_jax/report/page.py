@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import config_io
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.progress import duration
 from bacr_jax.report import evaluation, pictures, tables
 from bacr_jax.report.grids import Grid
 from bacr_jax.report.traces import traces_section
-from bacr_jax.run_folder import CONFIG, read_lines, write_atomically
+from bacr_jax.runs.folder import CONFIG, read_lines, write_atomically
+from bacr_jax.runs.progress import duration
 
 _STYLE = """
 :root { --ink: #1c1e21; --soft: #667; --line: #dde; --paper: #fff; --tint: #f5f6f9; }

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.report import plots
+from bacr_jax.report import figures
 from bacr_jax.report.tables import Summary
-from bacr_jax.run_folder import read_lines
+from bacr_jax.runs.folder import read_lines
 
 
 def short_names(specs: Mapping[str, Any]) -> dict[str, str]:
@@ -57,21 +57,21 @@ def draw_run(folder: Path, method: str) -> dict[str, Path]:
     records = read_lines(folder / "metrics.jsonl")
     evaluations = read_lines(folder / "eval.jsonl")
     if records:
-        plots.training_curves(picture("training"), records, f"{method}, training")
+        figures.training_curves(picture("training"), records, f"{method}, training")
     if any(name.startswith("budget/median_") for record in records for name in record):
-        plots.budgets_by_group(
+        figures.budgets_by_group(
             picture("budgets"), records, f"{method}, sampled budgets by difficulty group"
         )
     names = sets_of(evaluations)
     for name, short in short_names(dict.fromkeys(names)).items():
-        plots.accuracy_by_budget(
+        figures.accuracy_by_budget(
             picture(f"accuracy_{short}"),
             first_and_last(evaluations, name, method),
             f"{name}: accuracy by thinking budget, 95 % intervals",
         )
         measured = [(r["step"], r["sets"][name]) for r in evaluations if name in r["sets"]]
         if len(measured) > 2:
-            plots.accuracy_over_steps(
+            figures.accuracy_over_steps(
                 picture(f"evaluation_{short}"),
                 measured,
                 f"{name}: accuracy during training, 95 % intervals",

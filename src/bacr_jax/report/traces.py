@@ -9,7 +9,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.run_folder import read_lines
+from bacr_jax.runs.folder import read_lines
 
 # Steps that are shown, spread evenly from the first to the last.
 _STEPS = 3

@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout.decode import lay_out, layer_phi, next_logits
-from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler, draw, row_keys
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 

@@ -21,19 +21,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention, kv_cache, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler, draw, row_keys
-from bacr_jax.types import (
-    CLOSED_BY_BUDGET,
-    CLOSED_BY_EOS,
-    CLOSED_BY_TAG,
-    Prompts,
-    Trunks,
-    pytree,
-)
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts, Trunks, pytree
 
 Phi = Float[Array, "B D"] | Float[Array, "L B D"] | None
 

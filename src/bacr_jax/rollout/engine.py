@@ -11,6 +11,7 @@ import numpy as np
 
 from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.errors import UserError
 from bacr_jax.model import attention
 from bacr_jax.model.kv_cache import DecodeParams
@@ -18,7 +19,6 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import decode
-from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler
 from bacr_jax.rollout.scheduler import sizes, smallest_holding
 from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.errors import UserError
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.out_of_memory import phase_memory
+from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.engine import Engine, PhiOf, RolloutSpec, answers_of
-from bacr_jax.rollout.rules import DecodeRules
 from bacr_jax.rollout.sampling import Sampler
 from bacr_jax.rollout.scheduler import Scheduler, smallest_holding
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks

@@ -8,12 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_jax.data.ledger.problems import (
-    MAX_LEVEL,
-    check_operands,
-    decode_problems,
-    split_codes,
-)
+from bacr_jax.data.ledger.problems import MAX_LEVEL, check_operands, decode_problems, split_codes
 from bacr_jax.data.ledger.traces import TAIL, Style, supervised_batch
 from bacr_jax.errors import UserError
 

@@ -1,0 +1,230 @@
+"""Reading, overriding, printing and identifying a config.
+
+Everything here follows from the annotations in `config`: a key added there is read, overridden,
+shown by `--help` and written to config.yaml without a line here. Which values make sense, alone and
+together, is the business of `config_checks`.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bacr_jax.config.checks import BOUNDS, check, range_text
+from bacr_jax.config.schema import Config
+from bacr_jax.config.values import convert, describe, expected, shown
+from bacr_jax.config.yaml import Entry, entries, nearest_key, parse_file, parse_override, refusal
+
+__all__ = [
+    "check",
+    "fingerprint",
+    "flatten",
+    "help_text",
+    "load",
+    "override",
+    "schema",
+    "to_yaml",
+]
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting or a section, as the annotations state it.
+
+    Attributes:
+      hint: its type.
+      default: its value if nobody sets it.
+      meaning: one line.
+      is_section: it has keys instead of a value.
+    """
+
+    hint: Any
+    default: Any
+    meaning: str
+    is_section: bool
+
+
+def _walk(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        value, inside = getattr(section, field.name), prefix + field.name
+        nested = dataclasses.is_dataclass(value)
+        yield inside, Key(hints[field.name], value, field.metadata["meaning"], nested)
+        if nested:
+            yield from _walk(value, f"{inside}.")
+
+
+@functools.cache
+def schema() -> Mapping[str, Key]:
+    """Every key and section by its dotted name, in the order of `config`."""
+    return dict(_walk(Config()))
+
+
+def _read(entry: Entry) -> Any:
+    """The value of an entry, converted to the type of its key."""
+    name = entry.key
+    if name not in schema():
+        advice = nearest_key(name, {known: key.is_section for known, key in schema().items()})
+        raise refusal(entry.where, f"{shown(name, quote=False)}: no such key; write {advice}")
+    key = schema()[name]
+    if key.is_section:
+        inside = [known for known in schema() if known.rpartition(".")[0] == name]
+        raise refusal(
+            entry.where,
+            f"{name}: found {entry.text}, but it is a section; write one of {', '.join(inside)}",
+        )
+    fits, value = convert(key.hint, entry.value, text=entry.raw if entry.lenient else None)
+    if not fits:
+        wanted = expected(key.hint, entry.value)
+        raise refusal(entry.where, f"{name}: found {entry.text}; write {wanted}")
+    return value
+
+
+def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        name = prefix + field.name
+        key = schema()[name]
+        if key.is_section:
+            fields[field.name] = _build(key.hint, f"{name}.", values)
+        else:
+            fields[field.name] = values.get(name, key.default)
+    return cls(**fields)
+
+
+def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
+    """The config that files and overrides ask for, over the defaults.
+
+    Args:
+      paths: YAML files; a key in a later file wins.
+      overrides: `a.b=value` with the value in YAML; they win over the files, later ones over
+        earlier ones.
+
+    Returns:
+      Typed settings. Their ranges and combinations are for `check`.
+
+    Raises:
+      UserError: a file that can't be read or parsed, an unknown key, a key given twice in one
+        file, or a value of the wrong type.
+    """
+    sections = {name for name, key in schema().items() if key.is_section}
+    values: dict[str, Any] = {}
+    for path in paths:
+        found = entries(parse_file(Path(path)), sections)
+        values |= {entry.key: _read(entry) for entry in found}
+    return override(typing.cast(Config, _build(Config, "", values)), overrides)
+
+
+def override(config: Config, overrides: Sequence[str]) -> Config:
+    """The config with some values replaced.
+
+    Args:
+      config: settings.
+      overrides: `a.b=value` with the value in YAML; later ones win.
+
+    Raises:
+      UserError: an unknown key, or a value of the wrong type.
+    """
+    sections = {name for name, key in schema().items() if key.is_section}
+    values = flatten(config)
+    for text in overrides:
+        found = entries(parse_override(text, COMMAND_LINE), sections)
+        values |= {entry.key: _read(entry) for entry in found}
+    return typing.cast(Config, _build(Config, "", values))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Sections as blocks, lists on one line."""
+
+
+_Dumper.add_representer(
+    tuple, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, True)
+)
+
+
+def to_yaml(config: Config) -> str:
+    """Every key of a config as YAML; `load` gives it back exactly."""
+    return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, width=96)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Values by dotted key, in the order of `config`."""
+    return {name: key.default for name, key in _walk(config) if not key.is_section}
+
+
+def fingerprint(config: Config, *sections: str) -> str:
+    """A short hash of the named sections or keys; of the whole config if none is named.
+
+    Equal settings have equal fingerprints, on every machine and in every process.
+
+    Args:
+      config: the settings.
+      sections: dotted names of sections or keys.
+
+    Returns:
+      12 hexadecimal digits.
+
+    Raises:
+      KeyError: a name that is in no config.
+    """
+    for section in sections:
+        schema()[section]
+    chosen = {
+        name: value
+        for name, value in flatten(config).items()
+        if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
+    }
+    text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_default_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else shown(value, quote=False)
+
+
+def help_text(width: int = 100) -> str:
+    """Every key with its default, its meaning and what can be written, section by section.
+
+    Args:
+      width: columns of the text, at least 80.
+    """
+    settings = {name: key for name, key in schema().items() if not key.is_section}
+    defaults = {name: _default_text(key.default) for name, key in settings.items()}
+    # One long name or default would push every meaning to the right.
+    name_width, default_width = 30, 14
+    margin = 2 + name_width + default_width
+    lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (what can be written)"]
+    heading = ""
+    # Keys outside any section come first.
+    for name in sorted(settings, key=lambda name: "." in name):
+        section = name.rpartition(".")[0]
+        if section != heading:
+            lines += ["", f"{section}: {schema()[section].meaning}"]
+            heading = section
+        start = f"  {name:{name_width - 1}} {defaults[name]:{default_width - 1}} "
+        if len(start) > margin:
+            lines.append(start.rstrip())
+            start = " " * margin
+        kind = describe(settings[name].hint)
+        if name in BOUNDS:
+            kind = f"{kind}, {range_text(BOUNDS[name])}"
+        lines += textwrap.wrap(
+            f"{settings[name].meaning} ({kind})",
+            max(width, 80),
+            initial_indent=start,
+            subsequent_indent=" " * margin,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)

@@ -1,0 +1,260 @@
+"""YAML files and overrides as dotted keys with values, each with the place it stands at."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
+
+# A config has a few kilobytes; a larger file is something else (weights, a data set).
+LARGEST_FILE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value somebody wrote.
+
+    Attributes:
+      key: dotted name.
+      value: as YAML reads it.
+      text: it again, short and printable, for messages.
+      raw: what was typed, if it is a plain scalar.
+      where: file and line, or the command line.
+      lenient: a plain number may stand for text, because a shell takes the quotes away.
+    """
+
+    key: str
+    value: Any
+    text: str
+    raw: str | None
+    where: str
+    lenient: bool
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A YAML node with what is needed to read values from it.
+
+    Attributes:
+      node: root of the document; None for an empty one.
+      loader: constructs values.
+      source: file, or the command line.
+      prefix: dotted name of the root, with its dot.
+      lines: whether line numbers mean anything.
+    """
+
+    node: yaml.Node | None
+    loader: yaml.SafeLoader
+    source: str
+    prefix: str = ""
+    lines: bool = True
+
+    def where(self, node: yaml.Node) -> str:
+        """File and line of a node."""
+        return f"{self.source}, line {node.start_mark.line + 1}" if self.lines else self.source
+
+
+def refusal(where: str, message: str) -> UserError:
+    """The error for an input, on one line whatever the input holds."""
+    line = f"{where}: {message}"
+    return UserError("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+
+
+def _document(text: str, source: str, prefix: str = "", *, lines: bool = True) -> Parsed:
+    try:
+        loader = yaml.SafeLoader(text)
+        return Parsed(loader.get_single_node(), loader, source, prefix, lines)
+    # Besides its own errors, the YAML library lets out whatever odd input makes it stumble over: a
+    # RecursionError for deep nesting, a ValueError for an escape that is no character.
+    except Exception as error:
+        problem, line = _problem(error, text)
+    if not lines:
+        raise refusal(source, f"{prefix[:-1]}: not valid YAML ({problem}); put the value in quotes")
+    raise refusal(
+        f"{source}, line {line}" if line else source,
+        f"not valid YAML ({problem}); write lines such as `seed: 0`",
+    )
+
+
+def _problem(error: Exception, text: str) -> tuple[str, int | None]:
+    """What is wrong with a YAML text, and in which line."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        return error.problem or error.context or "unreadable", mark.line + 1 if mark else None
+    if isinstance(error, yaml.reader.ReaderError):
+        return str(error.reason), text.count("\n", 0, error.position) + 1
+    if isinstance(error, RecursionError):
+        return "nested too deeply", None
+    return str(error), None
+
+
+def parse_file(path: Path) -> Parsed:
+    """Parses a YAML file whose root is a mapping, or empty.
+
+    Raises:
+      UserError: it can't be read, is not UTF-8, not YAML or not a mapping.
+    """
+    source = str(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise refusal(source, f"no such file; write {_nearest_file(path)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise refusal(source, f"can't be read ({reason}); write a YAML file") from None
+    if len(content) > LARGEST_FILE:
+        raise refusal(source, f"is larger than {LARGEST_FILE:,} bytes; write a YAML config")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise refusal(
+            f"{source}, line {line}",
+            f"byte {content[error.start]:#04x} is not UTF-8; write the file as UTF-8 text",
+        ) from None
+    parsed = _document(text, source)
+    if parsed.node is not None and not isinstance(parsed.node, yaml.MappingNode):
+        if _is_null(parsed.node):
+            return Parsed(None, parsed.loader, source)
+        raise refusal(
+            parsed.where(parsed.node),
+            f"found {_text(parsed, parsed.node)}, not keys; write lines such as `seed: 0`",
+        )
+    return parsed
+
+
+def _nearest_file(path: Path) -> str:
+    """The YAML file that was probably meant."""
+    try:
+        files = sorted(p for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    except OSError:
+        return "the path of a YAML file"
+    close = difflib.get_close_matches(path.name, [p.name for p in files], n=1)
+    return str(path.parent / close[0]) if close else "the path of a YAML file"
+
+
+def parse_override(override: str, source: str) -> Parsed:
+    """Parses `a.b=value`; the value is YAML.
+
+    Raises:
+      UserError: no key, no `=`, or a value that is not YAML.
+    """
+    key, equals, value = override.partition("=")
+    if not (equals and key.strip()):
+        raise refusal(source, f"found {shown(override)}; write key=value, such as seed=1")
+    return _document(value, source, f"{key.strip()}.", lines=False)
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return node.tag == "tag:yaml.org,2002:null"
+
+
+def _value(parsed: Parsed, key: str, node: yaml.Node) -> Any:
+    try:
+        return parsed.loader.construct_object(node, deep=True)
+    # A tag that does not fit its text (`!!int x`), a date that does not exist or a number of
+    # thousands of digits: the YAML library raises whatever its conversion happened to raise.
+    except Exception:
+        raise refusal(
+            parsed.where(node), f"{key}: not a YAML value; put it in quotes, or write another"
+        ) from None
+
+
+def _text(parsed: Parsed, node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return shown(_value(parsed, "list", node))
+    if _is_null(node):
+        return "nothing" if not node.value else shown(node.value, quote=False)
+    quoted = node.tag == "tag:yaml.org,2002:str"
+    return shown(node.value) if quoted else shown(node.value, quote=False)
+
+
+def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
+    """Values of a document by dotted key, in the order written.
+
+    `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing.
+
+    Raises:
+      UserError: a key that is not text, or one that is given twice.
+    """
+    if not parsed.lines:
+        # An override: the whole document belongs to one key, an empty one being null.
+        node = parsed.node or yaml.ScalarNode("tag:yaml.org,2002:null", "")
+        yield from _under(parsed, parsed.prefix[:-1], node, sections, {})
+    elif parsed.node is not None:
+        yield from _under(parsed, "", parsed.node, sections, {})
+
+
+def _under(
+    parsed: Parsed, key: str, node: yaml.Node, sections: set[str], seen: dict[str, str]
+) -> Iterator[Entry]:
+    # Only sections are entered, so that a mapping which holds itself ends at an unknown key.
+    inside = not key or key in sections
+    if inside and isinstance(node, yaml.MappingNode):
+        for name_node, child in node.value:
+            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
+            if not name:
+                found = "an empty key" if name == "" else "a list or mapping as a key"
+                raise refusal(parsed.where(name_node), f"found {found}; write a name")
+            dotted = f"{key}.{name}" if key else name
+            where = parsed.where(name_node)
+            if dotted in seen:
+                first = seen[dotted].rpartition(", ")[2]
+                name = shown(dotted, quote=False)
+                raise refusal(where, f"{name}: already given in {first}; write it once")
+            seen[dotted] = where
+            yield from _under(parsed, dotted, child, sections, seen)
+    elif not (inside and _is_null(node) and parsed.lines):
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        yield Entry(
+            key=key,
+            value=_value(parsed, shown(key, quote=False), node),
+            text=_text(parsed, node),
+            raw=node.value if plain else None,
+            where=parsed.where(node),
+            lenient=plain and not parsed.lines,
+        )
+
+
+def nearest_key(key: str, known: Mapping[str, bool]) -> str:
+    """What to write instead of an unknown key.
+
+    Args:
+      key: what was found.
+      known: every dotted name, and whether it is a section.
+
+    Returns:
+      The nearest key (in the same section, or of the same last name elsewhere, or by spelling), or
+      the keys there are.
+    """
+    parent, _, last = key.rpartition(".")
+    siblings = {
+        name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent
+    }
+    close = difflib.get_close_matches(last, siblings, n=1)
+    if close:
+        return siblings[close[0]]
+    settings = [name for name, section in known.items() if not section]
+    same = [name for name in settings if name.rpartition(".")[2] == last]
+    if same:
+        return " or ".join([*filter(None, [", ".join(same[:-1])]), same[-1]])
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return close[0]
+    last_names = {name.rpartition(".")[2]: name for name in settings}
+    close = difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)
+    if close:
+        return last_names[close[0]]
+    if siblings:
+        return f"one of {', '.join(siblings.values())}"
+    if parent in known:
+        return f"{parent} itself, which has no keys inside"
+    return "a key that --help lists"

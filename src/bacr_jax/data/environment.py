@@ -1,0 +1,276 @@
+"""What surrounds the policy in a run: questions in, verified outcomes out.
+
+Built once from the config on the host. It knows the tokenizer, the prompts, the stop strings and
+the grader, so that the training loop and the evaluation deal in arrays only.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from bacr_jax.config import Config
+from bacr_jax.data import prompts as prompting
+from bacr_jax.data.decode_rules import DecodeRules, decode_rules
+from bacr_jax.data.duplicates import mark_duplicates
+from bacr_jax.data.extraction import answer_text
+from bacr_jax.data.prompts import PromptFormat
+from bacr_jax.data.questions import QuestionSet, load_questions
+from bacr_jax.data.stop_strings import compile_stop_strings, no_stop_string
+from bacr_jax.errors import UserError
+from bacr_jax.grading import ExactGrader, Grader
+from bacr_jax.parallel import processes
+from bacr_jax.types import Branches, Prompts
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A question set with its prompts; row i of each belongs together.
+
+    Attributes:
+      set: texts, answers, levels, groups.
+      prompts: tokenised prompts.
+    """
+
+    set: QuestionSet
+    prompts: Prompts
+
+    def __len__(self) -> int:
+        """Number of questions."""
+        return len(self.set.questions)
+
+    def take(self, index: np.ndarray) -> Prompts:
+        """Prompts of the given questions."""
+        rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.prompts)
+        return rows
+
+    def none(self) -> "Questions":
+        """A set like this one without any question."""
+        return Questions(self.set.take([]), self.take(np.zeros(0, int)))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything a run needs around the model.
+
+    Attributes:
+      tokenizer: encodes and decodes text.
+      vocab_size: rows of the embedding.
+      style: the strings around questions and answers.
+      rules: vocabulary facts for decoding.
+      train: training questions.
+      eval: evaluation questions by set name.
+      graders: verifiers by the relative tolerance of numbers.
+      tolerance: the tolerance in use: the training set's, except after `graded_like`.
+    """
+
+    tokenizer: Any
+    vocab_size: int
+    style: PromptFormat
+    rules: DecodeRules
+    train: Questions
+    eval: dict[str, Questions]
+    graders: dict[float, Any]
+    tolerance: float = 0.0
+
+    @property
+    def grader(self) -> Any:
+        """The verifier in use."""
+        return self.graders[self.tolerance]
+
+    def graded_like(self, questions: Questions) -> "Environment":
+        """This environment with the grader for a set's own tolerance of numbers."""
+        return dataclasses.replace(self, tolerance=questions.set.relative_tolerance)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt of all sets."""
+        sets = (self.train, *self.eval.values())
+        return max(int(np.max(questions.prompts.lengths, initial=0)) for questions in sets)
+
+    def close(self) -> None:
+        """Ends the graders' processes."""
+        for grader in self.graders.values():
+            grader.close()
+
+    def describe_data(self) -> list[str]:
+        """Lines for a log: the sets, their sizes, and what was left out and why."""
+        train, *tests = [questions.set.summary() for questions in (self.train, *self.eval.values())]
+        train[0] = f"training on {train[0]}"
+        for lines in tests:
+            lines[0] = f"evaluating on {lines[0]}"
+        return [line for lines in (train, *tests) for line in lines]
+
+    def answer_texts(self, branches: Branches) -> list[list[str]]:
+        """Text after each bridge, closing tag included if it was written; [B][M]."""
+        start = np.asarray(branches.bridge)
+        stop = start + np.asarray(branches.sampled)
+        tokens = np.asarray(branches.tokens)
+        b, m, _ = tokens.shape
+        tags = {"opened": self.style.answer_open, "closed": self.style.answer_close}
+
+        def cell(i: int, j: int) -> str:
+            ids = tokens[i, j, start[i, j] : stop[i, j]].tolist()
+            return answer_text(self.tokenizer, ids, **tags)
+
+        return [[cell(i, j) for j in range(m)] for i in range(b)]
+
+    def verify(
+        self,
+        branches: Branches,
+        answers: Sequence[str],
+        poll: Callable[[], None] | None = None,
+    ) -> np.ndarray:
+        """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
+
+        Args:
+          branches: sampled answers of B rows.
+          answers: gold answer of each row.
+          poll: called while waiting for the grader, which several processes do for different
+            times: not called by these.
+
+        Returns:
+          [B, M] float32. Cuts that share a branch share its verdict.
+        """
+        texts = self.answer_texts(branches)
+        b, m = np.asarray(branches.sampled).shape
+        flat = [text for row in texts for text in row]
+        golds = [gold for gold in answers for _ in range(m)]
+        outcomes = np.zeros((b, m), np.float32)
+        # Deadlines make two graders differ, so several processes ask one.
+        if processes.is_first():
+            poll = None if processes.several() else poll
+            verdicts = self.grader.grade(flat, golds, mode="strict", poll=poll)
+            outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
+        return np.asarray(processes.from_first(outcomes))
+
+
+def _encoded(
+    config: Config, tokenizer: Any, questions: QuestionSet, style: prompting.PromptFormat
+) -> Questions:
+    """A set with its prompts, without the questions whose prompts are too long."""
+    limit = config.data.max_prompt_tokens
+    encoded, dropped = prompting.encode_prompts(
+        tokenizer, questions.questions, style, max_tokens=limit
+    )
+    return Questions(questions.without(dropped, f"prompt over {limit} tokens"), encoded)
+
+
+def load_training_texts(spec: str, config: Config) -> QuestionSet:
+    """A training set to look for near-duplicates in; its difficulty groups mean nothing.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+    # Measured solve rates may lie elsewhere by now, and nothing here needs them.
+    data = dataclasses.replace(config.data, groups="level", labels=None)
+    return load_questions(spec, data, config.seed, "train")
+
+
+def load_sets(
+    config: Config,
+    tokenizer: Any,
+    *,
+    split: Literal["train", "test"] = "test",
+    train: QuestionSet | None = None,
+) -> dict[str, Questions]:
+    """The evaluation sets of a config with their prompts, by what data.eval calls them.
+
+    No device is touched.
+
+    Args:
+      config: the evaluation's config.
+      tokenizer: a fast Hugging Face tokenizer.
+      split: part of the sets.
+      train: near-duplicates of its questions are marked; None: none are looked for.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+
+    def load(spec: str) -> QuestionSet:
+        found = load_questions(spec, config.data, config.seed, split)
+        return found if train is None else mark_duplicates(found, train)
+
+    style = prompting.format_for(config)
+    return {spec: _encoded(config, tokenizer, load(spec), style) for spec in config.data.eval}
+
+
+def _load_both(
+    config: Config, tokenizer: Any, style: prompting.PromptFormat, procedural: bool
+) -> tuple[Questions, dict[str, Questions]]:
+    """Training and evaluation sets; near-duplicates of training questions are marked."""
+    data = config.data
+    train = load_questions(data.train, data, config.seed, "train")
+    if data.groups == "level" and data.num_groups > 1 and not train.levels.any():
+        raise UserError(
+            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
+            "data.groups=solve_rate with data.labels"
+        )
+    tests = {spec: load_questions(spec, data, config.seed, "test") for spec in data.eval}
+    if not procedural:  # the ledger's splits share no problem by construction
+        tests = {spec: mark_duplicates(test, train) for spec, test in tests.items()}
+    encode = lambda questions: _encoded(config, tokenizer, questions, style)
+    return encode(train), {spec: encode(test) for spec, test in tests.items()}
+
+
+def make_rules(tokenizer: Any, style: prompting.PromptFormat, vocab_size: int) -> DecodeRules:
+    """Vocabulary facts for decoding in a format: stop strings, ends, bridges."""
+
+    def stops(text: str) -> Any:
+        if not text:
+            return no_stop_string(vocab_size)
+        return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
+
+    return decode_rules(
+        legal=prompting.legal_tokens(tokenizer, style, vocab_size),
+        eos_ids=prompting.eos_ids(tokenizer, style),
+        think_close=stops(style.think_close),
+        answer_close=stops(style.answer_close),
+        bridge_forced=prompting.encode_text(tokenizer, style.bridge_forced),
+        bridge_natural=prompting.encode_text(tokenizer, style.bridge_natural),
+    )
+
+
+def build_environment(
+    config: Config,
+    tokenizer: Any,
+    vocab_size: int,
+    *,
+    style: prompting.PromptFormat | None = None,
+    sets: dict[str, Questions] | None = None,
+) -> Environment:
+    """Loads questions, encodes prompts and compiles stop strings.
+
+    Args:
+      config: the run's config.
+      tokenizer: a fast Hugging Face tokenizer.
+      vocab_size: rows of the model's embedding.
+      style: prompt format; the config's own by default.
+      sets: evaluation sets, if only these are wanted: no training question is loaded then.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+    style = style or prompting.format_for(config)
+    procedural = config.data.train == "ledger"
+    if sets is None:
+        train, tests = _load_both(config, tokenizer, style, procedural)
+    else:
+        train, tests = next(iter(sets.values())).none(), sets
+    return Environment(
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        style=style,
+        rules=make_rules(tokenizer, style, vocab_size),
+        train=train,
+        eval=tests,
+        graders={
+            tolerance: ExactGrader() if procedural else Grader(relative_tolerance=tolerance)
+            for tolerance in {q.set.relative_tolerance for q in (train, *tests.values())}
+        },
+        tolerance=train.set.relative_tolerance,
+    )

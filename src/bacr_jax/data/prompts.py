@@ -1,0 +1,322 @@
+r"""Every string that stands around a question, its thinking and its answer.
+
+All methods, and all models of one format, see exactly these strings. A row of text is
+
+    prompt (ends with think_open) | thinking | bridge | answer answer_close
+
+and the bridge is forced by the decoding loop: `bridge_forced` where the budget cut the thinking (or
+the turn ended without closing it), `bridge_natural` where the model wrote `think_close` itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from bacr_jax.config import Config
+from bacr_jax.data.stop_strings import vocabulary
+from bacr_jax.errors import UserError
+from bacr_jax.types import Prompts
+
+# The prompt Qwen2.5's published MATH and GSM8K numbers were measured with.
+MATH_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
+
+# Stands for the question while the chat template is rendered: a private-use character.
+_PLACEHOLDER = "\ue000"
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    r"""How a question becomes a prompt and where its answer stands.
+
+    Attributes:
+      name: key in `FORMATS`.
+      chat: wrap the question in the tokenizer's own chat template.
+      system: system message of the chat template.
+      before: text before the question (inside the user's message with a chat template).
+      after: text after the question (inside the user's message with a chat template).
+      think_open: end of the prompt; thinking follows.
+      think_close: with this the model ends its thinking; empty: only by ending its turn.
+      answer_open: opens the answer; the last thing in both bridges, blanks aside.
+      answer_close: with this the model ends its answer.
+      bridge_forced: put after thinking that was cut.
+      bridge_natural: put after thinking that the model closed.
+      turn_end: tokens that end the turn, besides the tokenizer's own end token.
+      unused: tokens that are never sampled, besides markup that is no part of the format.
+      budget_close: ends the budget that the response declares first; empty: it declares none.
+    """
+
+    name: str
+    chat: bool = False
+    system: str = ""
+    before: str = ""
+    after: str = ""
+    think_open: str = ""
+    think_close: str = "</think>"
+    answer_open: str = "<answer>"
+    answer_close: str = "</answer>"
+    bridge_forced: str = ""
+    bridge_natural: str = ""
+    turn_end: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    budget_close: str = ""
+
+
+_QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
+
+FORMATS = {
+    style.name: style
+    for style in (
+        # The procedural task: every tag is one token.
+        PromptFormat(
+            name="ledger",
+            before="<bos>",
+            think_open="<think>",
+            bridge_forced="</think><answer>",
+            bridge_natural="<answer>",
+            unused=("-", "f", "g", "h"),
+        ),
+        # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
+        # tags round the declared budget.
+        PromptFormat(
+            name="ledger_budget",
+            before="<bos>",
+            think_open="<think>g",
+            bridge_forced="</think><answer>",
+            bridge_natural="<answer>",
+            unused=("-", "f", "g"),
+            budget_close="h",
+        ),
+        # SelfBudgeter (arXiv 2505.11274): the response opens with the budget it wants. Its solution
+        # is what is thinking elsewhere; the answer is asked for as of every other method.
+        PromptFormat(
+            name="budget_solution",
+            chat=True,
+            system=MATH_SYSTEM,
+            after=(
+                "\n\nFirst estimate how many tokens your solution needs, between <budget> and "
+                "</budget>. Then write the solution between <solution> and </solution>, and after "
+                "it only the final answer between <answer> and </answer>."
+            ),
+            think_open="<budget>",
+            think_close="</solution>",
+            bridge_forced="\n</solution>\n<answer>\n",
+            bridge_natural="\n<answer>\n",
+            turn_end=_QWEN_TURN_END,
+            budget_close="</budget>\n<solution>\n",
+        ),
+        # The paper's form. The tags are not tokens of Qwen2.5 and need not be; the opening one is
+        # given, so that an untrained model too is in its thinking from the first token.
+        PromptFormat(
+            name="think_answer",
+            chat=True,
+            system=MATH_SYSTEM,
+            after=(
+                "\n\nWrite your reasoning between <think> and </think>, and after it only the "
+                "final answer between <answer> and </answer>."
+            ),
+            think_open="<think>\n",
+            bridge_forced="\n</think>\n<answer>\n",
+            bridge_natural="\n<answer>\n",
+            turn_end=_QWEN_TURN_END,
+        ),
+        # Untouched Instruct models: no tags, the thinking is the whole solution and ends with the
+        # turn. A solution cut by its budget is asked for the box alone. A brace can not end the
+        # answer, because boxes hold braces; a blank line does.
+        PromptFormat(
+            name="boxed",
+            chat=True,
+            system=MATH_SYSTEM,
+            think_close="",
+            answer_open=r"\boxed{",
+            answer_close="\n\n",
+            bridge_forced="\n\n**Final Answer**\n\\boxed{",
+            bridge_natural="\n\n**Final Answer**\n\\boxed{",
+            turn_end=_QWEN_TURN_END,
+        ),
+    )
+}
+
+
+def format_for(config: Config) -> PromptFormat:
+    """The format of a run: data.prompt_format, or the ledger's own, or tags.
+
+    Methods share it, but for SelfBudgeter, whose responses open with a budget.
+    """
+    ledger = config.data.train.partition(":")[0] == "ledger"
+    if config.method == "selfbudgeter":
+        return FORMATS["ledger_budget" if ledger else "budget_solution"]
+    if config.data.prompt_format != "auto":
+        return FORMATS[config.data.prompt_format]
+    return FORMATS["ledger" if ledger else "think_answer"]
+
+
+def frame(tokenizer: Any, style: PromptFormat) -> tuple[str, str]:
+    """Text before and after the question; the prompt is their concatenation around it.
+
+    Raises:
+      UserError: the format needs a chat template and the tokenizer has none, or one that does not
+        give the question back as it is.
+    """
+    content = style.before + _PLACEHOLDER + style.after
+    if style.chat:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                f"tokenizer: found no chat template, which the prompt format {style.name!r} needs; "
+                "write the folder of an Instruct model"
+            )
+        messages = [
+            {"role": "system", "content": style.system},
+            {"role": "user", "content": content},
+        ]
+        try:
+            content = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        # A template is a program: it can be wrong, and it can refuse (a system message, say).
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"tokenizer: its chat template fails on a system and a user message ({reason}); "
+                "write the folder of an Instruct model"
+            ) from None
+    pieces = content.split(_PLACEHOLDER)
+    if len(pieces) != 2:
+        raise UserError(
+            f"tokenizer: found a chat template that writes the question {len(pieces) - 1} times; "
+            "write one that keeps the user's message as it is"
+        )
+    return pieces[0], pieces[1] + style.think_open
+
+
+def encode_prompts(
+    tokenizer: Any,
+    questions: Sequence[str],
+    style: PromptFormat,
+    *,
+    max_tokens: int,
+    width: int | None = None,
+) -> tuple[Prompts, Int[np.ndarray, "dropped"]]:
+    """Tokenises questions in their format.
+
+    Args:
+      tokenizer: a fast Hugging Face tokenizer.
+      questions: texts; blanks around them are taken away.
+      style: the format.
+      max_tokens: longest prompt kept.
+      width: width P of the rows; the longest prompt kept if None.
+
+    Returns:
+      Prompts of the questions kept, in their order, as numpy arrays, and the indices of those left
+      out because they are longer than `max_tokens`.
+
+    Raises:
+      UserError: an empty question or one the tokenizer can not write (by its row), no question
+        short enough, or a tokenizer without the chat template the format needs.
+    """
+    head, tail = frame(tokenizer, style)
+    bodies = [question.strip() for question in questions]
+    if not bodies:
+        raise UserError("data: found no question; write a set with at least one")
+    for row, body in enumerate(bodies):
+        if not body:
+            raise UserError(f"question {row}: found an empty text; write a question")
+    ids, offsets = _tokenise(tokenizer, bodies, head, tail)
+    spans = []
+    for body, where in zip(bodies, offsets, strict=True):
+        # A token belongs to the question if it holds any of its characters.
+        begin, end = np.array(where).T
+        inside = np.flatnonzero((begin < len(head) + len(body)) & (end > len(head)))
+        spans.append((inside[0], inside[-1] + 1))
+    lengths = np.array([len(row) for row in ids], np.int32)
+    kept = np.flatnonzero(lengths <= max_tokens)
+    if not len(kept):
+        raise UserError(
+            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of {lengths.min()} "
+            "tokens or more; write a larger number"
+        )
+    longest = int(lengths[kept].max())
+    if width is not None and longest > width:
+        raise UserError(
+            f"prompt width {width}: found a prompt of {longest} tokens; write {longest}"
+        )
+    tokens = np.zeros((len(kept), width or longest), np.int32)
+    for row, index in enumerate(kept):
+        tokens[row, : lengths[index]] = ids[index]
+    span = np.array([spans[index] for index in kept], np.int32)
+    # Numpy arrays: the host picks rows out of them; they go to the device batch by batch.
+    arrays: tuple[Any, ...] = (tokens, lengths[kept], span[:, 0], span[:, 1])
+    prompts = Prompts(*arrays)
+    return prompts, np.flatnonzero(lengths > max_tokens)
+
+
+def _tokenise(
+    tokenizer: Any, bodies: list[str], head: str, tail: str
+) -> tuple[list[list[int]], list[Any]]:
+    """Ids of each prompt, and the characters that each id covers."""
+    options = {"add_special_tokens": False, "return_offsets_mapping": True}
+    try:
+        encoded = tokenizer([head + body + tail for body in bodies], **options)
+    # Tokenizers without a token for unknown text raise this class, and do not say for which row.
+    except Exception as error:
+        for row, body in enumerate(bodies):
+            try:
+                tokenizer(head + body + tail, **options)
+            except Exception:
+                raise UserError(
+                    f"question {row}: the tokenizer has no tokens for {body[:80]!r}; write a "
+                    "question of the kind the model was trained on"
+                ) from error
+        raise
+    return encoded["input_ids"], encoded["offset_mapping"]
+
+
+def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
+    """Ids of a piece of text (a bridge), without anything added."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return np.asarray(ids, np.int32)
+
+
+def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
+    """Ids that end the model's turn: the tokenizer's end token and the format's.
+
+    Raises:
+      UserError: the tokenizer has none of them.
+    """
+    texts = vocabulary(tokenizer).texts
+    wanted = {end.encode() for end in (*style.turn_end, tokenizer.eos_token or "") if end}
+    found = tuple(index for index, text in enumerate(texts) if text in wanted)
+    if not found:
+        raise UserError(
+            f"tokenizer: found neither an end token nor any of {list(style.turn_end)}; set "
+            "eos_token in its tokenizer_config.json"
+        )
+    return found
+
+
+def legal_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[np.ndarray, "V"]:
+    """Ids that may be sampled.
+
+    Ids beyond the tokenizer (models pad their vocabulary) and markup (added tokens, such as those
+    that open a turn or a tool call) may not, unless it ends the turn or belongs to the format.
+
+    Args:
+      tokenizer: a fast Hugging Face tokenizer.
+      style: the format.
+      vocab_size: rows of the model's embedding.
+
+    Returns:
+      True where legal.
+    """
+    texts = vocabulary(tokenizer).texts
+    legal = np.zeros(vocab_size, bool)
+    legal[: len(texts)] = [bool(text) for text in texts]
+    written = style.think_close + style.bridge_forced + style.bridge_natural + style.answer_close
+    for index, added in tokenizer.added_tokens_decoder.items():
+        legal[index] = added.content in written
+    unused = {text.encode() for text in style.unused}
+    legal[[index for index, text in enumerate(texts) if text in unused]] = False
+    legal[list(eos_ids(tokenizer, style))] = True
+    return legal

@@ -1,0 +1,306 @@
+"""From a config to the policy of a run: shapes, parameters, compiled-form settings."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bacr_jax import parallel
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.methods import Method
+from bacr_jax.model import budget, kv_cache, qwen2, value
+from bacr_jax.model.hf import check_folder, load_policy, read_config
+from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.model.sizes import Qwen2Config, preset
+from bacr_jax.parallel import MeshShape
+from bacr_jax.rollout.engine import RolloutSpec
+
+Params = dict[str, Any]
+
+
+def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
+    """The shape that `config.model` describes."""
+    model = config.model
+    if model.path is not None:
+        return read_config(model.path)
+    if model.preset != "custom":
+        return preset(model.preset)
+    return Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim or model.hidden_size // model.num_heads,
+        rope_theta=model.rope_theta,
+        tie_embeddings=model.tie_embeddings,
+    )
+
+
+def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
+    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids.
+
+    Raises:
+      UserError: the tokenizer has more ids than the model has rows.
+    """
+    rows = model_shape(config, tokenizer_size).vocab_size
+    if tokenizer_size > rows:
+        raise UserError(
+            f"model.tokenizer: has {tokenizer_size} ids, but model.preset={config.model.preset} "
+            f"has only {rows} embedding rows; write the model's own tokenizer"
+        )
+    return rows
+
+
+def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
+    """Everything about a run's first policy that can be told before it is read.
+
+    Args:
+      config: settings.
+      shape: of the model (`model_shape`).
+      longest_prompt: tokens.
+
+    Raises:
+      UserError: its folder can't be used, or a row would be longer than the model was made for.
+    """
+    if config.model.path is not None:
+        check_folder(config.model.path)
+    largest = max(config.budget.max, *config.eval.budgets)
+    key = "budget.max" if largest == config.budget.max else "eval.budgets"
+    free = shape.max_positions - longest_prompt - config.rollout.answer_tokens
+    if largest > free:
+        advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+        raise UserError(
+            f"{key}={largest}: with prompts of {longest_prompt} tokens and rollout.answer_tokens="
+            f"{config.rollout.answer_tokens} the model's {shape.max_positions} positions leave "
+            f"{max(free, 0)} for thinking; {advice}"
+        )
+
+
+def _implementation(config: Config) -> Any:
+    if config.model.attention != "auto":
+        return config.model.attention
+    on_gpu = jax.default_backend() == "gpu"
+    return "cudnn" if on_gpu and config.model.compute_dtype == "bfloat16" else "xla"
+
+
+def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
+    """The layout of so many devices that `config.mesh` asks for.
+
+    Raises:
+      UserError: it does not fit the devices, the model or the rows.
+    """
+    found = parallel.resolve(
+        config.mesh,
+        num_devices,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_kv_heads=shape.num_kv_heads,
+    )
+    rollout, train, shards = config.rollout, config.train, found.row_shards
+    rows = rollout.questions * rollout.group_size
+    devices = f"mesh.data x mesh.fsdp = {shards} devices"
+    if rows % shards:
+        step = shards // math.gcd(rollout.group_size, shards)
+        nearest = max(round(rollout.questions / step), 1) * step
+        raise UserError(
+            f"rollout.questions={rollout.questions}: x rollout.group_size={rollout.group_size} = "
+            f"{rows} rows can't be split evenly over {devices}; write rollout.questions={nearest}"
+        )
+    update = rows // train.minibatches
+    if train.micro_batch_tokens is None and update % shards:
+        legal = [n for n in range(1, rollout.questions + 1) if rollout.questions % n == 0]
+        legal = [n for n in legal if rows // n % shards == 0]
+        nearest = min(legal, key=lambda n: abs(n - train.minibatches))
+        raise UserError(
+            f"train.minibatches={train.minibatches}: the {update} rows of an update can't be split "
+            f"evenly over {devices}; write train.minibatches={nearest}"
+        )
+    micro = train.micro_batch_rows
+    if micro is not None and micro < update and micro % shards:
+        legal = [n for n in range(shards, update + 1, shards) if update % n == 0]
+        nearest = min(legal, key=lambda n: abs(n - micro))
+        raise UserError(
+            f"train.micro_batch_rows={micro}: can't be split evenly over {devices}; write "
+            f"train.micro_batch_rows={nearest}"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Settings of the policy under a method.
+
+    Attributes:
+      learner: compiled form of the learner.
+      rollout: compiled form of training rollouts.
+      evaluation: compiled form of evaluation rollouts (its budgets may be larger).
+      b_max: scale of the budget codes.
+      decode_mesh: the learner's devices, laid out for the decode copy; None for one device.
+    """
+
+    learner: LearnerSpec
+    rollout: RolloutSpec
+    evaluation: RolloutSpec
+    b_max: int
+    decode_mesh: Mesh | None = None
+
+    def place(self, state: Any) -> Any:
+        """Parameters, optimizer or train states, each part on its devices."""
+        mesh = self.learner.mesh
+        return state if mesh is None else parallel.place(state, parallel.shardings(state, mesh))
+
+    def make(self, build: Callable[..., Any], *arrays: Any) -> Any:
+        """What `build` makes, made where it stays: no device ever holds all of it."""
+        mesh = self.learner.mesh
+        if mesh is None or mesh.size == 1:
+            return self.place(build(*arrays))
+        where = parallel.shardings(jax.eval_shape(build, *arrays), mesh)
+        return jax.jit(build, out_shardings=where)(*arrays)
+
+    def decode_params(self, params: Params) -> DecodeParams:
+        """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`."""
+        conditioned = self.learner.conditioning is not None
+        return _decode_params(params, self.learner.dtype, conditioned, self.decode_mesh)
+
+    def plain_decode_params(self, params: Params) -> DecodeParams:
+        """The same for the plain model, whether or not a budget module is there."""
+        return _decode_params(params, self.learner.dtype, False, self.decode_mesh)
+
+    def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
+        """A function from budgets to phi(b) under these parameters; None without conditioning."""
+        conditioning = self.learner.conditioning
+        if conditioning is None:
+            return None
+        mesh = self.decode_mesh
+        return lambda budgets: _embed(params["budget"], budgets, conditioning, self.b_max, mesh)
+
+
+def _decode_params_fn(
+    params: Params, dtype: Any, conditioned: bool, mesh: Mesh | None
+) -> DecodeParams:
+    copy = kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned)
+    return parallel.constrain(copy, mesh, rules=parallel.DECODE)
+
+
+def _embed_fn(
+    params: Params, budgets: jax.Array, conditioning: Any, b_max: int, mesh: Mesh | None
+) -> jax.Array:
+    phi = budget.embed(params, budgets, conditioning=conditioning, b_max=b_max)
+    return parallel.constrain([phi], mesh)[0]
+
+
+_decode_params = jax.jit(_decode_params_fn, static_argnums=(1, 2, 3))
+_embed = jax.jit(_embed_fn, static_argnums=(2, 3, 4))
+
+
+def make_policy(
+    config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
+) -> Policy:
+    """Collects the settings of a run under a method.
+
+    Args:
+      config: the run's config.
+      method: says whether the policy is conditioned and has a value head.
+      vocab_size: rows of the embedding.
+      mesh: layout of the devices (`mesh_shape`); None for one device.
+    """
+    shape = model_shape(config, vocab_size)
+    dtype = jnp.dtype(config.model.compute_dtype)
+    conditioning = config.conditioning if method.conditioned else None
+    implementation = _implementation(config)
+    learner_mesh = None if mesh is None else parallel.make_mesh(mesh)
+    decode_mesh = None
+    if mesh is not None and learner_mesh is not None and mesh.devices > 1:
+        decode_mesh = parallel.decode_mesh(learner_mesh, mesh.decode_tensor)
+    learner = LearnerSpec(
+        model=shape,
+        conditioning=conditioning,
+        loss=config.loss,
+        value=config.value if method.uses_value else None,
+        b_max=config.budget.max,
+        temperature=config.rollout.temperature,
+        dtype=dtype,
+        implementation=implementation,
+        scan=config.model.scan_layers,
+        remat=config.model.remat,
+        chunk=config.model.logprob_chunk,
+        mesh=learner_mesh,
+    )
+    rows = config.rollout.questions * config.rollout.group_size
+    rollout = RolloutSpec(
+        config=shape,
+        conditioning=conditioning,
+        max_thinking=config.budget.max,
+        answer_tokens=config.rollout.answer_tokens,
+        slots=config.rollout.slots or rows,
+        chunk=config.rollout.chunk,
+        dtype=dtype,
+        implementation=implementation,
+        answers=method.answers,
+        mesh=decode_mesh,
+    )
+    longest = max(config.budget.max, *config.eval.budgets)
+    evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1)
+    return Policy(learner, rollout, evaluation, config.budget.max, decode_mesh)
+
+
+def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
+    """Parameters to start from: a Hugging Face folder's, or random ones; fp32.
+
+    Args:
+      key: of what is random.
+      policy: settings.
+      path: the folder; one that holds a budget module already keeps it.
+    """
+    if path is None:
+        params = policy.make(lambda: qwen2.init(key, policy.learner.model))
+    else:
+        mesh = policy.learner.mesh
+        where = None if mesh is None else parallel.sharding_of(mesh)
+        _, params = load_policy(path, dtype=jnp.float32, sharding_of=where)
+    return with_budget_module(key, policy, params)
+
+
+def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
+    """The parameters with a fresh budget module, if the policy is conditioned and has none yet.
+
+    A policy that is not conditioned gets the plain model, whatever was there.
+    """
+    conditioning, shape = policy.learner.conditioning, policy.learner.model
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    if conditioning is None:
+        return plain
+    if "budget" in params:
+        return params
+    fresh = policy.make(
+        lambda: budget.init(
+            key,
+            conditioning,
+            width=shape.hidden_size,
+            layers=shape.num_layers,
+            b_max=policy.b_max,
+        )
+    )
+    return {**plain, "budget": fresh}
+
+
+def random_head(key: jax.Array, policy: Policy) -> Params | None:
+    """A fresh value head; None when the method has none."""
+    settings = policy.learner.value
+    if settings is None:
+        return None
+    width = value.num_features(
+        policy.learner.model.hidden_size,
+        conditioned=policy.learner.conditioning is not None,
+        cut_input=settings.cut_input,
+    )
+    hidden_size = settings.hidden_size
+    return policy.make(lambda: value.init(key, num_features=width, hidden_size=hidden_size))

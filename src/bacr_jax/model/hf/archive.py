@@ -1,0 +1,194 @@
+"""Safetensors files of a folder: what they hold, checked before anything is read, and writing."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bacr_jax.errors import UserError
+from bacr_jax.model.hf.hf_config import read_json
+from bacr_jax.model.hf.names import Entry
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = ("F32", "BF16", "F16")
+_WIDTH = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path}: truncated, damaged or missing ({reason}); download the file again"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The tensors of a folder by name.
+
+    Attributes:
+      files: file that holds each tensor.
+      dtypes: stored type of each tensor, as safetensors calls it.
+      shapes: shape of each tensor.
+    """
+
+    files: dict[str, Path]
+    dtypes: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+
+    def open(self, name: str) -> Any:
+        """A context manager: the opened file that holds a tensor."""
+        return _opened(self.files[name])
+
+
+def _files(folder: Path) -> dict[str, Path] | list[Path]:
+    """The file of each tensor where an index says so, or the only file."""
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        raise UserError(
+            f"{folder}: holds neither {SINGLE} nor {INDEX}; write a folder with safetensors weights"
+        )
+    listed = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(x, str) for x in listed.values()):
+        raise UserError(f"{folder / INDEX}: has no weight_map; download the file again")
+    return {name: folder / file for name, file in listed.items()}
+
+
+def open_archive(folder: Path) -> Archive:
+    """Reads the headers of all files of a folder.
+
+    Raises:
+      UserError: no weights, a truncated or missing file, or an index that disagrees with its files.
+    """
+    found = _files(folder)
+    paths = found if isinstance(found, list) else sorted(set(found.values()))
+    archive = Archive({}, {}, {})
+    for path in paths:
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                piece = file.get_slice(name)
+                archive.files[name] = path
+                archive.dtypes[name] = piece.get_dtype()
+                archive.shapes[name] = tuple(piece.get_shape())
+    if isinstance(found, dict):
+        wrong = sorted(name for name in found if archive.files.get(name) != found[name])
+        if wrong:
+            raise UserError(
+                f"{folder / INDEX}: {wrong[0]} is not in {found[wrong[0]].name}; "
+                "download both again"
+            )
+    return archive
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}"
+
+
+def check(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
+    """Every expected tensor is there in its shape and a float type, and nothing else is.
+
+    Raises:
+      UserError: naming the first tensor that is not as it should be.
+    """
+    expected = {entry.name: entry for entry in entries}
+    missing = [name for name in expected if name not in archive.files]
+    if missing:
+        raise UserError(
+            f"{folder}: missing tensor {_listed(missing)}; write a folder with all of its shards"
+        )
+    extra = sorted(name for name in archive.files if name not in expected)
+    if extra:
+        raise UserError(
+            f"{folder}: extra tensor {_listed(extra)}, which this Qwen2 shape does not have; "
+            "write a folder whose config.json and weights belong together"
+        )
+    for name, entry in expected.items():
+        if archive.shapes[name] != entry.shape:
+            raise UserError(
+                f"{folder}: {name} has the wrong shape: expected {list(entry.shape)}, found "
+                f"{list(archive.shapes[name])}; config.json and weights must belong together"
+            )
+        if archive.dtypes[name] not in FLOATS:
+            raise UserError(
+                f"{folder}: {name} is stored as {archive.dtypes[name]}; write a folder with "
+                f"one of {', '.join(FLOATS)}"
+            )
+
+
+# Writing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor to write.
+
+    Attributes:
+      name: in the file.
+      shape: in the file.
+      dtype: F32, BF16 or F16.
+      fetch: brings its values to the host, called when its turn comes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    fetch: Callable[[], np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its values in the file."""
+        return int(np.prod(self.shape)) * _WIDTH[self.dtype]
+
+
+def into_shards(tensors: Iterable[Stored], *, max_bytes: int) -> list[list[Stored]]:
+    """Consecutive groups of at most `max_bytes`; a larger tensor has a group to itself."""
+    shards: list[list[Stored]] = []
+    room = 0
+    for tensor in tensors:
+        if not shards or tensor.num_bytes > room:
+            shards.append([])
+            room = max_bytes
+        shards[-1].append(tensor)
+        room -= tensor.num_bytes
+    return shards
+
+
+def write_file(path: Path, tensors: Sequence[Stored]) -> None:
+    """Writes one safetensors file, holding one tensor in host memory at a time.
+
+    The format: header length (8 bytes, little-endian), a JSON header padded with spaces to a
+    multiple of 8, then the values, row-major and little-endian.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        end = at + tensor.num_bytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors:
+            values = np.ascontiguousarray(tensor.fetch())
+            assert values.shape == tensor.shape and values.nbytes == tensor.num_bytes
+            file.write(values.reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,179 @@
+"""A Hugging Face folder becomes parameters, one tensor at a time."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from bacr_jax.errors import UserError
+from bacr_jax.model.hf import archive as archives
+from bacr_jax.model.hf import hf_config, names, vocabulary
+from bacr_jax.model.hf.archive import Archive
+from bacr_jax.model.hf.names import Entry
+from bacr_jax.model.sizes import Qwen2Config
+
+Params = dict[str, Any]
+ShardingOf = Callable[[str, tuple[int, ...]], Sharding | None]
+
+_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+_ROWS_COMPARED = 8192
+
+
+def _of_slice(sharding: Sharding | None) -> Sharding | None:
+    """Where one layer of a stacked leaf goes: the leaf's sharding without its leading axis."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+def _place(archive: Archive, entry: Entry, dtype: Any, sharding: Sharding | None) -> jax.Array:
+    """The tensor of an entry, in our orientation and type, on its devices.
+
+    With a sharding every device's part is read from the file by itself.
+    """
+    shape = entry.shape[::-1] if entry.transposed else entry.shape
+    with archive.open(entry.name) as file:
+        piece = file.get_slice(entry.name)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            index = index or ()
+            stored = piece[index[::-1] if entry.transposed else index]
+            stored = stored.T if entry.transposed else stored
+            return np.ascontiguousarray(stored).astype(dtype, copy=False)
+
+        if sharding is None:
+            placed = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
+        else:
+            placed = jax.make_array_from_callback(shape, sharding, part)
+        # Transfers hold their host copy until they are done: wait, so that only one is alive.
+        return placed.block_until_ready()
+
+
+@functools.cache
+def _writer(sharding: Sharding | None) -> Callable[..., jax.Array]:
+    """Puts a layer into its donated stack."""
+    update = lambda stack, layer, at: jax.lax.dynamic_update_index_in_dim(stack, layer, at, 0)
+    return jax.jit(update, donate_argnums=(0,), out_shardings=sharding)
+
+
+@functools.cache
+def _zeros(sharding: Sharding | None) -> Callable[..., jax.Array]:
+    """An empty stack, made where it stays."""
+    return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)
+
+
+def _stream(
+    archive: Archive,
+    entries: Sequence[Entry],
+    *,
+    num_layers: int,
+    dtype: Any,
+    sharding_of: ShardingOf | None,
+) -> Params:
+    params: Params = {}
+    for entry in entries:
+        shape = entry.leaf_shape(num_layers)
+        sharding = sharding_of("/".join(entry.path), shape) if sharding_of else None
+        # phi and its gate are computed in fp32 whatever the model's type is.
+        kept = jnp.float32 if entry.path[0] == "budget" else dtype
+        home = params
+        for key in entry.path[:-1]:
+            home = home.setdefault(key, {})
+        leaf = entry.path[-1]
+        if entry.layer is None:
+            home[leaf] = _place(archive, entry, kept, sharding)
+            continue
+        if leaf not in home:
+            home[leaf] = _zeros(sharding)(shape, kept)
+        layer = _place(archive, entry, kept, _of_slice(sharding))
+        home[leaf] = _writer(sharding)(home[leaf], layer, entry.layer).block_until_ready()
+    return params
+
+
+def _drop_copied_head(archive: Archive, folder: Path) -> None:
+    """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one.
+
+    Raises:
+      UserError: lm_head is something else, so the model is not tied.
+    """
+    same = archive.shapes[_HEAD] == archive.shapes.get(_EMBED)
+    if same:
+        with archive.open(_HEAD) as one, archive.open(_EMBED) as two:
+            head, embed = one.get_slice(_HEAD), two.get_slice(_EMBED)
+            for start in range(0, archive.shapes[_HEAD][0], _ROWS_COMPARED):
+                rows = slice(start, min(start + _ROWS_COMPARED, archive.shapes[_HEAD][0]))
+                same = same and np.array_equal(head[rows], embed[rows])
+    if not same:
+        raise UserError(
+            f"{folder}: extra tensor {_HEAD}, which differs from the embedding although "
+            "config.json says tie_word_embeddings true; write tie_word_embeddings false"
+        )
+    for table in (archive.files, archive.dtypes, archive.shapes):
+        table.pop(_HEAD)
+
+
+def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
+    """Shape, files and expected tensors of a folder, checked on the headers.
+
+    Raises:
+      UserError: as `load_policy`.
+    """
+    config = hf_config.read_config(folder)
+    module = hf_config.read_budget_module(folder)
+    vocabulary.check_fits(folder, config.vocab_size)
+    archive = archives.open_archive(folder)
+    if config.tie_embeddings and _HEAD in archive.files:
+        _drop_copied_head(archive, folder)
+    entries = list(names.backbone(config))
+    if module is not None:
+        per_layer = module.conditioning.sharing == "per_layer"
+        entries += names.budget_module(config, per_layer=per_layer)
+    archives.check(archive, entries, folder)
+    return config, archive, entries
+
+
+def check_folder(path: str | Path) -> None:
+    """What `load_policy` would refuse, in a moment and without reading a value.
+
+    Args:
+      path: a Hugging Face folder.
+
+    Raises:
+      UserError: as `load_policy`.
+    """
+    _checked(Path(path))
+
+
+def load_policy(
+    path: str | Path, *, dtype: Any = jnp.float32, sharding_of: ShardingOf | None = None
+) -> tuple[Qwen2Config, Params]:
+    """Reads a Hugging Face folder of a Qwen2 model.
+
+    Everything is checked on the headers before a value is read. Values then stream one tensor at a
+    time into their place, so that host memory beyond the largest tensor does not grow with the
+    model.
+
+    Args:
+      path: folder with config.json and safetensors weights, single or sharded, tied or untied,
+        bfloat16, float16 or float32; one written by `save_policy` may hold a budget module.
+      dtype: type of the parameters (a budget module stays float32).
+      sharding_of: maps a leaf ("embed", "layers/q_kernel", ...) and its shape to its sharding;
+        None puts everything on the default device.
+
+    Returns:
+      Shape and parameters, as `model.qwen2` describes them; "budget" is there if the folder has it
+      (`read_budget_module` says how it is used).
+
+    Raises:
+      UserError: the folder can't be used; one line that names the file or tensor.
+    """
+    config, archive, entries = _checked(Path(path))
+    params = _stream(
+        archive, entries, num_layers=config.num_layers, dtype=dtype, sharding_of=sharding_of
+    )
+    return config, params

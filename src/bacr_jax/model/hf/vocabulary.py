@@ -1,0 +1,64 @@
+"""The tokenizer files of a folder: how many ids they use, and which files travel along."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from bacr_jax.errors import UserError
+from bacr_jax.model.hf.hf_config import read_json
+
+# Everything transformers may read beside weights and config.json.
+GENERATION = ("generation_config.json",)
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def number_of_ids(folder: Path) -> int | None:
+    """One more than the largest token id; None without tokenizer files.
+
+    Raises:
+      UserError: the files can't be read.
+    """
+    ids: list[int] = []
+    if (folder / "tokenizer.json").exists():
+        raw = read_json(folder / "tokenizer.json")
+        model = raw.get("model")
+        known = model.get("vocab") if isinstance(model, dict) else None
+        added = raw.get("added_tokens") or []
+        # Unigram models list (piece, score) pairs: the place in the list is the id.
+        ids = list(known.values()) if isinstance(known, dict) else list(range(len(known or [])))
+        ids += [token["id"] for token in added]
+    elif (folder / "vocab.json").exists():
+        ids = list(read_json(folder / "vocab.json").values())
+        if (folder / "added_tokens.json").exists():
+            ids += read_json(folder / "added_tokens.json").values()
+    return max(ids) + 1 if ids else None
+
+
+def check_fits(folder: Path, rows: int) -> None:
+    """The tokenizer of a folder, if it has one, uses no id beyond the embedding.
+
+    Raises:
+      UserError: it does.
+    """
+    count = number_of_ids(folder)
+    if count is not None and count > rows:
+        raise UserError(
+            f"{folder}: its tokenizer has {count} ids but the embedding only {rows} rows; "
+            "write the tokenizer that belongs to the model"
+        )
+
+
+def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
+    """Copies those of the named files that a folder has."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)

@@ -1,0 +1,323 @@
+"""The folder of a run: who may write into it, what lies where, what survives a resume."""
+
+import fcntl
+import json
+import os
+import socket
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from bacr_jax.config import io as config_io
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+
+CONFIG, LOCK, CHANGES = "config.yaml", ".lock", "changes.jsonl"
+# What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
+Resume = Literal["auto", "never", "required"]
+# What a run killed while it made its folder can leave behind.
+_DEBRIS = (LOCK, f"{CONFIG}.tmp")
+# A moved or renamed folder still holds the same run, a checkpoint fits any devices, and how often
+# it is saved changes nothing that it learns.
+_MAY_DIFFER = (
+    *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
+    *("checkpoint.every", "checkpoint.keep"),
+)
+# Keys named in the refusal of another config's run.
+_MOST_NAMED = 6
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The refusal for a file that the system does not let us write."""
+    return UserError(
+        f"{path}: can't be written ({error.strerror}); make room or rights, and the same command "
+        "goes on from the last checkpoint"
+    )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file in one step: a reader sees the old text or the new one, never half.
+
+    Raises:
+      UserError: no space, or no right to write there.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # The name must not reach the disk before the text does.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomically` of indented JSON."""
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Adds one JSON line, handed to the system before this returns.
+
+    Raises:
+      UserError: no space, or no right to write there.
+    """
+    line = json.dumps(record, allow_nan=False) + "\n"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Lines of a JSONL file with their records, without a last line torn by a kill."""
+    if not path.exists():
+        return []
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode()
+            record = json.loads(text)
+            if not isinstance(record, dict):
+                raise ValueError
+        # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
+        except ValueError:
+            if number == len(lines) and not unfinished:
+                break
+            raise UserError(
+                f"{path}, line {number}: is not a JSON record; mend or remove the line"
+            ) from None
+        found.append((text, record))
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Records of a JSONL file; none if it is not there. A torn last line is left out.
+
+    Raises:
+      UserError: a line before the last is no JSON record.
+    """
+    return [record for _, record in _whole_lines(path)]
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drops the records of later steps, and a torn last line."""
+    if not path.exists():
+        return
+    kept = [text for text, record in _whole_lines(path) if record.get("step", 0) <= step]
+    wanted = "".join(f"{text}\n" for text in kept)
+    if wanted.encode() != path.read_bytes():
+        write_atomically(path, wanted)
+
+
+class RunFolder:
+    """An opened run folder; a context manager that holds its lock.
+
+    Attributes:
+      path: the folder.
+      config: the run's resolved config.
+      metrics: a JSON line per logged step.
+      evaluations: a JSON line per evaluation.
+      rollouts: folder of sampled traces, a file per logged step.
+      checkpoints: folder of checkpoints.
+      tensorboard: folder of TensorBoard's files.
+      summary: result of the finished run.
+      best: the best evaluation so far and its step.
+      is_new: this process made the folder's config.yaml.
+    """
+
+    def __init__(self, path: Path, lock: TextIO | None):
+        """Wraps a folder whose lock is held; use `open_run` or `follow_run`."""
+        self.path, self._lock = path, lock
+        self.is_new = False
+        self.config = path / CONFIG
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "eval.jsonl"
+        self.rollouts = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.summary = path / "summary.json"
+        self.best = path / "best.json"
+
+    def __enter__(self) -> "RunFolder":
+        """The folder itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Releases the lock; the end of the process, however it comes, does so too."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def discard(self) -> None:
+        """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
+        made = {self.config, self.rollouts, self.path / LOCK}
+        if self.is_new and set(self.path.iterdir()) <= made and not any(self.rollouts.iterdir()):
+            self.config.unlink()
+            self.rollouts.rmdir()
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
+
+    def truncate_after(self, step: int) -> None:
+        """Drops metrics, evaluations and rollouts of steps after `step`, and torn last lines.
+
+        A resumed run then writes what an uninterrupted one would have.
+        """
+        _keep_until(self.metrics, step)
+        _keep_until(self.evaluations, step)
+        for path in self.rollouts.glob("*.jsonl"):
+            if path.stem.isdigit() and int(path.stem) > step:
+                path.unlink()
+            else:
+                _keep_until(path, step)
+
+    def forget_evaluation(self, when: str) -> None:
+        """Drops the evaluations made at `when`."""
+        records = read_lines(self.evaluations)
+        kept = [record for record in records if record.get("when") != when]
+        if kept != records:
+            write_atomically(self.evaluations, "".join(json.dumps(r) + "\n" for r in kept))
+
+
+def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose recorded value is another one: the value there, the value now."""
+    there, now = config_io.flatten(config_io.load([recorded])), config_io.flatten(config)
+    return {
+        key: (there[key], now[key])
+        for key in now
+        if there[key] != now[key] and key not in _MAY_DIFFER
+    }
+
+
+def _refuse_unless_ours(
+    path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
+) -> None:
+    """Raises a UserError unless the folder is new, empty, or holds a run that may go on."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{where}: is a file; write the name of a folder")
+    found = path.iterdir() if path.exists() else ()
+    entries = sorted(entry.name for entry in found if entry.name not in _DEBRIS)
+    if resume == "required" and CONFIG not in entries:
+        raise UserError(
+            f"{where}: holds no run to go on with; write the folder of one, or leave out "
+            "--resume required"
+        )
+    if not entries:
+        return
+    if CONFIG not in entries:
+        raise UserError(
+            f"{where}: is not empty and holds no run (found {entries[0]!r}); write another folder"
+        )
+    if resume == "never":
+        raise UserError(
+            f"{where}: holds a run already; write another folder, or leave out --resume never"
+        )
+    try:
+        differing = _differing(path / CONFIG, config)
+    except UserError as error:
+        raise UserError(
+            f"{where}: holds a run whose config can't be read ({error}); write another folder"
+        ) from None
+    refused = [key for key in differing if key not in allowed]
+    if refused:
+        named = ", ".join(
+            f"{key} ({differing[key][0]} there, {differing[key][1]} now)"
+            for key in refused[:_MOST_NAMED]
+        )
+        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
+        raise UserError(
+            f"{where}: holds a run with another config, which differs in {named}{more}; write "
+            "another folder, or the same config to resume, or --allow-change KEY for each key "
+            "that may differ from here on"
+        )
+
+
+def lock_folder(path: Path, where: str) -> TextIO:
+    """Takes the lock of a folder, without waiting."""
+    lock = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        raise UserError(
+            f"{where}: is in use by {holder}; wait for it, or write another folder"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
+
+
+def _note_changes(folder: RunFolder, config: Config) -> None:
+    """Makes the present config the folder's, and keeps what it was before."""
+    differing = _differing(folder.config, config)
+    if differing:
+        before = {key: there for key, (there, _) in differing.items()}
+        now = {key: here for key, (_, here) in differing.items()}
+        append_line(folder.path / CHANGES, {"before": before, "now": now})
+        write_atomically(folder.config, config_io.to_yaml(config))
+
+
+def open_run(
+    path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
+) -> RunFolder:
+    """Makes a run folder, or opens the one that this config made before.
+
+    Args:
+      path: the folder.
+      config: settings of the run; written to config.yaml.
+      resume: what to do with a run that is there already.
+      allowed: keys in which that run's config may differ; changes.jsonl keeps what they were.
+
+    Returns:
+      The folder, locked against other processes until it is left or the process ends.
+
+    Raises:
+      UserError: the folder holds something else or another config's run, can't be written, or
+        another process is using it. Nothing in it is touched then.
+    """
+    name = str(path)
+    where = f"output.dir={name if name.isprintable() else ascii(name)}"
+    try:
+        _refuse_unless_ours(path, config, where, resume, allowed)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(path, where)
+        try:
+            # Between the look and the lock, another process may have made its run here.
+            _refuse_unless_ours(path, config, where, resume, allowed)
+            folder = RunFolder(path, lock)
+            folder.is_new = not folder.config.exists()
+            if folder.is_new:
+                write_atomically(folder.config, config_io.to_yaml(config))
+            else:
+                _note_changes(folder, config)
+            folder.rollouts.mkdir(exist_ok=True)
+        except BaseException:
+            lock.close()
+            raise
+    except OSError as error:
+        raise UserError(
+            f"{where}: can't be used ({error.strerror}); write a folder that can be written"
+        ) from None
+    except UserError:
+        raise
+    # NUL or half a surrogate pair: no file can be named so.
+    except ValueError:
+        raise UserError(f"{where}: is no name of a folder; write another") from None
+    return folder
+
+
+def follow_run(path: Path) -> RunFolder:
+    """The folder that another process of the same run has opened; only that process writes."""
+    return RunFolder(path, None)

@@ -1,0 +1,254 @@
+"""Policies on disk, opened for reading: the checkpoint of a run, or a Hugging Face folder."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import BEST
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.data import tokenizers as loading
+
+Params = dict[str, Any]
+
+# Bytes of a weight file that are read to recognise it: many small pieces spread over the file.
+_PIECES, _PIECE_BYTES = 64, 4096
+
+
+def read_config(folder: Path) -> Config:
+    """The config of a run.
+
+    Raises:
+      UserError: no run there, or a config that can't be read.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"--run {folder}: holds no config.yaml; write the folder of a run")
+    return config_io.load([folder / "config.yaml"])
+
+
+def finished_steps(folder: Path) -> list[int]:
+    """Steps of a run's finished checkpoints, rising."""
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.is_dir():
+        return []
+    # Unfinished ones have other names until they are whole.
+    return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+
+
+def choose_step(folder: Path, step: int | str | None = None) -> int:
+    """A finished checkpoint of a run: the newest one, or the one asked for (a step, or "best").
+
+    Raises:
+      UserError: there is none.
+    """
+    steps = finished_steps(folder)
+    if not steps:
+        raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
+    if step == BEST:
+        step = _best_step(folder)
+    if step is not None and step not in steps:
+        raise UserError(
+            f"--step {step}: {folder} holds no such checkpoint; write one of "
+            f"{', '.join(map(str, steps))}"
+        )
+    return steps[-1] if step is None else step
+
+
+def _best_step(folder: Path) -> int:
+    """The step that best.json names."""
+    try:
+        return int(json.loads((folder / "best.json").read_bytes())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
+            "number of a step, or leave it out for the newest"
+        ) from None
+
+
+def read_params(folder: Path, step: int) -> Params:
+    """Policy parameters of a checkpoint, on the host.
+
+    Only the policy is read: optimizer states, data and devices of the run are not needed.
+
+    Raises:
+      UserError: the checkpoint is damaged.
+    """
+    import jax
+    import orbax.checkpoint as ocp
+
+    state = _state_folder(folder, step)
+    reader = ocp.PyTreeCheckpointer()
+    try:
+        saved = _policy_metadata(reader, state)
+        abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        wanted = {"train": {"policy": jax.tree.map(abstract, saved)}}
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
+        return dict(reader.restore(state, args=how)["train"]["policy"])
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _damaged(state, reason) from None
+
+
+def _state_folder(folder: Path, step: int) -> Path:
+    return folder.absolute() / "checkpoints" / str(step) / "state"
+
+
+def _damaged(state: Path, reason: str) -> UserError:
+    return UserError(
+        f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint again"
+    )
+
+
+def _policy_metadata(reader: Any, state: Path) -> Any:
+    """Shapes and types of the policy's leaves, from the metadata file alone."""
+    try:
+        return reader.metadata(state).item_metadata.tree["train"]["policy"]
+    # A missing or damaged metadata file shows as a missing attribute or key.
+    except (AttributeError, KeyError, TypeError, ValueError, OSError):
+        raise _damaged(state, "no description of a policy in it") from None
+
+
+def check_checkpoint(folder: Path, step: int) -> None:
+    """What `read_params` would refuse at once, without reading a value.
+
+    Raises:
+      UserError: the checkpoint is damaged.
+    """
+    import orbax.checkpoint as ocp
+
+    _policy_metadata(ocp.PyTreeCheckpointer(), _state_folder(folder, step))
+
+
+def read_run(folder: Path, step: int | str | None = None) -> tuple[Config, int, Params]:
+    """Config, step and policy parameters (on the host) of a run's checkpoint.
+
+    Raises:
+      UserError: no run there, or no finished checkpoint.
+    """
+    config = read_config(folder)
+    step = choose_step(folder, step)
+    return config, step, read_params(folder, step)
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A policy that was found on disk and not read yet.
+
+    Attributes:
+      folder: the run folder or the Hugging Face folder.
+      step: step of the checkpoint; None for a Hugging Face folder.
+      config: settings it was trained with, or those that fit the folder.
+      identity: what makes it this policy and no other, for records.
+    """
+
+    folder: Path
+    step: int | None
+    config: Config
+    identity: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        name = self.folder.absolute().name
+        return name if self.step is None else f"{name}, step {self.step}"
+
+    def check(self) -> None:
+        """Everything about its files that can be told without reading a value.
+
+        Raises:
+          UserError: they can't be used.
+        """
+        if self.step is not None:
+            return check_checkpoint(self.folder, self.step)
+        from bacr_jax.model.hf import check_folder
+
+        return check_folder(self.folder)
+
+    def params(self) -> Params:
+        """Its parameters: on the host from a run, on the device from a Hugging Face folder."""
+        if self.step is not None:
+            return read_params(self.folder, self.step)
+        import jax.numpy as jnp
+
+        from bacr_jax.model.hf import load_policy
+
+        return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
+
+
+def open_run(folder: Path, step: int | str | None = None) -> SavedPolicy:
+    """The checkpoint of a run; nothing but its config is read.
+
+    Raises:
+      UserError: no run there, or no such checkpoint.
+    """
+    config = read_config(folder)
+    step = choose_step(folder, step)
+    identity = {"run": config_io.fingerprint(config), "method": config.method, "step": step}
+    return SavedPolicy(folder, step, config, identity)
+
+
+def open_model(folder: Path) -> SavedPolicy:
+    """A Hugging Face folder; nothing but its config.json is read.
+
+    The policy is conditioned if the folder has a budget module, and computes in the type that its
+    weights are stored in.
+
+    Raises:
+      UserError: the folder holds no Qwen2 model.
+    """
+    from bacr_jax.model.hf import read_budget_module, read_config
+
+    read_config(folder)
+    module = read_budget_module(folder)
+    raw = json.loads((folder / "config.json").read_bytes())
+    stored = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
+    config = Config()
+    model = dataclasses.replace(
+        config.model,
+        path=str(folder),
+        compute_dtype="float32" if stored == "float32" else "bfloat16",
+    )
+    conditioning = dataclasses.replace(config.conditioning, enabled=False)
+    budget = config.budget
+    if module is not None:
+        conditioning = dataclasses.replace(module.conditioning, enabled=True)
+        budget = dataclasses.replace(budget, max=module.b_max, min=min(budget.min, module.b_max))
+    config = dataclasses.replace(config, model=model, conditioning=conditioning, budget=budget)
+    return SavedPolicy(folder, None, config, {"weights": _weights_fingerprint(folder)})
+
+
+def _weights_fingerprint(folder: Path) -> str:
+    """A short hash of a folder's config and of pieces all over its weight files."""
+    found = hashlib.sha256((folder / "config.json").read_bytes())
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: holds no safetensors weights; write a Hugging Face folder")
+    for path in files:
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in np.linspace(0, max(size - _PIECE_BYTES, 0), _PIECES).astype(int):
+                file.seek(int(place))
+                found.update(file.read(_PIECE_BYTES))
+    return found.hexdigest()[:12]
+
+
+def load_tokenizer(saved: SavedPolicy) -> Any:
+    """The tokenizer that a saved policy was trained with.
+
+    Raises:
+      UserError: its folder holds none.
+    """
+    if saved.step is not None and saved.config.data.train == "ledger":
+        from bacr_jax.data.ledger import ledger_tokenizer
+
+        return ledger_tokenizer()
+    folder = saved.config.model.tokenizer or saved.config.model.path
+    return loading.load_tokenizer(folder, where="model.tokenizer")

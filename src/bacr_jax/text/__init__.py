@@ -1,1 +1,0 @@
-"""Everything between strings and token ids: prompts, stop strings, answer extraction (host)."""

@@ -1,0 +1,1 @@
+"""Algorithm 1, and the loop around it."""

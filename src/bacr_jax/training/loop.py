@@ -1,0 +1,409 @@
+"""Everything around Algorithm 1 that a run needs: start or resume, evaluate, log, save, report."""
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bacr_jax.config import Config
+from bacr_jax.data import ledger
+from bacr_jax.data.environment import Environment, build_environment
+from bacr_jax.data.prompts import format_for
+from bacr_jax.data.tokenizers import load_tokenizer
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.by_budget import evaluate_by_budget, evaluate_set
+from bacr_jax.evaluation.summary import Summary
+from bacr_jax.learner import policy as policies
+from bacr_jax.learner.policy import make_policy
+from bacr_jax.methods import load_method
+from bacr_jax.oom import phase_memory
+from bacr_jax.parallel import processes
+from bacr_jax.report import tables
+from bacr_jax.report.page import write_report
+from bacr_jax.rollout.generate import generate
+from bacr_jax.rollout.sampling import sampler
+from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.folder import RunFolder, append_line, read_lines, write_json
+from bacr_jax.runs.health import Alarms
+from bacr_jax.runs.metrics import MetricsWriter
+from bacr_jax.runs.progress import Phase, Progress, duration
+from bacr_jax.runs.provenance import differences, provenance
+from bacr_jax.training.algorithm import Iteration, RunState
+from bacr_jax.training.rejection_sft import cold_start
+from bacr_jax.training.traces import write_traces
+from bacr_jax.training.warmup import styled_prompts, warm_up
+
+# Evaluations that a run makes once; those in between are told apart by their step.
+FRAME = ("before", "after")
+
+
+class TrainingFailed(Exception):
+    """Going on would be no use; the message says what was seen and what to do."""
+
+
+def anytime_score(anytime: dict[str, dict[str, Any]]) -> float:
+    """Mean over sets of the mean accuracy over budgets, greedy where that was measured."""
+    of_set = lambda modes: modes.get("greedy", next(iter(modes.values())))["mean"]
+    return float(np.mean([of_set(modes) for modes in anytime.values()]))
+
+
+class Trainer:
+    """A run in progress; `train.train` reads as its table of contents."""
+
+    def __init__(self, config: Config, folder: RunFolder, poll: Callable[[], None] | None = None):
+        """Builds data, model settings and the iteration; trains nothing yet.
+
+        Args:
+          config: of the run.
+          folder: opened.
+          poll: called wherever work can be left without loss; raises to leave it.
+        """
+        self.config, self.folder, self.poll = config, folder, poll
+        self.writes = processes.is_first()
+        self.progress = Progress(enabled=self.writes)
+        self.method = load_method(config)
+        tokenizer, vocab_size = _tokenizer(config)
+        shape = policies.model_shape(config, vocab_size)
+        mesh = policies.mesh_shape(config, shape, jax.device_count())
+        self.policy = make_policy(config, self.method, vocab_size, mesh)
+        self.environment = build_environment(config, tokenizer, vocab_size)
+        policies.check_model(config, shape, self.environment.longest_prompt)
+        for line in self.environment.describe_data():
+            self.progress.say(line)
+        self.steps = self._total_steps()
+        self.iteration = Iteration(config, self.environment, self.method, self.policy, self.steps)
+        self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
+        self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+        self.evaluations: dict[str, dict[str, Summary]] = {}
+        self.evaluated: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.alarms = Alarms()
+        self.phase = Phase(self.progress, "training", self.steps)
+
+    def _total_steps(self) -> int:
+        train = self.config.train
+        if train.steps is not None:
+            return train.steps
+        draws = train.epochs * len(self.environment.train)
+        return math.ceil(draws / self.config.rollout.questions)
+
+    # Start ------------------------------------------------------------------------------------
+
+    def start(self) -> tuple[RunState, int]:
+        """The state to go on from: the newest checkpoint, or a fresh one after the warm-up."""
+        with phase_memory("start"):
+            return self._start()
+
+    def _start(self) -> tuple[RunState, int]:
+        fresh = self.iteration.init_state(self._initial_params(), self._initial_head())
+        self._keep_reference(fresh)
+        if self.checkpoints.latest is None:
+            if self.writes:
+                self.folder.truncate_after(-1)
+            return self._cold_start(fresh), 0
+        step, state, meta = self.checkpoints.restore(fresh)
+        self._compare(meta)
+        records = []
+        if self.writes:
+            self.folder.truncate_after(step)
+            if not self.finished(state, step):
+                # A longer run than it was: what was its last evaluation is none any more.
+                self.folder.forget_evaluation("after")
+            records = read_lines(self.folder.evaluations)
+        for record in json.loads(processes.text_from_first(json.dumps(records))):
+            self._note_evaluation(record)
+        self.progress.say(f"resumed {self.folder.path} at step {step}")
+        return state, step
+
+    def _note_evaluation(self, record: dict[str, Any]) -> None:
+        """Remembers an evaluation, and whether it is the best so far."""
+        self.evaluated.append(record)
+        if record["when"] in FRAME:
+            self.evaluations[record["when"]] = record["sets"]
+        score = anytime_score(record["anytime"])
+        if record["when"] != "before" and (self.best is None or score > self.best["accuracy"]):
+            self.best = {"step": record["step"], "accuracy": score}
+            self.checkpoints.prefer(record["step"])
+
+    def describe(self, step: int) -> dict[str, Any]:
+        """What is kept beside the state of a checkpoint."""
+        mesh, questions = self.policy.learner.mesh, self.environment.train.set
+        return {"step": step, "best": self.best, **provenance(self.config, questions, mesh)}
+
+    def _compare(self, meta: dict[str, Any]) -> None:
+        """Refuses other training data; says where the software or the devices are others."""
+        now = self.describe(meta["step"])
+        if meta["data_fingerprint"] != now["data_fingerprint"]:
+            raise UserError(
+                f"data.train={self.config.data.train}: its questions are not those that the run in "
+                f"{self.folder.path} was trained on; restore the file, or write another output.dir"
+            )
+        for line in differences(meta, now):
+            self.progress.say(line)
+
+    def _plain_environment(self) -> Environment:
+        """The environment in the format that all methods share."""
+        plain = format_for(dataclasses.replace(self.config, method="bacr"))
+        if plain == format_for(self.config):
+            return self.environment
+        here = self.environment
+        return build_environment(self.config, here.tokenizer, here.vocab_size, style=plain)
+
+    def _cold_start(self, fresh: RunState) -> RunState:
+        """The method's own supervised stage, if it has one; its tokens are counted."""
+        start = self.method.cold_start
+        if start is None:
+            return fresh
+        with self.progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
+            params, remembered, tokens = cold_start(
+                self.config,
+                self.policy,
+                self._plain_environment(),
+                self.environment,
+                fresh.train.policy,
+                fresh.method,
+                start,
+                on_progress=lambda step, loss: phase.update(step, loss=loss),
+                poll=self.poll,
+            )
+        state = self.iteration.init_state(params, fresh.train.head)
+        return dataclasses.replace(state, method=remembered, generated_tokens=tokens)
+
+    def _keep_reference(self, state: RunState) -> None:
+        if self.config.loss.kl_coef > 0:
+            self.iteration.reference = jax.tree.map(lambda x: x.copy(), state.train.policy)
+
+    def _initial_params(self) -> Any:
+        config = self.config
+        key = jax.random.fold_in(jax.random.key(config.seed), 2)
+        if config.warmup.steps == 0:
+            return policies.initial_params(key, self.policy, config.model.path)
+        folder = Path(config.warmup.dir) if config.warmup.dir else self.folder.path / "warmup"
+        largest = max(config.eval.budgets)
+        check = dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256)
+        environment = self._plain_environment()
+        questions = next(iter(environment.eval.values()))
+        spec = dataclasses.replace(self.policy.evaluation, conditioning=None)
+
+        def accuracy_of(params: Any) -> float:
+            summary = evaluate_by_budget(
+                self.policy.plain_decode_params(params),
+                environment,
+                questions,
+                key,
+                config=check,
+                spec=spec,
+                seed=config.seed,
+                phi_of=None,
+                poll=self.poll,
+            )
+            return float(summary["greedy"][str(largest)]["accuracy"])
+
+        def style_accuracy_of(params: Any, style: ledger.Style) -> float:
+            # The long style must be right where it matters most.
+            level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
+            prompts, golds = styled_prompts(environment.train, style, level)
+            budgets = np.full(len(golds), config.budget.max, np.int32)
+            rollout = generate(
+                self.policy.plain_decode_params(params),
+                prompts,
+                budgets,
+                budgets[:, None],
+                key,
+                spec=dataclasses.replace(self.policy.rollout, conditioning=None, answers=1),
+                rules=environment.rules,
+                how=sampler(0.0),
+                poll=self.poll,
+            )
+            return float(environment.verify(rollout.branches, golds, self.poll).mean())
+
+        with (
+            self.progress.phase("warm-up", config.warmup.steps) as phase,
+            phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
+        ):
+            params = warm_up(
+                config,
+                self.policy,
+                folder,
+                accuracy_of=accuracy_of,
+                style_accuracy_of=style_accuracy_of,
+                on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
+                poll=self.poll,
+            )
+        return policies.with_budget_module(key, self.policy, params)
+
+    def _initial_head(self) -> Any:
+        key = jax.random.fold_in(jax.random.key(self.config.seed), 3)
+        return policies.random_head(key, self.policy)
+
+    @contextlib.contextmanager
+    def training(self, state: RunState, step: int) -> Iterator[None]:
+        """Shows the loop's progress; everything the rollout can need is compiled first."""
+        if self.finished(state, step):
+            yield
+            return
+        with self.progress.phase("training", self.steps) as self.phase:
+            self.iteration.precompile(state)
+            yield
+
+    # The loop ---------------------------------------------------------------------------------
+
+    def finished(self, state: RunState, step: int) -> bool:
+        """All steps done, or the token allowance used up."""
+        most = self.config.train.max_generated_tokens
+        spent = most is not None and int(state.generated_tokens) >= most
+        return step >= self.steps or spent
+
+    def iterate(self, state: RunState, step: int) -> RunState:
+        """One iteration of Algorithm 1, logged."""
+        with phase_memory("training step", step=step + 1):
+            state, metrics, rollout, outcomes = self.iteration.iterate(state, step, self.poll)
+        if self.writes and (step + 1) % self.config.output.log_every == 0:
+            self.metrics.write(step + 1, metrics)
+            path = self.folder.rollouts / f"{step + 1:06d}.jsonl"
+            count = self.config.output.rollouts
+            write_traces(path, step + 1, self.environment, rollout, outcomes, count=count)
+        cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
+        self.phase.update(
+            step + 1,
+            reward=metrics["reward/mean"],
+            by_cut="/".join(f"{value:.2f}" for value in cuts),
+            thinking=metrics["rollout/thinking_mean"],
+            tokens_per_s=metrics["time/tokens_per_s"],
+        )
+        for alarm in self.alarms.raised_by(metrics):
+            self.progress.say(f"WARNING, step {step + 1}: {alarm}")
+        return state
+
+    def maintain(self, state: RunState, step: int) -> None:
+        """Evaluation and checkpoint on their own cadences, and a look at whether to go on.
+
+        Raises:
+          TrainingFailed: nothing has been learned for too many updates.
+        """
+        if self.poll is not None:
+            self.poll()
+        if step == 0 or self.finished(state, step):
+            return
+        due = lambda every: every is not None and step % every == 0
+        if due(self.config.eval.every):
+            self.evaluate(state, step, "during")
+        improved = self.best is not None and self.best["step"] == step
+        if due(self.config.checkpoint.every) or improved:
+            self.save(state, step)
+        most = self.config.train.max_skipped_updates
+        if most is not None and state.skipped_in_a_row >= most:
+            self.save(state, step)
+            self.checkpoints.close()
+            raise TrainingFailed(
+                f"training: stopped after step {step}, since the loss or its gradient was not "
+                f"finite in {state.skipped_in_a_row} updates in a row; parameters are those before "
+                f"them, in {self.folder.checkpoints / str(self.checkpoints.latest)}. Write a lower "
+                "optimizer.learning_rate or model.compute_dtype=float32, or look at the rewards"
+            )
+
+    def save(self, state: RunState, step: int) -> None:
+        """A checkpoint of everything, unless this step has one."""
+        if self.checkpoints.latest != step:
+            self.checkpoints.save(step, state, self.describe(step))
+
+    def leave(self, state: RunState, step: int) -> None:
+        """A last checkpoint, whole on disk, before the process ends early."""
+        self.save(state, step)
+        self.checkpoints.close()
+        self.metrics.close()
+        self.environment.close()
+
+    # Evaluation and report --------------------------------------------------------------------
+
+    def evaluate(self, state: RunState, step: int, when: str) -> None:
+        """Accuracy by budget on every evaluation set, appended to eval.jsonl."""
+        made = {(r["when"], r["step"]) for r in self.evaluated}
+        if when in self.evaluations or (when, step) in made:
+            return
+        params = state.train.policy
+        decode = self.policy.decode_params(params)
+        found = {}
+        for name, questions in self.environment.eval.items():
+            with (
+                self.progress.phase(f"evaluation {when}, {name}", 1) as phase,
+                phase_memory("evaluation", problems=len(questions)),
+            ):
+                found[name] = evaluate_set(
+                    decode,
+                    self.environment.graded_like(questions),
+                    questions,
+                    jax.random.fold_in(jax.random.key(self.config.seed), 4),
+                    config=self.config.eval,
+                    spec=self.policy.evaluation,
+                    seed=self.config.seed,
+                    phi_of=self.policy.phi_of(params),
+                    on_progress=lambda done, total: phase.update(done, total=total),
+                    poll=self.poll,
+                )
+        sets = {name: result["by_budget"] for name, result in found.items()}
+        over = {name: result["anytime"] for name, result in found.items()}
+        near = {name: result["near_duplicates"] for name, result in found.items()}
+        record = {"step": step, "when": when, "sets": sets, "anytime": over}
+        record["near_duplicates"] = near
+        if self.writes:
+            append_line(self.folder.evaluations, record)
+        self._note_evaluation(record)
+        if self.writes and self.best is not None:
+            write_json(self.folder.best, self.best)
+        if when not in FRAME:
+            for name, summary in sets.items():
+                self.progress.say(f"step {step}, {name}: {tables.in_one_line(summary)}")
+
+    def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
+        """Last checkpoint, summary.json, pictures, and the table on the terminal."""
+        self.leave(state, step)
+        first = next(iter(self.environment.eval))
+        summary = {
+            "method": self.method.name,
+            "seed": self.config.seed,
+            "steps": step,
+            "wall_seconds": wall_seconds,
+            "generated_tokens": int(state.generated_tokens),
+            "best": self.best,
+            "eval": {when: sets[first] for when, sets in self.evaluations.items()},
+            "sets": self.evaluations,
+        }
+        if not self.writes:
+            return summary
+        write_json(self.folder.summary, summary)
+        for name, questions in self.environment.eval.items():
+            policies = {
+                "before": self.evaluations["before"][name],
+                self.method.name: self.evaluations["after"][name],
+            }
+            title = "accuracy by thinking budget, 95 % intervals"
+            self.progress.say(tables.comparison_table(f"{name}: {title}", policies))
+            others = tables.without_near_duplicates(policies)
+            if others is not None:
+                which = tables.title_without(name, policies, others)
+                self.progress.say(tables.comparison_table(f"{which}: {title}", others))
+            if questions.set.note:
+                self.progress.say(questions.set.note)
+        write_report(self.folder.path)
+        self.progress.say(
+            f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
+            f"{duration(wall_seconds)}; everything is in {self.folder.path}"
+        )
+        return summary
+
+
+def _tokenizer(config: Config) -> tuple[Any, int]:
+    """The tokenizer of a run and the number of embedding rows its model needs."""
+    if config.data.train == "ledger":
+        own = ledger.ledger_tokenizer()
+        return own, len(own)
+    folder = config.model.tokenizer or config.model.path
+    tokenizer = load_tokenizer(folder, where="model.tokenizer")
+    return tokenizer, policies.vocabulary_rows(config, len(tokenizer))

@@ -1,0 +1,99 @@
+"""Bootstrap intervals agree with another implementation and with the normal limit."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bacr_jax.evaluation.intervals import (
+    bootstrap_intervals,
+    difference_intervals,
+    rate_intervals,
+    resampled_means,
+)
+from bacr_jax.evaluation.metrics import wilson_interval
+
+Z = 1.959963984540054
+
+
+def verdicts(seed, n=200, share=0.4):
+    return (np.random.default_rng(seed).random((n, 1)) < share).astype(np.float64)
+
+
+def test_agrees_with_scipys_percentile_bootstrap():
+    scores = np.random.default_rng(0).gamma(2.0, size=(80, 1))
+    expected = stats.bootstrap(
+        (scores[:, 0],), np.mean, n_resamples=20_000, method="percentile", rng=1
+    ).confidence_interval
+    width = expected.high - expected.low
+    assert bootstrap_intervals(scores)[0] == pytest.approx(tuple(expected), abs=0.03 * width)
+
+
+def test_paired_differences_agree_with_scipys_paired_bootstrap():
+    one, other = verdicts(1), verdicts(2, share=0.5)
+    other[:100] = one[:100]  # half of the problems turn out alike
+    expected = stats.bootstrap(
+        (one[:, 0], other[:, 0]),
+        lambda a, b, axis: a.mean(axis) - b.mean(axis),
+        paired=True,
+        n_resamples=20_000,
+        method="percentile",
+        rng=1,
+    ).confidence_interval
+    found = difference_intervals(one, other)[0]
+    # Ends are multiples of 1/200 here, so that they may lie one step apart.
+    assert found == pytest.approx(tuple(expected), abs=0.0051)
+
+
+def test_many_problems_give_the_normal_interval():
+    one, other = verdicts(3, n=4000), verdicts(4, n=4000, share=0.42)
+    differences = (one - other)[:, 0]
+    half = Z * differences.std() / np.sqrt(4000)
+    low, high = difference_intervals(one, other)[0]
+    assert low == pytest.approx(differences.mean() - half, abs=0.05 * half)
+    assert high == pytest.approx(differences.mean() + half, abs=0.05 * half)
+
+
+def test_pairing_makes_the_interval_narrower_where_problems_agree():
+    one = verdicts(5)
+    other = one.copy()
+    other[:6] = 1 - other[:6]
+    paired = np.ptp(difference_intervals(one, other)[0])
+    apart = np.hypot(*(np.ptp(rate_intervals(x)[0]) for x in (one, other)))
+    assert paired < 0.5 * apart
+
+
+def test_all_columns_see_the_same_draws():
+    scores = np.random.default_rng(6).random((30, 1))
+    means = resampled_means(np.hstack([scores, 2 * scores, 1 - scores]), resamples=700)
+    assert means[:, 1] == pytest.approx(2 * means[:, 0])
+    assert means[:, 2] == pytest.approx(1 - means[:, 0])
+    assert means.shape == (700, 3) and len(np.unique(means[:, 0])) > 600
+
+
+def test_problems_that_are_all_alike_give_a_rate_wilsons_interval():
+    scores = np.hstack(
+        [np.ones((30, 1)), np.zeros((30, 1)), np.full((30, 1), 0.5), verdicts(7, 30)]
+    )
+    ends = rate_intervals(scores)
+    assert ends[0] == pytest.approx(wilson_interval(30, 30))
+    assert ends[1] == pytest.approx(wilson_interval(0, 30))
+    assert ends[2] == pytest.approx(wilson_interval(15, 30))
+    assert ends[3] == pytest.approx(bootstrap_intervals(scores)[3])
+
+
+def test_equal_policies_are_not_known_to_be_equal():
+    one = verdicts(8, n=50)
+    low, high = difference_intervals(one, one)[0]
+    assert low < 0 < high < 0.1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_covers_the_true_rate_about_19_times_in_20(share):
+    rng = np.random.default_rng(9)
+    covered = 0
+    for seed in range(300):
+        scores = (rng.random((150, 1)) < share).astype(float)
+        means = np.quantile(resampled_means(scores, seed=seed, resamples=500), (0.025, 0.975))
+        covered += means[0] <= share <= means[1]
+    # Three standard errors of 300 trials.
+    assert covered / 300 > 0.95 - 0.04

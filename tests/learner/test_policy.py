@@ -1,0 +1,63 @@
+"""What a run's config asks of its devices, checked before anything is put on them."""
+
+import pytest
+
+from bacr_jax.config import Config, MeshConfig, ModelConfig, RolloutConfig, TrainConfig
+from bacr_jax.errors import UserError
+from bacr_jax.learner.policy import mesh_shape, model_shape
+from bacr_jax.parallel import MeshShape
+
+
+def layout(devices=8, **sections):
+    config = Config(
+        **{
+            "model": ModelConfig(num_heads=4, num_kv_heads=2),
+            "rollout": RolloutConfig(questions=8, group_size=4),
+            **sections,
+        }
+    )
+    return mesh_shape(config, model_shape(config, 29), devices)
+
+
+def test_rows_and_micro_batches_that_divide_are_accepted():
+    assert layout() == MeshShape(1, 8, 1, 1)
+    train = TrainConfig(minibatches=2, micro_batch_rows=8)
+    assert layout(mesh=MeshConfig(data=2, tensor=2), train=train) == MeshShape(2, 2, 2, 2)
+    # Micro-batches by tokens are filled up with empty rows.
+    train = TrainConfig(minibatches=8, micro_batch_tokens=100)
+    assert layout(train=train).row_shards == 8
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        (
+            {"rollout": RolloutConfig(questions=5, group_size=4)},
+            "rollout.questions=5: x rollout.group_size=4 = 20 rows .* mesh.data x mesh.fsdp = 8 "
+            "devices; write rollout.questions=4",
+        ),
+        ({"train": TrainConfig(minibatches=8)}, "train.minibatches=8: .* train.minibatches=4"),
+        (
+            {"train": TrainConfig(minibatches=1, micro_batch_rows=4)},
+            "train.micro_batch_rows=4: .* write train.micro_batch_rows=8",
+        ),
+        ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor=4: must divide .*2 key/value heads"),
+        ({"mesh": MeshConfig(data=3)}, "does not make 8 devices"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_nearest_that_does(sections, says):
+    with pytest.raises(UserError, match=says):
+        layout(**sections)
+
+
+@pytest.mark.parametrize("questions", range(1, 20))
+def test_the_questions_offered_are_legal(questions):
+    ask = lambda count: layout(
+        rollout=RolloutConfig(questions=count, group_size=6), train=TrainConfig(minibatches=1)
+    )
+    try:
+        ask(questions)
+    except UserError as error:
+        offered = int(str(error).rpartition("=")[2])
+        ask(offered)
+        assert abs(offered - questions) <= 4

@@ -1,0 +1,179 @@
+"""`python -m bacr_jax.export`: from a run folder to a folder that loads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import yaml
+
+import hf_world
+from bacr_jax import export
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.learner.train_step import init_state
+from bacr_jax.model import hf
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.training.algorithm import RunState
+
+LEDGER = Qwen2Config(27, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
+MODEL = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_layers": 3,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+}
+
+
+def checkpoint(run, params, step):
+    tx = optax.adam(1e-3)
+    state = RunState(
+        train=init_state(params, None, tx, tx),
+        curriculum={"rates": jnp.ones(4)},
+        stream=np.zeros(4, np.int32),
+        generated_tokens=jnp.int32(7),
+    )
+    checkpoints = Checkpoints(run / "checkpoints", keep=2)
+    checkpoints.save(step, state, {"step": step})
+    checkpoints.close()
+
+
+def make_run(run, params, settings):
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    config_io.load([run / "config.yaml"])
+    checkpoint(run, params, 3)
+    return run
+
+
+@pytest.fixture
+def ledger_run(tmp_path):
+    """A conditioned run of the procedural task, its model random from the start."""
+    params = hf_world.random_params(LEDGER, conditioning=Config().conditioning)
+    settings = {"model": MODEL, "budget": {"min": 8, "max": 64}}
+    return make_run(tmp_path / "run", params, settings), params
+
+
+def same(one, two):
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def refusal(capsys, *arguments):
+    assert export.main([str(a) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_a_conditioned_run_goes_out_with_its_budget_module(ledger_run, tmp_path, capsys):
+    run, params = ledger_run
+    out = tmp_path / "out"
+    assert export.main(["--run", str(run), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == sorted(str(path) for path in out.iterdir())
+    assert {"budget.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
+    config, found = hf.load_policy(out)
+    assert config == LEDGER
+    same(found, params)
+    module = hf.read_budget_module(out)
+    assert module.b_max == 64 and module.conditioning == Config().conditioning
+
+
+def test_the_newest_checkpoint_is_the_one(ledger_run, tmp_path):
+    run, _ = ledger_run
+    newer = hf_world.random_params(LEDGER, seed=9, conditioning=Config().conditioning)
+    checkpoint(run, newer, 5)
+    export.export(run, tmp_path / "out")
+    same(hf.load_policy(tmp_path / "out")[1], newer)
+
+
+def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(ledger_run, tmp_path):
+    from transformers import AutoTokenizer
+
+    export.export(ledger_run[0], tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(tokenizer) == 27
+    raw = (tmp_path / "out/config.json").read_text()
+    assert f'"eos_token_id": {tokenizer.eos_token_id}' in raw
+
+
+def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, capsys):
+    base = tmp_path / "base"
+    params = hf_world.make_folder(base, dtype="bfloat16")
+    (base / "tokenizer.json").write_text(hf_world.tokenizer_json(30))
+    (base / "generation_config.json").write_text('{"top_p": 0.8}')
+    settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
+    run = make_run(tmp_path / "run", params, settings)
+    export.export(run, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"tokenizer.json", "generation_config.json", "model.safetensors"} <= names
+    same(hf.load_policy(tmp_path / "out")[1], params)
+    base.rename(tmp_path / "moved")
+    assert "write --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")
+    moved = str(tmp_path / "moved")
+    arguments = ["--run", str(run), "--out", str(tmp_path / "two"), "--base", moved]
+    assert export.main([*arguments, "--dtype", "bfloat16"]) == 0
+    assert '"torch_dtype": "bfloat16"' in (tmp_path / "two/config.json").read_text()
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, capsys):
+    run, out = ledger_run[0], tmp_path / "out"
+    assert "--out" in refusal(capsys, "--run", run)
+    assert "no config.yaml" in refusal(capsys, "--run", tmp_path / "none", "--out", out)
+    assert "--dtype" in refusal(capsys, "--run", run, "--out", out, "--dtype", "int8")
+    assert "holds no config.json" in refusal(capsys, "--run", run, "--out", out, "--base", tmp_path)
+    other = tmp_path / "other"
+    hf_world.make_folder(other, Qwen2Config(27, 16, 20, 3, 4, 2, 4, tie_embeddings=True))
+    message = refusal(capsys, "--run", run, "--out", out, "--base", other)
+    assert "has shape (3, 16, 24)" in message and "(3, 16, 20)" in message
+    assert not out.exists()
+    out.mkdir()
+    assert "already exists" in refusal(capsys, "--run", run, "--out", out)
+    assert list(out.iterdir()) == []
+
+
+def test_a_run_without_a_finished_checkpoint(ledger_run, tmp_path, capsys):
+    run = ledger_run[0]
+    (run / "checkpoints").rename(tmp_path / "kept")
+    assert "holds no finished checkpoint" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "out"
+    )
+    (run / "checkpoints").mkdir()
+    assert "holds no finished checkpoint" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "out"
+    )
+    assert list((run / "checkpoints").iterdir()) == []
+
+
+def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
+    run = ledger_run[0]
+    for path in (run / "checkpoints/3/state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert "can't read the policy" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tmp_path):
+    source = str(Path(__file__).parents[3] / "src")
+    command = [sys.executable, "-m", "bacr_jax.export", "--run", str(ledger_run[0])]
+    run = lambda: subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    files = sorted(str(path) for path in (tmp_path / "out").iterdir())
+    assert done.stdout.splitlines() == files
+    again = run()
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (2, "", 1)

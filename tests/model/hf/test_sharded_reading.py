@@ -1,0 +1,47 @@
+"""Reading into shards of several devices, in a process of its own with eight of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from bacr_jax.model import hf
+
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
+
+def sharding_of(path, shape):
+    if path.endswith("_kernel"):
+        return NamedSharding(mesh, P(None, "fsdp", "tensor"))
+    return NamedSharding(mesh, P())
+
+config, plain = hf.load_policy(sys.argv[1])
+_, spread = hf.load_policy(sys.argv[1], sharding_of=sharding_of)
+jax.tree.map(np.testing.assert_array_equal, plain, spread)
+for name, leaf in spread["layers"].items():
+    parts = {s.data.shape for s in leaf.addressable_shards}
+    l, *rest = leaf.shape
+    want = (l, rest[0] // 4, rest[1] // 2) if name.endswith("_kernel") else leaf.shape
+    assert parts == {want}, (name, parts)
+    assert len(leaf.sharding.device_set) == 8
+assert len(spread["embed"].sharding.device_set) == 8
+print("fine")
+"""
+
+
+def test_every_device_gets_its_part(tmp_path):
+    from hf_world import make_folder
+
+    make_folder(tmp_path / "hf", max_shard_bytes=4000)
+    flags = "--xla_force_host_platform_device_count=8"
+    source = str(Path(__file__).parents[3] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "hf")],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "fine", done.stderr

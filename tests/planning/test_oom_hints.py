@@ -1,0 +1,97 @@
+"""What a run that has run out of memory is told to write."""
+
+import dataclasses
+
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.oom import OutOfMemory
+from bacr_jax.planning import memory, oom_hints
+from bacr_jax.planning.devices import GIB, MEMORY_FRACTION
+from plan_world import SEVEN
+
+BOX, LIMIT = 8, 80 * GIB * MEMORY_FRACTION
+CONFIG = config_io.load([SEVEN])
+
+
+def ran_out(*phases, on_host=False):
+    return OutOfMemory(phases, {"slots": 512}, 2**34, on_host=on_host)
+
+
+@pytest.fixture
+def box(monkeypatch):
+    """Eight devices of 80 GiB."""
+    monkeypatch.setattr(advice, "device_memory", lambda: LIMIT)
+    monkeypatch.setattr(oom_hints.jax, "device_count", lambda: BOX)
+
+
+@pytest.mark.parametrize("gib", [40, 80, 140])
+@pytest.mark.parametrize("phase", ["decode", "learner"])
+def test_the_choice_is_smaller_where_it_failed_whatever_the_arithmetic_says(phase, gib):
+    limit = gib * GIB * MEMORY_FRACTION
+    work, layout = oom_hints.sizes_of(CONFIG, BOX)
+    choice = oom_hints.smaller_choice(CONFIG, BOX, limit, phase)
+    assert choice is not None
+    peak_of = memory.rollout_phase if phase == "decode" else memory.update_phase
+    chosen = dataclasses.replace(work, slots=choice.slots, micro_rows=choice.micro_rows)
+    peak = peak_of(chosen, choice.layout).peak
+    assert peak <= limit and peak < peak_of(work, layout).peak
+    # The other phase has not failed: its portions stay, where the layout can.
+    if choice.layout == layout:
+        kept = "micro_rows" if phase == "decode" else "slots"
+        assert getattr(chosen, kept) == getattr(work, kept)
+
+
+def test_where_no_portion_is_small_enough_the_layout_changes():
+    config = config_io.override(CONFIG, ["mesh.data=8", "mesh.fsdp=1"])
+    choice = oom_hints.smaller_choice(config, BOX, LIMIT, "learner")
+    assert choice is not None and choice.layout.fsdp > 1
+    assert oom_hints.smaller_choice(config, BOX, LIMIT / 100, "learner") is None
+    assert oom_hints.smaller_choice(config, BOX, LIMIT, "start") is None
+
+
+def test_the_line_is_a_config_that_the_plan_says_fits(box):
+    line = oom_hints.explain(ran_out("decode"), CONFIG)
+    assert line.startswith("decode: a device's memory ran out, asking for 16 GiB more (slots 512);")
+    assert line.isprintable()
+    overrides = line.partition("the plan would choose ")[2].split()
+    changed = config_io.override(CONFIG, overrides)
+    config_io.check(changed)
+    work, layout = oom_hints.sizes_of(changed, BOX)
+    assert work.slots < CONFIG.rollout.questions * CONFIG.rollout.group_size
+    assert memory.rollout_phase(work, layout).peak <= LIMIT
+    assert memory.update_phase(work, layout).peak <= LIMIT
+
+
+def test_the_learner_is_told_of_remat_only_if_it_is_off(box):
+    off = config_io.override(CONFIG, ["model.remat=false"])
+    assert oom_hints.explain(ran_out("learner"), off).endswith(" model.remat=true")
+    assert "remat" not in oom_hints.explain(ran_out("learner"), CONFIG)
+    assert "remat" not in oom_hints.explain(ran_out("decode"), off)
+
+
+def test_micro_batches_by_tokens_are_advised_in_tokens(box, monkeypatch):
+    by_tokens = ["train.micro_batch_rows=null", "train.micro_batch_tokens=200000"]
+    config = config_io.override(CONFIG, by_tokens)
+    line = oom_hints.explain(ran_out("learner"), config)
+    assert "train.micro_batch_tokens=" in line and "micro_batch_rows" not in line
+    monkeypatch.setattr(advice, "device_memory", lambda: None)
+    line = oom_hints.explain(ran_out("learner"), config)
+    assert "write a smaller train.micro_batch_tokens or model.logprob_chunk" in line
+
+
+def test_without_a_known_memory_the_keys_and_the_command_are_named():
+    line = oom_hints.explain(ran_out("decode", "evaluation"), CONFIG)
+    assert "decode of the evaluation: a device's memory ran out" in line
+    assert "write a smaller rollout.slots; python -m bacr_jax.plan --config" in line
+    assert f"{CONFIG.output.dir}/config.yaml --devices 1 --device-memory GIB" in line
+
+
+@pytest.mark.parametrize("phase", sorted(oom_hints.KEYS))
+def test_every_key_that_is_advised_exists(phase):
+    assert set(oom_hints.KEYS[phase]) <= config_io.schema().keys()
+
+
+def test_the_machines_memory_is_another_matter(box):
+    line = oom_hints.explain(ran_out("start", on_host=True), CONFIG)
+    assert "the machine's memory ran out" in line and "plan" not in line

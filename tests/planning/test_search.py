@@ -1,0 +1,97 @@
+"""What fits: the largest portions, and a layout where the config's own does not."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bacr_jax.config import io as config_io
+from bacr_jax.learner.policy import mesh_shape
+from bacr_jax.planning import memory, search
+from bacr_jax.planning.devices import GIB
+from bacr_jax.planning.search import Correction
+from plan_world import SEVEN, mesh, workload
+
+NONE = Correction()
+
+
+def update_peak(work, layout, rows):
+    return memory.update_phase(dataclasses.replace(work, micro_rows=rows), layout).peak
+
+
+@pytest.mark.parametrize("gib", [22.0, 30.0, 50.0, 74.0])
+def test_the_next_larger_micro_batch_would_not_fit(gib):
+    work = workload()
+    found = search.largest_micro_batch(work, mesh(), gib * GIB, NONE)
+    legal = [rows for rows in (8, 16, 32, 64, 128, 256) if rows > found]
+    assert found == 0 or update_peak(work, mesh(), found) <= gib * GIB
+    assert not legal or update_peak(work, mesh(), legal[0]) > gib * GIB
+
+
+@given(gib=st.floats(30.0, 80.0))
+@settings(max_examples=10, deadline=None)
+def test_eight_more_slots_would_not_fit(gib):
+    work = workload()
+    found = search.largest_slots(work, mesh(), gib * GIB, NONE)
+    peak = lambda slots: memory.rollout_phase(dataclasses.replace(work, slots=slots), mesh()).peak
+    assert found % 8 == 0
+    assert found == 0 or peak(found) <= gib * GIB
+    assert found == 512 or peak(found + 8) > gib * GIB
+
+
+def test_temporaries_that_the_compiler_finds_larger_leave_less_room():
+    work, limit = workload(), 30.0 * GIB
+    plain = search.largest_micro_batch(work, mesh(), limit, NONE)
+    assert search.largest_micro_batch(work, mesh(), limit, Correction(update=2.0)) < plain
+
+
+def test_every_layout_offered_is_one_that_training_accepts():
+    work = workload()
+    found = list(search.layouts(work, 8))
+    assert mesh() in found
+    assert all(layout.devices == 8 and 4 % layout.tensor == 0 for layout in found)
+    assert len(set(found)) == len(found)
+    # Fewer messages first.
+    assert found[0].tensor == found[0].decode_tensor == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "gib", "model"),
+    [(8, 73.6, "qwen2.5-14b"), (2, 129.7, "qwen2.5-7b"), (8, 36.8, "qwen2.5-7b")],
+)
+def test_what_is_suggested_fits_and_is_a_config(devices, gib, model):
+    work = workload(f"model.preset={model}")
+    choice = search.suggest(work, devices, gib * GIB, NONE)
+    config = config_io.load([SEVEN], [f"model.preset={model}", *choice.overrides(work).split()])
+    config_io.check(config)
+    assert mesh_shape(config, work.model, devices) == choice.layout
+    chosen = dataclasses.replace(work, micro_rows=choice.micro_rows, slots=choice.slots)
+    phases = (memory.update_phase, memory.score_phase, memory.rollout_phase)
+    assert max(phase(chosen, choice.layout).peak for phase in phases) == choice.peak <= gib * GIB
+
+
+def test_a_suggestion_keeps_the_portions_that_fit():
+    work = workload("rollout.slots=64")
+    choice = search.suggest(work, 8, 73.6 * GIB, NONE)
+    assert (choice.micro_rows, choice.slots) == (work.micro_rows, 64)
+
+
+def test_runs_split_by_tokens_get_a_suggestion_in_tokens():
+    work = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=181248")
+    overrides = search.suggest(work, 8, 73.6 * GIB, NONE).overrides(work)
+    # 181248 = 32 rows of 1024 + 4096 + 4 x 136 tokens.
+    assert "train.micro_batch_tokens=181248" in overrides
+    assert "micro_batch_rows" not in overrides
+
+
+def test_nothing_is_suggested_where_nothing_fits():
+    assert search.suggest(workload(), 4, 36.8 * GIB, NONE) is None
+
+
+def test_a_smaller_model_is_the_largest_that_fits():
+    work = workload()
+    name, choice = search.smaller_model(work, 4, 36.8 * GIB, NONE)
+    assert name == "qwen2.5-3b"
+    assert choice.peak <= 36.8 * GIB
+    assert search.smaller_model(workload("model.preset=qwen2.5-0.5b"), 1, 1.0 * GIB, NONE) is None

@@ -1,0 +1,158 @@
+"""Pictures show the numbers they are given."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bacr_jax.report import figures
+
+
+def entry(accuracy, half, tokens):
+    return {
+        "accuracy": accuracy,
+        "ci95": [max(accuracy - half, 0.0), min(accuracy + half, 1.0)],
+        "mean_thinking_tokens": tokens,
+    }
+
+
+BEFORE = {
+    "greedy": {"16": entry(0.35, 0.04, 14.8), "8": entry(0.3, 0.04, 7.9)},
+    "sampled": {"8": entry(0.27, 0.04, 8.1), "16": entry(0.32, 0.04, 15.1)},
+}
+AFTER = {
+    "greedy": {"8": entry(0.39, 0.04, 7.8), "16": entry(0.56, 0.04, 7.8)},
+    "sampled": {"8": entry(0.36, 0.04, 8.0), "16": entry(0.53, 0.04, 13.5)},
+}
+POLICIES = {"before": BEFORE, "BACR": AFTER}
+
+
+def records(steps):
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "step": step,
+            "reward/mean": 0.3 + step / 100,
+            **{f"reward/cut_{j}": 0.05 * j + rng.normal() / 50 for j in range(1, 12)},
+            "rollout/thinking_mean": 27.0 - step / 10,
+            "budget/mean": 30.0,
+            "policy/entropy": 0.4,
+            "curriculum/mu_0": 20.0,
+            "curriculum/mu_1": 40.0,
+            "curriculum/pass_rate_0": 0.8,
+            "curriculum/pass_rate_1": 0.4,
+            "time/learn": 1.0,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were drawn, instead of files."""
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    return figures
+
+
+def lines(axis):
+    """Labelled curves as (x, y)."""
+    found = {}
+    for handle, label in zip(*axis.get_legend_handles_labels()):
+        line = handle if hasattr(handle, "get_xdata") else handle.lines[0]
+        found[label] = (np.asarray(line.get_xdata()), np.asarray(line.get_ydata()))
+    return found
+
+
+class TestAccuracyByBudget:
+    def test_the_file_is_a_png_and_the_same_each_time(self, tmp_path):
+        for name in ("one.png", "two.png"):
+            figures.accuracy_by_budget(tmp_path / name, POLICIES, "ledger")
+        content = (tmp_path / "one.png").read_bytes()
+        assert content.startswith(b"\x89PNG\r\n") and len(content) > 10_000
+        assert content == (tmp_path / "two.png").read_bytes()
+
+    def test_each_decoding_has_a_panel_with_a_curve_per_policy(self, drawn, tmp_path):
+        figures.accuracy_by_budget(tmp_path / "x.png", POLICIES, "ledger")
+        (figure,) = drawn
+        greedy, sampled, used = figure.axes
+        found = lines(greedy)
+        assert list(found) == ["before", "BACR"]
+        assert found["before"][1] == pytest.approx([30.0, 35.0])
+        assert found["before"][0] == pytest.approx([8, 16], rel=0.03)
+        assert found["before"][0][0] < found["BACR"][0][0]
+        assert lines(sampled)["BACR"][1] == pytest.approx([36.0, 53.0])
+        assert greedy.get_xscale() == "log"
+        assert [t.get_text() for t in greedy.get_xticklabels()] == ["8", "16"]
+        assert greedy.get_ylim() == sampled.get_ylim() == used.get_ylim()
+
+    def test_the_last_panel_has_the_tokens_used_even_where_budgets_use_the_same(
+        self, drawn, tmp_path
+    ):
+        figures.accuracy_by_budget(tmp_path / "x.png", POLICIES, "ledger")
+        x, y = lines(drawn[0].axes[-1])["BACR"]
+        assert x == pytest.approx([7.8, 7.8]) and y == pytest.approx([39.0, 56.0])
+
+    def test_intervals_reach_from_end_to_end(self, drawn, tmp_path):
+        figures.accuracy_by_budget(tmp_path / "x.png", POLICIES, "ledger")
+        container = drawn[0].axes[0].containers[1]
+        segments = container.lines[2][0].get_segments()
+        assert [[y for _, y in s] for s in segments] == [
+            pytest.approx([35.0, 43.0]),
+            pytest.approx([52.0, 60.0]),
+        ]
+
+    def test_a_policy_that_was_not_sampled_is_left_out_of_that_panel(self, drawn, tmp_path):
+        policies = {**POLICIES, "other": {"greedy": AFTER["greedy"]}}
+        figures.accuracy_by_budget(tmp_path / "x.png", policies, "ledger")
+        assert len(lines(drawn[0].axes[1])["other"][0]) == 0
+
+    def test_more_policies_than_colours_are_still_drawn(self, tmp_path):
+        policies = {f"policy {i}": BEFORE for i in range(9)}
+        figures.accuracy_by_budget(tmp_path / "x.png", policies, "many")
+        assert (tmp_path / "x.png").exists()
+
+
+class TestTrainingCurves:
+    @pytest.mark.parametrize("steps", [1, 2, 29, 30, 200])
+    def test_any_number_of_steps_makes_a_picture(self, tmp_path, steps):
+        figures.training_curves(tmp_path / "x.png", records(steps), "BACR")
+        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    def test_every_metric_is_in_its_panel(self, drawn, tmp_path):
+        figures.training_curves(tmp_path / "x.png", records(5), "BACR")
+        reward, cuts, length, entropy, schedule, rates = drawn[0].axes
+        assert lines(reward)["reward"][1] == pytest.approx([0.31, 0.32, 0.33, 0.34, 0.35])
+        # Cut 10 comes after cut 9, not after cut 1.
+        assert list(lines(cuts))[-3:] == ["cut 9", "cut 10", "cut 11 (the budget)"]
+        assert lines(length)["thinking"][1][0] == pytest.approx(26.9)
+        assert lines(entropy)["entropy"][1] == pytest.approx([0.4] * 5)
+        assert lines(schedule)["group 1 (hardest)"][1] == pytest.approx([40.0] * 5)
+        assert lines(rates)["group 0 (easiest)"][1] == pytest.approx([0.8] * 5)
+
+    def test_numbers_that_are_none_leave_a_gap(self, drawn, tmp_path):
+        broken = records(4)
+        broken[1]["reward/mean"], broken[2]["reward/mean"] = "nan", "inf"
+        del broken[3]["reward/mean"]
+        figures.training_curves(tmp_path / "x.png", broken, "BACR")
+        y = lines(drawn[0].axes[0])["reward"][1]
+        assert y[0] == pytest.approx(0.31)
+        assert np.isnan(y[1:]).all()
+
+    def test_what_was_not_recorded_is_said(self, drawn, tmp_path):
+        few = [{"step": 1, "reward/mean": 0.5}]
+        figures.training_curves(tmp_path / "x.png", few, "GRPO")
+        texts = [[t.get_text() for t in axis.texts] for axis in drawn[0].axes]
+        assert texts == [[]] + [["not recorded"]] * 5
+
+
+class TestSmoothing:
+    def test_keeps_constants_and_straight_lines(self):
+        values = np.full(60, 3.0)
+        assert figures._smoothed(values) == pytest.approx(values)
+        ramp = np.arange(60.0)
+        assert figures._smoothed(ramp)[2:-2] == pytest.approx(ramp[2:-2])
+
+    def test_a_gap_is_bridged_by_its_neighbours_only(self):
+        values = np.array([1.0, math.nan, 3.0, 3.0])
+        assert figures._smoothed(values) == pytest.approx([1.0, 2.0, 3.0, 3.0])

@@ -1,0 +1,132 @@
+"""Checkpoints are whole or not there; the newest and the best stay."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.runs.checkpoint import Checkpoints
+
+
+def state(step):
+    return {
+        "params": {"w": jnp.arange(6.0).reshape(2, 3) + step, "b": jnp.float32(step)},
+        "key": jax.random.key(step),
+        "tokens": 2**40 + step,
+    }
+
+
+def filled(folder, steps, *, keep=10, best=None):
+    checkpoints = Checkpoints(folder, keep=keep)
+    checkpoints.prefer(best)
+    for step in steps:
+        checkpoints.save(step, state(step), {"step": step})
+    checkpoints.close()
+    return Checkpoints(folder, keep=keep)
+
+
+def assert_is(found, step):
+    assert found["tokens"] == state(step)["tokens"]
+    np.testing.assert_array_equal(found["params"]["w"], state(step)["params"]["w"])
+    assert jax.random.key_data(found["key"]).tolist() == [0, step]
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    checkpoints = filled(tmp_path, [1, 2])
+    assert (checkpoints.latest, checkpoints.steps) == (2, [1, 2])
+    for step in (1, 2):
+        at, found, meta = checkpoints.restore(state(0), step)
+        assert (at, meta, checkpoints.meta(step)) == (step, {"step": step}, {"step": step})
+        assert_is(found, step)
+
+
+@pytest.mark.parametrize(
+    ("best", "kept"), [(None, [5, 6]), (2, [2, 5, 6]), (6, [5, 6]), (99, [5, 6])]
+)
+def test_the_newest_and_the_best_stay(tmp_path, best, kept):
+    assert filled(tmp_path, range(1, 7), keep=2, best=best).steps == kept
+
+
+def test_an_unfinished_checkpoint_is_never_listed_and_is_cleared_away(tmp_path):
+    filled(tmp_path, [1]).close()
+    unfinished = tmp_path / "2.orbax-checkpoint-tmp"
+    (unfinished / "state").mkdir(parents=True)
+    again = Checkpoints(tmp_path, keep=2)
+    assert again.latest == 1
+    again.save(2, state(2), {})
+    again.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+
+
+def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
+    filled(tmp_path / "whole", [3, 7]).close()
+    files = [p for p in (tmp_path / "whole" / "7").rglob("*") if p.is_file()]
+    assert len(files) > 5
+    told = 0
+    for path in files:
+        content = path.read_bytes()
+        for spoilt in (None, b"", content[: len(content) // 2], bytes(len(content))):
+            path.unlink()
+            if spoilt is not None:
+                path.write_bytes(spoilt)
+            checkpoints = Checkpoints(tmp_path / "whole", keep=2)
+            try:
+                at, found, meta = checkpoints.restore(state(0))
+            except UserError as error:
+                told += 1
+                assert str(error).isprintable()
+                assert f"{tmp_path}/whole/7: damaged" in str(error)
+                assert "take it away, and the same command goes on from step 3" in str(error)
+            else:
+                # A file that nothing is read from; or, where it makes a checkpoint one, the older.
+                assert meta == {"step": at}
+                assert_is(found, at)
+            path.write_bytes(content)
+    assert told > len(files)
+    assert Checkpoints(tmp_path / "whole", keep=2).latest == 7
+
+
+def test_another_model_is_refused(tmp_path):
+    checkpoints = filled(tmp_path, [4])
+    like = state(0) | {"params": {"w": jnp.zeros((5, 3)), "b": jnp.float32(0)}}
+    with pytest.raises(UserError, match=r"of another model than this config's.*from the start"):
+        checkpoints.restore(like)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from bacr_jax.checkpoint import Checkpoints
+from bacr_jax.errors import UserError
+
+state = {"a": np.random.default_rng(0).normal(size=(100, 1000)).astype(np.float32)}
+checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
+checkpoints.save(1, state, {})
+checkpoints.close()
+checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # as a full disk: write fails
+try:
+    checkpoints.save(2, state, {})
+    checkpoints.close()
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_disk_without_room_is_one_line_and_the_last_checkpoint_stays(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "c")], capture_output=True, text=True
+    )
+    assert found.stdout == (
+        f"{tmp_path}/c: can't be written (File too large); make room or rights, and the same "
+        "command goes on from the last checkpoint\n"
+    ), found.stderr
+    again = Checkpoints(tmp_path / "c", keep=1)
+    assert again.latest == 1
+    assert json.dumps(again.meta(1)) == "{}"

@@ -1,0 +1,43 @@
+"""Warnings come once, after the trouble has lasted, and not at all in a healthy run."""
+
+import pytest
+
+from bacr_jax.runs.health import PATIENCE, Alarms
+
+HEALTHY = {"reward/cut_1": 0.4, "reward/cut_2": 0.6, "policy/clipped_share": 0.02,
+           "mismatch/k3": 1e-6, "grader/graded": 100.0, "process/grader_timeouts": 1.0}  # fmt: skip
+
+
+def messages(*metrics):
+    alarms = Alarms()
+    return [m for one in metrics for m in alarms.raised_by(one)]
+
+
+def test_a_healthy_run_hears_nothing():
+    assert messages(*[HEALTHY] * 200) == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ({"reward/cut_1": 0.0, "reward/cut_2": 0.0}, "not one right answer"),
+        ({"reward/cut_1": 1.0, "reward/cut_2": 1.0}, "nothing is left to learn"),
+        ({"policy/clipped_share": 0.9}, "optimizer.learning_rate or train.minibatches"),
+        ({"process/grader_worker_deaths": 30.0}, "workers die"),
+        ({"process/grader_timeouts": 30.0}, "run out of time"),
+        ({"mismatch/k3": 0.3}, "the sampler and the learner disagree"),
+    ],
+)
+def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
+    bad = HEALTHY | trouble
+    assert messages(*[bad] * (PATIENCE - 1), HEALTHY, *[bad] * (PATIENCE - 1)) == []
+    (message,) = messages(*[bad] * 5 * PATIENCE)
+    assert says in message
+
+
+def test_a_reward_that_falls_from_its_best_has_collapsed():
+    wrong = HEALTHY | {"reward/cut_1": 0.02, "reward/cut_2": 0.02}
+    (message,) = messages(*[HEALTHY] * 30, *[wrong] * 30)
+    assert "collapsed" in message and "best.json" in message
+    # From the start on it is a hard task, no collapse.
+    assert messages(*[wrong] * 60) == []

@@ -1,0 +1,104 @@
+"""metrics.jsonl: legal JSON whatever the numbers, comparable whatever the machine."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.runs.folder import open_run
+from bacr_jax.runs.metrics import MetricsWriter, as_json, same_metrics, without_timings
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with open_run(tmp_path / "run", Config()) as folder:
+        yield folder
+
+
+def write(folder, *lines, tensorboard=False):
+    writer = MetricsWriter(folder, tensorboard=tensorboard)
+    for step, metrics in lines:
+        writer.write(step, metrics)
+    writer.close()
+
+
+class TestMetricsWriter:
+    def test_a_line_holds_the_step_then_the_metrics_by_name_then_the_timings(self, folder):
+        write(folder, (3, {"value/loss": 2.0, "time/learn": 1.5, "advantage/std": np.float32(0.5)}))
+        text = folder.metrics.read_text()
+        assert text == ('{"step": 3, "advantage/std": 0.5, "value/loss": 2.0, "time/learn": 1.5}\n')
+
+    def test_what_is_no_number_is_written_as_text_that_reads_back(self, folder):
+        write(folder, (1, {"a/nan": math.nan, "a/up": math.inf, "a/down": -np.inf, "a/n": 3}))
+        refuse = lambda name: pytest.fail(f"{name} is no JSON")
+        record = json.loads(folder.metrics.read_text(), parse_constant=refuse)
+        assert record == {"step": 1, "a/down": "-inf", "a/n": 3.0, "a/nan": "nan", "a/up": "inf"}
+        assert math.isnan(float(record["a/nan"])) and float(record["a/down"]) == -math.inf
+
+    def test_numbers_keep_every_bit(self, folder):
+        value = 0.1 + 0.2
+        write(folder, (1, {"a/b": value, "a/c": np.float32(0.1)}))
+        record = json.loads(folder.metrics.read_text())
+        assert record["a/b"] == value and np.float32(record["a/c"]) == np.float32(0.1)
+
+    def test_every_line_is_on_disk_before_the_next_step(self, folder):
+        writer = MetricsWriter(folder, tensorboard=False)
+        for step in (1, 2):
+            writer.write(step, {"a/b": 0.0})
+            assert len(folder.metrics.read_text().splitlines()) == step
+        writer.close()
+
+    def test_tensorboard_gets_the_same_numbers(self, folder):
+        from tensorboardX.proto.event_pb2 import Event
+
+        write(folder, (1, {"a/b": 0.5}), (2, {"a/b": 0.25}), tensorboard=True)
+        (path,) = folder.tensorboard.iterdir()
+        found = []
+        for payload in records(path.read_bytes()):
+            event = Event.FromString(payload)
+            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+        assert found == [(1, "a/b", 0.5), (2, "a/b", 0.25)]
+
+    def test_without_tensorboard_there_is_no_folder_for_it(self, folder):
+        write(folder, (1, {"a/b": 0.5}))
+        assert not folder.tensorboard.exists()
+
+
+def records(content):
+    """Payloads of a TFRecord file: length (8 bytes), checksum (4), payload, checksum (4)."""
+    at = 0
+    while at < len(content):
+        length = int.from_bytes(content[at : at + 8], "little")
+        yield content[at + 12 : at + 12 + length]
+        at += length + 16
+
+
+class TestComparison:
+    def test_timings_do_not_count_and_everything_else_does(self, tmp_path):
+        paths = []
+        for name, metrics in {
+            "one": {"time/learn": 1.0, "reward/mean": 0.1},
+            "slower": {"time/learn": 9.0, "reward/mean": 0.1},
+            "worse": {"time/learn": 1.0, "reward/mean": math.nextafter(0.1, 0)},
+            "longer": {"time/learn": 1.0, "reward/mean": 0.1, "reward/max": 1.0},
+        }.items():
+            with open_run(tmp_path / name, Config()) as folder:
+                write(folder, (1, metrics))
+                paths.append(folder.metrics)
+        one, slower, worse, longer = paths
+        assert same_metrics(one, slower)
+        assert not same_metrics(one, worse)
+        assert not same_metrics(one, longer)
+        assert without_timings(slower) == [{"step": 1, "reward/mean": 0.1}]
+
+    def test_two_runs_that_failed_alike_are_the_same(self, tmp_path):
+        for name in ("one", "other"):
+            with open_run(tmp_path / name, Config()) as folder:
+                write(folder, (1, {"policy/loss": math.nan}))
+        assert same_metrics(tmp_path / "one/metrics.jsonl", tmp_path / "other/metrics.jsonl")
+
+    @pytest.mark.parametrize(("value", "expected"), [(1.5, 1.5), (math.nan, "nan"), (7, 7)])
+    def test_json_form(self, value, expected):
+        assert as_json(value) == expected

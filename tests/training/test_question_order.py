@@ -1,0 +1,60 @@
+"""data.order=shuffled in a run: complete passes, also across a kill and a resume."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.runs.folder import open_run
+from bacr_jax.training.algorithm import Plan
+from bacr_jax.training.loop import Trainer
+
+pytest.importorskip("grain", reason="Grain is not installed")
+
+SMALL = """
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
+        scan_layers: false, remat: false}
+data: {ledger: {train_size: 20}, order: shuffled, num_groups: 1}
+budget: {min: 4, max: 8}
+curriculum: {mu0: 8, sigma: 4}
+rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4}
+value: {hidden_size: 8, inner_steps: 1}
+train: {steps: 5, minibatches: 1}
+eval: {budgets: [8], size: 4, samples: 0}
+output: {tensorboard: false}
+"""
+
+
+def draw(trainer, state, steps):
+    """The questions of some steps whose schedule asks for group 0 only."""
+    zeros = jnp.zeros((4, 2), jnp.int32)
+    plan = Plan(zeros[:, 0], zeros[:, 0], zeros, zeros[..., None])
+    found = []
+    for _ in range(steps):
+        chosen, stream = trainer.iteration.next_in_order(plan, state.stream)
+        state = dataclasses.replace(state, stream=stream)
+        found += np.asarray(chosen.questions).tolist()
+    return found, state
+
+
+def test_each_question_comes_once_in_a_pass_also_after_a_resume(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    run = tmp_path / "run"
+    settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
+    with open_run(run, settings) as folder:
+        trainer = Trainer(settings, folder)
+        first, state = draw(trainer, trainer.start()[0], 2)
+        trainer.save(state, 2)
+        trainer.checkpoints.close()
+    # another process finds only the folder
+    with open_run(run, settings) as folder:
+        trainer = Trainer(settings, folder)
+        state, step = trainer.start()
+        assert step == 2
+        assert np.asarray(state.stream).tolist() == [8]
+        second, _ = draw(trainer, state, 3)
+        trainer.checkpoints.close()
+    assert sorted(first + second) == list(range(20))
+    assert first + second != list(range(20))

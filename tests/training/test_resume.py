@@ -1,0 +1,274 @@
+"""A run that was stopped, in whatever way, ends as one that was not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted
+from bacr_jax.runs import folder as run_folder
+from bacr_jax.runs import open as saved_policy
+from bacr_jax.runs.metrics import without_timings
+from test_train import SMALL
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+# The quickstart's model, warmed up enough to be right now and then.
+QUICK = (
+    *("warmup.steps=300", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"),
+    *("rollout.questions=8", "train.micro_batch_rows=8", "eval.size=40", "eval.samples=1"),
+    *("train.steps=10", "checkpoint.every=2", "eval.every=3", "output.tensorboard=false"),
+)
+FAST = ("eval.every=3", "eval.samples=0", "output.tensorboard=false", "train.steps=6")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def arguments(config, folder, *overrides):
+    return ["--config", str(config), f"output.dir={folder}", *FAST, *overrides]
+
+
+class StopAt:
+    """Asks for the end of the run at the n-th poll after some steps were logged."""
+
+    def __init__(self, monkeypatch, metrics, steps, at):
+        self.metrics, self.steps, self.left = metrics, steps, at
+        monkeypatch.setattr("bacr_jax.parallel.preemption.Interruption.poll", lambda _: self.poll())
+
+    def poll(self):
+        logged = len(run_folder.read_lines(self.metrics))
+        self.left -= logged >= self.steps
+        if self.left == 0:
+            raise Interrupted("SIGTERM")
+
+
+def train(*command):
+    from bacr_jax.train import main
+
+    return main(list(command))
+
+
+def state_of(folder, step):
+    """Every array and number of a checkpoint."""
+    path = folder.absolute() / "checkpoints" / str(step) / "state"
+    return ocp.PyTreeCheckpointer().restore(path)
+
+
+def assert_same_run(one, other, step):
+    """Parameters, optimizer, curriculum, method state, metrics, evaluations, rollouts."""
+    assert without_timings(one / "metrics.jsonl") == without_timings(other / "metrics.jsonl")
+    jax.tree.map(np.testing.assert_array_equal, state_of(one, step), state_of(other, step))
+    files = lambda folder: sorted(path.name for path in (folder / "rollouts").iterdir())
+    assert files(one) == files(other)
+    for name in ("eval.jsonl", "best.json", *(f"rollouts/{name}" for name in files(one))):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert train(*arguments(config, folder)) == 0
+    return folder
+
+
+def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(
+    config, uninterrupted, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    command = arguments(config, folder)
+    metrics = folder / "metrics.jsonl"
+    reached = []
+    # Warm-up, its measurement, a rollout, the end of a step, an evaluation, the last evaluation.
+    for steps, at in ((0, 1), (0, 9), (1, 3), (2, 1), (3, 4), (3, 6), (6, 3)):
+        StopAt(monkeypatch, metrics, steps, at)
+        assert train(*command) == EXIT_CODE
+        reached += [max((int(p.name) for p in (folder / "checkpoints").iterdir()), default=-1)]
+    assert reached == [-1, -1, 1, 2, 3, 3, 6]
+    monkeypatch.undo()
+    assert train(*command) == 0
+    assert_same_run(folder, uninterrupted, 6)
+
+
+def test_the_best_evaluation_has_its_checkpoint(uninterrupted):
+    scores = {
+        record["step"]: record["anytime"]["ledger"]["greedy"]["mean"]
+        for record in run_folder.read_lines(uninterrupted / "eval.jsonl")
+        if record["when"] != "before"
+    }
+    best = json.loads((uninterrupted / "best.json").read_text())
+    assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
+    assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
+    assert saved_policy.choose_step(uninterrupted, "best") == best["step"]
+    assert saved_policy.choose_step(uninterrupted) == 6
+
+
+def start(*command):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bacr_jax.train", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def wait_for(folder, lines, process):
+    """Until a run has logged so many steps."""
+    path = folder / "metrics.jsonl"
+    while process.poll() is None and (
+        not path.exists() or len(path.read_bytes().splitlines()) < lines
+    ):
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    return tmp_path_factory.mktemp("warm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["bacr", "hapo", "dapo"])
+def test_ten_steps_are_five_and_a_kill_and_five(warm, tmp_path, method):
+    files = [CONFIGS / "quickstart.yaml"]
+    files += [] if method == "bacr" else [CONFIGS / "methods" / f"{method}.yaml"]
+    named = [word for file in files for word in ("--config", str(file))]
+    command = lambda folder: [*named, *QUICK, f"warmup.dir={warm}", f"output.dir={folder}"]
+    assert train(*command(tmp_path / "whole")) == 0
+    folder = tmp_path / "killed"
+    process = start(*command(folder))
+    wait_for(folder, 5, process)
+    time.sleep(random.random())
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert train(*command(folder)) == 0
+    assert_same_run(folder, tmp_path / "whole", 10)
+    rewards = [record["reward/mean"] for record in without_timings(folder / "metrics.jsonl")]
+    assert len(set(rewards)) > 3
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_no_more_than_the_interval(config, tmp_path):
+    overrides = ["train.steps=200", "checkpoint.every=2", "eval.every=null"]
+    folder = tmp_path / "killed"
+    command = arguments(config, folder, *overrides)
+    moments, reached = random.Random(1), 0
+    for kill in range(20):
+        process = start(*command)
+        # Past the start; checkpoints are written all the time from then on.
+        wait_for(folder, reached + 2, process)
+        time.sleep(moments.random() * 0.5)
+        process.kill()
+        out, err = process.communicate()
+        assert process.returncode == -signal.SIGKILL, err
+        logged = len(run_folder.read_lines(folder / "metrics.jsonl"))
+        saved = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
+        newest = max(saved, default=0)
+        # One interval, and the checkpoint that was on its way to the disk.
+        assert logged - newest <= 4, (kill, logged, saved)
+        assert newest >= reached - 2
+        reached = newest
+    steps = reached + 4
+    length = [f"train.steps={steps}", "--allow-change", "train.steps"]
+    assert train(*command, *length) == 0
+    whole = arguments(config, tmp_path / "whole", *overrides, f"train.steps={steps}")
+    # The rate's schedule knows the length of the run.
+    assert [r["step"] for r in run_folder.read_lines(folder / "metrics.jsonl")] == list(
+        range(1, steps + 1)
+    )
+    assert train(*whole) == 0
+    same = lambda f: [
+        {k: v for k, v in r.items() if k.startswith("rollout/")}
+        for r in without_timings(f / "metrics.jsonl")
+    ]
+    assert same(folder)[:3] == same(tmp_path / "whole")[:3]
+
+
+def stopped_in(process, number=signal.SIGTERM):
+    """Signals a process and gives its messages; it must have ended in good order, and soon."""
+    process.send_signal(number)
+    asked = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_CODE, err
+    assert time.monotonic() - asked < 10
+    assert f"{signal.Signals(number).name}: stopped" in err and "Traceback" not in err
+    return err
+
+
+def steps_saved(folder):
+    return sorted(int(p.name) for p in folder.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_in_training_saves_a_checkpoint(config, tmp_path, number):
+    folder = tmp_path / "run"
+    overrides = ["train.steps=500", "eval.every=null", "checkpoint.every=500"]
+    process = start(*arguments(config, folder, *overrides))
+    wait_for(folder, 3, process)
+    stopped_in(process, number)
+    logged = len((folder / "metrics.jsonl").read_bytes().splitlines())
+    assert steps_saved(folder / "checkpoints") == [logged]
+
+
+@pytest.mark.slow
+def test_a_signal_in_an_evaluation_saves_a_checkpoint(config, tmp_path):
+    folder = tmp_path / "run"
+    overrides = ["eval.every=2", "eval.samples=60", "eval.size=400"]
+    process = start(*arguments(config, folder, *overrides))
+    wait_for(folder, 2, process)
+    time.sleep(0.5)
+    stopped_in(process)
+    assert steps_saved(folder / "checkpoints")[-1] == 2
+    assert [r["step"] for r in run_folder.read_lines(folder / "eval.jsonl")] == [0]
+
+
+@pytest.mark.slow
+def test_a_signal_in_the_warm_up_keeps_its_steps(config, tmp_path):
+    folder = tmp_path / "run"
+    process = start(*arguments(config, folder, "warmup.steps=100000"))
+    progress = folder / "warmup" / "progress"
+    while not any(p.name.isdigit() for p in progress.glob("*/*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    err = stopped_in(process)
+    assert "the same command goes on" in err
+    (kept,) = progress.iterdir()
+    assert steps_saved(kept)[-1] > 0 and not (folder / "metrics.jsonl").exists()
+
+
+STUBBORN = """
+import os, signal, sys, time
+from bacr_jax.interruption import Interruption
+with Interruption():
+    print("listening", flush=True)
+    time.sleep(60)
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_ends_a_process_that_does_not_poll():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "listening\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)  # the same request twice, as `timeout` does
+    time.sleep(0.7)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM
+    assert err.count("SIGTERM: stopping in good order") == 1

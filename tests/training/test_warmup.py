@@ -1,0 +1,81 @@
+"""The warm-up that ends when a style of thinking is as accurate as asked."""
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.data import ledger
+from bacr_jax.data.environment import build_environment
+from bacr_jax.errors import UserError
+from bacr_jax.training import warmup
+from methods_world import load
+
+TRADEOFF = (
+    "data.ledger.variant=tradeoff", "warmup.style=at_once", "warmup.steps=10",
+    "warmup.target_accuracy=0.9", "warmup.max_hold=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "opened"), [("steps", "a"), ("at_once", "start digit")])
+def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
+    tokenizer = ledger.ledger_tokenizer()
+    questions = build_environment(load(tmp_path, None, *TRADEOFF), tokenizer, len(tokenizer)).train
+    prompts, answers = warmup.styled_prompts(questions, style, 4)
+    assert len(answers) == len(prompts.lengths) == (questions.set.levels == 4).sum()
+    for row, answer in enumerate(answers):
+        text = tokenizer.decode(prompts.tokens[row, : prompts.lengths[row]])
+        question = text.removeprefix("<bos>").partition("<think>")[0]
+        digits = [int(c) for c in question if c.isdigit()]
+        assert len(digits) == 5 and str(sum(digits) % 10) == answer
+        assert text.endswith("<think>" + ("a" if opened == "a" else question[0]))
+
+
+class Run(warmup._Run):
+    """A warm-up whose style gains .1 every 25 steps, and .2 while the rate falls."""
+
+    def __init__(self, config):
+        self.config, self.params, self.journal = config, np.zeros(()), []
+        self.step = self.planned = self.measurements = 0
+
+    def advance(self, steps, rate):
+        self.step += steps
+        falls = rate(steps - 1) < 0.5 * rate(0)
+        self.params = self.params + (0.2 if falls else 0.004 * steps)
+
+    def copy(self):
+        return copy.copy(self)
+
+
+until_style = inspect.unwrap(warmup._until_style)
+
+
+@pytest.mark.parametrize(("low", "high", "ends"), [(0.6, 0.85, 0.6), (0.3, 0.5, 0.3)])
+def test_the_warm_up_ends_when_ending_gives_what_is_asked(tmp_path, low, high, ends):
+    config = load(tmp_path, None, *TRADEOFF, f"warmup.style_accuracy=[{low}, {high}]")
+    run = Run(config)
+    accuracy = lambda params, style: 1.0 if style == "steps" else float(params)
+    found = until_style(run, accuracy)
+    assert low <= found["at_once_accuracy"] <= high
+    assert found["at_once_accuracy"] == pytest.approx(ends, abs=0.13)
+    assert float(run.params) == found["at_once_accuracy"]
+
+
+def test_a_style_that_is_too_good_or_never_good_enough_is_refused(tmp_path):
+    config = load(tmp_path, None, *TRADEOFF)
+    for wrong in (lambda p, s: 0.99, lambda p, s: 0.1):
+        with pytest.raises(UserError, match="wanted 0.6 to 0.85"):
+            until_style(Run(config), wrong)
+
+
+def test_the_redundant_ledger_has_no_single_style_to_stop_by(tmp_path):
+    with pytest.raises(UserError, match="variant=tradeoff"):
+        load(tmp_path, None, *(key for key in TRADEOFF if "variant" not in key))
+
+
+def test_the_benchmark_config_is_good():
+    from methods_world import PRESETS
+
+    config_io.check(config_io.load([PRESETS.parent / "tradeoff.yaml"]))
