@@ -81,7 +81,7 @@ def make_batch(rows: int, prompt: int, thinking: int, cuts: int, answer: int, vo
         cuts=np.tile(at, (rows, 1)),
         branches=ids(rows, cuts, answer),
         context=np.tile(prompt + at, (rows, 1)).astype(np.int32),
-        bridge=full(BRIDGE, rows, cuts),
+        forced=full(BRIDGE, rows, cuts),
         answered=full(sampled, rows, cuts),
         thinking_advantages=normal(rows, thinking),
         answer_advantages=normal(rows, cuts),
@@ -165,9 +165,11 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
         chunk=10**9,
     )
     totals = denominators(batch, spec=spec)
-    legal = jnp.ones(arguments.vocab, bool)
+    allowed_tokens = jnp.ones(arguments.vocab, bool)
     one = jax.jit(
-        jax.grad(lambda p: objective(p, None, batch, legal, None, None, totals, spec=spec)[0])
+        jax.grad(
+            lambda p: objective(p, None, batch, allowed_tokens, None, None, totals, spec=spec)[0]
+        )
     )
     separate = jax.jit(jax.grad(lambda p: separate_loss(p, batch, spec, totals)))
     gap = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), one(params), separate(params))
@@ -231,11 +233,11 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
     init = lambda key: learning.init_state(qwen2.init(key, shape), None, policy_tx, head_tx)
     held = [jax.jit(init)(jax.random.key(0))]
     placed = parallel.place(batch, parallel.rows(mesh))
-    legal = jnp.ones(shape.vocab_size, bool)
+    allowed_tokens = jnp.ones(shape.vocab_size, bool)
     step = functools.partial(learning.train_step, spec=spec, policy_tx=policy_tx, head_tx=head_tx)
 
     def update() -> Any:
-        held[0], metrics = step(held[0], placed, legal, None, None)
+        held[0], metrics = step(held[0], placed, allowed_tokens, None, None)
         return metrics["loss/total"]
 
     seconds = in_turns({"update": update}, arguments.rounds)["update"]

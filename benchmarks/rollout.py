@@ -71,16 +71,16 @@ class World:
             next_state = np.stack([np.zeros(shape.vocab_size, int), np.ones(shape.vocab_size, int)])
             opens = np.zeros((2, shape.vocab_size), bool)
 
-        legal = np.ones(shape.vocab_size, bool)
-        legal[:4] = False
+        allowed = np.ones(shape.vocab_size, bool)
+        allowed[:4] = False
         self.shape, self.params, self.dtype = shape, params, dtype
         self.rules = decode_rules(
-            legal=legal,
+            allowed_tokens=allowed,
             eos_ids=[1],
             think_close=Never,
             answer_close=Never,
-            bridge_forced=[2, 3],
-            bridge_natural=[3],
+            forced_suffix=[2, 3],
+            natural_suffix=[3],
         )
 
     def prompts(self, rows, width, seed=0):
@@ -104,7 +104,7 @@ class World:
         import jax
 
         from bacr_jax.rollout.generate import generate
-        from bacr_jax.rollout.sampling import sampler
+        from bacr_jax.rollout.sampling import sampling_params
 
         return generate(
             self.params,
@@ -114,7 +114,7 @@ class World:
             jax.random.key(seed),
             spec=spec,
             rules=self.rules,
-            how=sampler(1.0),
+            sampling=sampling_params(1.0),
         )
 
 
@@ -248,7 +248,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     import numpy as np
 
     from bacr_jax.rollout.engine import Engine
-    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.rollout.sampling import sampling_params
     from bacr_jax.types import Prompts
 
     rows, new = arguments.rows, arguments.new
@@ -261,7 +261,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
         jax.random.key(0),
         spec=spec,
         rules=world.rules,
-        how=sampler(1.0),
+        sampling=sampling_params(1.0),
         phi_of=None,
         truncated=False,
     )
@@ -279,12 +279,12 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
         jax.block_until_ready(opened)
         assert int(opened.sampled.sum()) == rows * num_cuts * answer
 
-    bridge = np.asarray(world.rules.bridge_forced)
+    suffix = np.asarray(world.rules.forced_suffix)
 
     def again():
         for cut in cuts[0]:
             prefix = trunk[:, : arguments.prompt + cut]
-            tokens = np.concatenate([prefix, np.tile(bridge, (rows, 1))], axis=1)
+            tokens = np.concatenate([prefix, np.tile(suffix, (rows, 1))], axis=1)
             lengths = np.full(rows, tokens.shape[1])
             text = Prompts(tokens, lengths, lengths * 0, lengths)
             short = world.spec(max_thinking=answer, answer_tokens=1, slots=rows, windows=1)
@@ -305,7 +305,7 @@ def on_gpu(arguments):
     from bacr_jax.model import kv_cache, qwen2
     from bacr_jax.model.sizes import preset
     from bacr_jax.rollout import decode
-    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.rollout.sampling import sampling_params
 
     shape = preset(arguments.preset)
 
@@ -344,11 +344,11 @@ def on_gpu(arguments):
         **common,
     )
     caches = sum(x.nbytes for x in jax.tree.leaves(state.cache))
-    key, how, steps = jax.random.key(1), sampler(1.0), 16
+    key, sampling, steps = jax.random.key(1), sampling_params(1.0), 16
 
     def chunk(state):
         state = decode.decode_chunk(
-            world.params, state, key, world.rules, how, num_steps=steps, **common
+            world.params, state, key, world.rules, sampling, num_steps=steps, **common
         )
         return jax.block_until_ready(state)
 

@@ -72,16 +72,16 @@ class Step:
             next_state = np.stack([np.zeros(v, int), np.ones(v, int)])
             opens = np.zeros((2, v), bool)
 
-        legal = np.arange(v) < len(tokenizer)
+        allowed = np.arange(v) < len(tokenizer)
         end = tokenizer.eos_token_id
-        legal[end] = False
+        allowed[end] = False
         self.rules = decode_rules(
-            legal=legal,
+            allowed_tokens=allowed,
             eos_ids=[end],
             think_close=Never,
             answer_close=Never,
-            bridge_forced=[int(tokens[0, 0]), int(tokens[0, 1])],
-            bridge_natural=[int(tokens[0, 1])],
+            forced_suffix=[int(tokens[0, 0]), int(tokens[0, 1])],
+            natural_suffix=[int(tokens[0, 1])],
         )
         self.rollout = RolloutSpec(
             shape, None, max_thinking=NEW, answer_tokens=ANSWER, slots=rows, windows=4
@@ -114,7 +114,7 @@ class Step:
         from bacr_jax.learner import train_step as learning
         from bacr_jax.learner.batch import make_batch
         from bacr_jax.rollout.generate import generate
-        from bacr_jax.rollout.sampling import sampler
+        from bacr_jax.rollout.sampling import sampling_params
 
         started = time.perf_counter()
         self.steps += 1
@@ -128,7 +128,7 @@ class Step:
             jax.random.key(self.steps),
             spec=self.rollout,
             rules=self.rules,
-            how=sampler(1.0),
+            sampling=sampling_params(1.0),
         )
         sampled = time.perf_counter()
         trunks, branches = rollout.trunks, rollout.branches
@@ -148,7 +148,7 @@ class Step:
         self.state, metrics = learning.train_step(
             self.state,
             batch,
-            self.rules.legal,
+            self.rules.allowed_tokens,
             None,
             None,
             spec=self.learner,

@@ -56,7 +56,7 @@ def style_shares(folder: Path) -> dict[str, float]:
     from bacr_jax.config import io as config_io
     from bacr_jax.data.ledger import ID
     from bacr_jax.rollout.generate import generate
-    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.rollout.sampling import sampling_params
     from bacr_jax.runs.folder import open_run
     from bacr_jax.training.loop import Trainer
 
@@ -81,7 +81,7 @@ def style_shares(folder: Path) -> dict[str, float]:
                 jax.random.fold_in(jax.random.key(config.seed), budget),
                 spec=dataclasses.replace(policy.evaluation, answer_tokens=1),
                 rules=environment.rules,
-                how=sampler(1.0),
+                sampling=sampling_params(1.0),
                 phi_of=policy.phi_of(state.train.policy),
             )
             trunks = rollout.trunks

@@ -10,7 +10,7 @@ from bacr_jax import advantages
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import make_batch
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 
 
 def brevity(correct, thinking, budget):
@@ -32,11 +32,11 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
         key,
         spec=policy.rollout,
         rules=environment.rules,
-        how=sampler(1.0),
+        sampling=sampling_params(1.0),
         phi_of=policy.phi_of(state.policy),
     )
-    golds = [environment.train.set.answers[i] for i in rows]
-    correct = environment.verify(rollout.branches, golds)
+    references = [environment.train.set.answers[i] for i in rows]
+    correct = environment.verify(rollout.branches, references)
     reward = jnp.asarray(brevity(correct, rollout.trunks.thinking[:, None], policy.b_max))
 
     values, features = learning.question_values(
@@ -56,8 +56,11 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
         answer_advantages=advantage,
         returns=reward,
     )
-    legal, txs = environment.rules.legal, {"policy_tx": policy_tx, "head_tx": head_tx}
+    allowed_tokens, txs = (
+        environment.rules.allowed_tokens,
+        {"policy_tx": policy_tx, "head_tx": head_tx},
+    )
     state, metrics = learning.train_step(
-        state, batch, legal, None, None, spec=policy.learner, **txs
+        state, batch, allowed_tokens, None, None, spec=policy.learner, **txs
     )
     return state, {**metrics, "reward/mean": reward.mean()}, features

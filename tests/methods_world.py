@@ -44,7 +44,7 @@ def load(folder, preset=None, *overrides):
 class Odd:
     """Grades by the text alone, right for about half of all texts a random policy writes."""
 
-    def grade(self, answers, golds, *, mode, poll=None):
+    def grade(self, answers, references, *, mode, poll=None):
         return [SimpleNamespace(correct=sum(map(ord, text)) % 2 == 1) for text in answers]
 
     def counters(self):

@@ -41,14 +41,14 @@ def two_tokens(firsts, seconds):
     return Table(next_state, opens)
 
 
-def make_rules(think_close=None, legal=LEGAL):
+def make_rules(think_close=None, allowed_tokens=LEGAL):
     return decode_rules(
-        legal=legal,
+        allowed_tokens=allowed,
         eos_ids=[EOS],
         think_close=think_close or one_token(CLOSE),
         answer_close=one_token(ANSWER_CLOSE),
-        bridge_forced=[CLOSE, ANSWER],
-        bridge_natural=[ANSWER],
+        forced_suffix=[CLOSE, ANSWER],
+        natural_suffix=[ANSWER],
     )
 
 

@@ -104,7 +104,7 @@ BAD = [
     (
         TRAIN + "method={}/own.py",
         "make(config) of '{}/own.py' raised AttributeError: 'Config' object has no attribute 'no' "
-        "(own.py, line 2); mend the file",
+        "(own.py, line 2); fix the file",
         {"own.py": "def make(config):\n    return config.no\n"},
     ),
     (TRAIN + "method={}/own.py", "raised SystemExit: 3", {"own.py": "raise SystemExit(3)"}),
@@ -275,7 +275,7 @@ def words_of(line, folder):
     return [word.replace("{}", str(folder)) for word in words]
 
 
-def lay_out(folder, model, changes):
+def shard(folder, model, changes):
     """The files that command lines name, with changes."""
     files = {f"model/{name}": content for name, content in model.items()}
     files |= {"small.yaml": SMALL, "questions.jsonl": QUESTIONS}
@@ -301,7 +301,7 @@ def everything_in(folder):
 def test_bad_input_is_one_line_and_exit_code_2(
     model, tmp_path, capsys, monkeypatch, line, says, changes
 ):
-    lay_out(tmp_path, model, changes)
+    shard(tmp_path, model, changes)
     before = everything_in(tmp_path)
     # Defaults of options lie relative to where one is.
     monkeypatch.chdir(tmp_path)
@@ -320,7 +320,7 @@ def test_the_table_is_long_and_names_every_command():
 
 
 def test_the_same_holds_for_a_real_process(model, tmp_path):
-    lay_out(tmp_path, model, {})
+    shard(tmp_path, model, {})
     before = everything_in(tmp_path)
     for line, says in (
         (TRAIN + "budgt.max=8", "budget.max"),
@@ -340,7 +340,7 @@ def test_the_same_holds_for_a_real_process(model, tmp_path):
     "line", [TRAIN + "output.dir={}/closed/run", EVALUATE + "--out {}/closed/out"]
 )
 def test_a_folder_without_rights_is_one_line(model, tmp_path, capsys, line):
-    lay_out(tmp_path, model, {})
+    shard(tmp_path, model, {})
     (tmp_path / "closed").mkdir(mode=0o500)
     assert __main__.main(words_of(line, tmp_path)) == 2
     assert "can't be used (Permission denied); write a folder" in capsys.readouterr().err

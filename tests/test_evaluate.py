@@ -16,7 +16,7 @@ from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.evaluation import job
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted
+from bacr_jax.parallel.preemption import EXIT_CODE, Preempted
 
 LEDGER = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
 SHARED = Path(os.environ.get("BACR_SHARED_DATA", "../shared/data"))
@@ -100,7 +100,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_results(
 
     def dying(*arguments, **options):
         if len(drawn) == batches:
-            raise Interrupted("SIGTERM")
+            raise Preempted("SIGTERM")
         drawn.append(1)
         return draw(*arguments, **options)
 

@@ -16,7 +16,7 @@ from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.oom import OutOfMemory, asked_for, is_out_of_memory, phase_memory, size_text
 from bacr_jax.rollout import generate as generating
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from rollout_world import make_prompts, make_rules
 
 # What XLA says: its allocator for GPUs in older and newer words, with its page about buffers; the
@@ -180,7 +180,7 @@ def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
             jax.random.key(0),
             spec=world.spec(),
             rules=make_rules(),
-            how=sampler(1.0),
+            sampling=sampling_params(1.0),
             phi_of=world.phi_of,
         )
     assert caught.value.phases == (phase,)

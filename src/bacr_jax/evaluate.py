@@ -320,12 +320,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     """`evaluate`, until it ends or a signal comes."""
-    from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted, Interruption
+    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     try:
-        with Interruption() as interruption:
+        with PreemptionHandler() as interruption:
             evaluate(arguments, interruption.poll)
-    except Interrupted as signal:
+    except Preempted as signal:
         print(f"{signal}: stopped; the same command continues", file=sys.stderr)
         return EXIT_CODE
     return 0

@@ -118,7 +118,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     from bacr_jax.evaluation.job import open_decoder
     from bacr_jax.learner import policy as policies
     from bacr_jax.rollout.generate import generate
-    from bacr_jax.rollout.sampling import sampler
+    from bacr_jax.rollout.sampling import sampling_params
     from bacr_jax.types import NO_BUDGET
 
     style = prompting.format_for(config)
@@ -155,7 +155,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
         jax.random.key(arguments.seed),
         spec=decoder.spec,
         rules=make_rules(tokenizer, style, vocab_size),
-        how=sampler(arguments.temperature, arguments.top_p),
+        sampling=sampling_params(arguments.temperature, arguments.top_p),
         phi_of=decoder.phi_of,
         truncated=arguments.top_p < 1,
         on_tokens=live,
@@ -163,7 +163,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     trunks, branches = found.trunks, found.branches
     tags = {"opened": style.answer_open, "closed": style.answer_close}
     for row, budget in enumerate(arguments.budgets):
-        start, end = branches.bridge[row, 0], branches.bridge[row, 0] + branches.sampled[row, 0]
+        start, end = branches.forced[row, 0], branches.forced[row, 0] + branches.sampled[row, 0]
         answer = answer_text(tokenizer, branches.tokens[row, 0, start:end].tolist(), **tags)
         thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]]
         if live is None:
@@ -179,12 +179,14 @@ def _asked(
     import jax
     import numpy as np
 
-    from bacr_jax.evaluation.samples import told
+    from bacr_jax.evaluation.samples import with_declared_budget
 
     numbers = tuple(budget for budget in budgets if budget is not None)
     settings = dataclasses.replace(config, budgets=numbers)
     rows = [
-        prompts if budget is None else told(prompts, tokenizer, style, settings, budget)
+        prompts
+        if budget is None
+        else with_declared_budget(prompts, tokenizer, style, settings, budget)
         for budget in budgets
     ]
     width = max(row.tokens.shape[1] for row in rows)

@@ -116,14 +116,14 @@ def train(
     Args:
       config: the settings.
       folder: where the run is kept; one that was stopped goes on.
-      poll: called wherever work can be left; raises `Interrupted` to stop with a checkpoint.
+      poll: called wherever work can be left; raises `Preempted` to stop with a checkpoint.
 
     Raises:
-      Interrupted: as asked, after saving.
+      Preempted: as asked, after saving.
       TrainingFailed: going on would be no use.
     """
     # JAX is imported once the config is known to be good.
-    from bacr_jax.parallel.preemption import Interrupted
+    from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.loop import Trainer
 
     started = time.time()
@@ -144,7 +144,7 @@ def train(
                 trainer.maintain(state, step)
         trainer.save(state, step)
         trainer.evaluate(state, step, "after")
-    except Interrupted:
+    except Preempted:
         trainer.leave(state, step)
         raise
     return trainer.finish(state, step, time.time() - started)
@@ -166,13 +166,13 @@ def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
     # Orbax logs what it also raises, with its whole traceback.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted, Interruption
+    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
     from bacr_jax.training.loop import TrainingFailed
 
     try:
-        with Interruption() as interruption:
+        with PreemptionHandler() as interruption:
             train(config, folder, interruption.poll)
-    except Interrupted as signal:
+    except Preempted as signal:
         print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
         return EXIT_CODE
     except TrainingFailed as error:

@@ -5,7 +5,7 @@ T thinking tokens, S positions of a trunk (prompt and thinking), V vocabulary, D
 N query heads, K key/value heads (difficulty groups in the curriculum), H head width, L layers.
 
 A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off a trunk at a cut:
-the forced bridge, then sampled answer tokens. Lengths, never token values, say what is real.
+the forced suffix, then sampled answer tokens. Lengths, never token values, say what is real.
 """
 
 import typing
@@ -78,13 +78,13 @@ class Trunks:
 
 @pytree
 class Branches:
-    """Answers at M cuts of each trunk, right-padded: forced bridge, then sampled answer tokens.
+    """Answers at M cuts of each trunk, right-padded: forced suffix, then sampled answer tokens.
 
     Attributes:
-      tokens: bridge then answer.
+      tokens: suffix then answer.
       context: trunk positions the branch sees (prompt and thinking up to its cut).
-      bridge: forced tokens at the start of each branch, at least 1.
-      sampled: sampled answer tokens after the bridge.
+      forced: forced tokens at the start of each branch, at least 1.
+      sampled: sampled answer tokens after the suffix.
       finished: the answer was closed by its tag or an end token (false: it ran into the cap).
       source: index of the branch whose text serves this cut (cuts past the natural end share one).
       logprobs: log-probability of each sampled answer token, entry t is the t-th sampled one.
@@ -92,7 +92,7 @@ class Branches:
 
     tokens: Int[Array, "B M A"]
     context: Int[Array, "B M"]
-    bridge: Int[Array, "B M"]
+    forced: Int[Array, "B M"]
     sampled: Int[Array, "B M"]
     finished: Bool[Array, "B M"]
     source: Int[Array, "B M"]

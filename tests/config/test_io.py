@@ -391,7 +391,7 @@ class TestChecks:
         assert list(problems(changed(**sections))) == []
 
     def test_several_problems_are_counted(self):
-        with pytest.raises(UserError, match=r"seed: found -1.*\(1 more to mend\)"):
+        with pytest.raises(UserError, match=r"seed: found -1.*\(1 more to fix\)"):
             config_io.check(changed(seed=-1, train={"steps": 0}))
 
     def test_every_number_of_the_config_has_a_legal_range_and_no_range_is_left_over(self):
@@ -502,9 +502,7 @@ class TestFingerprint:
             assert not same
 
     def test_is_equal_in_another_process(self):
-        code = (
-            "from bacr_jax import config; from bacr_jax.config import io; print(io.fingerprint(config.Config()))"
-        )
+        code = "from bacr_jax.config import Config, io; print(io.fingerprint(Config()))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.strip() == config_io.fingerprint(Config())
 

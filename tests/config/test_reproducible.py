@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from bacr_jax import train
-from bacr_jax.config import Config, OutputConfig, reproducible
+from bacr_jax.config import Config, OutputConfig
+from bacr_jax.config import reproducible as reproducible_module
 from bacr_jax.config.reproducible import choices_file, flags_for, make_reproducible
 from bacr_jax.errors import UserError
 
@@ -106,7 +107,7 @@ def test_a_path_that_xla_can_not_read_is_refused(tmp_path):
 
 
 def test_gpus_that_are_in_use_are_too_late_to_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr(determinism, "_gpus_in_use", lambda: True)
+    monkeypatch.setattr(reproducible_module, "_gpus_in_use", lambda: True)
     with pytest.raises(UserError, match="used its GPUs already"):
         make_reproducible(config_in(tmp_path), {})
     make_reproducible(config_in(tmp_path), {"XLA_FLAGS": " ".join(FIXED)})

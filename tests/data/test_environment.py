@@ -51,19 +51,19 @@ def environment(request, folder, qwen):
 
 
 def branches(environment, texts):
-    """One branch a row, as if these texts had been sampled after the bridge."""
+    """One branch a row, as if these texts had been sampled after the suffix."""
     qwen, style = environment.tokenizer, environment.style
-    bridge = encode_text(qwen, style.bridge_forced)
+    suffix = encode_text(qwen, style.forced_suffix)
     answers = [encode_text(qwen, text) for text in texts]
-    tokens = np.zeros((len(texts), 1, len(bridge) + max(map(len, answers))), np.int32)
+    tokens = np.zeros((len(texts), 1, len(suffix) + max(map(len, answers))), np.int32)
     for row, answer in enumerate(answers):
-        tokens[row, 0, : len(bridge) + len(answer)] = [*bridge, *answer]
+        tokens[row, 0, : len(suffix) + len(answer)] = [*suffix, *answer]
     sampled = np.array([[len(answer)] for answer in answers], np.int32)
     zeros = np.zeros_like(sampled)
     return Branches(
         tokens=tokens,
         context=zeros,
-        bridge=zeros + len(bridge),
+        forced=zeros + len(suffix),
         sampled=sampled,
         finished=zeros.astype(bool),
         source=zeros,
@@ -95,8 +95,8 @@ def test_without_a_closing_tag_only_the_turn_ends_the_thinking(folder, qwen):
     table = np.asarray(boxed.rules.think_close.next_state)
     assert (table[0] == 0).all() and not np.asarray(boxed.rules.think_close.opens).any()
     assert boxed.rules.think_close.accept == 1
-    legal = np.asarray(boxed.rules.legal)
-    assert legal[qwen.convert_tokens_to_ids("<|im_end|>")]
+    allowed = np.asarray(boxed.rules.allowed_tokens)
+    assert allowed[qwen.convert_tokens_to_ids("<|im_end|>")]
 
 
 def test_what_is_left_out_is_told_with_its_reason(environment):

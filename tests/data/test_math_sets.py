@@ -306,14 +306,14 @@ class TestRealSets:
         found = load_questions(spec, DataConfig(dir=str(shared_data)), 0, "test")
         # Sorted and turned by the longest run of equal answers, no answer meets its own spelling.
         order = np.argsort(np.array(found.answers), kind="stable")
-        golds = [found.answers[i] for i in order]
-        longest = max(map(golds.count, set(golds)))
-        others = golds[longest:] + golds[:longest]
-        assert not any(gold == other for gold, other in zip(golds, others))
+        references = [found.answers[i] for i in order]
+        longest = max(map(references.count, set(references)))
+        others = references[longest:] + references[:longest]
+        assert not any(gold == other for gold, other in zip(references, others))
         with Grader(workers=1) as grader:
-            verdicts = grader.grade([f"\\boxed{{{other}}}" for other in others], golds)
+            verdicts = grader.grade([f"\\boxed{{{other}}}" for other in others], references)
         # two spellings of one value can still meet: 1/2 and 0.5, 60 and 60 degrees
-        assert sum(verdict.correct for verdict in verdicts) <= 0.005 * len(golds)
+        assert sum(verdict.correct for verdict in verdicts) <= 0.005 * len(references)
 
 
 def test_paths_are_asked_for():

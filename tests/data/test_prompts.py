@@ -6,7 +6,7 @@ import pytest
 
 from bacr_jax.config import Config, DataConfig
 from bacr_jax.data import prompts
-from bacr_jax.data.prompts import FORMATS, encode_prompts, encode_text, eos_ids, legal_tokens
+from bacr_jax.data.prompts import FORMATS, allowed_tokens, encode_prompts, encode_text, eos_ids
 from bacr_jax.errors import UserError
 
 LEDGER, TAGS, BOXED = FORMATS["ledger"], FORMATS["think_answer"], FORMATS["boxed"]
@@ -37,14 +37,14 @@ class TestLedger:
 
     def test_bridges_are_the_tags(self, ledger_tokens):
         spell = lambda ids: ledger_tokens.convert_ids_to_tokens(ids.tolist())
-        assert spell(encode_text(ledger_tokens, LEDGER.bridge_forced)) == ["</think>", "<answer>"]
-        assert spell(encode_text(ledger_tokens, LEDGER.bridge_natural)) == ["<answer>"]
+        assert spell(encode_text(ledger_tokens, LEDGER.forced_suffix)) == ["</think>", "<answer>"]
+        assert spell(encode_text(ledger_tokens, LEDGER.natural_suffix)) == ["<answer>"]
 
     def test_padding_opening_tags_and_unused_ids_are_never_sampled(self, ledger_tokens):
-        legal = legal_tokens(ledger_tokens, LEDGER, 32)
-        spelled = set(ledger_tokens.convert_ids_to_tokens(np.flatnonzero(legal).tolist()))
+        allowed = allowed_tokens(ledger_tokens, LEDGER, 32)
+        spelled = set(ledger_tokens.convert_ids_to_tokens(np.flatnonzero(allowed).tolist()))
         assert spelled == {"</think>", "<answer>", "</answer>", *"0123456789+=abcde"}
-        assert not legal[27:].any()
+        assert not allowed[27:].any()
 
     def test_the_closing_answer_tag_ends_the_turn(self, ledger_tokens):
         assert eos_ids(ledger_tokens, LEDGER) == (ledger_tokens.convert_tokens_to_ids("</answer>"),)
@@ -88,18 +88,18 @@ class TestQwen:
 
     def test_only_ends_of_the_turn_are_legal_markup(self, qwen):
         assert eos_ids(qwen, TAGS) == (151_643, 151_645)
-        legal = legal_tokens(qwen, TAGS, QWEN_VOCAB)
-        assert np.flatnonzero(legal[151_643:]).tolist() == [0, 2]
-        assert legal[:151_643].all()
+        allowed = allowed_tokens(qwen, TAGS, QWEN_VOCAB)
+        assert np.flatnonzero(allowed[151_643:]).tolist() == [0, 2]
+        assert allowed[:151_643].all()
 
     @pytest.mark.parametrize("style", [TAGS, BOXED], ids=lambda style: style.name)
     def test_bridges_spell_their_text_with_legal_tokens(self, qwen, style):
-        legal = legal_tokens(qwen, style, QWEN_VOCAB)
-        for bridge in (style.bridge_forced, style.bridge_natural):
-            ids = encode_text(qwen, bridge)
-            assert qwen.decode(ids) == bridge
-            assert legal[ids].all()
-            assert bridge.rstrip().endswith(style.answer_open)
+        allowed = allowed_tokens(qwen, style, QWEN_VOCAB)
+        for suffix in (style.forced_suffix, style.natural_suffix):
+            ids = encode_text(qwen, suffix)
+            assert qwen.decode(ids) == suffix
+            assert allowed[ids].all()
+            assert suffix.rstrip().endswith(style.answer_open)
 
     def test_all_of_math_fits_or_is_named(self, qwen, shared_data):
         rows = [json.loads(line) for line in (shared_data / "math/train.jsonl").open()][:500]
@@ -118,9 +118,9 @@ class TestQwen:
 class TestBridgeAndTagTokens:
     def test_added_tags_of_a_reasoning_model_stay_legal(self, ledger_tokens):
         # The ledger's tags are added tokens, as <think> is in later models.
-        legal = legal_tokens(ledger_tokens, LEDGER, 27)
-        assert legal[ledger_tokens.convert_tokens_to_ids("</think>")]
-        assert not legal[ledger_tokens.convert_tokens_to_ids("<think>")]
+        allowed = allowed_tokens(ledger_tokens, LEDGER, 27)
+        assert allowed[ledger_tokens.convert_tokens_to_ids("</think>")]
+        assert not allowed[ledger_tokens.convert_tokens_to_ids("<think>")]
 
 
 class TestFormatOfARun:

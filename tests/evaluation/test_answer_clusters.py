@@ -29,11 +29,11 @@ def test_equality_reaches_through_a_third_answer():
     class Chain:
         """Takes neighbours for equal."""
 
-        def grade(self, texts, golds, *, mode):
+        def grade(self, texts, references, *, mode):
             value = lambda text: int(text.removeprefix("<answer>").removesuffix("</answer>"))
             return [
                 type("V", (), {"correct": abs(value(t) - value(g)) == 1})
-                for t, g in zip(texts, golds)
+                for t, g in zip(texts, references)
             ]
 
     numbers = vote_numbers([["1", "3", "2", "9"]], np.zeros((1, 4), bool), Chain())

@@ -78,7 +78,10 @@ def test_all_budgets_are_told_in_one_width():
     tokenizer, style = ledger_tokenizer(), FORMATS["ledger_budget"]
     prompts, _ = encode_prompts(tokenizer, ["4a2", "1a3b1"], style, max_tokens=20)
     config = EvalConfig(budgets=(8, 128))
-    told = {b: samples.told(prompts, tokenizer, style, config, b) for b in config.budgets}
+    told = {
+        b: samples.with_declared_budget(prompts, tokenizer, style, config, b)
+        for b in config.budgets
+    }
     assert told[8].tokens.shape == told[128].tokens.shape
     for budget, found in told.items():
         ends = ["4a2<think>g", "1a3b1<think>g"]

@@ -11,7 +11,7 @@ from bacr_jax import evaluate
 from bacr_jax.config import io as config_io
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.evaluation import job
-from bacr_jax.evaluation.samples import GREEDY, Cell, Sample
+from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample
 from bacr_jax.evaluation.summary import graded, summarise
 from bacr_jax.grading import ExactGrader
 from bacr_jax.model import hf
@@ -32,7 +32,7 @@ def cells(budgets=(8, 16)):
             total_tokens=problem + 3, closed_by="tag", finished=True,
         )  # fmt: skip
 
-    found = {Cell(GREEDY, budget, 1): budget for budget in budgets}
+    found = {EvalSetting(GREEDY, budget, 1): budget for budget in budgets}
     return {c: graded([sample(i, b) for i in range(4)], c) for c, b in found.items()}
 
 

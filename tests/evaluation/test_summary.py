@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.evaluation.comparison import compare
-from bacr_jax.evaluation.samples import GREEDY, SAMPLED, Cell, Sample
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Sample
 from bacr_jax.evaluation.summary import anytime, entry_of, graded, numbers_of_samples, summarise
 from bacr_jax.grading import ExactGrader
 
@@ -47,7 +47,7 @@ def cell(rows, budget=8, mode=SAMPLED, **fields):
         for i, row in enumerate(rows)
         for j, answer in enumerate(row)
     ]
-    return graded(made, Cell(mode, budget, len(rows[0])))
+    return graded(made, EvalSetting(mode, budget, len(rows[0])))
 
 
 ROWS = [["4", "4", "1", "1"], ["4", "2", "2", None], ["4", "4", "4", "4"]]
@@ -86,7 +86,7 @@ def test_votes_by_brute_force():
 
 def test_lenient_and_strict_verdicts_stand_side_by_side():
     rows = [sample(0, 0, "4", strict=False), sample(1, 0, "4"), sample(2, 0, "1")]
-    entry = entry_of(graded(rows, Cell(SAMPLED, 8, 1)), ExactGrader())
+    entry = entry_of(graded(rows, EvalSetting(SAMPLED, 8, 1)), ExactGrader())
     assert entry["accuracy"] == pytest.approx(2 / 3)
     assert entry["strict_accuracy"] == pytest.approx(1 / 3)
     assert entry["disagreement"] == pytest.approx(1 / 3)
@@ -121,7 +121,7 @@ def test_anytime_is_the_mean_and_the_area_of_the_curve():
 
 
 def test_self_consistency_counts_tokens_both_ways():
-    cells = {Cell(SAMPLED, b, 4): cell(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)}
+    cells = {EvalSetting(SAMPLED, b, 4): cell(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)}
     result = summarise(cells, ExactGrader(), budgets=[8, 16])
     assert list(result["by_budget"][SAMPLED]) == ["8", "16"]
     assert result["anytime"][SAMPLED]["budgets"] == [8, 16]
@@ -137,8 +137,10 @@ def test_self_consistency_counts_tokens_both_ways():
 
 
 def test_differences_are_paired_by_problem():
-    one = {"ours": {Cell(GREEDY, 8, 1): cell([["4"], ["4"], ["1"]], mode=GREEDY)}}
-    other = {"ours": {Cell(GREEDY, 8, 1): cell([["4"], ["1"], ["1"]], mode=GREEDY, thinking=8)}}
+    one = {"ours": {EvalSetting(GREEDY, 8, 1): cell([["4"], ["4"], ["1"]], mode=GREEDY)}}
+    other = {
+        "ours": {EvalSetting(GREEDY, 8, 1): cell([["4"], ["1"], ["1"]], mode=GREEDY, thinking=8)}
+    }
     found = compare(one, other)["ours"]
     entry = found["by_budget"][GREEDY]["8"]
     assert entry["difference"] == pytest.approx(1 / 3)

@@ -34,7 +34,7 @@ batch = Batch(
     trunk=ids(16, b, p + t), prompt_lengths=full(p, b), question_start=full(0, b),
     question_end=full(p, b), sampled=ids(t + 1, b), budgets=full(t, b),
     cuts=np.tile(np.array([6, 12], np.int32), (b, 1)), branches=ids(16, b, m, 5),
-    context=ids(12, b, m) + 4, bridge=full(2, b, m), answered=ids(4, b, m),
+    context=ids(12, b, m) + 4, suffix=full(2, b, m), answered=ids(4, b, m),
     thinking_advantages=rng.normal(size=(b, t)).astype(np.float32),
     answer_advantages=rng.normal(size=(b, m)).astype(np.float32),
     returns=rng.random((b, m)).astype(np.float32),

@@ -14,7 +14,7 @@ from bacr_jax.learner.objective import LearnerSpec, denominators, objective, sco
 from bacr_jax.learner.optimizer import policy_optimizer, schedule, value_optimizer
 from bacr_jax.model import value
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from rollout_world import World, make_prompts, make_rules
 
 WORLD, RULES = World(), make_rules()
@@ -43,7 +43,7 @@ def rolled():
         jax.random.key(5),
         spec=WORLD.spec(8),
         rules=RULES,
-        how=sampler(1.0),
+        sampling=sampling_params(1.0),
         phi_of=WORLD.phi_of,
     )
     rng = np.random.default_rng(0)
@@ -61,7 +61,9 @@ def rolled():
 
 def gradients(batch, spec=SPEC, params=WORLD.params, old=None):
     totals = denominators(batch, spec=spec)
-    loss = lambda p, h: objective(p, h, batch, RULES.legal, old, None, totals, spec=spec)[0]
+    loss = lambda p, h: objective(p, h, batch, RULES.allowed_tokens, old, None, totals, spec=spec)[
+        0
+    ]
     return jax.grad(loss, (0, 1))(params, HEAD)
 
 
@@ -72,7 +74,7 @@ def state_of():
 
 def step(batch, state=None, **changes):
     how = {"spec": SPEC, "policy_tx": TX, "head_tx": HEAD_TX} | changes
-    return learning.train_step(state or state_of(), batch, RULES.legal, None, None, **how)
+    return learning.train_step(state or state_of(), batch, RULES.allowed_tokens, None, None, **how)
 
 
 def close(a, b, atol):
@@ -80,7 +82,7 @@ def close(a, b, atol):
 
 
 def test_the_learner_reproduces_the_samplers_logprobs(rolled):
-    scores = score_tokens(WORLD.params, rolled, RULES.legal, spec=SPEC)
+    scores = score_tokens(WORLD.params, rolled, RULES.allowed_tokens, spec=SPEC)
     for ours, theirs, mask in (
         (scores.thinking, rolled.thinking_logprobs, rolled.thinking_mask),
         (scores.answers, rolled.answer_logprobs, rolled.answer_mask),
@@ -120,11 +122,11 @@ def test_forced_tokens_are_never_targets(rolled):
         n, m = int(rolled.prompt_lengths[i]), int(rolled.sampled[i])
         sampled += int((rolled.trunk[i, n : n + m] == answer_opening).sum())
         for j in range(4):
-            k, a = int(rolled.bridge[i, j]), int(rolled.answered[i, j])
+            k, a = int(rolled.forced[i, j]), int(rolled.answered[i, j])
             assert int(rolled.branches[i, j, k - 1]) == answer_opening
             sampled += int((rolled.branches[i, j, k : k + a] == answer_opening).sum())
-    legal = RULES.legal.at[answer_opening].set(False)
-    scores = score_tokens(WORLD.params, rolled, legal, spec=SPEC)
+    allowed = RULES.allowed_tokens.at[answer_opening].set(False)
+    scores = score_tokens(WORLD.params, rolled, allowed, spec=SPEC)
     impossible = sum(
         int((np.asarray(logprobs)[np.asarray(mask)] < -1e20).sum())
         for logprobs, mask in (
@@ -142,7 +144,7 @@ def test_the_ratio_is_exactly_one_on_the_first_update(rolled):
 
 
 def test_recomputed_old_scores_give_the_on_policy_gradient(rolled):
-    old = learning.score_batch(WORLD.params, rolled, RULES.legal, spec=SPEC)
+    old = learning.score_batch(WORLD.params, rolled, RULES.allowed_tokens, spec=SPEC)
     close(gradients(rolled, old=old), gradients(rolled), 1e-6)
 
 
@@ -168,7 +170,7 @@ def test_gradient_of_a_tree_equals_that_of_separate_sequences(rolled):
         span = [(n + t, float(rolled.thinking_advantages[i, t])) for t in range(m)]
         rows.append((i, np.asarray(rolled.trunk[i, : n + m]), span))
         for j in range(4):
-            c, k, a = (int(x[i, j]) for x in (rolled.context, rolled.bridge, rolled.answered))
+            c, k, a = (int(x[i, j]) for x in (rolled.context, rolled.forced, rolled.answered))
             text = np.concatenate([rolled.trunk[i, :c], rolled.branches[i, j, : k + a]])
             advantage = float(rolled.answer_advantages[i, j])
             rows.append((i, text, [(c + k + t, advantage) for t in range(a)]))
@@ -193,7 +195,7 @@ def test_gradient_of_a_tree_equals_that_of_separate_sequences(rolled):
                 budget_embedding=phi,
                 conditioning=WORLD.conditioning,
             )
-            logits = jnp.where(RULES.legal, qwen2.logits(params, hidden)[0], -1e30)
+            logits = jnp.where(RULES.allowed_tokens, qwen2.logits(params, hidden)[0], -1e30)
             logp = jax.nn.log_softmax(logits)
             for at, advantage in span:
                 result -= advantage * logp[at - 1, text[at]] / total
@@ -217,7 +219,7 @@ def test_the_value_loss_does_not_steer_the_policy_unless_asked(rolled):
             p,
             head,
             rolled,
-            RULES.legal,
+            RULES.allowed_tokens,
             None,
             None,
             totals,
@@ -251,7 +253,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(rolled):
 
 @pytest.mark.parametrize(("logprob", "skipped"), [(-jnp.inf, 0), (jnp.inf, 0), (jnp.nan, 1)])
 def test_a_log_probability_that_is_no_number_spoils_no_parameter(rolled, logprob, skipped):
-    scores = learning.score_batch(WORLD.params, rolled, RULES.legal, spec=SPEC)
+    scores = learning.score_batch(WORLD.params, rolled, RULES.allowed_tokens, spec=SPEC)
     first = scores.thinking.at[0, 0].set(logprob)
     negative = dataclasses.replace(
         rolled, thinking_advantages=-jnp.abs(rolled.thinking_advantages) - 1.0
@@ -259,7 +261,7 @@ def test_a_log_probability_that_is_no_number_spoils_no_parameter(rolled, logprob
     after, metrics = learning.train_step(
         state_of(),
         negative,
-        RULES.legal,
+        RULES.allowed_tokens,
         dataclasses.replace(scores, thinking=first),
         None,
         spec=SPEC,
@@ -273,7 +275,14 @@ def test_a_log_probability_that_is_no_number_spoils_no_parameter(rolled, logprob
 
 def test_state_buffers_are_donated(rolled):
     lowered = learning.train_step.lower(
-        state_of(), rolled, RULES.legal, None, None, spec=SPEC, policy_tx=TX, head_tx=HEAD_TX
+        state_of(),
+        rolled,
+        RULES.allowed_tokens,
+        None,
+        None,
+        spec=SPEC,
+        policy_tx=TX,
+        head_tx=HEAD_TX,
     )
     held = sum(x.nbytes for x in jax.tree.leaves(state_of()))
     assert lowered.compile().memory_analysis().alias_size_in_bytes >= 0.95 * held

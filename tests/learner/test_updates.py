@@ -16,7 +16,7 @@ from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.updates import Updates
 from bacr_jax.model import value
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from rollout_world import World, make_prompts, make_rules
 
 WORLD, RULES = World(), make_rules()
@@ -50,7 +50,7 @@ def rolled():
         jax.random.key(5),
         spec=WORLD.spec(8),
         rules=RULES,
-        how=sampler(1.0),
+        sampling=sampling_params(1.0),
         phi_of=WORLD.phi_of,
     )
     rng = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def state_of(head=HEAD, policy_tx=SGD, head_tx=SGD):
 
 def updates(spec=SPEC, policy_tx=SGD, head_tx=SGD, **config):
     settings = TrainConfig(**{"minibatches": 1} | config)
-    return Updates(spec, settings, policy_tx, head_tx, RULES.legal)
+    return Updates(spec, settings, policy_tx, head_tx, RULES.allowed_tokens)
 
 
 def gradient(batch, spec=SPEC, head=HEAD, **config):
@@ -180,7 +180,7 @@ def numpy_loss(new, old, ref, sampled, advantages, mask, totals, loss):
 def test_the_objective_written_out(rolled, kind):
     loss = LossConfig(entropy_coef=0.0, kl_coef=0.7, kl_kind=kind, importance_cap=1.1, clip_low=0.1)
     spec = dataclasses.replace(SPEC, loss=loss, value=None)
-    scores = learning.score_batch(WORLD.params, rolled, RULES.legal, spec=SPEC)
+    scores = learning.score_batch(WORLD.params, rolled, RULES.allowed_tokens, spec=SPEC)
     rng = np.random.default_rng(1)
     shift = lambda s, scale: dataclasses.replace(
         scores,
@@ -197,7 +197,9 @@ def test_the_objective_written_out(rolled, kind):
     advantages = np.concatenate([rolled.thinking_advantages, answers], 1)
     totals = denominators(rolled, spec=spec)
     evaluate = jax.jit(objective, static_argnames=("spec",))
-    found, metrics = evaluate(WORLD.params, None, rolled, RULES.legal, old, ref, totals, spec=spec)
+    found, metrics = evaluate(
+        WORLD.params, None, rolled, RULES.allowed_tokens, old, ref, totals, spec=spec
+    )
     want = numpy_loss(
         joined(scores), joined(old), joined(ref), sampled, advantages, mask, 8 * 12, loss
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.data import ledger
-from bacr_jax.data.prompts import FORMATS, encode_prompts, encode_text, legal_tokens
+from bacr_jax.data.prompts import FORMATS, allowed_tokens, encode_prompts, encode_text
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
 from bacr_jax.rollout.generate import Rollout
@@ -66,8 +66,8 @@ def test_a_user_declares_the_budget_by_a_longer_prompt(tokenizer):
 
 def test_the_ledgers_tag_may_be_sampled_in_this_format_only(tokenizer):
     close = ledger.ID["h"]
-    assert legal_tokens(tokenizer, FORMATS["ledger_budget"], len(tokenizer))[close]
-    assert not legal_tokens(tokenizer, FORMATS["ledger"], len(tokenizer))[close]
+    assert allowed_tokens(tokenizer, FORMATS["ledger_budget"], len(tokenizer))[close]
+    assert not allowed_tokens(tokenizer, FORMATS["ledger"], len(tokenizer))[close]
 
 
 def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_path):
@@ -106,10 +106,10 @@ def rollout_of(tokenizer, texts, closed):
     tokens = np.zeros((len(rows), max(map(len, rows)) + 2), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
-    bridges = [encode(("<answer>" if c else "</think><answer>") + a + "</answer>")
+    suffixes = [encode(("<answer>" if c else "</think><answer>") + a + "</answer>")
                for (_, _, a), c in zip(texts, closed)]  # fmt: skip
     answers = np.zeros((len(rows), 1, 5), np.int32)
-    for i, row in enumerate(bridges):
+    for i, row in enumerate(suffixes):
         answers[i, 0, : len(row)] = row
     thinking = np.array([len(encode(t)) for _, t, _ in texts])
     lengths = np.array([len(p) for p in prompts])
@@ -120,7 +120,7 @@ def rollout_of(tokenizer, texts, closed):
         close=np.where(closed, CLOSED_BY_TAG, CLOSED_BY_BUDGET), budgets=thinking, logprobs=None,
     )  # fmt: skip
     branches = Branches(
-        tokens=answers, context=None, bridge=column([1 if c else 2 for c in closed]),
+        tokens=answers, context=None, suffix=column([1 if c else 2 for c in closed]),
         sampled=column([2] * len(rows)), finished=None, source=None, logprobs=None,
     )  # fmt: skip
     return Rollout(trunks, branches, {})

@@ -24,7 +24,7 @@ def plain(hidden, head, temperature):
 def test_values_and_gradients_equal_the_plain_form(chunk, temperature):
     def chunked(hidden, head):
         return token_logprobs(
-            hidden, head, TARGETS, legal=LEGAL, temperature=temperature, chunk=chunk
+            hidden, head, TARGETS, allowed_tokens=LEGAL, temperature=temperature, chunk=chunk
         )
 
     for found, want in zip(chunked(HIDDEN, HEAD), plain(HIDDEN, HEAD, temperature)):
@@ -37,7 +37,9 @@ def test_values_and_gradients_equal_the_plain_form(chunk, temperature):
 
 
 def test_illegal_ids_get_no_probability_and_no_gradient():
-    grad = jax.grad(lambda head: token_logprobs(HIDDEN, head, TARGETS, legal=LEGAL)[0].sum())(HEAD)
+    grad = jax.grad(
+        lambda head: token_logprobs(HIDDEN, head, TARGETS, allowed_tokens=LEGAL)[0].sum()
+    )(HEAD)
     assert (grad[7:] == 0).all() and np.isfinite(grad).all()
 
 

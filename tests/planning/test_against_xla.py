@@ -6,11 +6,11 @@ A minute or two each on two cores.
 """
 
 import pytest
-from plan_world import SEVEN
 
 from bacr_jax import plan
 from bacr_jax.planning import compiling, costs, memory
 from bacr_jax.planning.devices import DEVICES
+from plan_world import SEVEN
 
 pytestmark = [
     pytest.mark.slow,

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from plan_world import mesh, workload
 
 from bacr_jax.model import qwen2
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.planning import costs
 from bacr_jax.planning.devices import DEVICES
+from plan_world import mesh, workload
 
 # Parameters of the released checkpoints.
 SEVEN_B, FOURTEEN_B = 7_615_616_512, 14_770_033_664

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_world import mesh, workload
 
 from bacr_jax.planning import costs, memory
+from plan_world import mesh, workload
 
 SEVEN_B = 7_615_616_512
 POLICY = SEVEN_B + 2 * 3584**2 + 28 * 3584

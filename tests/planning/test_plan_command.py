@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from plan_world import QUICKSTART, SEVEN
 
 from bacr_jax import __main__, plan
 from bacr_jax.errors import UserError
 from bacr_jax.planning import compiling
 from bacr_jax.planning.compiling import Measured
 from bacr_jax.planning.devices import GIB
+from plan_world import QUICKSTART, SEVEN
 
 
 def run(capsys, *arguments, config=SEVEN, compiler="none"):

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.planning import workload as reading
+from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
 
 def shape_of(*overrides, config=SEVEN):
@@ -71,8 +71,8 @@ def test_the_procedural_task_brings_its_own_vocabulary():
 def test_portions_of_the_papers_run():
     work = workload()
     assert (work.rows, work.update_rows, work.micro_rows, work.slots) == (512, 256, 16, 512)
-    # 1024 of prompt, 4096 of thinking, four times 128 of answer behind a bridge.
-    assert work.row_tokens == 5120 + 4 * (128 + reading.BRIDGE_TOKENS)
+    # 1024 of prompt, 4096 of thinking, four times 128 of answer behind a suffix.
+    assert work.row_tokens == 5120 + 4 * (128 + reading.SUFFIX_TOKENS)
 
 
 def test_portions_are_never_larger_than_the_whole():
@@ -106,6 +106,6 @@ def test_the_bridge_has_room_for_the_real_one():
     if not file.is_file():
         pytest.skip(f"needs a Qwen2.5 tokenizer: {file} is not there (set BACR_SHARED_DATA)")
     tokenizer, style = Tokenizer.from_file(str(file)), FORMATS["think_answer"]
-    bridges = (style.bridge_forced, style.bridge_natural)
-    tokens = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in bridges]
-    assert 1 < max(tokens) <= reading.BRIDGE_TOKENS
+    suffixes = (style.forced_suffix, style.natural_suffix)
+    tokens = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in suffixes]
+    assert 1 < max(tokens) <= reading.SUFFIX_TOKENS

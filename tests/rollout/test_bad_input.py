@@ -9,7 +9,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import NO_BUDGET
 from rollout_world import VOCAB, make_prompts, make_rules
 
@@ -23,7 +23,7 @@ def roll(world, *, prompts=None, budgets=(4, 5, 6), cuts=None, rules=None, param
         jax.random.key(0),
         spec=kwargs.pop("spec", world.spec()),
         rules=rules or make_rules(),
-        how=sampler(1.0),
+        sampling=sampling_params(1.0),
         phi_of=world.phi_of,
         rows=np.array([70, 71, 72]),
         **kwargs,
@@ -60,7 +60,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(world):
 
 def test_rules_of_another_vocabulary_are_refused(world):
     rules = make_rules()
-    rules = dataclasses.replace(rules, legal=jnp.ones(VOCAB + 1, bool))
+    rules = dataclasses.replace(rules, allowed_tokens=jnp.ones(VOCAB + 1, bool))
     with pytest.raises(UserError, match=f"know {VOCAB + 1} token ids, the model has {VOCAB}"):
         roll(world, rules=rules)
 
@@ -87,6 +87,6 @@ def test_only_the_row_with_broken_logits_is_blamed(world):
     prompts = make_prompts([2, 3, 1], 3)
     prompts.tokens[:] = 6
     prompts.tokens[1, 0] = 7
-    rules = make_rules(legal=np.arange(VOCAB) == 6)
+    rules = make_rules(allowed_tokens=np.arange(VOCAB) == 6)
     with pytest.raises(UserError, match=r"row 71: logits are not finite .* \(1 such rows\)"):
         roll(world, params=poisoned, prompts=prompts, rules=rules, budgets=(4, NO_BUDGET, 4))

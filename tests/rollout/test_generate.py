@@ -1,4 +1,4 @@
-"""Budgets that hold to the token, bridges, and rows that do not notice their neighbours."""
+"""Budgets that hold to the token, suffixes, and rows that do not notice their neighbours."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bacr_jax.data.decode_rules import decode_rules
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
 from rollout_world import (
     ANSWER,
@@ -30,7 +30,7 @@ def quarters(budgets):
     return np.ceil(np.asarray(budgets)[:, None] * np.arange(1, 5) / 4).astype(int)
 
 
-def roll(world, prompts, budgets, *, rules=None, key=3, cuts=None, how=None, **kwargs):
+def roll(world, prompts, budgets, *, rules=None, key=3, cuts=None, sampling=None, **kwargs):
     return generate(
         world.decode,
         prompts,
@@ -39,7 +39,7 @@ def roll(world, prompts, budgets, *, rules=None, key=3, cuts=None, how=None, **k
         jax.random.key(key),
         spec=kwargs.pop("spec", world.spec()),
         rules=rules or make_rules(),
-        how=how or sampler(1.0),
+        sampling=sampling or sampling_params(1.0),
         phi_of=world.phi_of,
         **kwargs,
     )
@@ -88,11 +88,11 @@ def test_every_branch_has_one_bridge_and_hangs_at_its_cut(world, rows, key):
             natural = whole and t.close[i] == CLOSED_BY_TAG
             kept = t.sampled[i] if natural else min(cut, t.thinking[i])
             assert br.context[i, j] == lengths[i] + kept
-            bridge = [ANSWER] if natural else [CLOSE, ANSWER]
-            assert br.bridge[i, j] == len(bridge)
+            suffix = [ANSWER] if natural else [CLOSE, ANSWER]
+            assert br.forced[i, j] == len(suffix)
             row = br.tokens[i, j]
-            np.testing.assert_array_equal(row[: len(bridge)], bridge)
-            sampled = row[len(bridge) : len(bridge) + br.sampled[i, j]]
+            np.testing.assert_array_equal(row[: len(suffix)], suffix)
+            sampled = row[len(suffix) : len(suffix) + br.sampled[i, j]]
             assert 1 <= len(sampled) <= 3
             ends = np.isin(sampled, [ANSWER_CLOSE, EOS])
             assert br.finished[i, j] == ends[-1] and not ends[:-1].any()
@@ -120,7 +120,7 @@ def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
     np.testing.assert_array_equal(many.trunks.tokens, one.trunks.tokens)
     assert many.counters["prefill_tokens"] == one.counters["prefill_tokens"]
     by_cut = jax.tree.map(lambda x: x.reshape(16, 4, 3, *x.shape[2:]), many.branches)
-    for name in ("context", "bridge"):
+    for name in ("context", "forced"):
         here, alone = getattr(by_cut, name), getattr(one.branches, name)
         np.testing.assert_array_equal(here, np.repeat(alone[..., None], 3, axis=2))
     # The first is the answer that is drawn where only one is asked for.
@@ -145,13 +145,13 @@ def test_several_answers_are_the_same_in_any_company(world):
 
 def test_a_closing_tag_of_two_tokens_is_not_counted_as_thinking(world):
     rules = make_rules(two_tokens([6, 7, 8, 9, 10], [11, 12, 13, 14, 15]))
-    # Hot enough that every legal token is about as likely as any other.
+    # Hot enough that every allowed token is about as likely as any other.
     result = roll(
         world,
         make_prompts([2] * 64, 2),
         [12] * 64,
         rules=rules,
-        how=sampler(100.0),
+        sampling=sampling_params(100.0),
         spec=world.spec(64),
     )
     t = result.trunks
@@ -192,7 +192,8 @@ def test_another_key_gives_other_text(world):
 def test_the_told_budget_changes_what_is_said(world):
     prompts = make_prompts([3] * 32, 3)
     short, long = (
-        roll(world, prompts, [b] * 32, how=sampler(0.0), spec=world.spec(32)) for b in (4, 12)
+        roll(world, prompts, [b] * 32, sampling=sampling_params(0.0), spec=world.spec(32))
+        for b in (4, 12)
     )
     assert (short.trunks.tokens[:, 3:7] != long.trunks.tokens[:, 3:7]).any()
 
@@ -202,7 +203,7 @@ def test_greedy_takes_the_most_likely_legal_token(world):
     from bacr_jax.model import qwen2
 
     prompts = make_prompts([4, 2], 4)
-    result = roll(world, prompts, [12, 12], how=sampler(0.0))
+    result = roll(world, prompts, [12, 12], sampling=sampling_params(0.0))
     for i in range(2):
         n, total = int(prompts.lengths[i]), int(result.trunks.sampled[i])
         row = jnp.asarray(result.trunks.tokens[i : i + 1, : n + total])
@@ -270,7 +271,7 @@ def test_a_row_without_a_budget_is_the_plain_model_up_to_the_cap(world):
         jax.random.key(3),
         spec=dataclasses.replace(world.spec(), conditioning=None),
         rules=make_rules(),
-        how=sampler(1.0),
+        sampling=sampling_params(1.0),
     )
     np.testing.assert_array_equal(told.trunks.tokens[0], plain.trunks.tokens[0])
     np.testing.assert_array_equal(told.trunks.budgets, [12, 12])
@@ -293,8 +294,8 @@ def test_streamed_tokens_are_the_sampled_ones_in_order(world):
 
 
 def test_counters_add_up(world):
-    """Token 6 alone is legal, so that every row runs to its budget."""
-    rules = make_rules(legal=np.arange(16) == 6)
+    """Token 6 alone is allowed, so that every row runs to its budget."""
+    rules = make_rules(allowed_tokens=np.arange(16) == 6)
     budgets = np.array([12, 12, 4, 4])
     found = roll(
         world,
@@ -309,7 +310,7 @@ def test_counters_add_up(world):
     assert found["forced_share"] == 1.0 and found["prefill_tokens"] == 8
     # four cuts of three answer tokens on each of four rows
     assert found["tokens"] == 32 + 4 * 4 * 3
-    # answers take the bridge of two and three tokens, the last of which is not fed: one chunk of 4
+    # answers take the suffix of two and three tokens, the last of which is not fed: one chunk of 4
     assert found["row_steps"] == 32 + 2 * (2 * 4) * 4
     assert found["wasted_share"] == pytest.approx(1 - 80 / 96)
 
@@ -339,12 +340,12 @@ def test_greedy_equals_transformers(tmp_path):
         )
 
     rules = decode_rules(
-        legal=np.arange(vocab) != 0,
+        allowed_tokens=np.arange(vocab) != 0,
         eos_ids=[0],
         think_close=never(),
         answer_close=never(),
-        bridge_forced=[1],
-        bridge_natural=[1],
+        forced_suffix=[1],
+        natural_suffix=[1],
     )
     ours = generate(
         decode,
@@ -354,7 +355,7 @@ def test_greedy_equals_transformers(tmp_path):
         jax.random.key(0),
         spec=RolloutSpec(config, None, max_thinking=64, answer_tokens=1, slots=6, refill=0.1),
         rules=rules,
-        how=sampler(0.0),
+        sampling=sampling_params(0.0),
     ).trunks
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for i, n in enumerate(lengths):

@@ -10,7 +10,7 @@ import jax, jax.numpy as jnp, numpy as np
 from bacr_jax import parallel
 from rollout_world import World, make_prompts, make_rules
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 
 world = World()
 prompts = make_prompts([1, 5, 3, 2, 4, 5, 1, 2, 3, 4, 5], 5)
@@ -21,7 +21,7 @@ def roll(params, mesh, **settings):
     spec = world.spec(8, mesh=mesh, refill=0.1, **settings)
     key = jax.random.key(3)
     return generate(params, prompts, budgets, cuts, key, spec=spec, rules=make_rules(),
-                    how=sampler(1.0), phi_of=world.phi_of)
+                    sampling=sampling_params(1.0), phi_of=world.phi_of)
 
 assert jax.device_count() == 8
 one = roll(world.decode, None)

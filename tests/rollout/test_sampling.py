@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bacr_jax.rollout.sampling import draw, row_keys, sampler, truncate
+from bacr_jax.rollout.sampling import draw, row_keys, truncate
 
 LOGITS = jnp.array([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
 LEGAL = jnp.array([True] * 5 + [False])
@@ -14,7 +14,7 @@ ROWS = 20_000
 
 
 def probabilities(temperature, top_p=1.0, top_k=0):
-    """By hand: softmax over legal tokens, then the k best, then the nucleus, renormalised."""
+    """By hand: softmax over allowed tokens, then the k best, then the nucleus, renormalised."""
     p = np.exp(np.array([2.0, 1.0, 0.5, 0.0, -1.0]) / temperature)
     p /= p.sum()
     keep = (np.cumsum(p) - p) < top_p
@@ -32,8 +32,8 @@ def test_frequencies_and_logprobs_match_the_distribution(how):
     tokens, logprobs = draw(
         keys,
         jnp.broadcast_to(LOGITS, (ROWS, 6)),
-        how=sampler(*how),
-        legal=LEGAL,
+        sampling=sampling_params(*how),
+        allowed_tokens=LEGAL,
         truncated=True,
     )
     p = probabilities(*how)
@@ -46,14 +46,16 @@ def test_frequencies_and_logprobs_match_the_distribution(how):
 
 def test_temperature_zero_is_certain_of_the_best_legal_token():
     keys = jax.random.split(jax.random.key(0), 3)
-    tokens, logprobs = draw(keys, jnp.broadcast_to(LOGITS, (3, 6)), how=sampler(0.0), legal=LEGAL)
+    tokens, logprobs = draw(
+        keys, jnp.broadcast_to(LOGITS, (3, 6)), sampling=sampling_params(0.0), allowed_tokens=LEGAL
+    )
     np.testing.assert_array_equal(tokens, [0, 0, 0])
     np.testing.assert_array_equal(logprobs, [0, 0, 0])
 
 
 def test_a_nucleus_always_holds_the_best_token_and_breaks_ties_by_id():
     scores = jnp.zeros((1, 4))
-    kept = np.asarray(truncate(scores, sampler(1.0, 0.3))) > -1e29
+    kept = np.asarray(truncate(scores, sampling_params(1.0, 0.3))) > -1e29
     np.testing.assert_array_equal(kept, [[True, True, False, False]])
 
 

@@ -143,7 +143,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from bacr_jax.config import Config
-from bacr_jax.run_folder import open_run
+from bacr_jax.runs.folder import open_run
 folder = open_run(Path(sys.argv[1]), Config())
 print("held", flush=True)
 sys.stdin.read()

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from bacr_jax.parallel.preemption import EXIT_CODE, Interrupted
+from bacr_jax.parallel.preemption import EXIT_CODE, Preempted
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.metrics import without_timings
@@ -46,13 +46,15 @@ class StopAt:
 
     def __init__(self, monkeypatch, metrics, steps, at):
         self.metrics, self.steps, self.left = metrics, steps, at
-        monkeypatch.setattr("bacr_jax.parallel.preemption.Interruption.poll", lambda _: self.poll())
+        monkeypatch.setattr(
+            "bacr_jax.parallel.preemption.PreemptionHandler.poll", lambda _: self.poll()
+        )
 
     def poll(self):
         logged = len(run_folder.read_lines(self.metrics))
         self.left -= logged >= self.steps
         if self.left == 0:
-            raise Interrupted("SIGTERM")
+            raise Preempted("SIGTERM")
 
 
 def train(*command):
@@ -251,8 +253,8 @@ def test_a_signal_in_the_warm_up_keeps_its_steps(config, tmp_path):
 
 STUBBORN = """
 import os, signal, sys, time
-from bacr_jax.interruption import Interruption
-with Interruption():
+from bacr_jax.interruption import PreemptionHandler
+with PreemptionHandler():
     print("listening", flush=True)
     time.sleep(60)
     time.sleep(60)

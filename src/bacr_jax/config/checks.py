@@ -151,7 +151,7 @@ def _bounds(interval: str) -> tuple[float, float, bool, bool]:
     return float(low), float(high), interval[0] == "[", interval[-1] == "]"
 
 
-def _legal(value: int | float, interval: str) -> bool:
+def _inside(value: int | float, interval: str) -> bool:
     low, high, with_low, with_high = _bounds(interval)
     if value in (low, high):
         return (value == low and with_low) or (value == high and with_high)
@@ -183,7 +183,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
         interval = BOUNDS.get(key, "(-inf, inf)")
         for number in value if isinstance(value, tuple) else (value,):
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            if is_number and not _legal(number, interval):
+            if is_number and not _inside(number, interval):
                 yield f"{key}: found {_shown(number)}; write {range_text(interval)}"
                 break
 
@@ -484,6 +484,6 @@ def check(config: Config) -> None:
     """
     found = list(problems(config))
     if found:
-        more = f" ({len(found) - 1} more to mend)" if len(found) > 1 else ""
+        more = f" ({len(found) - 1} more to fix)" if len(found) > 1 else ""
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in found[0])
         raise UserError(line + more)

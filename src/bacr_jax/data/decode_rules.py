@@ -1,4 +1,4 @@
-"""What a decoding loop must know of the vocabulary: legal ids, ends, stop strings and bridges."""
+"""What a decoding loop must know of the vocabulary: which ids, ends, stop strings, suffixes."""
 
 from typing import Any
 
@@ -32,25 +32,25 @@ class DecodeRules:
     """Vocabulary facts of a run, on the device.
 
     Attributes:
-      legal: ids that may be sampled.
+      allowed_tokens: ids that may be sampled.
       eos: ids that end the model's turn.
       think_close: automaton of the text that closes the thinking.
       answer_close: automaton of the text that closes the answer.
-      bridge_forced: ids put after thinking that was cut or left unclosed.
-      bridge_natural: ids put after thinking that the model closed itself.
+      forced_suffix: ids put after thinking that was cut or left unclosed.
+      natural_suffix: ids put after thinking that the model closed itself.
     """
 
-    legal: Bool[Array, "V"]
+    allowed_tokens: Bool[Array, "V"]
     eos: Bool[Array, "V"]
     think_close: Automaton
     answer_close: Automaton
-    bridge_forced: Int[Array, "F"]
-    bridge_natural: Int[Array, "N"]
+    forced_suffix: Int[Array, "F"]
+    natural_suffix: Int[Array, "N"]
 
     @property
-    def bridge_length(self) -> int:
-        """Width of the longer bridge."""
-        return max(self.bridge_forced.shape[0], self.bridge_natural.shape[0])
+    def suffix_length(self) -> int:
+        """Width of the longer suffix."""
+        return max(self.forced_suffix.shape[0], self.natural_suffix.shape[0])
 
 
 def automaton(table: Any) -> Automaton:
@@ -60,21 +60,21 @@ def automaton(table: Any) -> Automaton:
 
 def decode_rules(
     *,
-    legal: np.ndarray,
+    allowed_tokens: np.ndarray,
     eos_ids: Any,
     think_close: Any,
     answer_close: Any,
-    bridge_forced: Any,
-    bridge_natural: Any,
+    forced_suffix: Any,
+    natural_suffix: Any,
 ) -> DecodeRules:
     """Collects host tables into device arrays; see `DecodeRules`."""
-    eos = np.zeros(len(legal), bool)
+    eos = np.zeros(len(allowed_tokens), bool)
     eos[list(eos_ids)] = True
     return DecodeRules(
-        legal=jnp.asarray(legal, bool),
+        allowed_tokens=jnp.asarray(allowed_tokens, bool),
         eos=jnp.asarray(eos),
         think_close=automaton(think_close),
         answer_close=automaton(answer_close),
-        bridge_forced=jnp.asarray(bridge_forced, jnp.int32),
-        bridge_natural=jnp.asarray(bridge_natural, jnp.int32),
+        forced_suffix=jnp.asarray(forced_suffix, jnp.int32),
+        natural_suffix=jnp.asarray(natural_suffix, jnp.int32),
     )

@@ -105,8 +105,8 @@ class Environment:
         return [line for lines in (train, *tests) for line in lines]
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
-        """Text after each bridge, closing tag included if it was written; [B][M]."""
-        start = np.asarray(branches.bridge)
+        """Text after each suffix, closing tag included if it was written; [B][M]."""
+        start = np.asarray(branches.forced)
         stop = start + np.asarray(branches.sampled)
         tokens = np.asarray(branches.tokens)
         b, m, _ = tokens.shape
@@ -138,12 +138,12 @@ class Environment:
         texts = self.answer_texts(branches)
         b, m = np.asarray(branches.sampled).shape
         flat = [text for row in texts for text in row]
-        golds = [gold for gold in answers for _ in range(m)]
+        references = [gold for gold in answers for _ in range(m)]
         outcomes = np.zeros((b, m), np.float32)
         # Deadlines make two graders differ, so several processes ask one.
         if processes.is_first():
             poll = None if processes.several() else poll
-            verdicts = self.grader.grade(flat, golds, mode="strict", poll=poll)
+            verdicts = self.grader.grade(flat, references, mode="strict", poll=poll)
             outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
         return np.asarray(processes.from_first(outcomes))
 
@@ -218,7 +218,7 @@ def _load_both(
 
 
 def make_rules(tokenizer: Any, style: prompting.PromptFormat, vocab_size: int) -> DecodeRules:
-    """Vocabulary facts for decoding in a format: stop strings, ends, bridges."""
+    """Vocabulary facts for decoding in a format: stop strings, ends, suffixes."""
 
     def stops(text: str) -> Any:
         if not text:
@@ -226,12 +226,12 @@ def make_rules(tokenizer: Any, style: prompting.PromptFormat, vocab_size: int) -
         return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
 
     return decode_rules(
-        legal=prompting.legal_tokens(tokenizer, style, vocab_size),
+        allowed_tokens=prompting.allowed_tokens(tokenizer, style, vocab_size),
         eos_ids=prompting.eos_ids(tokenizer, style),
         think_close=stops(style.think_close),
         answer_close=stops(style.answer_close),
-        bridge_forced=prompting.encode_text(tokenizer, style.bridge_forced),
-        bridge_natural=prompting.encode_text(tokenizer, style.bridge_natural),
+        forced_suffix=prompting.encode_text(tokenizer, style.forced_suffix),
+        natural_suffix=prompting.encode_text(tokenizer, style.natural_suffix),
     )
 
 

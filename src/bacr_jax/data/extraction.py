@@ -18,12 +18,12 @@ def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
 def answer_text(
     tokenizer: Any, ids: Sequence[int], *, opened: str = "<answer>", closed: str = "</answer>"
 ) -> str:
-    """Text of an answer with the tag that the bridge opened, ready to be graded.
+    """Text of an answer with the tag that the suffix opened, ready to be graded.
 
     Args:
       tokenizer: the tokenizer that the ids belong to.
-      ids: sampled answer tokens, without the bridge.
-      opened: what the bridge ended with (`PromptFormat.answer_open`).
+      ids: sampled answer tokens, without the suffix.
+      opened: what the suffix ended with (`PromptFormat.answer_open`).
       closed: what ends the answer (`PromptFormat.answer_close`).
 
     Returns:

@@ -114,11 +114,13 @@ def load_table(
         _column(found, layout.answer, where, "answer", name)
     ids = _ids(rows, [column for column in layout.id if column in found], f"{name}-{split}")
     texts = [_text(row.get(question)) for row in rows]
-    golds = [_gold(row, answers) for row in rows]
-    kept = [i for i, (text, gold) in enumerate(zip(texts, golds, strict=True)) if text and gold]
+    references = [_gold(row, answers) for row in rows]
+    kept = [
+        i for i, (text, gold) in enumerate(zip(texts, references, strict=True)) if text and gold
+    ]
     left_out = tuple(
         LeftOut(ids[i], NO_GOLD if text else NO_QUESTION)
-        for i, (text, gold) in enumerate(zip(texts, golds, strict=True))
+        for i, (text, gold) in enumerate(zip(texts, references, strict=True))
         if not (text and gold)
     )
     if not kept:
@@ -135,7 +137,7 @@ def load_table(
     return QuestionSet(
         name=name,
         questions=[texts[i] for i in kept],
-        answers=[golds[i] for i in kept],
+        answers=[references[i] for i in kept],
         levels=levels,
         groups=_groups(levels, chosen, config, split),
         ids=chosen,

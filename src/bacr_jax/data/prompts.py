@@ -2,10 +2,10 @@ r"""Every string that stands around a question, its thinking and its answer.
 
 All methods, and all models of one format, see exactly these strings. A row of text is
 
-    prompt (ends with think_open) | thinking | bridge | answer answer_close
+    prompt (ends with think_open) | thinking | suffix | answer answer_close
 
-and the bridge is forced by the decoding loop: `bridge_forced` where the budget cut the thinking (or
-the turn ended without closing it), `bridge_natural` where the model wrote `think_close` itself.
+and the suffix is forced by the decoding loop: `forced_suffix` where the budget cut the thinking (or
+the turn ended without closing it), `natural_suffix` where the model wrote `think_close` itself.
 """
 
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ class PromptFormat:
       after: text after the question (inside the user's message with a chat template).
       think_open: end of the prompt; thinking follows.
       think_close: with this the model ends its thinking; empty: only by ending its turn.
-      answer_open: opens the answer; the last thing in both bridges, blanks aside.
+      answer_open: opens the answer; the last thing in both suffixes, blanks aside.
       answer_close: with this the model ends its answer.
-      bridge_forced: put after thinking that was cut.
-      bridge_natural: put after thinking that the model closed.
+      forced_suffix: put after thinking that was cut.
+      natural_suffix: put after thinking that the model closed.
       turn_end: tokens that end the turn, besides the tokenizer's own end token.
       unused: tokens that are never sampled, besides markup that is no part of the format.
       budget_close: ends the budget that the response declares first; empty: it declares none.
@@ -57,8 +57,8 @@ class PromptFormat:
     think_close: str = "</think>"
     answer_open: str = "<answer>"
     answer_close: str = "</answer>"
-    bridge_forced: str = ""
-    bridge_natural: str = ""
+    forced_suffix: str = ""
+    natural_suffix: str = ""
     turn_end: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     budget_close: str = ""
@@ -74,8 +74,8 @@ FORMATS = {
             name="ledger",
             before="<bos>",
             think_open="<think>",
-            bridge_forced="</think><answer>",
-            bridge_natural="<answer>",
+            forced_suffix="</think><answer>",
+            natural_suffix="<answer>",
             unused=("-", "f", "g", "h"),
         ),
         # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
@@ -84,8 +84,8 @@ FORMATS = {
             name="ledger_budget",
             before="<bos>",
             think_open="<think>g",
-            bridge_forced="</think><answer>",
-            bridge_natural="<answer>",
+            forced_suffix="</think><answer>",
+            natural_suffix="<answer>",
             unused=("-", "f", "g"),
             budget_close="h",
         ),
@@ -102,8 +102,8 @@ FORMATS = {
             ),
             think_open="<budget>",
             think_close="</solution>",
-            bridge_forced="\n</solution>\n<answer>\n",
-            bridge_natural="\n<answer>\n",
+            forced_suffix="\n</solution>\n<answer>\n",
+            natural_suffix="\n<answer>\n",
             turn_end=_QWEN_TURN_END,
             budget_close="</budget>\n<solution>\n",
         ),
@@ -118,8 +118,8 @@ FORMATS = {
                 "final answer between <answer> and </answer>."
             ),
             think_open="<think>\n",
-            bridge_forced="\n</think>\n<answer>\n",
-            bridge_natural="\n<answer>\n",
+            forced_suffix="\n</think>\n<answer>\n",
+            natural_suffix="\n<answer>\n",
             turn_end=_QWEN_TURN_END,
         ),
         # Untouched Instruct models: no tags, the thinking is the whole solution and ends with the
@@ -132,8 +132,8 @@ FORMATS = {
             think_close="",
             answer_open=r"\boxed{",
             answer_close="\n\n",
-            bridge_forced="\n\n**Final Answer**\n\\boxed{",
-            bridge_natural="\n\n**Final Answer**\n\\boxed{",
+            forced_suffix="\n\n**Final Answer**\n\\boxed{",
+            natural_suffix="\n\n**Final Answer**\n\\boxed{",
             turn_end=_QWEN_TURN_END,
         ),
     )
@@ -274,7 +274,7 @@ def _tokenise(
 
 
 def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
-    """Ids of a piece of text (a bridge), without anything added."""
+    """Ids of a piece of text (a suffix), without anything added."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return np.asarray(ids, np.int32)
 
@@ -296,7 +296,7 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
     return found
 
 
-def legal_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[np.ndarray, "V"]:
+def allowed_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[np.ndarray, "V"]:
     """Ids that may be sampled.
 
     Ids beyond the tokenizer (models pad their vocabulary) and markup (added tokens, such as those
@@ -308,15 +308,15 @@ def legal_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[n
       vocab_size: rows of the model's embedding.
 
     Returns:
-      True where legal.
+      True where allowed.
     """
     texts = vocabulary(tokenizer).texts
-    legal = np.zeros(vocab_size, bool)
-    legal[: len(texts)] = [bool(text) for text in texts]
-    written = style.think_close + style.bridge_forced + style.bridge_natural + style.answer_close
+    allowed = np.zeros(vocab_size, bool)
+    allowed[: len(texts)] = [bool(text) for text in texts]
+    written = style.think_close + style.forced_suffix + style.natural_suffix + style.answer_close
     for index, added in tokenizer.added_tokens_decoder.items():
-        legal[index] = added.content in written
+        allowed[index] = added.content in written
     unused = {text.encode() for text in style.unused}
-    legal[[index for index, text in enumerate(texts) if text in unused]] = False
-    legal[list(eos_ids(tokenizer, style))] = True
-    return legal
+    allowed[[index for index, text in enumerate(texts) if text in unused]] = False
+    allowed[list(eos_ids(tokenizer, style))] = True
+    return allowed

@@ -6,10 +6,10 @@ from typing import Any
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.intervals import bootstrap_intervals, columns, difference_intervals
 from bacr_jax.evaluation.metrics import anytime_weights
-from bacr_jax.evaluation.samples import Cell
+from bacr_jax.evaluation.samples import EvalSetting
 from bacr_jax.evaluation.summary import Graded, interval, number
 
-Results = Mapping[str, Mapping[Cell, Graded]]
+Results = Mapping[str, Mapping[EvalSetting, Graded]]
 
 
 def check_comparable(

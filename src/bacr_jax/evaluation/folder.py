@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import Cell, Sample, batches
+from bacr_jax.evaluation.samples import EvalSetting, Sample, batches
 from bacr_jax.runs.folder import cannot_write, lock_folder, write_json
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
@@ -32,12 +32,12 @@ class Batch:
     """
 
     set: str
-    cell: Cell
+    cell: EvalSetting
     rows: Int[np.ndarray, "rows"]
     keys: list[tuple[str, str, int, str, int]]
 
 
-def plan(ids: Mapping[str, Sequence[str]], cells: Sequence[Cell], most: int) -> list[Batch]:
+def plan(ids: Mapping[str, Sequence[str]], cells: Sequence[EvalSetting], most: int) -> list[Batch]:
     """Every batch of an evaluation, in the order in which they are drawn.
 
     Args:
@@ -233,7 +233,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_samples(path: Path) -> dict[str, dict[Cell, list[Sample]]]:
+def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
     """Samples of a finished evaluation by set and cell, without their texts.
 
     Raises:
@@ -250,7 +250,7 @@ def read_samples(path: Path) -> dict[str, dict[Cell, list[Sample]]]:
             cells.setdefault((sample.mode, sample.budget), []).append(sample)
     return {
         name: {
-            Cell(mode, budget, len({sample.sample for sample in samples})): samples
+            EvalSetting(mode, budget, len({sample.sample for sample in samples})): samples
             for (mode, budget), samples in cells.items()
         }
         for name, cells in found.items()

@@ -31,8 +31,8 @@ from bacr_jax.evaluation.folder import (
 )
 from bacr_jax.evaluation.samples import (
     SAMPLED,
-    Cell,
     Decoder,
+    EvalSetting,
     Sample,
     cells_of,
     declaration,
@@ -73,7 +73,7 @@ class Work:
     tokenizer: Any
     sets: dict[str, Questions]
     chosen: dict[str, Int[np.ndarray, "n"]]
-    cells: list[Cell]
+    cells: list[EvalSetting]
     compared: dict[str, Path]
     labels: Path | None
     settings: dict[str, Any]
@@ -111,7 +111,7 @@ def _describe(questions: Questions, places: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _more_cells(config: Config, self_consistency: int | None) -> list[Cell]:
+def _more_cells(config: Config, self_consistency: int | None) -> list[EvalSetting]:
     """Cells that only serve votes at equal total tokens."""
     if self_consistency is None:
         return []
@@ -122,7 +122,7 @@ def _more_cells(config: Config, self_consistency: int | None) -> list[Cell]:
             f"{budgets[0]}; write at most {budgets[0]}, or larger budgets"
         )
     needed = {budget // self_consistency for budget in budgets} - set(budgets)
-    return [Cell(SAMPLED, budget, samples) for budget in sorted(needed)]
+    return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
 def _check_length(config: Config, tokenizer: Any, shape: Any, sets: dict[str, Questions]) -> None:
@@ -344,8 +344,8 @@ def run(
     try:
         if len(done) < len(planned):
             _draw_missing(work, environment, folder, progress, planned, done, poll)
-        found: dict[str, dict[Cell, Graded]] = {name: {} for name in work.sets}
-        gathered: dict[tuple[str, Cell], list[Sample]] = {}
+        found: dict[str, dict[EvalSetting, Graded]] = {name: {} for name in work.sets}
+        gathered: dict[tuple[str, EvalSetting], list[Sample]] = {}
         for batch, samples in zip(planned, done, strict=True):
             gathered.setdefault((batch.set, batch.cell), []).extend(samples)
         for (name, cell), samples in gathered.items():
@@ -378,7 +378,7 @@ def run(
 
 
 def _summary(
-    work: Work, environment: Environment, name: str, cells: dict[Cell, Graded]
+    work: Work, environment: Environment, name: str, cells: dict[EvalSetting, Graded]
 ) -> dict[str, Any]:
     questions = work.sets[name]
     grader = environment.graded_like(questions).grader
@@ -387,7 +387,7 @@ def _summary(
     return {**numbers, "note": questions.set.note}
 
 
-def _graded(folder: Path) -> dict[str, dict[Cell, Graded]]:
+def _graded(folder: Path) -> dict[str, dict[EvalSetting, Graded]]:
     return {
         name: {cell: graded(samples, cell) for cell, samples in cells.items()}
         for name, cells in read_samples(folder).items()

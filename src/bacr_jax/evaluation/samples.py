@@ -24,7 +24,7 @@ from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
 from bacr_jax.rollout.engine import RolloutSpec
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -32,7 +32,7 @@ CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: 
 
 
 @dataclass(frozen=True)
-class Cell:
+class EvalSetting:
     """Answers that are averaged together.
 
     Attributes:
@@ -58,7 +58,7 @@ class Sample:
       sample: number of the answer, 0 .. samples - 1.
       level: of the problem, 1 .. 5; 0: unknown.
       subject: of the problem; empty: unknown.
-      text: everything after the prompt: thinking, forced bridge, answer.
+      text: everything after the prompt: thinking, forced suffix, answer.
       extracted: the answer that the grader found.
       gold: the reference answer.
       correct: lenient verdict.
@@ -134,15 +134,15 @@ def subset(questions: Questions, size: int | None, seed: int) -> Int[np.ndarray,
     return np.sort(np.random.default_rng([seed, 7]).choice(n, size, replace=False))
 
 
-def cells_of(config: EvalConfig, *, greedy: bool = True) -> list[Cell]:
+def cells_of(config: EvalConfig, *, greedy: bool = True) -> list[EvalSetting]:
     """Cells in the order in which they are evaluated: greedy ones first, budgets rising."""
-    found = [Cell(GREEDY, budget, 1) for budget in config.budgets] if greedy else []
+    found = [EvalSetting(GREEDY, budget, 1) for budget in config.budgets] if greedy else []
     if config.samples:
-        found += [Cell(SAMPLED, budget, config.samples) for budget in config.budgets]
+        found += [EvalSetting(SAMPLED, budget, config.samples) for budget in config.budgets]
     return found
 
 
-def batches(problems: int, cell: Cell, most: int | None) -> list[Int[np.ndarray, "rows"]]:
+def batches(problems: int, cell: EvalSetting, most: int | None) -> list[Int[np.ndarray, "rows"]]:
     """Row numbers of a cell (problem x samples + sample), in batches of at most `most`."""
     rows = np.arange(problems * cell.samples)
     return [rows] if most is None else [rows[i : i + most] for i in range(0, len(rows), most)]
@@ -157,7 +157,7 @@ def declaration(
     return encode_text(tokenizer, f"{budget}{style.budget_close}")
 
 
-def told(
+def with_declared_budget(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
     """Prompts with the budget in them, where the format has a place for it.
@@ -186,7 +186,7 @@ def draw(
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
     rows: Int[np.ndarray, "rows"],
-    cell: Cell,
+    cell: EvalSetting,
     key: jax.Array,
     *,
     name: str,
@@ -215,13 +215,17 @@ def draw(
     budgets = np.full(len(rows), cell.budget, np.int32)
     rollout = generate(
         decoder.params,
-        told(questions.take(places), environment.tokenizer, style, config, cell.budget),
+        with_declared_budget(
+            questions.take(places), environment.tokenizer, style, config, cell.budget
+        ),
         budgets,
         budgets[:, None],
         jax.random.fold_in(key, cell.budget),
         spec=decoder.spec,
         rules=environment.rules,
-        how=sampler(0.0) if greedy else sampler(config.temperature, config.top_p),
+        sampling=sampling_params(0.0)
+        if greedy
+        else sampling_params(config.temperature, config.top_p),
         phi_of=decoder.phi_of,
         rows=rows.astype(np.int32),
         truncated=not greedy and config.top_p < 1.0,
@@ -230,7 +234,7 @@ def draw(
     trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
     begin = trunks.prompt_lengths
     end = begin + trunks.sampled
-    written = branches.bridge[:, 0] + branches.sampled[:, 0]
+    written = branches.forced[:, 0] + branches.sampled[:, 0]
 
     def text_of(i: int) -> str:
         thinking = trunks.tokens[i, begin[i] : end[i]].tolist()
@@ -239,12 +243,12 @@ def draw(
 
     texts = [text_of(i) for i in range(len(rows))]
     data = questions.set
-    golds = [data.answers[place] for place in places]
+    references = [data.answers[place] for place in places]
     grader = environment.graded_like(questions).grader
     graded_texts = [_for_grader(text, style) for text in texts]
     # Several processes wait for their graders for different times: none may poll there.
     polled = None if processes.several() else poll
-    verdicts = grader.grade(graded_texts, golds, mode=LENIENT, poll=polled)
+    verdicts = grader.grade(graded_texts, references, mode=LENIENT, poll=polled)
     return [
         Sample(
             set=name,
@@ -267,6 +271,6 @@ def draw(
             finished=bool(branches.finished[i, 0]),
         )
         for i, (row, place, text, gold, verdict) in enumerate(
-            zip(rows, places, texts, golds, verdicts, strict=True)
+            zip(rows, places, texts, references, verdicts, strict=True)
         )
     ]

@@ -17,7 +17,7 @@ from bacr_jax.evaluation.metrics import (
     majority_at_k_by_problem,
     pass_at_k_by_problem,
 )
-from bacr_jax.evaluation.samples import SAMPLED, Cell, Sample
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Sample
 
 # {mode: {budget: entry}}; what tables and pictures read.
 Summary = dict[str, dict[str, dict[str, Any]]]
@@ -61,7 +61,7 @@ class Graded:
         return self.correct.shape[1]
 
 
-def graded(samples: Sequence[Sample], cell: Cell) -> Graded:
+def graded(samples: Sequence[Sample], cell: EvalSetting) -> Graded:
     """Collects the samples of a cell, given problem by problem."""
     heads = samples[:: cell.samples]
 
@@ -242,7 +242,7 @@ def self_consistency(
 
 
 def summarise(
-    cells: Mapping[Cell, Graded],
+    cells: Mapping[EvalSetting, Graded],
     grader: Any,
     *,
     budgets: Sequence[int] | None = None,

@@ -22,9 +22,9 @@ class Batch:
       sampled: sampled thinking tokens (closing tag included).
       budgets: b of each row.
       cuts: b_j of each cut.
-      branches: bridge and answer of each cut.
+      branches: suffix and answer of each cut.
       context: trunk tokens each branch sees.
-      bridge: forced tokens of each branch; outside the loss.
+      forced: forced tokens of each branch; outside the loss.
       answered: sampled answer tokens; 0 where another cut's answer serves.
       thinking_advantages: advantage of the t-th sampled thinking token.
       answer_advantages: advantage of each answer.
@@ -42,7 +42,7 @@ class Batch:
     cuts: Int[Array, "B M"]
     branches: Int[Array, "B M A"]
     context: Int[Array, "B M"]
-    bridge: Int[Array, "B M"]
+    forced: Int[Array, "B M"]
     answered: Int[Array, "B M"]
     thinking_advantages: Float[Array, "B T"]
     answer_advantages: Float[Array, "B M"]
@@ -98,7 +98,7 @@ def make_batch(
         "cuts": cuts,
         "branches": branches.tokens,
         "context": branches.context,
-        "bridge": branches.bridge,
+        "forced": branches.forced,
         "answered": np.where(own, branches.sampled, 0),
         "thinking_advantages": thinking_advantages,
         "answer_advantages": answer_advantages,

@@ -72,8 +72,8 @@ class TokenScores:
 
 
 @pytree
-class Denominators:
-    """Denominators of the whole batch, so that a split into micro-batches changes nothing.
+class LossNormalizers:
+    """LossNormalizers of the whole batch, so that a split into micro-batches changes nothing.
 
     Attributes:
       tokens: of the aggregation of token losses.
@@ -98,7 +98,7 @@ def chunked_logprobs(
     head: Float[Array, "V D"],
     targets: Int[Array, "B T"],
     *,
-    legal: Bool[Array, "V"] | None,
+    allowed_tokens: Bool[Array, "V"] | None,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-probabilities and entropies, `spec.chunk` tokens a device at a time.
@@ -110,7 +110,7 @@ def chunked_logprobs(
       states: final states that predict a token each.
       head: output matrix.
       targets: the tokens.
-      legal: ids that can be drawn; None for all.
+      allowed_tokens: ids that can be drawn; None for all.
       spec: temperature, chunk and mesh.
     """
     b, t, _ = states.shape
@@ -125,7 +125,7 @@ def chunked_logprobs(
             states.reshape(b * width, -1),
             head,
             ids.reshape(-1),
-            legal=legal,
+            allowed_tokens=allowed_tokens,
             temperature=spec.temperature,
             chunk=b * width,
         )
@@ -147,12 +147,12 @@ def chunked_logprobs(
 
 
 def score_tokens(
-    params: Params, batch: Batch, legal: Bool[Array, "V"], *, spec: LearnerSpec
+    params: Params, batch: Batch, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> TokenScores:
     """Log-probabilities and entropies of every sampled token, in one pass over trunk and branches.
 
     The state that predicts thinking token t stands at prompt_length - 1 + t; the one that predicts
-    answer token t at bridge - 1 + t of its branch. Forced tokens are inputs only.
+    answer token t at suffix - 1 + t of its branch. Forced tokens are inputs only.
     """
     trunk_mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
@@ -178,7 +178,7 @@ def score_tokens(
     at = batch.prompt_lengths[:, None] + jnp.arange(t)
     thinking_states = jnp.take_along_axis(trunk, (at - 1)[..., None], axis=1, mode="clip")
     thinking_tokens = jnp.take_along_axis(batch.trunk, at, axis=1, mode="clip")
-    within = batch.bridge[..., None] + jnp.arange(a)
+    within = batch.forced[..., None] + jnp.arange(a)
     answer_states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
     answer_tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
     flat = lambda x: x.reshape(b, m * a, *x.shape[3:])
@@ -186,7 +186,7 @@ def score_tokens(
         jnp.concatenate([thinking_states, flat(answer_states)], axis=1),
         qwen2.output_head(params),
         jnp.concatenate([thinking_tokens, flat(answer_tokens)], axis=1),
-        legal=legal,
+        allowed_tokens=allowed_tokens,
         spec=spec,
     )
     fold = lambda x: (x[:, :t], x[:, t:].reshape(b, m, a))
@@ -214,12 +214,12 @@ def predict_values(
     return value.values(head, features)
 
 
-def denominators(batch: Batch, *, spec: LearnerSpec) -> Denominators:
-    """Denominators over all rows of an update."""
+def denominators(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
+    """LossNormalizers over all rows of an update."""
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     as_float = lambda x: jnp.asarray(x, jnp.float32)
-    return Denominators(tokens, as_float(mask.sum()), as_float(batch.returns.size))
+    return LossNormalizers(tokens, as_float(mask.sum()), as_float(batch.returns.size))
 
 
 def _joined(thinking: Array, answers: Array) -> Array:
@@ -239,10 +239,10 @@ def objective(
     policy: Params,
     head: Params | None,
     batch: Batch,
-    legal: Bool[Array, "V"],
+    allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
-    totals: Denominators,
+    totals: LossNormalizers,
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
@@ -252,7 +252,7 @@ def objective(
       policy: policy parameters.
       head: value head parameters; None when the method has none.
       batch: rows.
-      legal: ids the sampler may draw.
+      allowed_tokens: ids the sampler may draw.
       old: the policy's scores when the batch was sampled; None on the first update, where the
         ratio is exactly 1.
       reference: scores of the reference policy, needed with a KL term.
@@ -262,7 +262,7 @@ def objective(
     Returns:
       This part's share of the loss, and its share of each metric: both add up over micro-batches.
     """
-    scores = score_tokens(policy, batch, legal, spec=spec)
+    scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     new_thinking, new_answers = scores.thinking, scores.answers
     before = old if old is not None else jax.lax.stop_gradient(scores)

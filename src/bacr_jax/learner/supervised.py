@@ -44,7 +44,7 @@ def supervised_loss(
         mesh=spec.mesh,
     )
     logp, _ = chunked_logprobs(
-        hidden, qwen2.output_head(params), tokens[:, 1:], legal=None, spec=spec
+        hidden, qwen2.output_head(params), tokens[:, 1:], allowed_tokens=None, spec=spec
     )
     mask = loss_mask[:, 1:]
     return -jnp.where(mask, logp, 0.0).sum() / jnp.maximum(mask.sum(), 1)

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
-    Denominators,
     LearnerSpec,
+    LossNormalizers,
     TokenScores,
     denominators,
     objective,
@@ -93,16 +93,16 @@ def _apply(
 def gradients(
     state: TrainState,
     batch: Batch,
-    legal: Bool[Array, "V"],
+    allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
-    totals: Denominators,
+    totals: LossNormalizers,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments."""
     (_, metrics), (policy, head) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(
-        state.policy, state.head, batch, legal, old, reference, totals, spec=spec
+        state.policy, state.head, batch, allowed_tokens, old, reference, totals, spec=spec
     )
     policy, head = constrain((policy, head), spec.mesh)
     return Gradients(policy, head, metrics)
@@ -152,7 +152,7 @@ def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
 def train_step(
     state: TrainState,
     batch: Batch,
-    legal: Bool[Array, "V"],
+    allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
     *,
@@ -169,7 +169,7 @@ def train_step(
     Args:
       state: donated.
       batch: rows; `micro_batches` divides their number.
-      legal: ids the sampler may draw.
+      allowed_tokens: ids the sampler may draw.
       old: scores at sampling time; None on the first update of a batch (the ratio is then 1).
       reference: scores of the reference policy, for a KL term.
       spec: settings.
@@ -185,7 +185,7 @@ def train_step(
 
     def part(rows: tuple) -> Gradients:
         batch, old, reference = rows
-        return gradients(state, batch, legal, old, reference, totals, spec=spec)
+        return gradients(state, batch, allowed_tokens, old, reference, totals, spec=spec)
 
     rows = (batch, old, reference)
     if micro_batches == 1:
@@ -205,15 +205,15 @@ def accumulate(
     found: Gradients,
     state: TrainState,
     batch: Batch,
-    legal: Bool[Array, "V"],
+    allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
-    totals: Denominators,
+    totals: LossNormalizers,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Adds the gradients of one more micro-batch, of whatever shape; `found` is donated."""
-    part = gradients(state, batch, legal, old, reference, totals, spec=spec)
+    part = gradients(state, batch, allowed_tokens, old, reference, totals, spec=spec)
     return jax.tree.map(jnp.add, found, part)
 
 
@@ -247,13 +247,13 @@ def apply_gradients(
 def score_batch(
     policy: Params,
     batch: Batch,
-    legal: Bool[Array, "V"],
+    allowed_tokens: Bool[Array, "V"],
     *,
     spec: LearnerSpec,
     micro_batches: int = 1,
 ) -> TokenScores:
     """Scores under given parameters: old log-probabilities by the learner's own forward pass."""
-    score = lambda rows: score_tokens(policy, rows, legal, spec=spec)
+    score = lambda rows: score_tokens(policy, rows, allowed_tokens, spec=spec)
     if micro_batches == 1:
         return score(batch)
     scores = jax.lax.map(score, _split(batch, micro_batches, spec))

@@ -23,7 +23,7 @@ from bacr_jax.learner.micro_batches import (
     has_advantage,
     micro_batches,
 )
-from bacr_jax.learner.objective import Denominators, LearnerSpec, denominators
+from bacr_jax.learner.objective import LearnerSpec, LossNormalizers, denominators
 from bacr_jax.learner.train_step import Metrics, TrainState
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import place, processes, row_shards, rows
@@ -40,14 +40,14 @@ class Updates:
       config: minibatches and micro-batches.
       policy_tx: optimizer of the policy.
       head_tx: optimizer of the value head.
-      legal: ids the sampler may draw.
+      allowed_tokens: ids the sampler may draw.
     """
 
     spec: LearnerSpec
     config: TrainConfig
     policy_tx: optax.GradientTransformation
     head_tx: optax.GradientTransformation
-    legal: Any
+    allowed_tokens: Any
     _metrics: tuple[str, ...] = ()
 
     def __call__(
@@ -112,7 +112,7 @@ class Updates:
         micro = max(size // (self.config.micro_batch_rows or size), 1)
         placed = self._place(part)
         score = lambda policy: learning.score_batch(
-            policy, placed, self.legal, spec=self.spec, micro_batches=micro
+            policy, placed, self.allowed_tokens, spec=self.spec, micro_batches=micro
         )
         old = None if sampled_by is None else score(sampled_by.policy)
         of_reference = None if reference is None else score(reference)
@@ -121,7 +121,7 @@ class Updates:
             return learning.train_step(
                 train,
                 placed,
-                self.legal,
+                self.allowed_tokens,
                 old,
                 of_reference,
                 **self._optimizers(),
@@ -140,7 +140,9 @@ class Updates:
         self, micro: Batch, sampled_by: TrainState | None, reference: Any
     ) -> tuple[Batch, Any, Any]:
         micro = self._place(micro)
-        score = lambda policy: learning.score_batch(policy, micro, self.legal, spec=self.spec)
+        score = lambda policy: learning.score_batch(
+            policy, micro, self.allowed_tokens, spec=self.spec
+        )
         old = None if sampled_by is None else score(sampled_by.policy)
         return micro, old, None if reference is None else score(reference)
 
@@ -159,7 +161,7 @@ class Updates:
 
         return step
 
-    def _totals(self, part: Batch, keep: np.ndarray | None) -> Denominators:
+    def _totals(self, part: Batch, keep: np.ndarray | None) -> LossNormalizers:
         """Those of all rows, so that rows left out change nothing; metrics are of rows kept."""
         whole = _denominators(part, spec=self.spec)
         if keep is None:
@@ -171,12 +173,12 @@ class Updates:
         self,
         train: TrainState,
         scored: list[tuple[Batch, Any, Any]],
-        totals: Denominators,
+        totals: LossNormalizers,
         update_policy: bool,
     ) -> tuple[TrainState, Metrics]:
         found = self._zeros(train)
         for micro, old, reference in scored:
-            given = (micro, self.legal, old, reference, totals)
+            given = (micro, self.allowed_tokens, old, reference, totals)
             found = learning.accumulate(found, train, *given, spec=self.spec)
         return learning.apply_gradients(
             train, found, **self._optimizers(), update_policy=update_policy
@@ -188,7 +190,7 @@ class Updates:
         totals = self._totals(batch, None)
         for micro in empty_micro_batches(batch, self._shapes()):
             scored = self._scored(micro, train if several else None, reference)
-            given = (train, scored[0], self.legal, *scored[1:], totals)
+            given = (train, scored[0], self.allowed_tokens, *scored[1:], totals)
             if not self._metrics:
                 shapes = jax.eval_shape(
                     functools.partial(learning.gradients, spec=self.spec), *given

@@ -211,7 +211,7 @@ def _guarded(name: str, what: str, call: Callable[[], Any]) -> Any:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
             f"method: {what} of {name!r} raised {type(error).__name__}: {reason} "
-            f"({Path(last.filename).name}, line {last.lineno}); mend the file"
+            f"({Path(last.filename).name}, line {last.lineno}); fix the file"
         ) from error
 
 

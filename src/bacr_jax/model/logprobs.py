@@ -13,7 +13,7 @@ _ILLEGAL = -1e30
 def masked_logits(
     hidden: Float[Array, "R D"],
     head: Float[Array, "V D"],
-    legal: Bool[Array, "V"] | None,
+    allowed_tokens: Bool[Array, "V"] | None,
     temperature: float = 1.0,
 ) -> Float[Array, "R V"]:
     """Logits / temperature in fp32, ids that may never be sampled pushed to the bottom."""
@@ -21,7 +21,7 @@ def masked_logits(
         "rd,vd->rv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32
     )
     scores = scores / temperature
-    return scores if legal is None else jnp.where(legal, scores, _ILLEGAL)
+    return scores if allowed_tokens is None else jnp.where(allowed_tokens, scores, _ILLEGAL)
 
 
 @jax.custom_vjp
@@ -71,7 +71,7 @@ def token_logprobs(
     head: Float[Array, "V D"],
     targets: Int[Array, "R"],
     *,
-    legal: Bool[Array, "V"] | None = None,
+    allowed_tokens: Bool[Array, "V"] | None = None,
     temperature: float = 1.0,
     chunk: int = 512,
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
@@ -84,7 +84,7 @@ def token_logprobs(
       hidden: final states of the rows that predict a token.
       head: output matrix.
       targets: the token each row must explain.
-      legal: ids that the sampler may draw; the same mask it uses.
+      allowed_tokens: ids that the sampler may draw; the same mask it uses.
       temperature: divides the logits, as in the sampler.
       chunk: rows per chunk.
 
@@ -96,7 +96,7 @@ def token_logprobs(
 
     def of_chunk(inputs: Any) -> tuple[Array, Array]:
         states, ids = inputs
-        return logprob_and_entropy(masked_logits(states, head, legal, temperature), ids)
+        return logprob_and_entropy(masked_logits(states, head, allowed_tokens, temperature), ids)
 
     if rows <= chunk:
         return of_chunk((hidden, targets))

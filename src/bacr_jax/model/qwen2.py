@@ -399,7 +399,7 @@ def forward_tree(
     Args:
       params: model parameters.
       trunk: prompt and thinking, right-padded, position == index.
-      branches: bridge and answer of each cut, right-padded.
+      branches: suffix and answer of each cut, right-padded.
       context: trunk tokens each branch sees; the branch's positions continue from there.
       config: shape.
       lengths: real trunk tokens per row.

@@ -15,11 +15,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SAME_REQUEST_SECONDS = 0.5
 
 
-class Interrupted(Exception):
+class Preempted(Exception):
     """The system has asked the process to end; its message is the signal's name."""
 
 
-class Interruption:
+class PreemptionHandler:
     """Notes the first signal, for `poll` to raise at a good moment; a second one ends the process.
 
     A context manager: outside of it signals do what they always do. A rollout or an evaluation is
@@ -32,7 +32,7 @@ class Interruption:
         self._at = 0.0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "PreemptionHandler":
         """Starts listening; in the main thread only, as Python has it."""
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -66,8 +66,8 @@ class Interruption:
         With several processes this is a collective: all must call it at the same places.
 
         Raises:
-          Interrupted: after a signal.
+          Preempted: after a signal.
         """
         number = processes.largest(self._number or 0)
         if number:
-            raise Interrupted(signal.Signals(number).name)
+            raise Preempted(signal.Signals(number).name)

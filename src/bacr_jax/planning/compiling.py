@@ -242,7 +242,7 @@ class Programs:
         import jax.numpy as jnp
 
         from bacr_jax.learner.batch import Batch
-        from bacr_jax.planning.workload import BRIDGE_TOKENS
+        from bacr_jax.planning.workload import SUFFIX_TOKENS
 
         config = self.config
         one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -258,9 +258,9 @@ class Programs:
             sampled=whole(),
             budgets=whole(),
             cuts=whole(cuts),
-            branches=whole(cuts, BRIDGE_TOKENS + answer),
+            branches=whole(cuts, SUFFIX_TOKENS + answer),
             context=whole(cuts),
-            bridge=whole(cuts),
+            forced=whole(cuts),
             answered=whole(cuts),
             thinking_advantages=real(thinking),
             answer_advantages=real(cuts),
@@ -374,16 +374,16 @@ class Programs:
         state = jax.eval_shape(lambda phi: slots(phi=phi), phi)
         over = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
         by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
-        laid_out = self._laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row))
+        sharded = self._laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row))
         per_layer = phi is not None and phi.ndim == 3
-        laid_out = dataclasses.replace(
-            laid_out,
+        sharded = dataclasses.replace(
+            sharded,
             cache=self._laid_out(state.cache, over(by_row, tensor)),
             phi=self._laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
         )
         return decoding.decode_chunk.lower(
             self._laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
-            laid_out,
+            sharded,
             self._whole(self.key, mesh),
             self._whole(self._rules(), mesh),
             self._whole(self._sampler(), mesh),
@@ -398,7 +398,7 @@ class Programs:
         import jax.numpy as jnp
 
         from bacr_jax.data.decode_rules import Automaton, DecodeRules
-        from bacr_jax.planning.workload import BRIDGE_TOKENS
+        from bacr_jax.planning.workload import SUFFIX_TOKENS
 
         vocabulary = self.learner.model.vocab_size
         array: Any = jax.ShapeDtypeStruct
@@ -409,15 +409,15 @@ class Programs:
             array((states, vocabulary), jnp.int32),
             array((states, vocabulary), bool),
         )
-        bridge = array((BRIDGE_TOKENS,), jnp.int32)
-        return DecodeRules(flags, flags, table, table, bridge, bridge)
+        suffix = array((SUFFIX_TOKENS,), jnp.int32)
+        return DecodeRules(flags, flags, table, table, suffix, suffix)
 
     def _sampler(self) -> Any:
         import jax
 
-        from bacr_jax.rollout.sampling import sampler
+        from bacr_jax.rollout.sampling import sampling_params
 
-        return jax.eval_shape(lambda: sampler(1.0))
+        return jax.eval_shape(lambda: sampling_params(1.0))
 
 
 def compile_programs(config: Config, vocabulary: int, devices: list[Any], names: Any) -> Any:

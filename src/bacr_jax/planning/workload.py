@@ -12,8 +12,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.model.sizes import PRESETS, Qwen2Config, preset
 
-# Tokens of the longer bridge, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
-BRIDGE_TOKENS = 8
+# Tokens of the longer suffix, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
+SUFFIX_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Workload:
 
     @property
     def branch(self) -> int:
-        """Tokens of a branch: bridge and answer."""
-        return BRIDGE_TOKENS + self.answer
+        """Tokens of a branch: suffix and answer."""
+        return SUFFIX_TOKENS + self.answer
 
     @property
     def trunk(self) -> int:
@@ -217,7 +217,7 @@ def workload_of(
     update = rows // train.minibatches
     mean, longest = _thinking(config)
     reference = config.loss.kl_coef > 0
-    branch = BRIDGE_TOKENS + rollout.answer_tokens
+    branch = SUFFIX_TOKENS + rollout.answer_tokens
     row = config.data.max_prompt_tokens + config.budget.max + branches * branch
     micro = min(train.micro_batch_rows or update, update)
     buckets = 1

@@ -70,7 +70,7 @@ def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
             if not isinstance(record.get(name), kind):
                 raise UserError(
                     f"{path}, line {number}: its field {name!r} is missing or no "
-                    f"{_KINDS[kind]}; mend or remove the line"
+                    f"{_KINDS[kind]}; fix or remove the line"
                 )
     return records
 

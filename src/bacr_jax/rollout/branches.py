@@ -21,8 +21,8 @@ from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.decode import lay_out, layer_phi, next_logits
-from bacr_jax.rollout.sampling import Sampler, draw, row_keys
+from bacr_jax.rollout.decode import layer_phi, next_logits, shard
+from bacr_jax.rollout.sampling import SamplingParams, draw, row_keys
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 
 
@@ -32,9 +32,9 @@ class BranchState:
 
     Attributes:
       cache: own keys and values per layer, [B, M, K, A, H] each.
-      tokens: bridge then answer.
+      tokens: suffix then answer.
       context: trunk positions visible.
-      bridge: forced tokens at the start.
+      forced: forced tokens at the start.
       sampled: answer tokens sampled so far.
       matched: state of the closing-tag automaton.
       ended: no token will be sampled any more.
@@ -49,7 +49,7 @@ class BranchState:
     cache: tuple[LayerCache, ...]
     tokens: Int[Array, "B M A"]
     context: Int[Array, "B M"]
-    bridge: Int[Array, "B M"]
+    forced: Int[Array, "B M"]
     sampled: Int[Array, "B M"]
     matched: Int[Array, "B M"]
     ended: Bool[Array, "B M"]
@@ -80,9 +80,9 @@ def open_branches(
     phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
     real: Bool[Array, "B"] | None = None,
 ) -> BranchState:
-    """Places a bridge at every cut.
+    """Places a suffix at every cut.
 
-    A cut at or past the natural end keeps the model's own closing text and gets the natural bridge;
+    A cut at or past the natural end keeps the model's own closing text and gets the natural suffix;
     any other cut ends the thinking with the forced one.
 
     Args:
@@ -100,13 +100,13 @@ def open_branches(
     """
     chex.assert_rank([cuts, rows], [2, 1])
     b, m = cuts.shape
-    width = rules.bridge_length + answer_tokens
+    width = rules.suffix_length + answer_tokens
     kept = jnp.minimum(cuts, trunks.thinking[:, None])
     whole = (kept == trunks.thinking[:, None]) & (trunks.close == CLOSED_BY_TAG)[:, None]
     context = trunks.prompt_lengths[:, None] + jnp.where(whole, trunks.sampled[:, None], kept)
     pad = lambda ids: jnp.zeros(width, jnp.int32).at[: ids.shape[0]].set(ids)
-    tokens = jnp.where(whole[..., None], pad(rules.bridge_natural), pad(rules.bridge_forced))
-    bridge = jnp.where(whole, rules.bridge_natural.shape[0], rules.bridge_forced.shape[0])
+    tokens = jnp.where(whole[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix))
+    suffix = jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0])
     own = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (b, m))
     source = first_equal(kept) if share else own
     shape = (b, m, config.num_kv_heads, width, config.head_dim)
@@ -117,7 +117,7 @@ def open_branches(
         cache=tuple(empty() for _ in range(config.num_layers)),
         tokens=tokens,
         context=context,
-        bridge=bridge,
+        forced=suffix,
         sampled=zeros,
         matched=zeros,
         ended=idle if real is None else idle | ~real[:, None],
@@ -139,11 +139,11 @@ def step(
     *,
     config: Qwen2Config,
     rules: DecodeRules,
-    how: Sampler,
+    sampling: SamplingParams,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
 ) -> BranchState:
-    """Feeds token `at` of every branch and samples token `at + 1` where the bridge is over."""
+    """Feeds token `at` of every branch and samples token `at + 1` where the suffix is over."""
     b, m, width = state.tokens.shape
     token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
     x = params.embed[token]
@@ -182,10 +182,12 @@ def step(
     logits = next_logits(params, x.reshape(b * m, -1), config)
     cut_keys = [row_keys(key, state.rows, state.sampled[:, j], 1 + j) for j in range(m)]
     keys = jnp.stack(cut_keys, axis=1).reshape(b * m)
-    drawn, logprob = draw(keys, logits, how=how, legal=rules.legal, truncated=truncated)
+    drawn, logprob = draw(
+        keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens, truncated=truncated
+    )
     drawn, logprob = drawn.reshape(b, m), logprob.reshape(b, m)
 
-    due = ~state.ended & (at + 1 >= state.bridge)
+    due = ~state.ended & (at + 1 >= state.forced)
     broken = due & ~jnp.isfinite(logprob)
     live = due & ~broken
     matched = jnp.where(live, rules.answer_close.next_state[state.matched, drawn], state.matched)
@@ -222,7 +224,7 @@ def branch_chunk(
     start: Int[Array, ""],
     key: Array,
     rules: DecodeRules,
-    how: Sampler,
+    sampling: SamplingParams,
     *,
     config: Qwen2Config,
     num_steps: int,
@@ -238,12 +240,12 @@ def branch_chunk(
         key=key,
         config=config,
         rules=rules,
-        how=how,
+        sampling=sampling,
         conditioning=conditioning,
         truncated=truncated,
     )
     advanced: BranchState = jax.lax.fori_loop(
-        0, num_steps, lambda i, s: lay_out(advance(s, start + i), mesh), state
+        0, num_steps, lambda i, s: shard(advance(s, start + i), mesh), state
     )
     return advanced
 
@@ -256,7 +258,7 @@ def branches_of(state: BranchState) -> Branches:
     return Branches(
         tokens=share(state.tokens),
         context=share(state.context),
-        bridge=share(state.bridge),
+        forced=share(state.forced),
         sampled=share(state.sampled),
         finished=share(state.finished),
         source=state.source,
@@ -272,7 +274,7 @@ def no_branches(rows: int) -> Branches:
     return Branches(
         tokens=text,
         context=none,
-        bridge=none,
+        forced=none,
         sampled=none,
         finished=flags,
         source=none,

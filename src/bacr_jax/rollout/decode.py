@@ -25,7 +25,7 @@ from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention, kv_cache, qwen2
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.sampling import Sampler, draw, row_keys
+from bacr_jax.rollout.sampling import SamplingParams, draw, row_keys
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts, Trunks, pytree
 
 Phi = Float[Array, "B D"] | Float[Array, "L B D"] | None
@@ -96,7 +96,7 @@ def next_logits(
     return jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
 
 
-def lay_out(state: Any, mesh: parallel.AnyMesh | None) -> Any:
+def shard(state: Any, mesh: parallel.AnyMesh | None) -> Any:
     """Inside jit: rows over data x fsdp, key/value heads over tensor where they divide."""
     if mesh is None or mesh.size == 1:
         return state
@@ -149,8 +149,8 @@ def empty(
         rows=zeros - 1,
         phi=None if phi is None else jnp.zeros_like(phi),
     )
-    laid_out: DecodeState = lay_out(state, mesh)
-    return laid_out
+    sharded: DecodeState = shard(state, mesh)
+    return sharded
 
 
 def prefill(
@@ -205,8 +205,8 @@ def prefill(
         cache.append(entry)
     last = jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1)
     arrivals = Arrivals(tuple(cache), next_logits(params, last[:, 0], config), phi)
-    laid_out: Arrivals = lay_out(arrivals, mesh)
-    return laid_out
+    sharded: Arrivals = shard(arrivals, mesh)
+    return sharded
 
 
 def insert(
@@ -258,8 +258,8 @@ def insert(
         rows=put(state.rows, rows),
         phi=phi,
     )
-    laid_out: DecodeState = lay_out(entered, mesh)
-    return laid_out
+    sharded: DecodeState = shard(entered, mesh)
+    return sharded
 
 
 def admit(
@@ -345,7 +345,7 @@ def step(
     *,
     config: Qwen2Config,
     rules: DecodeRules,
-    how: Sampler,
+    sampling: SamplingParams,
     conditioning: ConditioningConfig | None = None,
     truncated: bool = False,
 ) -> DecodeState:
@@ -355,7 +355,13 @@ def step(
     (CLOSED_BY_BUDGET, thinking == b). A tag that completes, at the b-th token too, closes it.
     """
     keys = row_keys(key, state.rows, state.sampled, 0)
-    token, logprob = draw(keys, state.logits, how=how, legal=rules.legal, truncated=truncated)
+    token, logprob = draw(
+        keys,
+        state.logits,
+        sampling=sampling,
+        allowed_tokens=rules.allowed_tokens,
+        truncated=truncated,
+    )
 
     broken = ~state.ended & ~jnp.isfinite(logprob)
     live = ~state.ended & ~broken
@@ -406,7 +412,7 @@ def decode_chunk(
     state: DecodeState,
     key: Array,
     rules: DecodeRules,
-    how: Sampler,
+    sampling: SamplingParams,
     *,
     config: Qwen2Config,
     num_steps: int,
@@ -421,7 +427,7 @@ def decode_chunk(
       state: rows in flight (donated).
       key: key of the call; tokens depend on (key, row id, position) alone.
       rules: vocabulary facts.
-      how: temperature and truncation.
+      sampling: temperature and truncation.
       config: model shape.
       num_steps: steps; the caches must be long enough for every position reached.
       conditioning: how phi joins the stream.
@@ -434,12 +440,12 @@ def decode_chunk(
         key=key,
         config=config,
         rules=rules,
-        how=how,
+        sampling=sampling,
         conditioning=conditioning,
         truncated=truncated,
     )
     advanced: DecodeState = jax.lax.fori_loop(
-        0, num_steps, lambda _, s: lay_out(advance(s), mesh), state
+        0, num_steps, lambda _, s: shard(advance(s), mesh), state
     )
     return advanced
 

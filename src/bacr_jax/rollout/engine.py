@@ -19,7 +19,7 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import decode
-from bacr_jax.rollout.sampling import Sampler
+from bacr_jax.rollout.sampling import SamplingParams
 from bacr_jax.rollout.scheduler import sizes, smallest_holding
 from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
 
@@ -113,21 +113,21 @@ class Engine:
         *,
         spec: RolloutSpec,
         rules: DecodeRules,
-        how: Sampler,
+        sampling: SamplingParams,
         phi_of: PhiOf | None,
         truncated: bool,
     ):
         mesh = spec.mesh
         if mesh is not None:
             everywhere = parallel.replicated(mesh)
-            key, rules, how = parallel.place((key, rules, how), everywhere)
+            key, rules, sampling = parallel.place((key, rules, sampling), everywhere)
         self.params, self.prompts, self.key = params, jax.tree.map(np.asarray, prompts), key
-        self.spec, self.rules, self.how, self.phi_of = spec, rules, how, phi_of
+        self.spec, self.rules, self.sampling, self.phi_of = spec, rules, sampling, phi_of
         self.width = self.prompts.tokens.shape[1]
         self.lengths = cache_lengths(spec, self.width)
         self.sizes = batch_sizes(spec)
         self.model = {"config": spec.config, "conditioning": spec.conditioning, "mesh": mesh}
-        self.sampling = {**self.model, "truncated": truncated}
+        self.statics = {**self.model, "truncated": truncated}
         self.state = _empty(
             config=spec.config,
             slots=spec.slots,
@@ -187,9 +187,9 @@ class Engine:
             self.state,
             self.key,
             self.rules,
-            self.how,
+            self.sampling,
             num_steps=self.spec.chunk,
-            **self.sampling,
+            **self.statics,
         )
 
     def open(
@@ -243,16 +243,16 @@ class Engine:
             np.int32(start),
             self.key,
             self.rules,
-            self.how,
+            self.sampling,
             num_steps=steps,
-            **self.sampling,
+            **self.statics,
         )
         return branches
 
     @property
     def answer_steps(self) -> tuple[int, int]:
         """Steps of a whole answer, and of one chunk."""
-        total = self.rules.bridge_length + self.spec.answer_tokens - 1
+        total = self.rules.suffix_length + self.spec.answer_tokens - 1
         return total, min(self.spec.chunk, total)
 
     def trunks(self, slots: np.ndarray) -> Trunks:

@@ -17,7 +17,7 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.engine import Engine, PhiOf, RolloutSpec, answers_of
-from bacr_jax.rollout.sampling import Sampler
+from bacr_jax.rollout.sampling import SamplingParams
 from bacr_jax.rollout.scheduler import Scheduler, smallest_holding
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
 
@@ -50,7 +50,7 @@ def precompile(
     *,
     spec: RolloutSpec,
     rules: DecodeRules,
-    how: Sampler,
+    sampling: SamplingParams,
     phi_of: PhiOf | None = None,
     truncated: bool = False,
     rows: int | None = None,
@@ -66,7 +66,7 @@ def precompile(
       num_cuts: M of the calls to come.
       spec: shapes.
       rules: vocabulary facts.
-      how: temperature and truncation; only its types matter.
+      sampling: temperature and truncation; only its types matter.
       phi_of: budget embedding; None for the plain model.
       truncated: apply top-k/top-p.
       rows: rows of the calls to come; with no more than there are slots nothing is refilled.
@@ -77,7 +77,7 @@ def precompile(
         jax.random.key(0),
         spec=spec,
         rules=rules,
-        how=how,
+        sampling=sampling,
         phi_of=phi_of,
         truncated=truncated,
     )
@@ -119,9 +119,9 @@ def _check(
       UserError: names the row.
     """
     tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
-    if rules.legal.shape[0] != spec.config.vocab_size:
+    if rules.allowed_tokens.shape[0] != spec.config.vocab_size:
         raise UserError(
-            f"rollout: rules know {rules.legal.shape[0]} token ids, the model has "
+            f"rollout: rules know {rules.allowed_tokens.shape[0]} token ids, the model has "
             f"{spec.config.vocab_size} rows of the embedding; build the rules with the model's "
             "vocab_size and a tokenizer that is no larger"
         )
@@ -177,7 +177,7 @@ def generate(
     *,
     spec: RolloutSpec,
     rules: DecodeRules,
-    how: Sampler,
+    sampling: SamplingParams,
     phi_of: PhiOf | None = None,
     rows: Int[np.ndarray, "B"] | None = None,
     truncated: bool = False,
@@ -197,7 +197,7 @@ def generate(
       key: key of this call.
       spec: shapes.
       rules: vocabulary facts.
-      how: temperature and truncation.
+      sampling: temperature and truncation.
       phi_of: maps budgets [B] to the budget embedding; None for the plain model.
       rows: global row ids; 0..B-1 by default.
       truncated: apply top-k/top-p.
@@ -219,7 +219,7 @@ def generate(
             key,
             spec=spec,
             rules=rules,
-            how=how,
+            sampling=sampling,
             phi_of=phi_of,
             truncated=truncated,
         )

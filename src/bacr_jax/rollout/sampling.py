@@ -14,7 +14,7 @@ _BLOCK = 256
 
 
 @pytree
-class Sampler:
+class SamplingParams:
     """How tokens are drawn.
 
     Attributes:
@@ -28,12 +28,12 @@ class Sampler:
     top_k: Int[Array, ""]
 
 
-def sampler(temperature: float, top_p: float = 1.0, top_k: int = 0) -> Sampler:
-    """A `Sampler` from Python numbers."""
-    return Sampler(jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k))
+def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:
+    """A `SamplingParams` from Python numbers."""
+    return SamplingParams(jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k))
 
 
-def truncate(scores: Float[Array, "R V"], how: Sampler) -> Float[Array, "R V"]:
+def truncate(scores: Float[Array, "R V"], sampling: SamplingParams) -> Float[Array, "R V"]:
     """Pushes tokens outside the top-k and outside the nucleus to the bottom.
 
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
@@ -43,8 +43,8 @@ def truncate(scores: Float[Array, "R V"], how: Sampler) -> Float[Array, "R V"]:
     mass = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(mass, axis=-1) - mass
     place = jnp.arange(scores.shape[-1])
-    limit = jnp.where(how.top_k > 0, how.top_k, scores.shape[-1])
-    count = jnp.maximum(((before < how.top_p) & (place < limit)).sum(-1, keepdims=True), 1)
+    limit = jnp.where(sampling.top_k > 0, sampling.top_k, scores.shape[-1])
+    count = jnp.maximum(((before < sampling.top_p) & (place < limit)).sum(-1, keepdims=True), 1)
     # One sort of the scores alone; who is kept follows from the lowest score kept.
     lowest = jnp.take_along_axis(ordered, count - 1, axis=-1)
     above, tied = scores > lowest, scores == lowest
@@ -107,8 +107,8 @@ def draw(
     keys: Array,
     logits: Float[Array, "R V"],
     *,
-    how: Sampler,
-    legal: Bool[Array, "V"],
+    sampling: SamplingParams,
+    allowed_tokens: Bool[Array, "V"],
     truncated: bool = False,
 ) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """One token per row.
@@ -116,19 +116,21 @@ def draw(
     Args:
       keys: one PRNG key per row; a row's draw depends on nothing else of the batch.
       logits: raw scores, fp32.
-      how: temperature and truncation.
-      legal: ids that may be drawn.
+      sampling: temperature and truncation.
+      allowed_tokens: ids that may be drawn.
       truncated: apply top-k and top-p (static: the sort costs time on large vocabularies).
 
     Returns:
       Token ids and their log-probability (nats) under the distribution drawn from, which for
       temperature 0 is certain (0). Logits that are not finite give a log-probability of NaN.
     """
-    chex.assert_rank([logits, legal], [2, 1])
-    greedy = how.temperature == 0
-    scaled = jnp.where(legal, logits / jnp.where(greedy, 1.0, how.temperature), _ILLEGAL)
+    chex.assert_rank([logits, allowed_tokens], [2, 1])
+    greedy = sampling.temperature == 0
+    scaled = jnp.where(
+        allowed_tokens, logits / jnp.where(greedy, 1.0, sampling.temperature), _ILLEGAL
+    )
     if truncated:
-        scaled = truncate(scaled, how)
+        scaled = truncate(scaled, sampling)
     random, logprob = categorical(keys, scaled)
     # The first of the largest; two plain reductions are several times faster than argmax on CPUs.
     v = scaled.shape[-1]

@@ -90,7 +90,7 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             if number == len(lines) and not unfinished:
                 break
             raise UserError(
-                f"{path}, line {number}: is not a JSON record; mend or remove the line"
+                f"{path}, line {number}: is not a JSON record; fix or remove the line"
             ) from None
         found.append((text, record))
     return found

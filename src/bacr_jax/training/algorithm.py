@@ -29,7 +29,7 @@ from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method, Observed
 from bacr_jax.oom import phase_memory
 from bacr_jax.rollout.generate import Rollout, generate, precompile
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.training import adapt
 from bacr_jax.training.dynamic_sampling import Asked, Plan, choose, wants_more
 from bacr_jax.training.logging import (
@@ -92,7 +92,11 @@ class Iteration:
         self.policy_tx = policy_optimizer(config.optimizer, total_steps * config.train.minibatches)
         self.head_tx = value_optimizer(config.value)
         self.updates = Updates(
-            policy.learner, config.train, self.policy_tx, self.head_tx, environment.rules.legal
+            policy.learner,
+            config.train,
+            self.policy_tx,
+            self.head_tx,
+            environment.rules.allowed_tokens,
         )
         self.key = jax.random.fold_in(jax.random.key(config.seed), 1)
         # With continuous difficulty every problem is a group of its own.
@@ -241,7 +245,7 @@ class Iteration:
         return {
             "spec": dataclasses.replace(self.policy.rollout, answers=count),
             "rules": self.environment.rules,
-            "how": sampler(self.config.rollout.temperature),
+            "sampling": sampling_params(self.config.rollout.temperature),
         }
 
     def next_in_order(
@@ -283,8 +287,8 @@ class Iteration:
     ) -> Float[np.ndarray, "Q G M A"]:
         """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host."""
         answers = self.environment.train.set.answers
-        golds = [answers[i] for i in self.rows_of(plan)]
-        outcomes = self.environment.verify(rollout.branches, golds, poll)
+        references = [answers[i] for i in self.rows_of(plan)]
+        outcomes = self.environment.verify(rollout.branches, references, poll)
         return outcomes.reshape(*plan.cuts.shape, self.method.answers)
 
     def observe(
@@ -458,8 +462,8 @@ class Iteration:
             **self.how(answers=1),
             phi_of=self.policy.phi_of(train.policy),
         )
-        golds = [questions.set.answers[i] for i in chosen]
-        outcomes = self.environment.verify(rollout.branches, golds)
+        references = [questions.set.answers[i] for i in chosen]
+        outcomes = self.environment.verify(rollout.branches, references)
         groups = jnp.asarray(self.levels[chosen])
         return groups, jnp.asarray(outcomes), int(rollout.counters["tokens"])
 

@@ -27,7 +27,7 @@ from bacr_jax.parallel import processes
 from bacr_jax.report import tables
 from bacr_jax.report.page import write_report
 from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.runs.health import Alarms
@@ -208,8 +208,8 @@ class Trainer:
         def style_accuracy_of(params: Any, style: ledger.Style) -> float:
             # The long style must be right where it matters most.
             level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
-            prompts, golds = styled_prompts(environment.train, style, level)
-            budgets = np.full(len(golds), config.budget.max, np.int32)
+            prompts, references = styled_prompts(environment.train, style, level)
+            budgets = np.full(len(references), config.budget.max, np.int32)
             rollout = generate(
                 self.policy.plain_decode_params(params),
                 prompts,
@@ -218,10 +218,10 @@ class Trainer:
                 key,
                 spec=dataclasses.replace(self.policy.rollout, conditioning=None, answers=1),
                 rules=environment.rules,
-                how=sampler(0.0),
+                sampling=sampling_params(0.0),
                 poll=self.poll,
             )
-            return float(environment.verify(rollout.branches, golds, self.poll).mean())
+            return float(environment.verify(rollout.branches, references, self.poll).mean())
 
         with (
             self.progress.phase("warm-up", config.warmup.steps) as phase,

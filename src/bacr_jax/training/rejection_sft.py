@@ -21,7 +21,7 @@ from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.methods.method import ColdStart
 from bacr_jax.rollout.generate import Rollout, generate
-from bacr_jax.rollout.sampling import sampler
+from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_TAG
 
 Params = dict[str, Any]
@@ -75,11 +75,11 @@ def answer_once(
         jax.random.fold_in(jax.random.key(config.seed), 8),
         spec=dataclasses.replace(policy.rollout, conditioning=None),
         rules=plain.rules,
-        how=sampler(config.rollout.temperature),
+        sampling=sampling_params(config.rollout.temperature),
         poll=poll,
     )
-    golds = [plain.train.set.answers[i] for i in asked]
-    right = plain.verify(rollout.branches, golds, poll)[:, 0]
+    references = [plain.train.set.answers[i] for i in asked]
+    right = plain.verify(rollout.branches, references, poll)[:, 0]
     correct, lengths = np.zeros(total, np.int64), np.zeros(total, np.int64)
     correct[asked] = right > 0.5
     lengths[asked] = (
@@ -93,7 +93,7 @@ def examples(
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Supervised rows from the correct responses that ended by themselves.
 
-        prompt | opening, thinking, closing tag | bridge | answer
+        prompt | opening, thinking, closing tag | suffix | answer
 
     Tokens that the decoding loop would force are not in the loss. Ids are those that were sampled;
     nothing is tokenised again but the opening and the tags.
@@ -112,7 +112,7 @@ def examples(
     """
     trunks, branches = answered.rollout.trunks, answered.rollout.branches
     encode = lambda text: encode_text(environment.tokenizer, text).tolist()
-    closing, bridge = encode(style.think_close), encode(style.bridge_natural)
+    closing, suffix = encode(style.think_close), encode(style.natural_suffix)
     rows = []
     for row, question in enumerate(answered.asked):
         if not answered.correct[question] or int(trunks.close[row]) != CLOSED_BY_TAG:
@@ -121,10 +121,10 @@ def examples(
         prompt = np.asarray(prompts.tokens[question])[: int(prompts.lengths[question])].tolist()
         begin, count = int(trunks.prompt_lengths[row]), int(trunks.thinking[row])
         thinking = np.asarray(trunks.tokens[row])[begin : begin + count].tolist()
-        at = int(branches.bridge[row, 0])
+        at = int(branches.forced[row, 0])
         answer = np.asarray(branches.tokens[row, 0])[at : at + int(branches.sampled[row, 0])]
         said = encode(start.opening(int(answered.lengths[question]))) + thinking + closing
-        parts = ((prompt, False), (said, True), (bridge, False), (answer.tolist(), True))
+        parts = ((prompt, False), (said, True), (suffix, False), (answer.tolist(), True))
         rows.append(([i for ids, _ in parts for i in ids], [on for ids, on in parts for _ in ids]))
     if not rows:
         raise UserError(

@@ -26,7 +26,7 @@ from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
-from bacr_jax.parallel.preemption import Interrupted
+from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import lock_folder, write_atomically
 from bacr_jax.types import Prompts
@@ -331,7 +331,7 @@ def warm_up(
                 measured = _until_style(run, style_accuracy_of)
             else:
                 measured = {"accuracy": _until_accurate(run, accuracy_of)}
-        except Interrupted:
+        except Preempted:
             run.save()
             raise
         finally:
