@@ -10,7 +10,7 @@ import numpy as np
 from bacr_jax.config import io as config_io
 from bacr_jax.learner.policy import initial_params, make_policy, random_head
 from bacr_jax.methods import Observed, load_method
-from bacr_jax.training.algorithm import Iteration
+from bacr_jax.training.run import init_state, make_run
 
 PRESETS = Path(__file__).parent.parent / "configs" / "methods"
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -51,8 +51,8 @@ class Odd:
         return {}
 
 
-def iteration_of(config, tokenizer_and_size, grader=None):
-    """An `Iteration` around a random policy, and its first state."""
+def run_of(config, tokenizer_and_size, grader=None):
+    """A `Run` around a random policy, and its first state."""
     import dataclasses
 
     from bacr_jax.data.environment import build_environment
@@ -62,9 +62,9 @@ def iteration_of(config, tokenizer_and_size, grader=None):
         environment = dataclasses.replace(environment, graders={environment.tolerance: grader})
     method = load_method(config)
     policy = make_policy(config, method, tokenizer_and_size[1])
-    iteration = Iteration(config, environment, method, policy, config.train.steps)
+    run = make_run(config, environment, method, policy, config.train.steps)
     params = initial_params(jax.random.key(2), policy, None)
-    return iteration, iteration.init_state(params, random_head(jax.random.key(3), policy))
+    return run, init_state(run, params, random_head(jax.random.key(3), policy))
 
 
 def seen(config, *, outcomes=None, seed=0, questions=None, answers=1, extra=None, fraction=0.5):

@@ -114,7 +114,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
 
     from bacr_jax.data import prompts as prompting
     from bacr_jax.data.environment import make_rules
-    from bacr_jax.data.extraction import answer_text, decode_ids
+    from bacr_jax.data.tokenizers import answer_text, decode_ids
     from bacr_jax.evaluation.job import open_decoder
     from bacr_jax.learner import policy as policies
     from bacr_jax.rollout.generate import generate

@@ -18,6 +18,7 @@ from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.runs.folder import open_run
 from bacr_jax.training.loop import Trainer
+from bacr_jax.training.start import initial_state
 
 CONFIG = """
 method: selfbudgeter
@@ -95,7 +96,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     with open_run(run, settings) as folder:
         trainer = Trainer(settings, folder)
         # A random policy answers nothing, so it can't be taught; the tag is what matters here.
-        state = trainer.iteration.init_state(trainer._initial_params(), None)
+        state = initial_state(trainer.run, folder, trainer.progress)
         with pytest.raises(KeyboardInterrupt):
             trainer.evaluate(state, 0, "before")
         trainer.save(state, 1)

@@ -10,7 +10,9 @@ import pytest
 from bacr_jax.data import ledger
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
-from methods_world import Odd, iteration_of, load
+from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.lines import plan_batch, round_keys
+from methods_world import Odd, load, run_of
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -28,7 +30,7 @@ def world(tmp_path_factory):
     own = ledger.ledger_tokenizer()
     folder = tmp_path_factory.mktemp("custom")
     config = load(folder, None, f"method={EXAMPLES / 'custom_method.py'}")
-    return iteration_of(config, (own, len(own)), Odd())
+    return run_of(config, (own, len(own)), Odd())
 
 
 def test_the_examples_are_short():
@@ -43,14 +45,15 @@ def test_the_examples_are_short():
 
 
 def test_a_file_named_in_the_config_trains(world):
-    iteration, state = world
-    assert iteration.method.name == "Brief BCAE"
+    run, state = world
+    assert run.method.name == "Brief BCAE"
     state = jax.tree.map(lambda x: x.copy() if hasattr(x, "copy") else x, state)
     start = jax.tree.map(np.array, state.train.policy)
-    state, metrics, rollout, outcomes = iteration.iterate(state, 0)
+    state, done = iterate(run, state, 0)
+    metrics = done.metrics
     assert 0 < metrics["brief/thinking_share"] <= 1
-    right = outcomes.reshape(-1)
-    used = np.asarray(rollout.trunks.thinking) / 12
+    right = done.outcomes.reshape(-1)
+    used = np.asarray(done.rollout.trunks.thinking) / 12
     np.testing.assert_allclose(
         metrics["reward/mean"], (right * (1.2 - 0.2 * used)).mean(), rtol=1e-5
     )
@@ -60,21 +63,29 @@ def test_a_file_named_in_the_config_trains(world):
 
 def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
     """The example step with the method's own questions and key makes the same update."""
-    iteration, state = world
+    run, state = world
     copy = lambda: jax.tree.map(lambda x: x.copy() if hasattr(x, "copy") else x, state)
-    plan_key, rollout_key = iteration.keys(0, 0)
-    plan = iteration._plan(state.curriculum, plan_key, iteration.group_of)
+    plan_key, rollout_key = round_keys(run.key, 0, 0)
+    plan = plan_batch(
+        state.curriculum,
+        plan_key,
+        run.group_of,
+        run.group_sizes,
+        method=run.method,
+        num_questions=run.config.rollout.questions,
+    )
     after, metrics, _ = module_of(EXAMPLES / "custom_step.py").step(
         copy().train,
-        iteration.policy,
-        iteration.environment,
+        run.policy,
+        run.environment,
         np.asarray(plan.questions),
         rollout_key,
         group_size=4,
-        policy_tx=iteration.policy_tx,
-        head_tx=iteration.head_tx,
+        policy_tx=run.policy_tx,
+        head_tx=run.value_tx,
     )
-    same, expected, _, _ = iteration.iterate(copy(), 0)
+    same, done = iterate(run, copy(), 0)
+    expected = done.metrics
     assert float(metrics["reward/mean"]) == pytest.approx(expected["reward/mean"], rel=1e-6)
     assert float(metrics["loss/policy"]) == pytest.approx(expected["loss/policy"], abs=1e-6)
     for a, b in zip(jax.tree.leaves(after.policy), jax.tree.leaves(same.train.policy)):

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from bacr_jax.data import ledger
-from methods_world import NAMES, PRESETS, Odd, iteration_of, load
+from bacr_jax.training.adapt import adapted
+from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.lines import plan_batch
+from methods_world import NAMES, PRESETS, Odd, load, run_of
 
 
 @pytest.fixture(scope="module")
@@ -17,23 +20,23 @@ def tokenizer():
     return own, len(own)
 
 
-def run(config, tokenizer, steps=2):
-    iteration, state = iteration_of(config, tokenizer, Odd())
+def train(config, tokenizer, steps=2):
+    run, state = run_of(config, tokenizer, Odd())
     start = jax.tree.map(np.array, state.train.policy)
     history = []
     for step in range(steps):
-        state, metrics, rollout, outcomes = iteration.iterate(state, step)
-        assert all(np.isfinite(value) for value in metrics.values())
-        history.append((metrics, rollout, outcomes))
+        state, done = iterate(run, state, step)
+        assert all(np.isfinite(value) for value in done.metrics.values())
+        history.append((done.metrics, done.rollout, done.outcomes))
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.train.policy))
     assert max(jax.tree.leaves(moved)) > 0
-    return iteration, state, history
+    return state, history
 
 
 def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_path, tokenizer):
     config = load(tmp_path, "dapo", "rollout.group_size=2")
-    iteration, state, history = run(config, tokenizer)
+    state, history = train(config, tokenizer)
     for metrics, rollout, outcomes in history:
         assert metrics["sampling/rounds"] > 1 and metrics["sampling/filled"] == 0
         by_question = outcomes.reshape(4, 2)
@@ -46,7 +49,7 @@ def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_pa
 
 def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
     config = load(tmp_path, "anytime", "anytime.answers=3", "cuts.count=2")
-    iteration, _, history = run(config, tokenizer, steps=1)
+    _, history = train(config, tokenizer, steps=1)
     metrics, rollout, outcomes = history[0]
     trunks, branches = rollout.trunks, rollout.branches
     assert outcomes.shape == (4, 4, 6) and branches.sampled.shape == (16, 6)
@@ -65,17 +68,23 @@ def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
 def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-robust", "curriculum.difficulty=continuous",
                   "curriculum.weight_epsilon=0", "rollout.questions=16")  # fmt: skip
-    iteration, state = iteration_of(config, tokenizer)
+    run, state = run_of(config, tokenizer)
     schedule, posterior = state.curriculum, state.difficulty
-    levels = np.asarray(iteration.environment.train.set.levels)
+    levels = np.asarray(run.environment.train.set.levels)
     tried = np.zeros(64, bool)
     for step in range(6):
-        plan = iteration._plan(schedule, jax.random.key(step), iteration.group_of)
+        plan = plan_batch(
+            schedule, jax.random.key(step), run.group_of, run.group_sizes,
+            method=run.method, num_questions=16,
+        )  # fmt: skip
         np.testing.assert_array_equal(plan.questions, plan.groups)
         tried[np.asarray(plan.questions)] = True
         # Levels 1 and 2 are always solved, the others never.
         correct = np.broadcast_to(levels[plan.questions] < 3, (4, 16)).T.astype(np.float32)
-        schedule, posterior = iteration._adapt(schedule, posterior, plan.groups, correct, True)
+        schedule, posterior = adapted(
+            schedule, posterior, plan.groups, correct, True, run.coordinate,
+            settings=config.curriculum,
+        )  # fmt: skip
     rates = np.asarray(schedule.pass_rate)
     assert ((rates > 0) & (rates < 1)).all()
     assert rates[levels < 3].min() > 0.7 and rates[levels > 3].max() < 0.3
@@ -84,7 +93,7 @@ def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokeni
         np.testing.assert_allclose(untried, untried[:1].repeat(len(untried)), rtol=1e-5)
     hard, easy = np.argmax(levels), np.argmin(levels)
     groups = jax.numpy.array([easy, hard])
-    budgets = iteration.method.sample_budgets(jax.random.key(0), schedule, groups.repeat(200))
+    budgets = run.method.sample_budgets(jax.random.key(0), schedule, groups.repeat(200))
     assert budgets[:200].mean() + 1 < budgets[200:].mean()
 
 
@@ -93,7 +102,7 @@ def test_a_probe_measures_pass_rates_at_its_own_cost(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-robust", "curriculum.pass_rate=probe", "curriculum.probe_size=16",
                   "curriculum.update_every=2",
                   "cuts.count=1", "cuts.weights=own_budget")  # fmt: skip
-    iteration, state, history = run(config, tokenizer)
+    state, history = train(config, tokenizer)
     assert int(state.curriculum.updates) == 1
     # 4 questions of each group, and a prior worth 2 at one half
     rates = np.asarray(state.curriculum.pass_rate)
@@ -152,14 +161,16 @@ def test_what_a_method_remembers_is_part_of_every_checkpoint(tmp_path, tokenizer
     from bacr_jax.runs.checkpoint import Checkpoints
 
     config = load(tmp_path, "hapo", "curriculum.difficulty=continuous")
-    _, fresh = iteration_of(config, tokenizer)
-    history = fresh.method.at[7].set(11)
+    _, fresh = run_of(config, tokenizer)
+    history = fresh.method_state.at[7].set(11)
     posterior = dataclasses.replace(fresh.difficulty, a=fresh.difficulty.a.at[3].set(5.0))
-    state = dataclasses.replace(fresh, method=history, difficulty=posterior, generated_tokens=2**40)
+    state = dataclasses.replace(
+        fresh, method_state=history, difficulty=posterior, generated_tokens=2**40
+    )
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     checkpoints.save(1, state, {})
     _, back, _ = checkpoints.restore(fresh)
     checkpoints.close()
-    np.testing.assert_array_equal(back.method, history)
+    np.testing.assert_array_equal(back.method_state, history)
     np.testing.assert_array_equal(back.difficulty.a, posterior.a)
     assert int(back.generated_tokens) == 2**40

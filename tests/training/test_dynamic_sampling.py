@@ -8,8 +8,8 @@ import pytest
 from bacr_jax.methods import Observed, Resampling
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.training.dynamic_sampling import (
-    Asked,
-    Plan,
+    BatchPlan,
+    Round,
     added,
     choose,
     sampled_tokens,
@@ -25,7 +25,7 @@ def asked(useful, start):
     question = start + np.arange(Q)
     row = np.repeat(question, G) * 10 + np.tile(np.arange(G), Q)
     one = lambda x: x[:, None]
-    plan = Plan(question, question, one(question).repeat(G, 1), np.zeros((Q, G, 1), int))
+    plan = BatchPlan(question, question, one(question).repeat(G, 1), np.zeros((Q, G, 1), int))
     prompts = Prompts(one(row), row, row, row)
     trunks = Trunks(one(row), row, row % 7, row, row, row, one(row))
     branches = Branches(
@@ -35,7 +35,7 @@ def asked(useful, start):
     fields = {field.name: question for field in dataclasses.fields(Observed)}
     seen = Observed(**{**fields, "fraction": np.float32(0.25), "extra": {"own": question}})
     rollout = Rollout(trunks, branches, {"tokens": int(start) + 1, "occupancy": 0.5})
-    return Asked(plan, prompts, rollout, seen, np.array(useful, bool))
+    return Round(plan, prompts, rollout, seen, np.array(useful, bool))
 
 
 KEEP = Resampling(keep=lambda seen: seen, max_rounds=3)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.data import ledger
-from methods_world import Odd, iteration_of, load
+from bacr_jax.training.algorithm import iterate
+from methods_world import Odd, load, run_of
 from test_train import SMALL
 
 POISON = """
@@ -76,13 +77,14 @@ class Broken(Odd):
 def test_an_outcome_that_is_no_number_reaches_no_pass_rate(tmp_path, overrides):
     tokenizer = ledger.ledger_tokenizer()
     config = load(tmp_path, "hapo", "curriculum.update_every=1", *overrides)
-    iteration, state = iteration_of(config, (tokenizer, len(tokenizer)), Broken())
+    run, state = run_of(config, (tokenizer, len(tokenizer)), Broken())
     before = jax.tree.map(np.array, (state.curriculum, state.difficulty))
-    remembered = np.array(state.method)
+    remembered = np.array(state.method_state)
     params = jax.tree.map(np.array, state.train.policy)
-    state, metrics, _, _ = iteration.iterate(state, 0)
+    state, done = iterate(run, state, 0)
+    metrics = done.metrics
     assert np.isnan(metrics["reward/mean"]) and metrics["policy/skipped"] == 1
     jax.tree.map(np.testing.assert_array_equal, (state.curriculum, state.difficulty), before)
     jax.tree.map(np.testing.assert_array_equal, state.train.policy, params)
-    np.testing.assert_array_equal(state.method, remembered)
+    np.testing.assert_array_equal(state.method_state, remembered)
     assert state.skipped_in_a_row == 1 and jnp.isfinite(state.curriculum.ema_rate).all()

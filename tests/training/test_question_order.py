@@ -8,7 +8,8 @@ import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.runs.folder import open_run
-from bacr_jax.training.algorithm import Plan
+from bacr_jax.training.dynamic_sampling import BatchPlan
+from bacr_jax.training.lines import in_stream_order
 from bacr_jax.training.loop import Trainer
 
 pytest.importorskip("grain", reason="Grain is not installed")
@@ -30,10 +31,10 @@ output: {tensorboard: false}
 def draw(trainer, state, steps):
     """The questions of some steps whose schedule asks for group 0 only."""
     zeros = jnp.zeros((4, 2), jnp.int32)
-    plan = Plan(zeros[:, 0], zeros[:, 0], zeros, zeros[..., None])
+    plan = BatchPlan(zeros[:, 0], zeros[:, 0], zeros, zeros[..., None])
     found = []
     for _ in range(steps):
-        chosen, stream = trainer.iteration.next_in_order(plan, state.stream)
+        chosen, stream = in_stream_order(trainer.run.stream, plan, state.stream)
         state = dataclasses.replace(state, stream=stream)
         found += np.asarray(chosen.questions).tolist()
     return found, state

@@ -16,10 +16,10 @@ from bacr_jax.config import Config
 from bacr_jax.data import prompts as prompting
 from bacr_jax.data.decode_rules import DecodeRules, decode_rules
 from bacr_jax.data.duplicates import mark_duplicates
-from bacr_jax.data.extraction import answer_text
 from bacr_jax.data.prompts import PromptFormat
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.stop_strings import compile_stop_strings, no_stop_string
+from bacr_jax.data.tokenizers import answer_text
 from bacr_jax.errors import UserError
 from bacr_jax.grading import ExactGrader, Grader
 from bacr_jax.parallel import processes

@@ -107,27 +107,24 @@ def load_table(
         raise UserError(f"{name}: found no path; write {name}:PATH")
     layout = _layout(name, config)
     rows = read_rows(path, base=config.dir, split=split, any_split=layout.any_split, where=where)
-    found = columns(rows)
-    question = _column(found, layout.question, where, "question", name)
-    answers = [column for column in layout.answer if column in found]
+    present = columns(rows)
+    question = _column(present, layout.question, where, "question", name)
+    answers = [column for column in layout.answer if column in present]
     if not answers:
-        _column(found, layout.answer, where, "answer", name)
-    ids = _ids(rows, [column for column in layout.id if column in found], f"{name}-{split}")
+        _column(present, layout.answer, where, "answer", name)
+    ids = _ids(rows, [column for column in layout.id if column in present], f"{name}-{split}")
     texts = [_text(row.get(question)) for row in rows]
     references = [_gold(row, answers) for row in rows]
-    kept = [
-        i for i, (text, gold) in enumerate(zip(texts, references, strict=True)) if text and gold
-    ]
+    usable = [bool(text and gold) for text, gold in zip(texts, references, strict=True)]
+    kept = [i for i, good in enumerate(usable) if good]
     left_out = tuple(
-        LeftOut(ids[i], NO_GOLD if text else NO_QUESTION)
-        for i, (text, gold) in enumerate(zip(texts, references, strict=True))
-        if not (text and gold)
+        LeftOut(ids[i], NO_GOLD if texts[i] else NO_QUESTION)
+        for i, good in enumerate(usable)
+        if not good
     )
     if not kept:
-        reasons = ", ".join(
-            f"{count:,} with {reason}"
-            for reason, count in Counter(r.reason for r in left_out).items()
-        )
+        counts = Counter(row.reason for row in left_out).items()
+        reasons = ", ".join(f"{count:,} with {reason}" for reason, count in counts)
         raise UserError(
             f"{where}: none of its {len(rows):,} rows can be used ({reasons}, columns {question!r} "
             f"and {' or '.join(map(repr, answers))}); write a set with answers"

@@ -16,8 +16,8 @@ from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.data.environment import Environment, Questions
-from bacr_jax.data.extraction import decode_ids
 from bacr_jax.data.prompts import PromptFormat, encode_text
+from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.grading import LENIENT
 from bacr_jax.methods.selfbudgeter import prefill
 from bacr_jax.model.kv_cache import DecodeParams

@@ -118,12 +118,12 @@ class ColdStart:
     remember: Callable[[Any, np.ndarray, np.ndarray], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """A training method as a composition of pure functions.
 
-    The functions on arrays are jitted by the loop; `state` is the method's own pytree, saved with
-    every checkpoint.
+    The functions on arrays are jitted by the loop, with the method as a static argument (equal to
+    itself alone); `state` is the method's own pytree, saved with every checkpoint.
 
     Attributes:
       name: for tables and logs.

@@ -1,7 +1,12 @@
-"""Line 16 of Algorithm 1: what the outcomes of an iteration do to the schedule."""
+"""Line 16 of Algorithm 1: what the outcomes of an iteration do to the schedule.
+
+Pass rates come from the training rollouts (`adapted`), or from a probe: fixed training questions
+at one budget, measured when the schedule is due.
+"""
 
 import dataclasses
-from typing import Literal
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +17,59 @@ from bacr_jax import curriculum
 from bacr_jax.config import CurriculumConfig
 from bacr_jax.curriculum import CurriculumState, difficulty
 from bacr_jax.curriculum.difficulty import DifficultyPosterior
-from bacr_jax.data.environment import Questions
+from bacr_jax.rollout.generate import generate
+from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.training.dynamic_sampling import Round
+from bacr_jax.training.run import Run, RunState
 
 
+def adapt_schedule(
+    run: Run, state: RunState, params: Any, first: Round, step: int
+) -> tuple[CurriculumState, DifficultyPosterior | None, int]:
+    """Pass rates at the full budget, and with them Eq. 5 and 6.
+
+    Args:
+      run: what stays fixed.
+      state: from before the iteration.
+      params: the policy as it is now.
+      first: the iteration's first round, which nothing was chosen from.
+      step: number of the iteration.
+
+    Returns:
+      The schedule, the record of problems, and the tokens that a probe has cost.
+    """
+    settings = run.config.curriculum
+    every = settings.update_every
+    if every is None:
+        every = -(-len(run.environment.train) // run.config.rollout.questions)
+    due = (step + 1) % every == 0
+    if settings.pass_rate != "probe":
+        schedule, posterior = adapted(
+            state.curriculum,
+            state.difficulty,
+            first.plan.groups,
+            first.seen.outcomes[..., -1],
+            due,
+            run.coordinate,
+            settings=settings,
+        )
+        return schedule, posterior, 0
+    if not due:
+        return state.curriculum, state.difficulty, 0
+    groups, outcomes, tokens = probe(run, params, step)
+    return measured(state.curriculum, groups, outcomes), state.difficulty, tokens
+
+
+@functools.partial(jax.jit, static_argnames=("settings",))
 def adapted(
     schedule: CurriculumState,
     posterior: DifficultyPosterior | None,
     groups: Int[Array, "Q"],
     correct: Float[Array, "Q G"],
     due: Bool[Array, ""] | bool,
+    coordinate: Float[Array, "n"],
     *,
     settings: CurriculumConfig,
-    coordinate: Float[Array, "n"],
 ) -> tuple[CurriculumState, DifficultyPosterior | None]:
     """Records outcomes, and where the schedule is due, moves its pass rates (Eq. 5 and 6).
 
@@ -33,8 +79,8 @@ def adapted(
       groups: group (or problem) of each question.
       correct: outcomes at the full budget; if one is no number, nothing is recorded.
       due: whether the schedule moves now.
-      settings: where pass rates come from.
       coordinate: of each problem, with continuous difficulty.
+      settings: where pass rates come from.
 
     Returns:
       The schedule and the record.
@@ -60,20 +106,40 @@ def adapted(
     return chosen
 
 
+def probe(run: Run, params: Any, step: int) -> tuple[Int[Array, "P"], Float[Array, "P one"], int]:
+    """Pass rates of fixed training questions at one budget: groups, outcomes, tokens spent.
+
+    Always finished once begun: the state from before the update is gone by now.
+    """
+    settings, questions = run.config.curriculum, run.environment.train
+    chosen = probe_questions(
+        run.levels, run.num_groups, size=settings.probe_size, seed=run.config.seed
+    )
+    budget = settings.probe_budget or run.config.budget.max
+    budgets = np.full(len(chosen), budget, np.int32)
+    rollout = generate(
+        run.policy.decode_params(params),
+        questions.take(chosen),
+        budgets,
+        budgets[:, None],
+        jax.random.fold_in(jax.random.fold_in(run.key, step), 3),
+        spec=run.rollout_spec(1),
+        rules=run.environment.rules,
+        sampling=sampling_params(run.config.rollout.temperature),
+        phi_of=run.policy.phi_of(params),
+    )
+    references = [questions.set.answers[i] for i in chosen]
+    outcomes = run.environment.verify(rollout.branches, references)
+    tokens = int(rollout.counters["tokens"])
+    return jnp.asarray(run.levels[chosen]), jnp.asarray(outcomes), tokens
+
+
 def measured(
     schedule: CurriculumState, groups: Int[Array, "P"], outcomes: Float[Array, "P one"]
 ) -> CurriculumState:
     """The schedule after a probe, which measures the policy as it is: nothing older counts."""
     schedule = curriculum.record_outcomes(schedule, groups, outcomes, ema_decay=0.0)
     return curriculum.update_pass_rates(schedule, source="ema")
-
-
-def coordinate(questions: Questions, kind: Literal["level", "prompt_length"]) -> Float[Array, "n"]:
-    """Where each problem stands on the scale of difficulty (an unknown level: hardest)."""
-    if kind == "prompt_length":
-        return jnp.asarray(questions.prompts.lengths, jnp.float32)
-    levels = np.asarray(questions.set.levels)
-    return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
 
 
 def probe_questions(

@@ -1,12 +1,12 @@
-"""Rounds of questions with their rollouts, and the choice of what is learned from."""
+"""Rounds of sampling: more questions until enough of them are of use (DAPO), and the choice."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.methods import Observed, Resampling
 from bacr_jax.rollout.generate import Rollout
@@ -20,7 +20,7 @@ _ADDITIVE = (
 
 
 @pytree
-class Plan:
+class BatchPlan:
     """Questions, budgets and cuts of one iteration.
 
     Attributes:
@@ -35,10 +35,15 @@ class Plan:
     budgets: Int[Array, "Q G"]
     cuts: Int[Array, "Q G M"]
 
+    @property
+    def rows(self) -> Int[np.ndarray, "B"]:
+        """Question of each of the Q G rows."""
+        return np.repeat(np.asarray(self.questions), self.budgets.shape[1])
+
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One round: what was asked and what came back.
+class Round:
+    """What was asked, and what came back.
 
     Attributes:
       plan: questions, budgets, cuts.
@@ -48,39 +53,67 @@ class Asked:
       useful: questions to be learned from; the others have no part in the loss.
     """
 
-    plan: Plan
+    plan: BatchPlan
     prompts: Prompts
     rollout: Rollout
     seen: Observed
     useful: Bool[np.ndarray, "Q"]
 
+    @property
+    def outcomes(self) -> Float[np.ndarray, "Q G N"]:
+        """Correctness of each of a row's N answers."""
+        by_answer = np.asarray(self.seen.by_answer)
+        return by_answer.reshape(*by_answer.shape[:2], -1)
 
-def wants_more(asked: Sequence[Asked], resampling: Resampling | None) -> bool:
+
+def wants_more(rounds: Sequence[Round], resampling: Resampling | None) -> bool:
     """Whether another round is due: the first always, more until Q questions are of use."""
-    if not asked or resampling is None:
-        return not asked
-    found = sum(int(one.useful.sum()) for one in asked)
-    return found < len(asked[0].useful) and len(asked) < resampling.max_rounds
+    if not rounds or resampling is None:
+        return not rounds
+    useful = sum(int(one.useful.sum()) for one in rounds)
+    return useful < len(rounds[0].useful) and len(rounds) < resampling.max_rounds
 
 
-def choose(asked: Sequence[Asked]) -> Asked:
+def sample_rounds(
+    sample_round: Callable[[int, Any], tuple[Round, Any]],
+    cursors: Any,
+    resampling: Resampling | None,
+) -> tuple[list[Round], Any]:
+    """Rounds of an iteration, one or as many as the method wants.
+
+    Args:
+      sample_round: (number of the round, place in the stream of questions) -> (round, new place).
+      cursors: the place to start from.
+      resampling: when more are wanted; None: never.
+
+    Returns:
+      The rounds, and the place after them.
+    """
+    rounds: list[Round] = []
+    while wants_more(rounds, resampling):
+        one, cursors = sample_round(len(rounds), cursors)
+        rounds.append(one)
+    return rounds, cursors
+
+
+def choose(rounds: Sequence[Round]) -> Round:
     """The batch to learn from: the first Q useful questions of all rounds.
 
     Where the rounds hold fewer, useless ones fill the batch, marked as such.
 
     Args:
-      asked: rounds of Q questions each.
+      rounds: of Q questions each.
 
     Returns:
       A round of Q questions, in the order they were asked; its counters are those of all rounds.
     """
-    first = asked[0]
-    counters = added([one.rollout.counters for one in asked])
-    if len(asked) == 1:
+    first = rounds[0]
+    counters = added([one.rollout.counters for one in rounds])
+    if len(rounds) == 1:
         rollout = dataclasses.replace(first.rollout, counters=counters)
         return dataclasses.replace(first, rollout=rollout)
     count, group = first.plan.budgets.shape
-    useful = np.concatenate([one.useful for one in asked])
+    useful = np.concatenate([one.useful for one in rounds])
     order = np.argsort(~useful, kind="stable")
     index = np.sort(order[:count])
     rows = (index[:, None] * group + np.arange(group)).reshape(-1)
@@ -93,15 +126,15 @@ def choose(asked: Sequence[Asked]) -> Asked:
 
         return jax.tree.map(leaf, *parts)
 
-    return Asked(
-        plan=pick([one.plan for one in asked], index),
-        prompts=pick([one.prompts for one in asked], rows),
+    return Round(
+        plan=pick([one.plan for one in rounds], index),
+        prompts=pick([one.prompts for one in rounds], rows),
         rollout=Rollout(
-            pick([one.rollout.trunks for one in asked], rows),
-            pick([one.rollout.branches for one in asked], rows),
+            pick([one.rollout.trunks for one in rounds], rows),
+            pick([one.rollout.branches for one in rounds], rows),
             counters,
         ),
-        seen=pick([one.seen for one in asked], index),
+        seen=pick([one.seen for one in rounds], index),
         useful=useful[index],
     )
 

@@ -1,7 +1,10 @@
-"""What an iteration reports: rollouts, the schedule, resampling, time."""
+"""What an iteration reports: metrics of rollouts, schedule, resampling and time, and traces."""
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +13,68 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.training.dynamic_sampling import Asked, sampled_tokens
+from bacr_jax.data.environment import Environment
+from bacr_jax.data.tokenizers import decode_ids
+from bacr_jax.evaluation.samples import CLOSE_NAMES
+from bacr_jax.rollout.generate import Rollout
+from bacr_jax.runs.folder import append_line
+from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
+from bacr_jax.training.run import Run, RunState
 
 Metrics = dict[str, float]
 
 
-def rollout_metrics(asked: Asked) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration leaves for the logs.
+
+    Attributes:
+      metrics: by `group/name`.
+      rollout: the rows that were learned from.
+      outcomes: correctness of each of their N answers.
+    """
+
+    metrics: Metrics
+    rollout: Rollout
+    outcomes: Float[np.ndarray, "Q G N"]
+
+
+def iteration_metrics(
+    run: Run,
+    state: RunState,
+    rounds: Sequence[Round],
+    batch: Round,
+    graded: Mapping[str, int],
+) -> dict[str, Any]:
+    """Metrics of the rounds, of the first round's rollout, of the schedule and of the grader.
+
+    Args:
+      run: what stays fixed.
+      state: after the iteration.
+      rounds: all of them.
+      batch: what was learned from.
+      graded: the grader's totals before the iteration.
+    """
+    schedule = state.curriculum
+    return {
+        **rollout_metrics(rounds[0]),
+        **(sampling_metrics(rounds, batch) if run.method.resampling is not None else {}),
+        **schedule_metrics(
+            schedule,
+            run.method.question_weights(schedule, run.group_sizes),
+            run.levels if run.continuous else np.arange(run.num_groups),
+            config=run.config,
+        ),
+        "rollout/tokens": batch.rollout.counters["tokens"],
+        "rollout/tokens_total": int(state.generated_tokens),
+        **grader_metrics(graded, run.environment.grader.counters()),
+    }
+
+
+def rollout_metrics(first: Round) -> dict[str, Any]:
     """Accuracy by cut and lengths of a round that nothing was chosen from."""
-    trunks, branches = asked.rollout.trunks, asked.rollout.branches
-    cuts = np.asarray(asked.seen.outcomes).mean((0, 1))
+    trunks, branches = first.rollout.trunks, first.rollout.branches
+    cuts = np.asarray(first.seen.outcomes).mean((0, 1))
     return {
         **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
         "rollout/thinking_mean": float(np.mean(trunks.thinking)),
@@ -26,9 +82,9 @@ def rollout_metrics(asked: Asked) -> dict[str, Any]:
         "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
         "rollout/closed_answers": float(np.mean(branches.finished)),
         "budget/mean": float(np.mean(trunks.budgets)),
-        **budgets_by_group(np.asarray(asked.plan.groups), np.asarray(asked.plan.budgets)),
-        "rollout/occupancy": asked.rollout.counters["occupancy"],
-        "rollout/wasted_share": asked.rollout.counters["wasted_share"],
+        **budgets_by_group(np.asarray(first.plan.groups), np.asarray(first.plan.budgets)),
+        "rollout/occupancy": first.rollout.counters["occupancy"],
+        "rollout/wasted_share": first.rollout.counters["wasted_share"],
     }
 
 
@@ -44,14 +100,13 @@ def budgets_by_group(
     return found
 
 
-def sampling_metrics(asked: Sequence[Asked], chosen: Asked) -> dict[str, Any]:
+def sampling_metrics(rounds: Sequence[Round], batch: Round) -> dict[str, Any]:
     """Rounds, the share of useful questions, places filled up, and tokens that were dropped."""
     return {
-        "sampling/rounds": len(asked),
-        "sampling/useful_share": np.mean([one.useful.mean() for one in asked]),
-        "sampling/filled": int((~chosen.useful).sum()),
-        "sampling/dropped_tokens": chosen.rollout.counters["tokens"]
-        - sampled_tokens(chosen.rollout),
+        "sampling/rounds": len(rounds),
+        "sampling/useful_share": np.mean([one.useful.mean() for one in rounds]),
+        "sampling/filled": int((~batch.useful).sum()),
+        "sampling/dropped_tokens": batch.rollout.counters["tokens"] - sampled_tokens(batch.rollout),
     }
 
 
@@ -124,3 +179,50 @@ class Clock:
     def total(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self._start
+
+
+def write_traces(
+    path: Path,
+    step: int,
+    environment: Environment,
+    rollout: Rollout,
+    outcomes: Float[np.ndarray, "Q G N"],
+    *,
+    count: int,
+) -> None:
+    """Question, budget, thinking, its parts between the cuts, answers and outcomes of some rows.
+
+    Args:
+      path: a JSONL file, replaced.
+      step: of the run.
+      environment: tokenizer and prompt format.
+      rollout: of Q G rows.
+      outcomes: of its N answers a row.
+      count: rows written, spread over the rollout.
+    """
+    path.unlink(missing_ok=True)
+    decode = lambda ids: decode_ids(environment.tokenizer, ids.tolist())
+    trunks, branches = rollout.trunks, rollout.branches
+    texts = environment.answer_texts(branches)
+    flat = outcomes.reshape(-1, outcomes.shape[-1])
+    for row in np.linspace(0, len(flat) - 1, min(count, len(flat))).astype(int):
+        start = int(trunks.prompt_lengths[row])
+        end = start + int(trunks.sampled[row])
+        # Thinking between the cuts, and what the model wrote after the last one.
+        places = [start, *(int(c) for c in branches.context[row]), end]
+        append_line(
+            path,
+            {
+                "step": step,
+                "row": int(row),
+                "prompt": decode(trunks.tokens[row, :start]),
+                "budget": int(trunks.budgets[row]),
+                "thinking": decode(trunks.tokens[row, start:end]),
+                "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
+                "thinking_tokens": int(trunks.thinking[row]),
+                "closed_by": CLOSE_NAMES[int(trunks.close[row])],
+                "context": [int(c) - start for c in branches.context[row]],
+                "answers": texts[row],
+                "outcomes": [float(r) for r in flat[row]],
+            },
+        )

@@ -1,11 +1,9 @@
 """Everything around Algorithm 1 that a run needs: start or resume, evaluate, log, save, report."""
 
 import contextlib
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,11 +11,10 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
-from bacr_jax.data.environment import Environment, build_environment
-from bacr_jax.data.prompts import format_for
+from bacr_jax.data.environment import build_environment
 from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.by_budget import evaluate_by_budget, evaluate_set
+from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner.policy import make_policy
@@ -26,18 +23,16 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.report import tables
 from bacr_jax.report.page import write_report
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.runs.health import Alarms
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import differences, provenance
-from bacr_jax.training.algorithm import Iteration, RunState
-from bacr_jax.training.rejection_sft import cold_start
-from bacr_jax.training.traces import write_traces
-from bacr_jax.training.warmup import styled_prompts, warm_up
+from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.logging import write_traces
+from bacr_jax.training.run import RunState, make_run, precompile
+from bacr_jax.training.start import after_rejection_sft, initial_state
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
@@ -77,7 +72,8 @@ class Trainer:
         for line in self.environment.describe_data():
             self.progress.say(line)
         self.steps = self._total_steps()
-        self.iteration = Iteration(config, self.environment, self.method, self.policy, self.steps)
+        self.run = make_run(config, self.environment, self.method, self.policy, self.steps)
+        self.reference: Any = None
         self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.evaluations: dict[str, dict[str, Summary]] = {}
@@ -101,12 +97,13 @@ class Trainer:
             return self._start()
 
     def _start(self) -> tuple[RunState, int]:
-        fresh = self.iteration.init_state(self._initial_params(), self._initial_head())
-        self._keep_reference(fresh)
+        fresh = initial_state(self.run, self.folder, self.progress, self.poll)
+        if self.config.loss.kl_coef > 0:
+            self.reference = jax.tree.map(lambda x: x.copy(), fresh.train.policy)
         if self.checkpoints.latest is None:
             if self.writes:
                 self.folder.truncate_after(-1)
-            return self._cold_start(fresh), 0
+            return after_rejection_sft(self.run, fresh, self.progress, self.poll), 0
         step, state, meta = self.checkpoints.restore(fresh)
         self._compare(meta)
         records = []
@@ -147,101 +144,6 @@ class Trainer:
         for line in differences(meta, now):
             self.progress.say(line)
 
-    def _plain_environment(self) -> Environment:
-        """The environment in the format that all methods share."""
-        plain = format_for(dataclasses.replace(self.config, method="bacr"))
-        if plain == format_for(self.config):
-            return self.environment
-        here = self.environment
-        return build_environment(self.config, here.tokenizer, here.vocab_size, style=plain)
-
-    def _cold_start(self, fresh: RunState) -> RunState:
-        """The method's own supervised stage, if it has one; its tokens are counted."""
-        start = self.method.cold_start
-        if start is None:
-            return fresh
-        with self.progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
-            params, remembered, tokens = cold_start(
-                self.config,
-                self.policy,
-                self._plain_environment(),
-                self.environment,
-                fresh.train.policy,
-                fresh.method,
-                start,
-                on_progress=lambda step, loss: phase.update(step, loss=loss),
-                poll=self.poll,
-            )
-        state = self.iteration.init_state(params, fresh.train.head)
-        return dataclasses.replace(state, method=remembered, generated_tokens=tokens)
-
-    def _keep_reference(self, state: RunState) -> None:
-        if self.config.loss.kl_coef > 0:
-            self.iteration.reference = jax.tree.map(lambda x: x.copy(), state.train.policy)
-
-    def _initial_params(self) -> Any:
-        config = self.config
-        key = jax.random.fold_in(jax.random.key(config.seed), 2)
-        if config.warmup.steps == 0:
-            return policies.initial_params(key, self.policy, config.model.path)
-        folder = Path(config.warmup.dir) if config.warmup.dir else self.folder.path / "warmup"
-        largest = max(config.eval.budgets)
-        check = dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256)
-        environment = self._plain_environment()
-        questions = next(iter(environment.eval.values()))
-        spec = dataclasses.replace(self.policy.evaluation, conditioning=None)
-
-        def accuracy_of(params: Any) -> float:
-            summary = evaluate_by_budget(
-                self.policy.plain_decode_params(params),
-                environment,
-                questions,
-                key,
-                config=check,
-                spec=spec,
-                seed=config.seed,
-                phi_of=None,
-                poll=self.poll,
-            )
-            return float(summary["greedy"][str(largest)]["accuracy"])
-
-        def style_accuracy_of(params: Any, style: ledger.Style) -> float:
-            # The long style must be right where it matters most.
-            level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
-            prompts, references = styled_prompts(environment.train, style, level)
-            budgets = np.full(len(references), config.budget.max, np.int32)
-            rollout = generate(
-                self.policy.plain_decode_params(params),
-                prompts,
-                budgets,
-                budgets[:, None],
-                key,
-                spec=dataclasses.replace(self.policy.rollout, conditioning=None, answers=1),
-                rules=environment.rules,
-                sampling=sampling_params(0.0),
-                poll=self.poll,
-            )
-            return float(environment.verify(rollout.branches, references, self.poll).mean())
-
-        with (
-            self.progress.phase("warm-up", config.warmup.steps) as phase,
-            phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
-        ):
-            params = warm_up(
-                config,
-                self.policy,
-                folder,
-                accuracy_of=accuracy_of,
-                style_accuracy_of=style_accuracy_of,
-                on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
-                poll=self.poll,
-            )
-        return policies.with_budget_module(key, self.policy, params)
-
-    def _initial_head(self) -> Any:
-        key = jax.random.fold_in(jax.random.key(self.config.seed), 3)
-        return policies.random_head(key, self.policy)
-
     @contextlib.contextmanager
     def training(self, state: RunState, step: int) -> Iterator[None]:
         """Shows the loop's progress; everything the rollout can need is compiled first."""
@@ -249,7 +151,7 @@ class Trainer:
             yield
             return
         with self.progress.phase("training", self.steps) as self.phase:
-            self.iteration.precompile(state)
+            precompile(self.run, state)
             yield
 
     # The loop ---------------------------------------------------------------------------------
@@ -263,12 +165,13 @@ class Trainer:
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
         with phase_memory("training step", step=step + 1):
-            state, metrics, rollout, outcomes = self.iteration.iterate(state, step, self.poll)
+            state, done = iterate(self.run, state, step, reference=self.reference, poll=self.poll)
+        metrics = done.metrics
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
             path = self.folder.rollouts / f"{step + 1:06d}.jsonl"
             count = self.config.output.rollouts
-            write_traces(path, step + 1, self.environment, rollout, outcomes, count=count)
+            write_traces(path, step + 1, self.environment, done.rollout, done.outcomes, count=count)
         cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
         self.phase.update(
             step + 1,

@@ -181,13 +181,13 @@ def imitate(
     return params
 
 
-def cold_start(
+def rejection_sft(
     config: Config,
     policy: Policy,
     plain: Environment,
     environment: Environment,
     params: Params,
-    remembered: Any,
+    method_state: Any,
     start: ColdStart,
     *,
     on_progress: Callable[[int, float], None] | None = None,
@@ -201,7 +201,7 @@ def cold_start(
       plain: environment in the format that all methods share.
       environment: environment in the method's own format, over the same questions.
       params: the starting policy.
-      remembered: the method's state.
+      method_state: the method's state.
       start: settings.
       on_progress: called with (steps done, loss) every few steps.
       poll: called now and then.
@@ -215,9 +215,9 @@ def cold_start(
             "cold start joins; write a larger number"
         )
     answered = answer_once(config, policy, plain, params, questions=start.questions, poll=poll)
-    remembered = start.remember(remembered, answered.lengths, answered.correct)
+    method_state = start.remember(method_state, answered.lengths, answered.correct)
     tokens, mask = examples(answered, environment, format_for(config), start)
     taught = imitate(
         config, policy, params, tokens, mask, start, on_progress=on_progress, poll=poll
     )
-    return taught, remembered, int(answered.rollout.counters["tokens"])
+    return taught, method_state, int(answered.rollout.counters["tokens"])

@@ -47,7 +47,7 @@ SAVE_EVERY = 100
 
 
 @dataclasses.dataclass
-class _Run:
+class _WarmUp:
     """A warm-up in progress.
 
     One that was stopped goes through the same motions again: the steps it had done are counted but
@@ -83,7 +83,7 @@ class _Run:
             state = {"params": self.params, "opt_state": self.opt_state}
             self.saved.save(self.step, state, {"journal": self.journal})
 
-    def copy(self) -> "_Run":
+    def copy(self) -> "_WarmUp":
         """One that goes on by itself, and is neither saved nor shown."""
         copied = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
         return dataclasses.replace(
@@ -161,7 +161,7 @@ def styled_prompts(
     return opened, [questions.set.answers[i] for i in index]
 
 
-def _until_accurate(run: _Run, accuracy_of: Callable[[Params], float]) -> float:
+def _until_accurate(run: _WarmUp, accuracy_of: Callable[[Params], float]) -> float:
     """The schedule of a warm-up that ends with one accuracy.
 
     Raises:
@@ -198,7 +198,7 @@ def _until_accurate(run: _Run, accuracy_of: Callable[[Params], float]) -> float:
 
 
 def _until_style(
-    run: _Run, style_accuracy_of: Callable[[Params, ledger.Style], float]
+    run: _WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
 ) -> dict[str, float]:
     """Trains until a style is as accurate as asked, and no more.
 
@@ -217,7 +217,7 @@ def _until_style(
     slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
     falling = lambda i: settings.learning_rate * (1.0 - slope * (i + 1))
 
-    def ended() -> _Run:
+    def ended() -> _WarmUp:
         """A copy that ends its training here.
 
         Accuracy jumps while the rate falls, so that only a copy tells what ending here gives.
@@ -250,7 +250,7 @@ def _until_style(
     )
 
 
-def fingerprint(config: Config) -> str:
+def warmup_fingerprint(config: Config) -> str:
     """Identifies the warm-up that a config asks for."""
     return config_io.fingerprint(
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
@@ -306,25 +306,16 @@ def warm_up(
     params = policy.make(lambda: qwen2.init(key, spec.model))
     identity = folder / "warmup.json"
     if identity.exists():
-        found = json.loads(identity.read_text())
-        if found["fingerprint"] != fingerprint(config):
-            raise UserError(
-                f"{folder}: holds a warm-up with other settings (seed, model, data.ledger or "
-                "warmup differ); write another warmup.dir"
-            )
-        checkpoints = Checkpoints(folder / "weights", keep=1)
-        _, params, _ = checkpoints.restore(params)
-        checkpoints.close()
-        return params
+        return _read(config, folder, json.loads(identity.read_text()), params)
     if processes.is_first():
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if processes.is_first():
             stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
-        saved = Checkpoints(folder / "progress" / fingerprint(config), keep=1)
+        saved = Checkpoints(folder / "progress" / warmup_fingerprint(config), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
-        run = _Run(config, spec, tx, params, opt_state, on_progress, poll, saved)
+        run = _WarmUp(config, spec, tx, params, opt_state, on_progress, poll, saved)
         run.resume()
         try:
             if config.warmup.style is not None:
@@ -336,12 +327,35 @@ def warm_up(
             raise
         finally:
             saved.close()
-        checkpoints = Checkpoints(folder / "weights", keep=1)
-        if checkpoints.latest != run.step:
-            checkpoints.save(run.step, run.params, {"steps": run.step, **measured})
-        checkpoints.close()
-        if processes.is_first():
-            record = {"fingerprint": fingerprint(config), "steps": run.step, **measured}
-            write_atomically(identity, json.dumps(record) + "\n")
-            shutil.rmtree(folder / "progress")
+        _keep(run, folder, measured)
     return run.params
+
+
+def _read(config: Config, folder: Path, identity: dict[str, Any], like: Params) -> Params:
+    """The finished weights in a folder, shaped and placed like `like`.
+
+    Raises:
+      UserError: they are another warm-up's.
+    """
+    if identity["fingerprint"] != warmup_fingerprint(config):
+        raise UserError(
+            f"{folder}: holds a warm-up with other settings (seed, model, data.ledger or "
+            "warmup differ); write another warmup.dir"
+        )
+    checkpoints = Checkpoints(folder / "weights", keep=1)
+    _, params, _ = checkpoints.restore(like)
+    checkpoints.close()
+    return params
+
+
+def _keep(run: _WarmUp, folder: Path, measured: dict[str, float]) -> None:
+    """Saves the finished weights, then what says whose they are; drops the unfinished ones."""
+    record = {"steps": run.step, **measured}
+    checkpoints = Checkpoints(folder / "weights", keep=1)
+    if checkpoints.latest != run.step:
+        checkpoints.save(run.step, run.params, record)
+    checkpoints.close()
+    if processes.is_first():
+        identity = {"fingerprint": warmup_fingerprint(run.config), **record}
+        write_atomically(folder / "warmup.json", json.dumps(identity) + "\n")
+        shutil.rmtree(folder / "progress")

@@ -31,15 +31,15 @@ from bacr_jax.data.ledger.problems import (
     num_problems,
     split_codes,
 )
-from bacr_jax.data.ledger.tokenizer import ID, VOCABULARY, encode, ledger_tokenizer
-from bacr_jax.data.ledger.traces import (
+from bacr_jax.data.ledger.styles import (
     Style,
     SupervisedBatch,
     render,
     supervised_batch,
     supervised_example,
 )
-from bacr_jax.data.ledger.warmup import BUCKETS, WARMUP, Phase, Variant, phase_at, warmup_batch
+from bacr_jax.data.ledger.supervised import BUCKETS, WARMUP, Stage, Variant, stage_at, warmup_batch
+from bacr_jax.data.ledger.tokenizer import ID, VOCABULARY, encode, ledger_tokenizer
 
 __all__ = [
     "BUCKETS",
@@ -48,7 +48,7 @@ __all__ = [
     "VOCABULARY",
     "WARMUP",
     "LedgerArrays",
-    "Phase",
+    "Stage",
     "Problem",
     "Split",
     "Style",
@@ -59,7 +59,7 @@ __all__ = [
     "ledger_tokenizer",
     "make_problems",
     "num_problems",
-    "phase_at",
+    "stage_at",
     "render",
     "split_codes",
     "supervised_batch",

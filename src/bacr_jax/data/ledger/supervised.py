@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.data.ledger.problems import MAX_LEVEL, check_operands, decode_problems, split_codes
-from bacr_jax.data.ledger.traces import TAIL, Style, supervised_batch
+from bacr_jax.data.ledger.styles import TAIL, Style, supervised_batch
 from bacr_jax.errors import UserError
 
 Variant = Literal["redundant", "tradeoff"]
@@ -24,11 +24,11 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
-class Phase:
+class Stage:
     """A stretch of the warm-up.
 
     Attributes:
-      until: end of the phase, as a fraction of the warm-up's steps.
+      until: end of the stage, as a fraction of the warm-up's steps.
       max_level: levels 1..max_level are drawn evenly.
       weights: share of the examples in each style, up to a common factor.
     """
@@ -40,18 +40,18 @@ class Phase:
 
 # One style on easy levels first: with all of them at once the model stays on the plateau before
 # induction for thousands of steps (found by trial, as were all fractions and weights).
-WARMUP: dict[Variant, tuple[Phase, ...]] = {
+WARMUP: dict[Variant, tuple[Stage, ...]] = {
     "redundant": (
-        Phase(0.15, 3, (("steps", 1.0),)),
-        Phase(0.45, 3, (("redo", 3.0), ("mixed", 1.0), ("steps", 1.0), ("at_once", 1.0))),
-        Phase(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 0.5), ("at_once", 1.0))),
+        Stage(0.15, 3, (("steps", 1.0),)),
+        Stage(0.45, 3, (("redo", 3.0), ("mixed", 1.0), ("steps", 1.0), ("at_once", 1.0))),
+        Stage(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 0.5), ("at_once", 1.0))),
     ),
     "tradeoff": (
-        Phase(0.13, 3, (("steps", 1.0),)),
-        Phase(0.45, 3, (("steps", 1.0), ("at_once", 1.0))),
+        Stage(0.13, 3, (("steps", 1.0),)),
+        Stage(0.45, 3, (("steps", 1.0), ("at_once", 1.0))),
         # Evenly, at_once was as good as wanted before steps had learned the longest problems, and
         # a long style that is wrong there too is worth no budget.
-        Phase(1.00, 5, (("steps", 3.0), ("at_once", 1.0))),
+        Stage(1.00, 5, (("steps", 3.0), ("at_once", 1.0))),
     ),
 }
 
@@ -63,19 +63,19 @@ def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray)
     return noise.argsort(axis=1).argsort(axis=1) < count[:, None]
 
 
-def phase_at(variant: Variant, fraction: float) -> Phase:
-    """The phase in force after `fraction` of the warm-up; past the end, the last one."""
-    phases = WARMUP[variant]
-    return next((phase for phase in phases if fraction < phase.until), phases[-1])
+def stage_at(variant: Variant, fraction: float) -> Stage:
+    """The stage in force after `fraction` of the warm-up; past the end, the last one."""
+    stages = WARMUP[variant]
+    return next((stage for stage in stages if fraction < stage.until), stages[-1])
 
 
 @functools.cache
-def _kinds(phase: Phase) -> dict[str, np.ndarray]:
-    """Kinds of example of a phase: style, level, lines redone; their probability and bucket."""
-    total = sum(weight for _, weight in phase.weights)
+def _kinds(stage: Stage) -> dict[str, np.ndarray]:
+    """Kinds of example of a stage: style, level, lines redone; their probability and bucket."""
+    total = sum(weight for _, weight in stage.weights)
     rows = []
-    for style, weight in phase.weights:
-        for level in range(1, phase.max_level + 1):
+    for style, weight in stage.weights:
+        for level in range(1, stage.max_level + 1):
             # k of n lines redone: none, all, or k ~ Binomial(n, 1/2)
             share = {0: 1.0}
             if style == "redo":
@@ -85,7 +85,7 @@ def _kinds(phase: Phase) -> dict[str, np.ndarray]:
             for k, chance in share.items():
                 trace = level + 3 if style == "at_once" else 6 * level + 5 * k
                 bucket = int(np.searchsorted(BUCKETS, 3 + 2 * level + trace + TAIL))
-                probability = weight / total / phase.max_level * chance
+                probability = weight / total / stage.max_level * chance
                 rows.append((style == "at_once", level, k, probability, bucket))
     names = ("at_once", "level", "redone", "probability", "bucket")
     return {name: np.array(column) for name, column in zip(names, zip(*rows))}
@@ -104,6 +104,16 @@ def _bucket(seed: int, step: int, probabilities: np.ndarray) -> int:
     return min(int(bucket), int(np.flatnonzero(probabilities)[-1]))
 
 
+def _check(variant: Variant, batch_tokens: int) -> None:
+    if variant not in WARMUP:
+        raise UserError(f"data.ledger.variant: found {variant!r}; write {' or '.join(WARMUP)}")
+    if batch_tokens < max(BUCKETS):
+        raise UserError(
+            f"warmup.batch_tokens: found {batch_tokens}; write {max(BUCKETS)} or more, the longest "
+            "example"
+        )
+
+
 def warmup_batch(
     seed: int,
     step: int,
@@ -117,13 +127,13 @@ def warmup_batch(
 
     All rows of a batch are of one length bucket (`BUCKETS`, by the length before cutting), so that
     little is padding and only four shapes are compiled: batch_tokens // S rows of S tokens. Buckets
-    take turns so that, over steps, examples appear with the probabilities of the phase.
+    take turns so that, over steps, examples appear with the probabilities of the stage.
 
     Args:
       seed: of the warm-up.
-      step: 0-based; steps from `total_steps` on stay in the last phase.
-      total_steps: length of the warm-up that the phases divide.
-      variant: which phases.
+      step: 0-based; steps from `total_steps` on stay in the last stage.
+      total_steps: length of the warm-up that the stages divide.
+      variant: which stages.
       batch_tokens: tokens per batch, padding included, at least 80.
       max_operand: operands are 1..max_operand.
 
@@ -134,17 +144,11 @@ def warmup_batch(
     Raises:
       UserError: an unknown variant, or a batch too small for a row.
     """
-    if variant not in WARMUP:
-        raise UserError(f"data.ledger.variant: found {variant!r}; write {' or '.join(WARMUP)}")
-    if batch_tokens < max(BUCKETS):
-        raise UserError(
-            f"warmup.batch_tokens: found {batch_tokens}; write {max(BUCKETS)} or more, the longest "
-            "example"
-        )
+    _check(variant, batch_tokens)
     check_operands(max_operand)
     rng = np.random.default_rng([seed, _STREAM, step])
-    phase = phase_at(variant, step / max(total_steps, 1))
-    kinds = _kinds(phase)
+    stage = stage_at(variant, step / max(total_steps, 1))
+    kinds = _kinds(stage)
     rows_in = batch_tokens // np.array(BUCKETS)
     per_bucket = np.bincount(kinds["bucket"], kinds["probability"], len(BUCKETS)) / rows_in
     bucket = _bucket(seed, step, per_bucket / per_bucket.sum())

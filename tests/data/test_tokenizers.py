@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.data.extraction import answer_content, answer_text, decode_ids
+from bacr_jax.data.tokenizers import answer_content, answer_text, decode_ids
 
 relaxed = settings(
     max_examples=100,

@@ -1,0 +1,297 @@
+"""The lines of Algorithm 1, each a function; `algorithm.iterate` calls them in its order."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax import advantages, curriculum
+from bacr_jax.curriculum import CurriculumState
+from bacr_jax.data.stream import QuestionStream
+from bacr_jax.learner import train_step
+from bacr_jax.learner.batch import Batch, make_batch, only_rows
+from bacr_jax.learner.train_step import TrainState
+from bacr_jax.methods import Method, Observed
+from bacr_jax.rollout.generate import Rollout, generate
+from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.training.dynamic_sampling import BatchPlan, Round
+from bacr_jax.training.run import Run
+from bacr_jax.types import CLOSED_BY_BUDGET, Prompts, pytree
+
+Poll = Callable[[], None] | None
+
+
+def round_keys(key: Array, step: int, index: int) -> tuple[Array, Array]:
+    """Keys of a round's plan and rollout; those of round 0 are the keys of the step."""
+    key = jax.random.fold_in(key, step)
+    plan, rollout = jax.random.split(jax.random.fold_in(key, index) if index else key)
+    return plan, rollout
+
+
+@functools.partial(jax.jit, static_argnames=("method", "num_questions"))
+def plan_batch(
+    schedule: CurriculumState,
+    key: Array,
+    group_of: Int[Array, "n"],
+    group_sizes: Int[Array, "K"],
+    *,
+    method: Method,
+    num_questions: int,
+) -> BatchPlan:
+    """Lines 3, 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts.
+
+    Args:
+      schedule: pass rates of K groups.
+      key: of this plan.
+      group_of: group of each question; an argument, since XLA would sort a constant of this length
+        while compiling.
+      group_sizes: questions in each group.
+      method: says how to weigh, assign and cut.
+      num_questions: Q.
+    """
+    question_key, budget_key = jax.random.split(key)
+    weights = method.question_weights(schedule, group_sizes)
+    questions = curriculum.sample_questions(question_key, weights, group_of, num_questions)
+    groups = group_of[questions]
+    budgets = method.sample_budgets(budget_key, schedule, groups)
+    return BatchPlan(questions, groups, budgets, method.cuts(budgets))
+
+
+def in_stream_order(
+    stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
+) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
+    """Line 6 with data.order=shuffled: of each question's group the next in order, not the drawn.
+
+    Args:
+      stream: order of the questions; None keeps the plan.
+      plan: of a round.
+      cursors: questions drawn so far from each group.
+
+    Returns:
+      The plan and the new cursors.
+    """
+    if stream is None:
+        return plan, cursors
+    questions, cursors = stream.draw(cursors, np.asarray(plan.groups))
+    return dataclasses.replace(plan, questions=jnp.asarray(questions)), cursors
+
+
+def generate_traces(
+    run: Run, params: Any, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
+) -> Rollout:
+    """Line 9: trunks under their budgets, answers at every cut."""
+    return generate(
+        run.policy.decode_params(params),
+        prompts,
+        np.asarray(plan.budgets).reshape(-1),
+        np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
+        key,
+        spec=run.rollout_spec(run.method.answers),
+        rules=run.environment.rules,
+        sampling=sampling_params(run.config.rollout.temperature),
+        phi_of=run.policy.phi_of(params),
+        poll=poll,
+    )
+
+
+def verify(
+    run: Run, plan: BatchPlan, rollout: Rollout, poll: Poll = None
+) -> Float[np.ndarray, "Q G M A"]:
+    """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host."""
+    answers = run.environment.train.set.answers
+    references = [answers[i] for i in plan.rows]
+    outcomes = run.environment.verify(rollout.branches, references, poll)
+    return outcomes.reshape(*plan.cuts.shape, run.method.answers)
+
+
+def observe(
+    run: Run,
+    plan: BatchPlan,
+    rollout: Rollout,
+    outcomes: Float[np.ndarray, "Q G M A"],
+    step: int,
+) -> Observed:
+    """What the method may look at."""
+    trunks, branches = rollout.trunks, rollout.branches
+    by_group = lambda x: np.asarray(x).reshape(plan.budgets.shape)
+    extra = {}
+    if run.method.read is not None:
+        start, count = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+        thinking = [
+            row[first : first + length].tolist()
+            for row, first, length in zip(np.asarray(trunks.tokens), start, count)
+        ]
+        extra = run.method.read(run.environment.tokenizer, thinking)
+    # The answer at the last cut; with several, the first of them.
+    final = np.asarray(branches.sampled)[:, -run.method.answers]
+    fields: dict[str, Any] = {
+        "questions": plan.questions,
+        "budgets": plan.budgets,
+        "cuts": plan.cuts,
+        "outcomes": outcomes.mean(-1),
+        "by_answer": outcomes,
+        "thinking": by_group(trunks.thinking),
+        "lengths": by_group(np.asarray(trunks.thinking) + final),
+        "closed": by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
+        "fraction": np.float32(step / run.total_steps),
+        "extra": {name: by_group(values) for name, values in extra.items()},
+    }
+    return Observed(**fields)
+
+
+_keep = jax.jit(lambda seen, method: method.resampling.keep(seen), static_argnames=("method",))
+
+
+def useful_questions(method: Method, seen: Observed) -> Bool[np.ndarray, "Q"]:
+    """Questions that the method wants to learn from."""
+    if method.resampling is None:
+        return np.ones(len(seen.questions), bool)
+    return np.asarray(_keep(seen, method=method))
+
+
+def predict_values(
+    run: Run, train: TrainState, batch: Round
+) -> tuple[Float[Array, "Q G M"] | None, Any]:
+    """V(q, b, b_j), and the features it was made of; (None, None) without a value head."""
+    if train.head is None:
+        return None, None
+    plan = batch.plan
+    values, features = train_step.question_values(
+        train.policy,
+        train.head,
+        batch.prompts,
+        plan.budgets.reshape(-1),
+        plan.cuts.reshape(-1, plan.cuts.shape[-1]),
+        spec=run.policy.learner,
+    )
+    return values.reshape(plan.cuts.shape), features
+
+
+@pytree
+class TokenCredit:
+    """Rewards, and the advantages they give to tokens.
+
+    Attributes:
+      thinking: advantage of each thinking token.
+      answers: advantage of each of a row's N answers, summed over the cuts it serves.
+      rewards: dense rewards.
+      keep: rollouts that count in the loss; None: all.
+    """
+
+    thinking: Float[Array, "B T"]
+    answers: Float[Array, "B N"]
+    rewards: Float[Array, "Q G M"]
+    keep: Bool[Array, "Q G"] | None
+
+
+@functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
+def credit_tokens(
+    method_state: Any,
+    seen: Observed,
+    values: Float[Array, "Q G M"] | None,
+    source: Int[Array, "B N"],
+    *,
+    method: Method,
+    max_thinking: int,
+) -> tuple[TokenCredit, dict[str, Array]]:
+    """Lines 11 and 12: dense rewards and advantages, spread over tokens.
+
+    Args:
+      method_state: what the method remembers.
+      seen: outcomes and lengths.
+      values: V(q, b, b_j); None without a value head.
+      source: index of the answer that serves each place (`Branches.source`).
+      method: its rewards and advantages.
+      max_thinking: T.
+
+    Returns:
+      Rewards and advantages, and their metrics.
+    """
+    rewards = method.rewards(method_state, seen)
+    credit = method.advantages(method_state, seen, rewards, values)
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    residual = rewards - credit.baseline
+    spread = jnp.maximum(jnp.var(rewards), 1e-6)
+    metrics = {
+        "reward/mean": rewards.mean(),
+        "advantage/mean": credit.thinking.mean(),
+        "advantage/std": credit.thinking.std(),
+        "advantage/residual_std": residual.std(),
+        "advantage/explained": 1.0 - jnp.var(residual) / spread,
+    }
+    tokens = TokenCredit(
+        thinking=advantages.scatter_segments(flat(credit.thinking), flat(seen.cuts), max_thinking),
+        answers=advantages.sum_reused(credit.answers.reshape(source.shape), source),
+        rewards=rewards,
+        keep=credit.keep,
+    )
+    return tokens, metrics
+
+
+def learner_batch(run: Run, batch: Round, credit: TokenCredit) -> Batch:
+    """Tokens and advantages, side by side; rows that do not count have no sampled tokens."""
+    answers = run.method.answers
+    flat = lambda x: np.repeat(np.asarray(x), answers, axis=-1).reshape(-1, x.shape[-1] * answers)
+    joined = make_batch(
+        batch.prompts,
+        batch.rollout.trunks,
+        batch.rollout.branches,
+        cuts=flat(batch.plan.cuts),
+        thinking_advantages=credit.thinking,
+        answer_advantages=credit.answers,
+        returns=flat(credit.rewards),
+    )
+    keep = np.broadcast_to(batch.useful[:, None], batch.plan.budgets.shape)
+    if credit.keep is not None:
+        keep = keep & np.asarray(credit.keep)
+    return only_rows(joined, keep.reshape(-1))
+
+
+def update(
+    run: Run, train: TrainState, batch: Batch, features: Any, step: int, reference: Any
+) -> tuple[TrainState, dict[str, Any]]:
+    """Line 14: Eq. 16 on each minibatch, then the value head's extra steps."""
+    settings = run.config.value
+    train, metrics = run.updates(
+        train,
+        batch,
+        reference=reference,
+        update_policy=step >= settings.warmup_iterations or train.head is None,
+    )
+    if train.head is not None and settings.inner_steps:
+        head, head_opt = train_step.fit_value(
+            train.head,
+            train.head_opt,
+            features,
+            batch.returns,
+            head_tx=run.value_tx,
+            num_steps=settings.inner_steps,
+        )
+        train = dataclasses.replace(train, head=head, head_opt=head_opt)
+    return train, metrics
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def update_method(
+    method_state: Any,
+    seen: Observed,
+    rewards: Float[Array, "Q G M"],
+    values: Float[Array, "Q G M"] | None,
+    *,
+    method: Method,
+) -> Any:
+    """The method's own state; it learns nothing from rewards that are not finite."""
+    new = method.update(method_state, seen, rewards, values)
+    good = jnp.isfinite(rewards).all()
+    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, method_state)
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def method_metrics(method_state: Any, seen: Observed, *, method: Method) -> dict[str, Array]:
+    """The method's own metrics of a round that nothing was chosen from."""
+    return method.metrics(method_state, seen)

@@ -1,0 +1,180 @@
+"""A run in two parts: what stays fixed (`Run`) and what an iteration changes (`RunState`)."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from bacr_jax import curriculum
+from bacr_jax.config import Config
+from bacr_jax.curriculum import CurriculumState, difficulty
+from bacr_jax.curriculum.difficulty import DifficultyPosterior
+from bacr_jax.data.environment import Environment, Questions
+from bacr_jax.data.stream import QuestionStream
+from bacr_jax.learner import train_step
+from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.policy import Policy
+from bacr_jax.learner.train_step import TrainState
+from bacr_jax.learner.updates import Updates
+from bacr_jax.methods import Method
+from bacr_jax.rollout.engine import RolloutSpec
+from bacr_jax.rollout.generate import precompile as precompile_rollout
+from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.types import pytree
+
+
+@pytree
+class RunState:
+    """Everything an iteration changes; what a checkpoint holds.
+
+    Attributes:
+      train: parameters and optimizers.
+      curriculum: pass rates and schedule.
+      stream: questions drawn so far from each group (data.order=shuffled), else zeros.
+      generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
+        thousand steps of a 7B run only.
+      method_state: what the method remembers; None if nothing.
+      difficulty: record of every problem, with continuous difficulty; else None.
+      skipped_in_a_row: updates skipped since the last one whose gradient was finite.
+    """
+
+    train: TrainState
+    curriculum: CurriculumState
+    stream: Int[np.ndarray, "K"]
+    generated_tokens: int
+    method_state: Any = None
+    difficulty: DifficultyPosterior | None = None
+    skipped_in_a_row: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """The fixed parts of a run; made by `make_run`.
+
+    Attributes:
+      config: settings.
+      environment: questions, rules, grader.
+      method: pure functions of the training method.
+      policy: compiled forms.
+      total_steps: iterations in the whole run, for the schedules.
+      key: all randomness of training is folded from it and the number of the step.
+      policy_tx: optimizer of the policy.
+      value_tx: optimizer of the value head.
+      updates: line 14 of Algorithm 1.
+      levels: difficulty group of each training question, on the host.
+      num_groups: K; with continuous difficulty every question is a group of its own.
+      group_of: group of each training question.
+      group_sizes: questions in each group.
+      coordinate: of each question on the scale of difficulty (continuous difficulty).
+      stream: order of the questions within their groups; None: drawn anew.
+    """
+
+    config: Config
+    environment: Environment
+    method: Method
+    policy: Policy
+    total_steps: int
+    key: Array
+    policy_tx: optax.GradientTransformation
+    value_tx: optax.GradientTransformation
+    updates: Updates
+    levels: Int[np.ndarray, "n"]
+    num_groups: int
+    group_of: Int[Array, "n"]
+    group_sizes: Int[Array, "K"]
+    coordinate: Float[Array, "n"]
+    stream: QuestionStream | None
+
+    @property
+    def continuous(self) -> bool:
+        """Whether every question has a pass rate of its own."""
+        return self.config.curriculum.difficulty == "continuous"
+
+    def rollout_spec(self, answers: int) -> RolloutSpec:
+        """Shapes of training rollouts with so many answers per cut."""
+        return dataclasses.replace(self.policy.rollout, answers=answers)
+
+
+def make_run(
+    config: Config, environment: Environment, method: Method, policy: Policy, total_steps: int
+) -> Run:
+    """Prepares optimizers, groups and the order of questions; arguments as in `Run`."""
+    policy_tx = policy_optimizer(config.optimizer, total_steps * config.train.minibatches)
+    value_tx = value_optimizer(config.value)
+    levels = np.asarray(environment.train.set.groups)
+    continuous = config.curriculum.difficulty == "continuous"
+    num_groups = len(levels) if continuous else config.data.num_groups
+    group_of = np.arange(len(levels)) if continuous else levels
+    stream = None
+    if config.data.order == "shuffled":
+        stream = QuestionStream(group_of, num_groups=num_groups, seed=config.seed)
+    groups = jnp.asarray(group_of, jnp.int32)
+    return Run(
+        config=config,
+        environment=environment,
+        method=method,
+        policy=policy,
+        total_steps=total_steps,
+        key=jax.random.fold_in(jax.random.key(config.seed), 1),
+        policy_tx=policy_tx,
+        value_tx=value_tx,
+        updates=Updates(
+            policy.learner, config.train, policy_tx, value_tx, environment.rules.allowed_tokens
+        ),
+        levels=levels,
+        num_groups=num_groups,
+        group_of=groups,
+        group_sizes=jnp.bincount(groups, length=num_groups),
+        coordinate=difficulty_coordinate(environment.train, config.curriculum.coordinate),
+        stream=stream,
+    )
+
+
+def difficulty_coordinate(
+    questions: Questions, kind: Literal["level", "prompt_length"]
+) -> Float[Array, "n"]:
+    """Where each problem stands on the scale of difficulty (an unknown level: hardest)."""
+    if kind == "prompt_length":
+        return jnp.asarray(questions.prompts.lengths, jnp.float32)
+    levels = np.asarray(questions.set.levels)
+    return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
+
+
+def init_state(run: Run, params: Any, value_head: Any) -> RunState:
+    """A fresh state around given parameters (line 1 of Algorithm 1)."""
+    mu0: Any = run.config.curriculum.mu0
+    if run.continuous and isinstance(mu0, tuple):
+        mu0 = tuple(mu0[group] for group in run.levels)
+    make = lambda params, head: train_step.init_state(params, head, run.policy_tx, run.value_tx)
+    return RunState(
+        train=run.policy.make(make, params, value_head),
+        curriculum=curriculum.init_curriculum(run.num_groups, mu0=mu0),
+        stream=np.zeros(run.num_groups, np.int32),
+        generated_tokens=0,
+        method_state=run.method.init_state(len(run.levels)),
+        difficulty=difficulty.init_difficulty(run.num_groups) if run.continuous else None,
+    )
+
+
+def precompile(run: Run, state: RunState) -> None:
+    """Compiles every form of the rollout, so that no iteration after the first compiles."""
+    params, settings = state.train.policy, run.config
+    cuts = int(run.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])
+    forms = [(cuts, run.method.answers, settings.rollout.questions * settings.rollout.group_size)]
+    if settings.curriculum.pass_rate == "probe":
+        forms.append((1, 1, min(settings.curriculum.probe_size, len(run.levels))))
+    for num_cuts, answers, rows in forms:
+        precompile_rollout(
+            run.policy.decode_params(params),
+            run.environment.train.prompts,
+            num_cuts,
+            spec=run.rollout_spec(answers),
+            rules=run.environment.rules,
+            sampling=sampling_params(settings.rollout.temperature),
+            phi_of=run.policy.phi_of(params),
+            rows=rows,
+        )

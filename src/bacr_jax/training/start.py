@@ -1,0 +1,154 @@
+"""The state a run starts from: weights of a folder or of a warm-up, and a method's own stage."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bacr_jax.data import ledger
+from bacr_jax.data.environment import Environment, build_environment
+from bacr_jax.data.prompts import format_for
+from bacr_jax.evaluation.by_budget import evaluate_by_budget
+from bacr_jax.learner import policy as policies
+from bacr_jax.oom import phase_memory
+from bacr_jax.rollout.generate import generate
+from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.progress import Progress
+from bacr_jax.training.rejection_sft import rejection_sft
+from bacr_jax.training.run import Run, RunState, init_state
+from bacr_jax.training.warmup import styled_prompts, warm_up
+
+Params = Any
+Poll = Callable[[], None] | None
+
+
+def initial_state(run: Run, folder: RunFolder, progress: Progress, poll: Poll = None) -> RunState:
+    """A fresh state around the starting policy: of a folder, random, or warmed up.
+
+    Args:
+      run: what stays fixed.
+      folder: of the run; holds the warm-up, unless the config names another place.
+      progress: shows the warm-up.
+      poll: called wherever the warm-up can be left.
+    """
+    keys = [jax.random.fold_in(jax.random.key(run.config.seed), i) for i in (2, 3)]
+    if run.config.warmup.steps:
+        params = _warmed_up(run, keys[0], folder, progress, poll)
+    else:
+        params = policies.initial_params(keys[0], run.policy, run.config.model.path)
+    return init_state(run, params, policies.random_head(keys[1], run.policy))
+
+
+def after_rejection_sft(
+    run: Run, fresh: RunState, progress: Progress, poll: Poll = None
+) -> RunState:
+    """The state after the method's own supervised stage, if it has one; its tokens are counted.
+
+    Args:
+      run: what stays fixed.
+      fresh: the state before.
+      progress: shows the stage.
+      poll: called wherever it can be left.
+    """
+    start = run.method.cold_start
+    if start is None:
+        return fresh
+    with progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
+        params, method_state, tokens = rejection_sft(
+            run.config,
+            run.policy,
+            shared_format_environment(run),
+            run.environment,
+            fresh.train.policy,
+            fresh.method_state,
+            start,
+            on_progress=lambda step, loss: phase.update(step, loss=loss),
+            poll=poll,
+        )
+    state = init_state(run, params, fresh.train.head)
+    return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
+
+
+def shared_format_environment(run: Run) -> Environment:
+    """The environment in the format that all methods share."""
+    shared = format_for(dataclasses.replace(run.config, method="bacr"))
+    here = run.environment
+    if shared == here.style:
+        return here
+    return build_environment(run.config, here.tokenizer, here.vocab_size, style=shared)
+
+
+def _warmed_up(
+    run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll
+) -> Params:
+    """Weights after the supervised warm-up, with a fresh budget module."""
+    config = run.config
+    place = Path(config.warmup.dir) if config.warmup.dir else folder.path / "warmup"
+    environment = shared_format_environment(run)
+    with (
+        progress.phase("warm-up", config.warmup.steps) as phase,
+        phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
+    ):
+        params = warm_up(
+            config,
+            run.policy,
+            place,
+            accuracy_of=lambda params: _accuracy(run, environment, params, key, poll),
+            style_accuracy_of=lambda params, style: _style_accuracy(
+                run, environment, params, style, key, poll
+            ),
+            on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
+            poll=poll,
+        )
+    return policies.with_budget_module(key, run.policy, params)
+
+
+def _accuracy(
+    run: Run, environment: Environment, params: Params, key: jax.Array, poll: Poll
+) -> float:
+    """Greedy accuracy of the plain model at the largest evaluated budget."""
+    config = run.config
+    largest = max(config.eval.budgets)
+    summary = evaluate_by_budget(
+        run.policy.plain_decode_params(params),
+        environment,
+        next(iter(environment.eval.values())),
+        key,
+        config=dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256),
+        spec=dataclasses.replace(run.policy.evaluation, conditioning=None),
+        seed=config.seed,
+        phi_of=None,
+        poll=poll,
+    )
+    return float(summary["greedy"][str(largest)]["accuracy"])
+
+
+def _style_accuracy(
+    run: Run,
+    environment: Environment,
+    params: Params,
+    style: ledger.Style,
+    key: jax.Array,
+    poll: Poll,
+) -> float:
+    """Greedy accuracy of a trace style, on the level it is measured on."""
+    # The long style must be right where it matters most.
+    level = ledger.MAX_LEVEL if style == "steps" else run.config.warmup.style_level
+    prompts, references = styled_prompts(environment.train, style, level)
+    budgets = np.full(len(references), run.config.budget.max, np.int32)
+    rollout = generate(
+        run.policy.plain_decode_params(params),
+        prompts,
+        budgets,
+        budgets[:, None],
+        key,
+        spec=dataclasses.replace(run.policy.rollout, conditioning=None, answers=1),
+        rules=environment.rules,
+        sampling=sampling_params(0.0),
+        poll=poll,
+    )
+    return float(environment.verify(rollout.branches, references, poll).mean())
