@@ -33,7 +33,7 @@ def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
         assert text.endswith("<think>" + ("a" if opened == "a" else question[0]))
 
 
-class Run(warmup._Run):
+class Run(warmup.WarmUp):
     """A warm-up whose style gains .1 every 25 steps, and .2 while the rate falls."""
 
     def __init__(self, config):
@@ -49,7 +49,7 @@ class Run(warmup._Run):
         return copy.copy(self)
 
 
-until_style = inspect.unwrap(warmup._until_style)
+until_style = inspect.unwrap(warmup.until_style)
 
 
 @pytest.mark.parametrize(("low", "high", "ends"), [(0.6, 0.85, 0.6), (0.3, 0.5, 0.3)])

@@ -137,7 +137,10 @@ def probe(run: Run, params: Any, step: int) -> tuple[Int[Array, "P"], Float[Arra
 def measured(
     schedule: CurriculumState, groups: Int[Array, "P"], outcomes: Float[Array, "P one"]
 ) -> CurriculumState:
-    """The schedule after a probe, which measures the policy as it is: nothing older counts."""
+    """The schedule after a probe, which measures the policy as it is now.
+
+    What was believed before weighs two pseudo-rollouts (`record_outcomes`), and nothing else does.
+    """
     schedule = curriculum.record_outcomes(schedule, groups, outcomes, ema_decay=0.0)
     return curriculum.update_pass_rates(schedule, source="ema")
 

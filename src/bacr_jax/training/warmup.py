@@ -47,7 +47,7 @@ SAVE_EVERY = 100
 
 
 @dataclasses.dataclass
-class _WarmUp:
+class WarmUp:
     """A warm-up in progress.
 
     One that was stopped goes through the same motions again: the steps it had done are counted but
@@ -83,7 +83,7 @@ class _WarmUp:
             state = {"params": self.params, "opt_state": self.opt_state}
             self.saved.save(self.step, state, {"journal": self.journal})
 
-    def copy(self) -> "_WarmUp":
+    def copy(self) -> "WarmUp":
         """One that goes on by itself, and is neither saved nor shown."""
         copied = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
         return dataclasses.replace(
@@ -161,7 +161,7 @@ def styled_prompts(
     return opened, [questions.set.answers[i] for i in index]
 
 
-def _until_accurate(run: _WarmUp, accuracy_of: Callable[[Params], float]) -> float:
+def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> float:
     """The schedule of a warm-up that ends with one accuracy.
 
     Raises:
@@ -197,8 +197,8 @@ def _until_accurate(run: _WarmUp, accuracy_of: Callable[[Params], float]) -> flo
     return accuracy
 
 
-def _until_style(
-    run: _WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
+def until_style(
+    run: WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
 ) -> dict[str, float]:
     """Trains until a style is as accurate as asked, and no more.
 
@@ -217,7 +217,7 @@ def _until_style(
     slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
     falling = lambda i: settings.learning_rate * (1.0 - slope * (i + 1))
 
-    def ended() -> _WarmUp:
+    def ended() -> WarmUp:
         """A copy that ends its training here.
 
         Accuracy jumps while the rate falls, so that only a copy tells what ending here gives.
@@ -315,13 +315,13 @@ def warm_up(
         saved = Checkpoints(folder / "progress" / warmup_fingerprint(config), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
-        run = _WarmUp(config, spec, tx, params, opt_state, on_progress, poll, saved)
+        run = WarmUp(config, spec, tx, params, opt_state, on_progress, poll, saved)
         run.resume()
         try:
             if config.warmup.style is not None:
-                measured = _until_style(run, style_accuracy_of)
+                measured = until_style(run, style_accuracy_of)
             else:
-                measured = {"accuracy": _until_accurate(run, accuracy_of)}
+                measured = {"accuracy": until_accurate(run, accuracy_of)}
         except Preempted:
             run.save()
             raise
@@ -348,7 +348,7 @@ def _read(config: Config, folder: Path, identity: dict[str, Any], like: Params) 
     return params
 
 
-def _keep(run: _WarmUp, folder: Path, measured: dict[str, float]) -> None:
+def _keep(run: WarmUp, folder: Path, measured: dict[str, float]) -> None:
     """Saves the finished weights, then what says whose they are; drops the unfinished ones."""
     record = {"steps": run.step, **measured}
     checkpoints = Checkpoints(folder / "weights", keep=1)
