@@ -19,6 +19,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import pytest  # noqa: E402
 
 
+def pytest_configure(config):
+    """Quick tests compile much and compute little, so XLA compiles them without its optimizations.
+
+    Slow tests train for minutes, and GPU tests are about the programs that users run.
+    """
+    if "not slow" in config.option.markexpr:
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
 def pytest_unconfigure():
     """Removes the cache; workers have none of their own."""
     if OWN_CACHE is not None:
