@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bacr_jax.methods import Observed, Resampling
+from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.training.dynamic_sampling import (
     Asked,
@@ -32,13 +32,13 @@ def asked(useful, start):
         np.zeros((Q * G, 1, 1), int), one(row), one(row), one(row % 3), one(row),
         np.zeros((Q * G, 1), int), np.zeros((Q * G, 1, 1)),
     )  # fmt: skip
-    fields = {field.name: question for field in dataclasses.fields(Observed)}
-    seen = Observed(**{**fields, "fraction": np.float32(0.25), "extra": {"own": question}})
+    fields = {field.name: question for field in dataclasses.fields(GroupBatch)}
+    seen = GroupBatch(**{**fields, "fraction": np.float32(0.25), "extra": {"own": question}})
     rollout = Rollout(trunks, branches, {"tokens": int(start) + 1, "occupancy": 0.5})
     return Asked(plan, prompts, rollout, seen, np.array(useful, bool))
 
 
-KEEP = Resampling(keep=lambda seen: seen, max_rounds=3)
+KEEP = DynamicSampling(keep=lambda seen: seen, max_rounds=3)
 
 
 def test_the_first_round_always_and_more_until_enough_or_too_many():

@@ -26,7 +26,7 @@ from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
-from bacr_jax.methods import Method, Observed
+from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.oom import phase_memory
 from bacr_jax.rollout.generate import Rollout, generate, precompile
 from bacr_jax.rollout.sampling import sampling_params
@@ -118,7 +118,9 @@ class Iteration:
         )
         self._adapt, self._remember = jax.jit(adapted), jax.jit(self._remember_fn)
         self._own_metrics = jax.jit(method.metrics)
-        self._keep = None if method.resampling is None else jax.jit(method.resampling.keep)
+        self._keep = (
+            None if method.dynamic_sampling is None else jax.jit(method.dynamic_sampling.keep)
+        )
 
     def init_state(self, params: Any, head: Any) -> RunState:
         """A fresh state around given parameters."""
@@ -161,7 +163,7 @@ class Iteration:
         skipped = int(state.train.skipped)
         asked: list[Asked] = []
         stream = state.stream
-        while wants_more(asked, self.method.resampling):
+        while wants_more(asked, self.method.dynamic_sampling):
             plan_key, rollout_key = self.keys(step, len(asked))
             plan = self._plan(state.curriculum, plan_key, self.group_of)
             plan, stream = self.next_in_order(plan, stream)
@@ -293,7 +295,7 @@ class Iteration:
 
     def observe(
         self, plan: Plan, rollout: Rollout, outcomes: Float[np.ndarray, "Q G M A"], step: int
-    ) -> Observed:
+    ) -> GroupBatch:
         """What the method may look at."""
         trunks, branches = rollout.trunks, rollout.branches
         by_group = lambda x: np.asarray(x).reshape(plan.budgets.shape)
@@ -317,9 +319,9 @@ class Iteration:
             "fraction": np.float32(step / self.total_steps),
             "extra": {name: by_group(values) for name, values in extra.items()},
         }
-        return Observed(**fields)
+        return GroupBatch(**fields)
 
-    def useful(self, seen: Observed) -> Bool[np.ndarray, "Q"]:
+    def useful(self, seen: GroupBatch) -> Bool[np.ndarray, "Q"]:
         """Questions that the method wants to learn from."""
         if self._keep is None:
             return np.ones(len(seen.questions), bool)
@@ -343,7 +345,7 @@ class Iteration:
     def _credit_fn(
         self,
         remembered: Any,
-        seen: Observed,
+        seen: GroupBatch,
         values: Float[Array, "Q G M"] | None,
         source: Int[Array, "B N"],
     ) -> dict[str, Any]:
@@ -370,7 +372,7 @@ class Iteration:
             "metrics": metrics,
         }
 
-    def _remember_fn(self, remembered: Any, seen: Observed, rewards: Array, values: Any) -> Any:
+    def _remember_fn(self, remembered: Any, seen: GroupBatch, rewards: Array, values: Any) -> Any:
         """The method's own state; it learns nothing from rewards that are not finite."""
         new = self.method.update(remembered, seen, rewards, values)
         good = jnp.isfinite(rewards).all()
@@ -470,7 +472,7 @@ class Iteration:
     def describe(self, asked: list[Asked], chosen: Asked, state: RunState) -> dict[str, Any]:
         """Metrics of the rounds, of the first round's rollout, and of the schedule."""
         schedule = state.curriculum
-        resampled = self.method.resampling is not None
+        resampled = self.method.dynamic_sampling is not None
         return {
             **rollout_metrics(asked[0]),
             **(sampling_metrics(asked, chosen) if resampled else {}),

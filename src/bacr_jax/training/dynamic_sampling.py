@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from bacr_jax.methods import Observed, Resampling
+from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.types import Prompts, pytree
 
@@ -51,11 +51,11 @@ class Asked:
     plan: Plan
     prompts: Prompts
     rollout: Rollout
-    seen: Observed
+    seen: GroupBatch
     useful: Bool[np.ndarray, "Q"]
 
 
-def wants_more(asked: Sequence[Asked], resampling: Resampling | None) -> bool:
+def wants_more(asked: Sequence[Asked], resampling: DynamicSampling | None) -> bool:
     """Whether another round is due: the first always, more until Q questions are of use."""
     if not asked or resampling is None:
         return not asked

@@ -72,7 +72,8 @@ class Trainer:
         shape = policies.model_shape(config, vocab_size)
         mesh = policies.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
-        self.environment = build_environment(config, tokenizer, vocab_size)
+        style = format_for(config, declares_budget=self.method.declares_budget)
+        self.environment = build_environment(config, tokenizer, vocab_size, style=style)
         policies.check_model(config, shape, self.environment.longest_prompt)
         for line in self.environment.describe_data():
             self.progress.say(line)
@@ -149,15 +150,14 @@ class Trainer:
 
     def _plain_environment(self) -> Environment:
         """The environment in the format that all methods share."""
-        plain = format_for(dataclasses.replace(self.config, method="bacr"))
-        if plain == format_for(self.config):
-            return self.environment
-        here = self.environment
+        plain, here = format_for(self.config), self.environment
+        if plain == here.style:
+            return here
         return build_environment(self.config, here.tokenizer, here.vocab_size, style=plain)
 
     def _cold_start(self, fresh: RunState) -> RunState:
         """The method's own supervised stage, if it has one; its tokens are counted."""
-        start = self.method.cold_start
+        start = self.method.rejection_sft
         if start is None:
             return fresh
         with self.progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
