@@ -9,7 +9,7 @@ functions, so a new one can take over what an existing one does well.
 import dataclasses
 
 from bacr_jax import advantages
-from bacr_jax.methods import Credit, Method, grpo
+from bacr_jax.methods import Advantages, Method, grpo
 
 # A right answer without any thinking is worth 1.2, one that used its whole budget 1.
 BREVITY = 0.2
@@ -18,19 +18,19 @@ BREVITY = 0.2
 def make(config) -> Method:
     """GRPO at the largest budget with a bonus for what was left of it, against V(q, b)."""
 
-    def rewards(state, seen):
-        saved = 1.0 - seen.thinking / seen.budgets
-        return seen.outcomes * (1.0 + BREVITY * saved[..., None])
+    def rewards(state, batch):
+        saved = 1.0 - batch.thinking / batch.budgets
+        return batch.outcomes * (1.0 + BREVITY * saved[..., None])
 
-    def credit(state, seen, reward, values):
+    def credit(state, batch, reward, values):
         residual = advantages.bcae_advantage(reward, values)
         scaled = advantages.normalize(
             residual, mode=config.advantage.normalise, floor=config.advantage.floor
         )
-        return Credit(thinking=scaled, answers=scaled, baseline=values)
+        return Advantages(thinking=scaled, answers=scaled, baseline=values)
 
-    def metrics(state, seen):
-        return {"brief/thinking_share": (seen.thinking / seen.budgets).mean()}
+    def metrics(state, batch):
+        return {"brief/thinking_share": (batch.thinking / batch.budgets).mean()}
 
     return dataclasses.replace(
         grpo.make(config),

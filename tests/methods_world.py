@@ -1,4 +1,4 @@
-"""A run small enough for a test, and what a method sees, made by hand."""
+"""A run small enough for a test, and batches for methods, made by hand."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax.config import io as config_io
+from bacr_jax.data.prompts import format_for
 from bacr_jax.learner.policy import initial_params, make_policy, random_head
-from bacr_jax.methods import Observed, load_method
+from bacr_jax.methods import GroupBatch, load_method
+from bacr_jax.methods.registry import problems
 from bacr_jax.training.run import init_state, make_run
 
 PRESETS = Path(__file__).parent.parent / "configs" / "methods"
@@ -37,7 +39,7 @@ def load(folder, preset=None, *overrides):
     base.write_text(SMALL)
     files = [base] if preset is None else [base, PRESETS / f"{preset}.yaml"]
     config = config_io.load(files, [f"output.dir={folder / 'run'}", *overrides])
-    config_io.check(config)
+    config_io.check(config, also=problems)
     return config
 
 
@@ -57,18 +59,21 @@ def run_of(config, tokenizer_and_size, grader=None):
 
     from bacr_jax.data.environment import build_environment
 
-    environment = build_environment(config, *tokenizer_and_size)
+    method = load_method(config)
+    style = format_for(config, declares_budget=method.declares_budget)
+    environment = build_environment(config, *tokenizer_and_size, style=style)
     if grader is not None:
         environment = dataclasses.replace(environment, graders={environment.tolerance: grader})
-    method = load_method(config)
     policy = make_policy(config, method, tokenizer_and_size[1])
     run = make_run(config, environment, method, policy, config.train.steps)
     params = initial_params(jax.random.key(2), policy, None)
     return run, init_state(run, params, random_head(jax.random.key(3), policy))
 
 
-def seen(config, *, outcomes=None, seed=0, questions=None, answers=1, extra=None, fraction=0.5):
-    """What a method could observe, at random but for what is given."""
+def group_batch(
+    config, *, outcomes=None, seed=0, questions=None, answers=1, extra=None, fraction=0.5
+):
+    """A batch that a method could be given, at random but for what is given."""
     rng = np.random.default_rng(seed)
     q, g = config.rollout.questions, config.rollout.group_size
     method = load_method(config)
@@ -90,4 +95,24 @@ def seen(config, *, outcomes=None, seed=0, questions=None, answers=1, extra=None
         "fraction": np.float32(fraction),
         "extra": extra or {},
     }
-    return Observed(**jax.tree.map(jnp.asarray, fields))
+    return GroupBatch(**jax.tree.map(jnp.asarray, fields))
+
+
+def credit_of(config, **given):
+    """Rewards, credit and next state of a method on a made-up batch, jitted as in the loop."""
+    method = load_method(config)
+    shape = (config.rollout.questions, config.rollout.group_size)
+    extra = {"declared": jnp.full(shape, 8), "declaration": jnp.full(shape, 2)}
+    batch = group_batch(config, extra=extra, **given)
+    state = method.init_state(64)
+    values = None
+    if method.uses_value:
+        values = jnp.asarray(np.random.default_rng(1).random(batch.outcomes.shape), jnp.float32)
+
+    @jax.jit
+    def run(state, batch, values):
+        rewards = method.rewards(state, batch)
+        credit = method.advantages(state, batch, rewards, values)
+        return rewards, credit, method.update(state, batch, rewards, values)
+
+    return method, batch, state, *run(state, batch, values)

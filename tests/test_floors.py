@@ -9,8 +9,8 @@ import bacr_jax
 ROOT = Path(bacr_jax.__file__).parent
 FLOORS = {
     0: "errors types masked oom",
-    1: "config curriculum rewards advantages losses",
-    2: "parallel grading",
+    1: "config curriculum rewards losses",
+    2: "advantages parallel grading",
     3: "model data",
     4: "rollout methods",
     5: "learner runs",
@@ -38,19 +38,26 @@ def imports(path):
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 
+def room_of_file(path):
+    """The first part of its path; the entry points of rooms are on the top floor."""
+    if path.stem == "__main__":
+        return path.stem
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
 def files():
     return [path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem != "__init__"]
 
 
 def test_every_room_has_a_floor():
-    rooms = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in files()}
+    rooms = {room_of_file(path) for path in files()}
     assert rooms - FLOOR_OF.keys() == set()
 
 
 def test_imports_point_down_or_stay_in_their_room():
     wrong = []
     for path in files():
-        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        room = room_of_file(path)
         for name in imports(path):
             if not name.startswith("bacr_jax."):
                 continue

@@ -65,11 +65,11 @@ class TestPolicyLoss:
         np.testing.assert_allclose(got, [loss], rtol=1e-6)
 
     @pytest.mark.parametrize("ratio, advantage, loss", [
-        (1.25, 1.0, -1.25), (1.5, 1.0, -1.28), (9.0, -1.0, 3.0), (2.0, -1.0, 2.0), (9.0, 1.0, -1.28)
+        (1.25, 1.0, -1.25), (1.5, 1.0, -1.28), (9.0, -1.0, 9.0), (0.7, -1.0, 0.8), (9.0, 1.0, -1.28)
     ])  # fmt: skip
-    def test_clip_higher_and_dual_clip_by_hand(self, ratio, advantage, loss):
+    def test_clip_higher_by_hand(self, ratio, advantage, loss):
         got = losses.policy_loss(
-            jnp.array([ratio]), jnp.array([advantage]), clip_low=0.2, clip_high=0.28, dual_clip=3.0
+            jnp.array([ratio]), jnp.array([advantage]), clip_low=0.2, clip_high=0.28
         )
         np.testing.assert_allclose(got, [loss], rtol=1e-6)
 
@@ -104,24 +104,13 @@ class TestImportanceWeight:
     LEARNER = jnp.log(jnp.array([[0.3, 0.25, 0.9]]))
 
     def test_is_capped_per_token(self):
-        got = losses.truncated_importance_weight(self.LEARNER, self.SAMPLER, jnp.ones((1, 3)))
+        got = losses.truncated_importance_weight(self.LEARNER, self.SAMPLER)
         np.testing.assert_allclose(got, [[1.2, 0.5, 2.0]], rtol=1e-5)
 
-    def test_sequence_level_multiplies_the_sampled_tokens(self):
-        got = losses.truncated_importance_weight(
-            self.LEARNER, self.SAMPLER, jnp.array([[1, 1, 0]]), level="sequence"
-        )
-        np.testing.assert_allclose(got, [[0.6] * 3], rtol=1e-5)
-
-    def test_normalised_weights_average_to_one_over_sampled_tokens(self):
-        mask = jnp.array([[1, 1, 0]])
-        got = losses.truncated_importance_weight(self.LEARNER, self.SAMPLER, mask, normalise=True)
-        np.testing.assert_allclose(got[0, :2], np.array([1.2, 0.5]) / 0.85, rtol=1e-5)
-
     def test_carries_no_gradient(self):
-        gradient = jax.grad(
-            lambda x: jnp.sum(losses.truncated_importance_weight(x, self.SAMPLER, jnp.ones((1, 3))))
-        )(self.LEARNER)
+        gradient = jax.grad(lambda x: jnp.sum(losses.truncated_importance_weight(x, self.SAMPLER)))(
+            self.LEARNER
+        )
         np.testing.assert_array_equal(gradient, np.zeros((1, 3)))
 
 
@@ -194,26 +183,9 @@ class TestValueLoss:
         got = losses.value_loss(jnp.array([0.5, 1.0]), jnp.array([1.3, 0.0]))
         np.testing.assert_allclose(got, [0.64, 1.0], rtol=1e-6)
 
-    def test_clipped_form_keeps_the_larger_error(self):
-        values, old, returns = jnp.array([1.0, 0.2]), jnp.array([0.0, 0.0]), jnp.array([2.0, 0.0])
-        got = losses.value_loss(values, returns, old_values=old, clip=0.1)
-        np.testing.assert_allclose(got, [1.9**2, 0.04], rtol=1e-6)
-
-    def test_clipping_needs_the_old_values(self):
-        with pytest.raises(UserError, match="old_values"):
-            losses.value_loss(jnp.zeros(1), jnp.zeros(1), clip=0.1)
-
     def test_targets_are_constants(self):
         gradient = jax.grad(lambda r: losses.value_loss(jnp.ones(()), r))(jnp.zeros(()))
         assert gradient == 0.0
-
-    def test_cross_entropy_agrees_with_its_definition_and_stays_finite(self):
-        x, r = jnp.array([-2.0, 0.0, 3.0]), jnp.array([0.0, 0.25, 1.0])
-        p = 1 / (1 + np.exp(-np.asarray(x, np.float64)))
-        want = -(np.asarray(r) * np.log(p) + (1 - np.asarray(r)) * np.log(1 - p))
-        np.testing.assert_allclose(losses.correctness_loss(x, r), want, rtol=1e-5)
-        far = losses.correctness_loss(jnp.array([1e4, -1e4]), jnp.array([0.0, 1.0]))
-        np.testing.assert_allclose(far, [1e4, 1e4])
 
 
 class TestDivergence:

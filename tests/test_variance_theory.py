@@ -262,14 +262,14 @@ class TestHistory:
 @pytest.mark.parametrize("segment", range(4))
 def test_the_published_brpo_shrinks_each_segments_gradient_by_its_own_share(segment):
     """d A[g, s] / d (own later outcomes) = 1 - (M - s) / (M G), and 1 when left out."""
-    from bacr_jax.methods import baselines
+    from bacr_jax.methods.anytime import brpo_advantage
 
     cuts, group = 4, 8
     prior = jnp.full(cuts, 1 / cuts)
 
     def own_part(r_last, loo):
         r = jnp.zeros((1, group, cuts)).at[0, 0, 3].set(r_last)
-        return baselines.brpo_advantage(r, prior, loo=loo)[0, 0, segment]
+        return brpo_advantage(r, prior, loo=loo)[0, 0, segment]
 
     slope = [(own_part(1.0, loo) - own_part(0.0, loo)) * cuts for loo in (False, True)]
     np.testing.assert_allclose(slope, [1 - (cuts - segment) / (cuts * group), 1.0], rtol=1e-6)

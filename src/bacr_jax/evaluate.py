@@ -20,7 +20,6 @@ from bacr_jax.config.cli import (
     refusal,
     whole_number,
 )
-from bacr_jax.config.methods import SELF_BUDGETER
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -184,9 +183,9 @@ def _check(a: argparse.Namespace) -> None:
         f"--label-difficulty {labels}: is a folder; write the name of a file",
     )
     for text in a.overrides:
-        key, _, value = text.partition("=")
-        if key == "method" and a.model is not None and value == SELF_BUDGETER:
-            # A folder does not say that its policy opens with a budget.
+        key = text.partition("=")[0]
+        if key == "method" and a.model is not None and _opens_with_budget(text):
+            # A folder does not say that its policy does.
             continue
         if not key.startswith(OVERRIDABLE) and key in config_io.schema():
             near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
@@ -196,11 +195,20 @@ def _check(a: argparse.Namespace) -> None:
             )
 
 
+def _opens_with_budget(override: str) -> bool:
+    """Whether responses under the method that an override names open with a budget."""
+    from bacr_jax.methods.registry import declares_budget
+
+    return declares_budget(config_io.override(Config(), [override]))
+
+
 def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     """The config of the evaluation: how the policy was trained, with the options over it."""
+    from bacr_jax.methods.registry import declares_budget
+
     config = config_io.override(trained, arguments.overrides)
     formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
-    if config.method == SELF_BUDGETER and formats:
+    if formats and declares_budget(config):
         raise UserError(
             f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
             "format; leave it out"

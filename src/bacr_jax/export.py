@@ -9,9 +9,9 @@ from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import Parser, refusal
-from bacr_jax.config.methods import SELF_BUDGETER
 from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import model_shape
+from bacr_jax.methods.registry import built_in_methods, declares_budget
 from bacr_jax.model import hf
 from bacr_jax.model.hf import names, writing
 from bacr_jax.model.sizes import Qwen2Config
@@ -119,8 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal(error)
     for name in files:
         print(arguments.out / name)
-    if read_config(arguments.run).method == SELF_BUDGETER:
-        print("its responses open with a budget: evaluate and generate need method=selfbudgeter")
+    config = read_config(arguments.run)
+    if config.method in built_in_methods() and declares_budget(config):
+        needs = f"evaluate and generate need method={config.method}"
+        print(f"its responses open with a budget: {needs}")
     return 0
 
 

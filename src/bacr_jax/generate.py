@@ -18,7 +18,6 @@ from bacr_jax.config.cli import (
     refusal,
     whole_number,
 )
-from bacr_jax.config.methods import SELF_BUDGETER
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -117,15 +116,17 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     from bacr_jax.data.tokenizers import answer_text, decode_ids
     from bacr_jax.evaluation.job import open_decoder
     from bacr_jax.learner import policy as policies
+    from bacr_jax.methods.registry import declares_budget
     from bacr_jax.rollout.generate import generate
     from bacr_jax.rollout.sampling import sampling_params
     from bacr_jax.types import NO_BUDGET
 
-    style = prompting.format_for(config)
-    plain = config.data.prompt_format == "auto" and config.method != SELF_BUDGETER
+    declares = declares_budget(config)
+    style = prompting.format_for(config, declares_budget=declares)
     if (
         arguments.run is None
-        and plain
+        and config.data.prompt_format == "auto"
+        and not declares
         and not any(key.startswith("data.train=") for key in arguments.overrides)
     ):
         # Nobody says what the folder was trained on.

@@ -115,21 +115,16 @@ def policy_loss(
     *,
     clip_low: Scalar,
     clip_high: Scalar,
-    dual_clip: float | None = None,
 ) -> Float[Array, "*batch"]:
     """Clipped surrogate loss of each token, paper Eq. 15.
 
         L = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
-
-    With `dual_clip` = c, additionally L <= -A c where A < 0 (arXiv 1912.09729), so that a token the
-    policy has come to favour by a large ratio cannot dominate the batch.
 
     Args:
       ratio: importance ratios.
       advantages: A, constants to the gradient.
       clip_low: epsilon below 1.
       clip_high: epsilon above 1; larger than `clip_low` is DAPO's clip-higher.
-      dual_clip: c > 1, or None.
 
     Returns:
       Loss to be minimised, elementwise and unmasked.
@@ -137,10 +132,7 @@ def policy_loss(
     chex.assert_equal_shape([ratio, advantages])
     advantages = jax.lax.stop_gradient(advantages)
     clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
-    if dual_clip is not None:
-        loss = jnp.where(advantages < 0.0, jnp.minimum(loss, -advantages * dual_clip), loss)
-    return loss
+    return jnp.maximum(-advantages * ratio, -advantages * clipped)
 
 
 def is_clipped(
@@ -167,14 +159,8 @@ def is_clipped(
 
 
 def truncated_importance_weight(
-    logprobs: Float[Array, "B T"],
-    rollout_logprobs: Float[Array, "B T"],
-    mask: Shaped[Array, "B T"],
-    *,
-    cap: Scalar = 2.0,
-    level: Literal["token", "sequence"] = "token",
-    normalise: bool = False,
-) -> Float[Array, "B T"]:
+    logprobs: Float[Array, "*batch"], rollout_logprobs: Float[Array, "*batch"], *, cap: Scalar = 2.0
+) -> Float[Array, "*batch"]:
     """Correction for a sampler whose probabilities differ from the learner's.
 
         w = min(pi_learner(y) / pi_sampler(y), cap), a constant that multiplies the loss
@@ -182,29 +168,12 @@ def truncated_importance_weight(
     Args:
       logprobs: the learner's log-probabilities under the weights that sampled.
       rollout_logprobs: the sampler's own.
-      mask: sampled tokens.
       cap: largest weight, 2 to 5.
-      level: ratio per token, or one per row from the sum of its tokens.
-      normalise: scale the weights to mean 1 over the sampled tokens.
 
     Returns:
       w per token, without gradient.
-
-    Raises:
-      UserError: an unknown level.
     """
-    chex.assert_rank([logprobs, rollout_logprobs, mask], 2)
-    chex.assert_equal_shape([logprobs, rollout_logprobs, mask])
-    if level == "token":
-        ratio = token_ratio(logprobs, rollout_logprobs)
-    elif level == "sequence":
-        ratio = sequence_ratio(logprobs, rollout_logprobs, mask)
-    else:
-        raise UserError(f"importance weight level: found {level!r}; write token or sequence")
-    weight = jnp.minimum(ratio, cap)
-    if normalise:
-        weight = weight / jnp.maximum(masked_mean(weight, mask), 1e-6)
-    return jax.lax.stop_gradient(weight)
+    return jax.lax.stop_gradient(jnp.minimum(token_ratio(logprobs, rollout_logprobs), cap))
 
 
 # --- aggregation ----------------------------------------------------------------------------------
@@ -312,57 +281,23 @@ def aggregate(
 
 
 def value_loss(
-    values: Float[Array, "*batch"],
-    returns: Float[Array, "*batch"],
-    *,
-    old_values: Float[Array, "*batch"] | None = None,
-    clip: float | None = None,
+    values: Float[Array, "*batch"], returns: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
     """Squared error of the value head, paper Eq. 12.
 
-        L = (V - R)^2,  or clipped as in PPO: max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2)
+        L = (V - R)^2
 
     PPO's factor 1/2 is left to the loss coefficient.
 
     Args:
       values: V.
       returns: R, constants to the gradient.
-      old_values: V when the batch was sampled; needed with `clip`.
-      clip: c, or None.
 
     Returns:
       Loss, elementwise.
-
-    Raises:
-      UserError: `clip` without `old_values`.
     """
     chex.assert_equal_shape([values, returns])
-    returns = jax.lax.stop_gradient(returns)
-    error = jnp.square(values - returns)
-    if clip is None:
-        return error
-    if old_values is None:
-        raise UserError("value loss: clip needs old_values; pass them, or leave clip out")
-    old = jax.lax.stop_gradient(old_values)
-    return jnp.maximum(error, jnp.square(old + jnp.clip(values - old, -clip, clip) - returns))
-
-
-def correctness_loss(
-    logits: Float[Array, "*batch"], r: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Cross-entropy of a value head that predicts the probability of a correct answer.
-
-        L = -r log sigmoid(x) - (1 - r) log(1 - sigmoid(x))
-
-    Args:
-      logits: x, one per cut.
-      r: outcomes in [0, 1], constants to the gradient.
-
-    Returns:
-      Loss, elementwise.
-    """
-    chex.assert_equal_shape([logits, r])
-    return jax.nn.softplus(logits) - jax.lax.stop_gradient(r) * logits
+    return jnp.square(values - jax.lax.stop_gradient(returns))
 
 
 def kl_penalty(

@@ -107,7 +107,9 @@ def parse(argv: Sequence[str] | None) -> Question:
     if name is None:
         name = "a100-80" if memory_gib is None else smallest_with(memory_gib)
     config = config_io.load(arguments.config, arguments.overrides)
-    config_io.check(config)
+    from bacr_jax.methods.registry import problems
+
+    config_io.check(config, also=problems)
     return Question(
         config=config,
         devices=devices,

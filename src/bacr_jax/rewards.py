@@ -9,24 +9,33 @@ trace cut at four places,
     R       = dense_reward(r, coefficient=.3)               # Eq. 7
     R_bar   = cumulative_reward(R, cut_weights("uniform", 4))   # Eq. 9
 
-The rewards of published length-aware methods that serve as baselines are in `baselines`.
+Eq. 7 and 8 also take numpy's arrays, for those who must not touch a device. The rewards of
+published length-aware methods are beside these methods, in `methods`.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
+from typing import TypeVar
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from bacr_jax.errors import UserError
 
 Scalar = int | float | Array
+# Either kind of array; what comes in goes out.
+Numbers = TypeVar("Numbers", Array, np.ndarray)
 
 # Share of the last cut in "final_heavy". A policy told the largest budget keeps its long, more
 # accurate style only if the cut at that budget weighs more than about .6 of the objective.
 _FINAL_SHARE = 0.7
+
+
+def _namespace(x: Array | np.ndarray) -> ModuleType:
+    """The functions for an array: numpy's for numpy's own, jax.numpy's for all others."""
+    return np if isinstance(x, np.ndarray) else jnp
 
 
 def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*batch M"]:
@@ -45,25 +54,6 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
     """
     index = jnp.arange(1, num_cuts + 1, dtype=budgets.dtype)
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
-
-
-def random_cuts(
-    key: PRNGKeyArray, budgets: Int[Array, "*batch"], *, num_cuts: int
-) -> Int[Array, "*batch M"]:
-    """Cuts drawn uniformly from 1..b, the last one fixed at the budget.
-
-    Args:
-      key: PRNG key.
-      budgets: thinking budget of each trace, in tokens, at least 1.
-      num_cuts: number of cuts M.
-
-    Returns:
-      Cuts in tokens, nondecreasing, possibly repeated; the last equals the budget.
-    """
-    u = jax.random.uniform(key, (*budgets.shape, num_cuts - 1))
-    inner = 1 + jnp.floor(u * budgets[..., None]).astype(budgets.dtype)
-    inner = jnp.sort(jnp.minimum(inner, budgets[..., None]), axis=-1)
-    return jnp.concatenate([inner, budgets[..., None]], axis=-1)
 
 
 def distinct_cuts(
@@ -88,7 +78,7 @@ def distinct_cuts(
     return jnp.argmax(same, axis=-1).astype(cuts.dtype)
 
 
-def cut_weights(kind: str | Sequence[float], num_cuts: int) -> Float[Array, "M"]:
+def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, "M"]:
     """Weight of each cut in the objective sum_j w_j R_j.
 
     The paper weighs cuts alike, which makes every trace an anytime trace: most of its reward is
@@ -101,7 +91,7 @@ def cut_weights(kind: str | Sequence[float], num_cuts: int) -> Float[Array, "M"]
       num_cuts: number of cuts M.
 
     Returns:
-      Weights summing to 1.
+      Weights summing to 1, float64, on no device.
 
     Raises:
       UserError: an unknown name, or a list of wrong length, sign or sum.
@@ -128,10 +118,15 @@ def cut_weights(kind: str | Sequence[float], num_cuts: int) -> Float[Array, "M"]
                 f"cuts.weights: found {list(kind)}; write weights of at least 0 that sum to 1"
             )
         weights = weights / weights.sum()
-    return jnp.asarray(weights, jnp.float32)
+    return weights
 
 
-def progress(r: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
+def cut_weights(kind: str | Sequence[float], num_cuts: int) -> Float[Array, "M"]:
+    """`cut_shares` as JAX computes with them, in float32."""
+    return jnp.asarray(cut_shares(kind, num_cuts), jnp.float32)
+
+
+def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
     """Change of the outcome since the previous cut, paper Eq. 8.
 
         delta_j = r_j - r_{j-1},  with r_0 = 0
@@ -142,10 +137,13 @@ def progress(r: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
     Returns:
       Progress in [-1, 1]; negative where more thinking turned a right answer wrong.
     """
-    return jnp.diff(r, axis=-1, prepend=jnp.zeros_like(r[..., :1]))
+    xp = _namespace(r)
+    return xp.diff(r, axis=-1, prepend=xp.zeros_like(r[..., :1]))
 
 
-def dense_reward(r: Float[Array, "*batch M"], *, coefficient: Scalar) -> Float[Array, "*batch M"]:
+def dense_reward(
+    r: Float[Numbers, "*batch M"], *, coefficient: Scalar
+) -> Float[Numbers, "*batch M"]:
     """Reward of each cut: its outcome plus weighted progress, paper Eq. 7.
 
         R_j = r_j + lambda (r_j - r_{j-1})
@@ -182,3 +180,26 @@ def cumulative_reward(
     chex.assert_rank(weights, 1)
     chex.assert_axis_dimension(dense, -1, weights.shape[0])
     return jnp.sum(weights * dense, axis=-1)
+
+
+def outcome_coefficients(
+    weights: Float[Numbers, "M"], *, coefficient: Scalar
+) -> Float[Numbers, "M"]:
+    """Total weight of each outcome r_j in the objective sum_j w_j R_j.
+
+        u_j = (1 + lambda) w_j - lambda w_{j+1},  w_{M+1} = 0
+
+    r_j enters R_j as outcome and progress, and R_{j+1} as lost progress. With uniform weights that
+    is 1/M, and (1 + lambda)/M for the last. A weight that grows from one cut to the next by more
+    than a factor (1 + lambda)/lambda makes u_j negative: the objective pays for a wrong answer at
+    j. "final_heavy" over 4 cuts does so from lambda = 1/6 up.
+
+    Args:
+      weights: w, one per cut.
+      coefficient: lambda of Eq. 7.
+
+    Returns:
+      u, one per cut.
+    """
+    following = _namespace(weights).append(weights[1:], 0.0)
+    return (1.0 + coefficient) * weights - coefficient * following

@@ -14,7 +14,6 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, failure, refusal
-from bacr_jax.config.methods import EVALUATION_ONLY
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -71,9 +70,10 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     if not arguments.config:
         raise UserError("command line: no config; write --config configs/quickstart.yaml")
     config = config_io.load(arguments.config, arguments.overrides)
-    config_io.check(config)
-    if config.method in EVALUATION_ONLY:
-        raise UserError(EVALUATION_ONLY[config.method])
+    # Imports JAX, which no other check needs.
+    from bacr_jax.methods.registry import problems
+
+    config_io.check(config, also=problems)
     if arguments.check:
         print(f"{', '.join(arguments.config)}: a good config")
         raise SystemExit(0)

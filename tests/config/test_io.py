@@ -17,8 +17,8 @@ from bacr_jax import train
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BOUNDS, PRESETS, problems
-from bacr_jax.config.methods import built_in_methods
 from bacr_jax.errors import UserError
+from bacr_jax.methods import registry
 
 
 def changed(**sections):
@@ -366,11 +366,11 @@ class TestChecks:
     @pytest.mark.parametrize(("sections", "fragment"), BAD_CONFIGS)
     def test_a_value_that_makes_no_sense_is_refused_in_one_line(self, sections, fragment):
         with pytest.raises(UserError) as excinfo:
-            config_io.check(changed(**sections))
+            config_io.check(changed(**sections), also=registry.problems)
         assert fragment in refused(excinfo)
 
     def test_the_defaults_pass(self):
-        assert list(problems(Config())) == []
+        assert list(problems(Config(), also=registry.problems)) == []
 
     @pytest.mark.parametrize(
         "sections",
@@ -388,7 +388,7 @@ class TestChecks:
         ],
     )
     def test_an_unusual_but_possible_config_passes(self, sections):
-        assert list(problems(changed(**sections))) == []
+        assert list(problems(changed(**sections), also=registry.problems)) == []
 
     def test_several_problems_are_counted(self):
         with pytest.raises(UserError, match=r"seed: found -1.*\(1 more to fix\)"):
@@ -406,8 +406,8 @@ class TestChecks:
         from bacr_jax.model import sizes
 
         assert set(PRESETS) == set(sizes.PRESETS)
-        assert {"bacr", "grpo", "dapo", "anytime"} < set(built_in_methods())
-        for name in built_in_methods():
+        assert {"bacr", "grpo", "dapo", "anytime"} < set(registry.built_in_methods())
+        for name in registry.built_in_methods():
             module = importlib.import_module(f"bacr_jax.methods.{name}")
             assert callable(module.make)
 
@@ -419,7 +419,7 @@ class TestChecks:
         config = Config()
         for name in chosen:
             config = with_value(config, name, data.draw(of_type(config_io.schema()[name].hint)))
-        for line in problems(config):
+        for line in problems(config, also=registry.problems):
             assert line
         try:
             config_io.check(config)

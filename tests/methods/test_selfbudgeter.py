@@ -1,5 +1,6 @@
 """The declared budget: reading it, writing it for the model, and learning to write it."""
 
+import dataclasses
 import inspect
 import types
 
@@ -10,18 +11,70 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.data import ledger
-from bacr_jax.data.prompts import FORMATS, allowed_tokens, encode_prompts, encode_text
+from bacr_jax.data.prompts import (
+    FORMATS,
+    allowed_tokens,
+    encode_prompts,
+    encode_text,
+    with_declaration,
+)
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.training import rejection_sft
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
-from methods_world import load, seen
+from methods_world import group_batch, load
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return ledger.ledger_tokenizer()
+
+
+class TestReward:
+    @staticmethod
+    def reward(lengths, correct, alpha, *, well_formed=1, limit=np.inf, budget=1000):
+        lengths = jnp.asarray(lengths)
+        full = lambda x: jnp.full(lengths.shape, x, jnp.float32)  # noqa: E731
+        return selfbudgeter.declared_budget_reward(
+            full(well_formed), full(correct), lengths, full(budget), full(limit), alpha=alpha
+        )
+
+    def test_wide_tolerance(self):
+        lengths = [0, 500, 1000, 2000, 7000]
+        np.testing.assert_allclose(
+            self.reward(lengths, 1, 6.0), [0.8147, 0.7826, 0.75, 0.6853, 0.5], atol=5e-5
+        )
+        np.testing.assert_allclose(
+            self.reward(lengths, 0, 6.0), [-0.3147, -0.2826, -0.25, -0.1853, 0.0], atol=5e-5
+        )
+
+    def test_tight_tolerance(self):
+        lengths = [500, 900, 950, 1000, 1050, 1100, 1101]
+        np.testing.assert_allclose(
+            self.reward(lengths, 1, 0.1), [0.5, 1, 0.9268, 0.75, 0.5732, 0.5, 0.5], atol=5e-5
+        )
+        np.testing.assert_allclose(
+            self.reward(lengths, 0, 0.1), [-0.5, -0.5, -0.4268, -0.25, -0.0732, 0, -0.5], atol=5e-5
+        )
+
+    def test_declaring_more_than_the_limit_costs_and_bad_format_costs_most(self):
+        np.testing.assert_allclose(self.reward([1000], 1, 6.0, limit=999), [0.35], atol=1e-6)
+        np.testing.assert_allclose(self.reward([1000], 1, 6.0, limit=1000), [0.75], atol=1e-6)
+        np.testing.assert_allclose(self.reward([1000], 1, 6.0, well_formed=0), [-1.0])
+
+    @pytest.mark.parametrize("alpha", [6.0, 1.0, 0.1])
+    def test_a_correct_answer_is_never_worse_than_a_wrong_one(self, alpha):
+        lengths = np.arange(0, 9000, 50)
+        worst_right = self.reward(lengths, 1, alpha, limit=1).min()
+        assert worst_right >= self.reward(lengths, 0, alpha).max()
+
+    def test_a_declared_budget_of_zero_gives_a_finite_reward(self):
+        assert np.isfinite(self.reward([0, 10], 1, 0.1, budget=0)).all()
+
+    def test_tolerance_tightens_linearly(self):
+        got = [float(selfbudgeter.alpha_schedule(f)) for f in (0.0, 0.5, 1.0, 1.5)]
+        np.testing.assert_allclose(got, [6.0, 3.05, 0.1, 0.1], rtol=1e-6)
 
 
 class TestDeclaredBudget:
@@ -56,7 +109,7 @@ def test_a_user_declares_the_budget_by_a_longer_prompt(tokenizer):
     prompts, _ = encode_prompts(
         tokenizer, ["4a2", "1a3b1"], FORMATS["ledger_budget"], max_tokens=20
     )
-    longer = selfbudgeter.prefill(prompts, encode_text(tokenizer, "16h"))
+    longer = with_declaration(prompts, encode_text(tokenizer, "16h"))
     for row, text in enumerate(("<bos>4a2<think>g16h", "<bos>1a3b1<think>g16h")):
         ids = longer.tokens[row, : longer.lengths[row]]
         assert tokenizer.decode(ids) == text
@@ -73,28 +126,33 @@ def test_the_ledgers_tag_may_be_sampled_in_this_format_only(tokenizer):
 def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_path):
     config = load(tmp_path, "selfbudgeter", "rollout.group_size=2", "rollout.questions=2")
     method = load_method(config)
-    limits = method.rejection_sft.remember(
+    limits = method.rejection_sft.update_state(
         method.init_state(64), np.array([0, 5] + [9] * 62), np.array([0, 1] + [1] * 62)
     )
     np.testing.assert_array_equal(limits[:3], [np.inf, 5, 9])
-    observed = seen(
+    batch = group_batch(
         config,
         questions=np.array([0, 1]),
         outcomes=np.ones((2, 2, 1)),
         extra={"declared": np.full((2, 2), 8), "declaration": np.full((2, 2), 2)},
         fraction=1.0,
     )
-    import dataclasses
-
-    observed = dataclasses.replace(
-        observed,
+    batch = dataclasses.replace(
+        batch,
         lengths=jnp.array([[10, 10], [10, 10]]),
         closed=jnp.array([[True, False], [True, True]]),
     )
-    rewards = method.rewards(limits, observed)[..., 0]
+    rewards = method.rewards(limits, batch)[..., 0]
     # Length 8 = declared 8: half way down the cosine from (1 - .1) 8 to (1 + .1) 8. The second
     # trace never ended; the second question's first response took 5 tokens, so 8 is too much.
     np.testing.assert_allclose(rewards, [[0.75, -1.0], [0.35, 0.35]], atol=1e-4)
+
+
+def test_settings_under_which_wrong_beats_right_are_refused(tmp_path):
+    with pytest.raises(UserError, match="-0.5"):
+        load(tmp_path, "selfbudgeter", "selfbudgeter.budget_penalty=-0.6")
+    with pytest.raises(UserError, match=r"wrong_range: found \[0, -1\]"):
+        load(tmp_path, "selfbudgeter", "selfbudgeter.wrong_range=[0, -1]")
 
 
 def rollout_of(tokenizer, texts, closed):
@@ -120,13 +178,13 @@ def rollout_of(tokenizer, texts, closed):
         close=np.where(closed, CLOSED_BY_TAG, CLOSED_BY_BUDGET), budgets=thinking, logprobs=None,
     )  # fmt: skip
     branches = Branches(
-        tokens=answers, context=None, suffix=column([1 if c else 2 for c in closed]),
+        tokens=answers, context=None, forced=column([1 if c else 2 for c in closed]),
         sampled=column([2] * len(rows)), finished=None, source=None, logprobs=None,
     )  # fmt: skip
     return Rollout(trunks, branches, {})
 
 
-class TestColdStart:
+class TestRejectionSFT:
     TEXTS = [
         ("<bos>4a2<think>", "a4+2=6", "6"),
         ("<bos>1a1<think>", "a1+1=3", "3"),

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bacr_jax.methods import Observed, Resampling
+from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.training.dynamic_sampling import (
     BatchPlan,
@@ -32,13 +32,13 @@ def asked(useful, start):
         np.zeros((Q * G, 1, 1), int), one(row), one(row), one(row % 3), one(row),
         np.zeros((Q * G, 1), int), np.zeros((Q * G, 1, 1)),
     )  # fmt: skip
-    fields = {field.name: question for field in dataclasses.fields(Observed)}
-    seen = Observed(**{**fields, "fraction": np.float32(0.25), "extra": {"own": question}})
+    fields = {field.name: question for field in dataclasses.fields(GroupBatch)}
+    group_batch = GroupBatch(**{**fields, "fraction": np.float32(0.25), "extra": {"own": question}})
     rollout = Rollout(trunks, branches, {"tokens": int(start) + 1, "occupancy": 0.5})
-    return Round(plan, prompts, rollout, seen, np.array(useful, bool))
+    return Round(plan, prompts, rollout, group_batch, np.array(useful, bool))
 
 
-KEEP = Resampling(keep=lambda seen: seen, max_rounds=3)
+KEEP = DynamicSampling(keep=lambda group_batch: group_batch, max_rounds=3)
 
 
 def test_the_first_round_always_and_more_until_enough_or_too_many():
@@ -58,8 +58,8 @@ def test_useful_questions_fill_the_batch_in_the_order_they_were_asked():
     for found in (chosen.prompts.lengths, chosen.rollout.trunks.thinking):
         np.testing.assert_array_equal(found, rows)
     np.testing.assert_array_equal(chosen.rollout.branches.context[:, 0], rows)
-    np.testing.assert_array_equal(chosen.seen.extra["own"], [1, 3, 4])
-    assert chosen.seen.fraction == np.float32(0.25)
+    np.testing.assert_array_equal(chosen.group_batch.extra["own"], [1, 3, 4])
+    assert chosen.group_batch.fraction == np.float32(0.25)
     assert chosen.useful.all() and chosen.rollout.counters["tokens"] == 1 + 4
 
 

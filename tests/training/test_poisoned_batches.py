@@ -20,8 +20,8 @@ from bacr_jax.methods import bacr
 def make(config):
     method = bacr.make(config)
 
-    def rewards(state, seen):
-        return jnp.where({when}, jnp.nan, method.rewards(state, seen))
+    def rewards(state, group_batch):
+        return jnp.where({when}, jnp.nan, method.rewards(state, group_batch))
 
     return dataclasses.replace(method, rewards=rewards)
 """
@@ -46,7 +46,7 @@ def train(tmp_path):
 
 
 def test_a_batch_with_rewards_that_are_no_numbers_is_skipped_and_counted(train, tmp_path):
-    code, lines = train("seen.fraction == 0.25")  # the second of four steps
+    code, lines = train("group_batch.fraction == 0.25")  # the second of four steps
     assert code == 0
     # Two minibatches, both spoilt: advantages are normalised over the whole batch.
     assert [line["policy/skipped"] for line in lines] == [0, 2, 2, 2]
@@ -56,7 +56,9 @@ def test_a_batch_with_rewards_that_are_no_numbers_is_skipped_and_counted(train, 
 
 
 def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsys):
-    code, lines = train("seen.fraction >= 0.25", "train.steps=8", "train.max_skipped_updates=4")
+    code, lines = train(
+        "group_batch.fraction >= 0.25", "train.steps=8", "train.max_skipped_updates=4"
+    )
     assert code == 1 and len(lines) == 4
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: training: stopped after step 4, since the loss or its gradient")

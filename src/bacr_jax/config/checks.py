@@ -9,13 +9,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bacr_jax.config.methods import (
-    method_name,
-    method_settings,
-    steep_weights,
-)
-from bacr_jax.config.methods import show as _shown
+from bacr_jax.config.methods import method_settings
 from bacr_jax.config.schema import Config
+from bacr_jax.config.values import written as _shown
 from bacr_jax.errors import UserError
 
 # Legal range of every number, in interval notation; a list is checked number by number. Infinity
@@ -141,9 +137,8 @@ PRESET_POSITIONS = 32768
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
 
-# Baselines and methods that compare the rollouts of one question with each other.
-GROUP_BASELINES = ("group", "residual_loo", "shrink")
-GROUP_METHODS = ("grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter")
+# Finds problems of a config, one line each.
+Finder = Callable[[Config], Iterator[str]]
 
 
 def _bounds(interval: str) -> tuple[float, float, bool, bool]:
@@ -387,7 +382,7 @@ def _choices(config: Config) -> Iterator[str]:
 
 
 def _batches(config: Config) -> Iterator[str]:
-    rollout, train, advantage = config.rollout, config.train, config.advantage
+    rollout, train = config.rollout, config.train
     if rollout.questions % train.minibatches:
         yield (
             f"train.minibatches={train.minibatches}: must divide rollout.questions="
@@ -424,42 +419,30 @@ def _batches(config: Config) -> Iterator[str]:
                 "train.drop_zero_advantage: rows are only left out of micro-batches by tokens; "
                 "write train.micro_batch_tokens, or false"
             )
-    if rollout.group_size == 1:
-        needing = {
-            f"method={config.method}": config.method in GROUP_METHODS,
-            f"advantage.baseline={advantage.baseline}": config.method == "bacr"
-            and advantage.baseline in GROUP_BASELINES,
-            f"advantage.normalise={advantage.normalise}": config.method == "bacr"
-            and advantage.normalise == "group",
-        }
-        for what, needs in needing.items():
-            if needs:
-                yield (
-                    f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or "
-                    "more"
-                )
 
 
-_SECTIONS: tuple[Callable[[Config], Iterator[str]], ...] = (
+_SECTIONS: tuple[Finder, ...] = (
     _out_of_range,
     _blank_texts,
-    method_name,
     _model,
     _sources,
     _groups_and_warmup,
     _budgets,
     _batches,
-    steep_weights,
     method_settings,
 )
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     """Every problem of a config, one line each.
 
     While a number is out of range, combinations are not looked at: they divide by it.
+
+    Args:
+      config: the settings.
+      also: finds what is wrong with the settings of a method.
     """
-    for find in _SECTIONS:
+    for find in (*_SECTIONS, *filter(None, [also])):
         found = list(find(config))
         yield from found
         if found and find is _out_of_range:
@@ -476,13 +459,17 @@ def check_ranges(config: Config) -> None:
         raise UserError(problem)
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, also: Finder | None = None) -> None:
     """Refuses values out of range and impossible combinations.
+
+    Args:
+      config: the settings.
+      also: as in `problems`.
 
     Raises:
       UserError: with the first problem, and the number of others.
     """
-    found = list(problems(config))
+    found = list(problems(config, also))
     if found:
         more = f" ({len(found) - 1} more to fix)" if len(found) > 1 else ""
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in found[0])

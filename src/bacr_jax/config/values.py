@@ -46,6 +46,13 @@ def shown(value: Any, *, quote: bool = True) -> str:
     return text if text.isprintable() else _short.repr(text)[1:-1]
 
 
+def written(value: Any) -> str:
+    """A value as one would write it in a config."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return f"{value:g}" if isinstance(value, float) else shown(value, quote=False)
+
+
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """The members of a union; a type that is none is its only member."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

@@ -20,6 +20,7 @@ from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.grading import parse_gold
+from bacr_jax.methods.registry import declares_budget
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
@@ -107,7 +108,7 @@ def _kinds(answers: Sequence[str]) -> str:
 
 
 def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
-    style = format_for(config)
+    style = format_for(config, declares_budget=declares_budget(config))
     prompts, _ = encode_prompts(tokenizer, questions.questions, style, max_tokens=sys.maxsize)
     lengths = np.asarray(prompts.lengths)
     quantiles = np.percentile(lengths, QUANTILES, method="higher")

@@ -176,6 +176,7 @@ def load_sets(
     *,
     split: Literal["train", "test"] = "test",
     train: QuestionSet | None = None,
+    style: PromptFormat | None = None,
 ) -> dict[str, Questions]:
     """The evaluation sets of a config with their prompts, by what data.eval calls them.
 
@@ -186,6 +187,7 @@ def load_sets(
       tokenizer: a fast Hugging Face tokenizer.
       split: part of the sets.
       train: near-duplicates of its questions are marked; None: none are looked for.
+      style: prompt format; the one that methods share by default.
 
     Raises:
       UserError: unknown data, or nothing usable in it.
@@ -195,7 +197,7 @@ def load_sets(
         found = load_questions(spec, config.data, config.seed, split)
         return found if train is None else mark_duplicates(found, train)
 
-    style = prompting.format_for(config)
+    style = style or prompting.format_for(config)
     return {spec: _encoded(config, tokenizer, load(spec), style) for spec in config.data.eval}
 
 
@@ -249,7 +251,7 @@ def build_environment(
       config: the run's config.
       tokenizer: a fast Hugging Face tokenizer.
       vocab_size: rows of the model's embedding.
-      style: prompt format; the config's own by default.
+      style: prompt format; the one that methods share by default.
       sets: evaluation sets, if only these are wanted: no training question is loaded then.
 
     Raises:

@@ -140,13 +140,15 @@ FORMATS = {
 }
 
 
-def format_for(config: Config) -> PromptFormat:
+def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat:
     """The format of a run: data.prompt_format, or the ledger's own, or tags.
 
-    Methods share it, but for SelfBudgeter, whose responses open with a budget.
+    Args:
+      config: the run's config.
+      declares_budget: the form of methods whose responses open with a budget; all others share one.
     """
     ledger = config.data.train.partition(":")[0] == "ledger"
-    if config.method == "selfbudgeter":
+    if declares_budget:
         return FORMATS["ledger_budget" if ledger else "budget_solution"]
     if config.data.prompt_format != "auto":
         return FORMATS[config.data.prompt_format]
@@ -277,6 +279,24 @@ def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
     """Ids of a piece of text (a suffix), without anything added."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return np.asarray(ids, np.int32)
+
+
+def with_declaration(prompts: Prompts, declaration: Int[np.ndarray, "n"]) -> Prompts:
+    """Prompts in which the user has declared the budget: ids put at the end of every row.
+
+    Args:
+      prompts: right-padded prompts that end with the opening tag.
+      declaration: ids of the number and of the closing tag.
+
+    Returns:
+      Prompts, wider by the declaration.
+    """
+    rows, count = len(prompts.lengths), len(declaration)
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, count)))
+    at = np.asarray(prompts.lengths)[:, None] + np.arange(count)
+    tokens[np.arange(rows)[:, None], at] = declaration
+    longer: Any = np.asarray(prompts.lengths) + count
+    return Prompts(tokens, longer, prompts.question_start, prompts.question_end)
 
 
 def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:

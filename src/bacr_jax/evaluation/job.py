@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from bacr_jax.config import Config
 from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
-from bacr_jax.data.prompts import format_for
+from bacr_jax.data.prompts import PromptFormat, format_for
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, labels
@@ -42,6 +42,7 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.evaluation.summary import Graded, graded, summarise
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
+from bacr_jax.methods.registry import declares_budget
 from bacr_jax.runs.folder import write_json
 from bacr_jax.runs.open import SavedPolicy, load_tokenizer
 from bacr_jax.runs.progress import Progress
@@ -60,6 +61,7 @@ class Work:
       name: of the policy, for tables.
       saved: the policy on disk, with the evaluation's config.
       tokenizer: the policy's.
+      style: prompt format.
       sets: questions by set.
       chosen: places of the problems evaluated, by set.
       cells: decodings and budgets.
@@ -71,6 +73,7 @@ class Work:
     name: str
     saved: SavedPolicy
     tokenizer: Any
+    style: PromptFormat
     sets: dict[str, Questions]
     chosen: dict[str, Int[np.ndarray, "n"]]
     cells: list[EvalSetting]
@@ -125,9 +128,11 @@ def _more_cells(config: Config, self_consistency: int | None) -> list[EvalSettin
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _check_length(config: Config, tokenizer: Any, shape: Any, sets: dict[str, Questions]) -> None:
+def _check_length(
+    config: Config, tokenizer: Any, style: PromptFormat, shape: Any, sets: dict[str, Questions]
+) -> None:
     """The longest row fits the positions that the model was made for."""
-    told = len(declaration(tokenizer, format_for(config), config.eval, max(config.eval.budgets)))
+    told = len(declaration(tokenizer, style, config.eval, max(config.eval.budgets)))
     largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
     for name, questions in sets.items():
         prompt = int(np.max(questions.prompts.lengths)) + told
@@ -181,8 +186,9 @@ def prepare(
             f"--budgets {max(config.eval.budgets)}: the model has {shape.max_positions} positions; "
             "write fewer"
         )
-    sets = load_sets(config, tokenizer, split=split, train=train)
-    _check_length(config, tokenizer, shape, sets)
+    style = format_for(config, declares_budget=declares_budget(config))
+    sets = load_sets(config, tokenizer, split=split, train=train, style=style)
+    _check_length(config, tokenizer, style, shape, sets)
     chosen = {spec: subset(found, config.eval.size, config.seed) for spec, found in sets.items()}
     modes: dict[str, list[int]] = {}
     for cell in cells:
@@ -207,7 +213,7 @@ def prepare(
             "attention": config.model.attention,
         },
     }
-    if format_for(config).budget_close:
+    if style.budget_close:
         settings["decoding"]["budget_tag"] = config.eval.budget_tag
     for where, folder in others.items():
         theirs = read_settings(folder)
@@ -217,6 +223,7 @@ def prepare(
         name=name or saved.name,
         saved=saved,
         tokenizer=tokenizer,
+        style=style,
         sets=sets,
         chosen=chosen,
         cells=cells,
@@ -340,7 +347,9 @@ def run(
     planned = work.batches()
     done = folder.resume(planned)
     rows = policies.vocabulary_rows(work.config, len(work.tokenizer))
-    environment = build_environment(work.config, work.tokenizer, rows, sets=work.sets)
+    environment = build_environment(
+        work.config, work.tokenizer, rows, style=work.style, sets=work.sets
+    )
     try:
         if len(done) < len(planned):
             _draw_missing(work, environment, folder, progress, planned, done, poll)

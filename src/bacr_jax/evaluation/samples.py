@@ -16,10 +16,9 @@ from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.data.environment import Environment, Questions
-from bacr_jax.data.prompts import PromptFormat, encode_text
+from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.grading import LENIENT
-from bacr_jax.methods.selfbudgeter import prefill
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
 from bacr_jax.rollout.engine import RolloutSpec
@@ -168,7 +167,7 @@ def with_declared_budget(
     given = write(budget)
     if not len(given):
         return prompts
-    longer = prefill(prompts, given)
+    longer = with_declaration(prompts, given)
     # All budgets in one width, so that nothing is compiled for each.
     width = max(len(write(b)) for b in (*config.budgets, budget)) - len(given)
     tokens: Any = np.pad(np.asarray(longer.tokens), ((0, 0), (0, width)))

@@ -286,7 +286,7 @@ def objective(
     weights = {}
     if spec.loss.importance_cap is not None:
         weight = losses.truncated_importance_weight(
-            sampled_with, sampler, mask, cap=spec.loss.importance_cap
+            sampled_with, sampler, cap=spec.loss.importance_cap
         )
         surrogate, weights = surrogate * weight, {"mismatch/weight": weight}
     policy_loss = aggregate(surrogate)

@@ -5,18 +5,20 @@ its own earlier outcomes (V1) and with its group (V2); `anytime.baseline: v2` ke
 which is how the method is sometimes described, and is labelled so.
 """
 
-from typing import Any
+from typing import Any, Literal
 
+import chex
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Int, Num
 
-from bacr_jax import curriculum
 from bacr_jax import rewards as cutting
+from bacr_jax.advantages import to_go
 from bacr_jax.config import Config
-from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods import baselines
-from bacr_jax.methods.grpo_family import by_size
-from bacr_jax.methods.method import Credit, Method, Observed
+from bacr_jax.errors import UserError
+from bacr_jax.methods.grpo_family import by_size, group_mean, largest_budget
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 
 _NAMES = {
     "brpo": "AnytimeReasoner",
@@ -26,45 +28,144 @@ _NAMES = {
 }
 
 
+def brpo_prior(
+    kind: Literal["base", "uniform", "linear"], budgets: Num[Array, "M"]
+) -> Float[Array, "M"]:
+    """Weight of each budget in the anytime objective (arXiv 2505.13438, section 3).
+
+        base: all on the largest.   uniform: 1/M.   linear: P_j ~ b_j
+
+    Args:
+      kind: which prior.
+      budgets: increasing budgets, in tokens.
+
+    Returns:
+      P, summing to 1.
+
+    Raises:
+      UserError: an unknown name.
+    """
+    chex.assert_rank(budgets, 1)
+    budgets = budgets.astype(jnp.float32)
+    if kind == "base":
+        return jnp.zeros_like(budgets).at[-1].set(1.0)
+    if kind == "uniform":
+        return jnp.full_like(budgets, 1.0 / budgets.shape[0])
+    if kind == "linear":
+        return budgets / jnp.sum(budgets)
+    raise UserError(f"brpo prior: found {kind!r}; write base, uniform or linear")
+
+
+def brpo_advantage(
+    r: Float[Array, "Q G M"],
+    prior: Float[Array, "M"],
+    *,
+    decay: float = 0.5,
+    mode: Literal["brpo", "v1", "v2", "none"] = "brpo",
+    loo: bool = False,
+) -> Float[Array, "Q G M"]:
+    """Advantage of each thinking segment (arXiv 2505.13438, Eq. 7-9).
+
+    With s = 0..M-1 the segment, and both baselines scaled to the remaining prior mass,
+
+        V1[g,s] = sum_{k<s} d^{s-k} r[g,k] / sum_{k<s} d^{s-k} * sum_{k>=s} P_k      (0 at s = 0)
+        V2[s]   = mean_g sum_{k>=s} P_k r[g,k]
+        A[g,s]  = sum_{k>=s} P_k r[g,k] - (s/M) V1[g,s] - ((M-s)/M) V2[s]
+
+    V1 predicts a trace's later outcomes from its own earlier ones, V2 from the group.
+
+    Args:
+      r: outcomes, averaged over the answers of each (trace, budget), in [0, 1].
+      prior: P (`brpo_prior`).
+      decay: d.
+      mode: both baselines mixed, one of them alone, or none.
+      loo: leave the trace itself out of V2, which removes the gradient shrinkage by
+        1 - (M-s)/(M G); False is the published form.
+
+    Returns:
+      One advantage per segment. No division by a deviation.
+
+    Raises:
+      UserError: an unknown mode.
+    """
+    chex.assert_rank([r, prior], [3, 1])
+    chex.assert_axis_dimension(r, 2, prior.shape[0])
+    r = jax.lax.stop_gradient(r)
+    group, cuts = r.shape[1:]
+    index = np.arange(cuts)
+    remaining = jnp.flip(jnp.cumsum(jnp.flip(prior)))
+    returns = to_go(r, prior)
+
+    lag = index[:, None] - index[None, :]
+    past = np.where(lag > 0, float(decay) ** np.maximum(lag, 0), 0.0)
+    average = jnp.asarray(past / np.maximum(past.sum(-1, keepdims=True), 1e-30), r.dtype)
+    v1 = jnp.einsum("sk,qgk->qgs", average, r, precision="highest") * remaining
+
+    if group == 1:
+        v2 = jnp.zeros_like(returns)
+    elif loo:
+        v2 = (jnp.sum(returns, axis=1, keepdims=True) - returns) / (group - 1)
+    else:
+        v2 = jnp.broadcast_to(jnp.mean(returns, axis=1, keepdims=True), returns.shape)
+
+    mix = jnp.asarray(index / cuts, r.dtype)
+    if mode == "brpo":
+        return returns - mix * v1 - (1.0 - mix) * v2
+    if mode == "v1":
+        return returns - v1
+    if mode == "v2":
+        return returns - v2
+    if mode == "none":
+        return returns
+    raise UserError(f"brpo mode: found {mode!r}; write brpo, v1, v2 or none")
+
+
+def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
+    """Advantage of each answer against the other answers from the same cut.
+
+        A = r[g,j,a] - mean_a r[g,j,a],   or with one answer per cut   r[g,j] - mean_g r[g,j]
+
+    Args:
+      r: outcome of each of the A answers given at cut j of trace g.
+
+    Returns:
+      One advantage per answer. No division by a deviation.
+    """
+    chex.assert_rank(r, 4)
+    r = jax.lax.stop_gradient(r)
+    return r - jnp.mean(r, axis=-1 if r.shape[-1] > 1 else 1, keepdims=True)
+
+
 def make(config: Config) -> Method:
     """BRPO on `cuts.count` even budgets up to the largest, several answers at each."""
-    settings = config.anytime
-    grid = cutting.cut_points(jnp.int32(config.budget.max), num_cuts=config.cuts.count)
-    prior = baselines.brpo_prior(settings.prior, grid)
-    # The published answer gradient weighs budgets alike whatever the thinking's prior is.
-    answer_prior = baselines.brpo_prior(settings.answer_prior, grid) * grid.shape[0]
+    settings, count = config.anytime, config.cuts.count
 
-    def sample_budgets(
-        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
-    ) -> Int[Array, "Q G"]:
-        shape = (groups.shape[0], config.rollout.group_size)
-        return curriculum.fixed_budgets(config.budget.max, shape=shape)
+    def grid() -> Int[Array, "M"]:
+        return cutting.cut_points(jnp.int32(config.budget.max), num_cuts=count)
 
     def cuts(budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-        return jnp.broadcast_to(grid, (*budgets.shape, grid.shape[0]))
+        return jnp.broadcast_to(grid(), (*budgets.shape, count))
 
-    def rewards(state: Any, seen: Observed) -> Float[Array, "Q G M"]:
-        return seen.outcomes
+    def rewards(state: Any, batch: GroupBatch) -> PerCut:
+        return batch.outcomes
 
-    def credit(
-        state: Any,
-        seen: Observed,
-        reward: Float[Array, "Q G M"],
-        values: Float[Array, "Q G M"] | None,
-    ) -> Credit:
-        answers = baselines.answer_advantage(seen.by_answer) * answer_prior[:, None]
-        return Credit(
-            thinking=baselines.brpo_advantage(
-                reward, prior, mode=settings.baseline, loo=settings.loo
-            ),
-            answers=answers,
-            baseline=jnp.broadcast_to(reward.mean(1, keepdims=True), reward.shape),
+    def advantages(
+        state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
+    ) -> Advantages:
+        prior = brpo_prior(settings.prior, grid())
+        # The published answer gradient weighs budgets alike whatever the thinking's prior is.
+        answer_prior = brpo_prior(settings.answer_prior, grid()) * count
+        return Advantages(
+            thinking=brpo_advantage(rewards, prior, mode=settings.baseline, loo=settings.loo),
+            answers=answer_advantage(batch.by_answer) * answer_prior[:, None],
+            baseline=group_mean(rewards),
         )
 
-    def metrics(state: Any, seen: Observed) -> dict[str, Array]:
+    def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
+        prior = brpo_prior(settings.prior, grid())
         return {
-            "anytime/accuracy": seen.outcomes.mean(),
-            "anytime/objective": (seen.outcomes * prior).sum(-1).mean(),
+            "anytime/accuracy": batch.outcomes.mean(),
+            "anytime/objective": (batch.outcomes * prior).sum(-1).mean(),
         }
 
     return Method(
@@ -72,10 +173,10 @@ def make(config: Config) -> Method:
         conditioned=False,
         uses_value=False,
         question_weights=by_size,
-        sample_budgets=sample_budgets,
+        sample_budgets=largest_budget(config),
         cuts=cuts,
         rewards=rewards,
-        advantages=credit,
+        advantages=advantages,
         metrics=metrics,
         answers=settings.answers,
         loss={"aggregate": "constant", "kl_coef": 0.0},

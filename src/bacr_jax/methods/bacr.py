@@ -7,186 +7,256 @@ truncation-aware dense reward      reward.dense
 budget-conditioned advantages      advantage.baseline: value | group | residual_loo | shrink
 """
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
+from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.grpo_family import by_size
-from bacr_jax.methods.method import Credit, Method, Observed
+from bacr_jax.errors import UserError
+from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 
 # Decay per iteration of the moments behind `shrink` and `history`: about the last ten count.
 _MOMENT_DECAY = 0.9
+# Baselines that compare the rollouts of a question.
+_OF_THE_GROUP = ("group", "residual_loo", "shrink")
+
+# Moments by name; None where neither `shrink` nor `history` needs any.
+State = dict[str, Array] | None
 
 
 def make(config: Config) -> Method:
     """BACR with the parts that the config switches on."""
-    weights = rewards.cut_weights(config.cuts.weights, config.cuts.count)
-    coefficient = config.reward.coefficient if config.reward.dense else 0.0
-    budget, schedule, advantage = config.budget, config.curriculum, config.advantage
-    group_size = config.rollout.group_size
-
-    def question_weights(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]:
-        if budget.prior != "curriculum":
-            return by_size(state, sizes)
-        return curriculum.group_weights(
-            state.pass_rate,
-            epsilon=schedule.weight_epsilon,
-            sizes=sizes if schedule.size_weighted else jnp.minimum(sizes, 1),
-        )
-
-    def sample_budgets(
-        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
-    ) -> Int[Array, "Q G"]:
-        shape = (groups.shape[0], group_size)
-        if budget.prior == "fixed":
-            return curriculum.fixed_budgets(budget.max, shape=shape)
-        if budget.prior == "uniform":
-            return curriculum.uniform_budgets(
-                key, b_min=budget.min, b_max=budget.max, shape=shape, assign=budget.assign
-            )
-        if budget.prior == "choices":
-            return curriculum.choice_budgets(
-                key, jnp.array(budget.choices, jnp.int32), shape=shape, assign=budget.assign
-            )
-        mu = curriculum.scheduled_mean(
-            state,
-            alpha=schedule.alpha,
-            beta=schedule.beta,
-            b_min=budget.min,
-            b_max=budget.max,
-            clip=schedule.clip_mu,
-        )
-        return curriculum.sample_budgets(
-            key,
-            mu,
-            groups,
-            sigma=schedule.sigma,
-            b_min=budget.min,
-            b_max=budget.max,
-            num_rollouts=group_size,
-            assign=budget.assign,
-        )
-
-    def cuts(budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-        return rewards.cut_points(budgets, num_cuts=config.cuts.count)
-
-    def dense(state: Any, seen: Observed) -> Float[Array, "Q G M"]:
-        return rewards.dense_reward(seen.outcomes, coefficient=coefficient)
-
-    def baselines(
-        state: Any,
-        seen: Observed,
-        reward: Float[Array, "Q G M"],
-        values: Float[Array, "Q G M"] | None,
-    ) -> tuple[Float[Array, "Q G M"], Float[Array, "Q G M"]]:
-        """What is subtracted from R, and the probability of a right answer that it implies."""
-        if advantage.baseline == "group":
-            of_group = lambda x: jnp.broadcast_to(x.mean(1, keepdims=True), x.shape)
-            return of_group(reward), of_group(seen.outcomes)
-        assert values is not None
-        baseline = values
-        if advantage.baseline == "residual_loo":
-            baseline = advantages.residual_loo_baseline(reward, values, axis=1)
-        elif advantage.baseline == "shrink":
-            strength = advantages.prior_strength(state["sigma2"], state["error2"])
-            baseline = advantages.shrink_baseline(reward, values, prior_strength=strength, axis=1)
-        return baseline, advantages.correctness_from_value(baseline, coefficient=coefficient)
-
-    def uncorrected(
-        state: Any,
-        seen: Observed,
-        reward: Float[Array, "Q G M"],
-        values: Float[Array, "Q G M"] | None,
-    ) -> tuple[Float[Array, "Q G M"], Float[Array, "Q G M"]]:
-        """Credit of the thinking before the history correction, and the surprise it would use."""
-        baseline, expected = baselines(state, seen, reward, values)
-        residual = advantages.bcae_advantage(reward, baseline)
-        thinking = advantages.thinking_credit(residual, weights, mode=advantage.credit)
-        return thinking, advantages.history_surprise(seen.outcomes, expected)
-
-    def credit(
-        state: Any,
-        seen: Observed,
-        reward: Float[Array, "Q G M"],
-        values: Float[Array, "Q G M"] | None,
-    ) -> Credit:
-        baseline, expected = baselines(state, seen, reward, values)
-        residual = advantages.bcae_advantage(reward, baseline)
-        scale = advantages.advantage_scale(
-            residual, mode=advantage.normalise, floor=advantage.floor
-        )
-        answers = advantages.answer_credit(
-            seen.outcomes,
-            reward,
-            baseline,
-            expected,
-            weights,
-            coefficient=coefficient,
-            mode=advantage.credit,
-        )
-        thinking, surprise = uncorrected(state, seen, reward, values)
-        if advantage.history:
-            slope = state["slope_xy"] / jnp.maximum(state["slope_xx"], 1e-6)
-            thinking = advantages.history_advantage(thinking, surprise, slope)
-        return Credit(thinking=thinking / scale, answers=answers / scale, baseline=baseline)
-
-    def init_state(num_questions: int) -> dict[str, Array] | None:
-        state: dict[str, Array] = {}
-        if advantage.baseline == "shrink":
-            # n0 = 0: until V's error is measured, the other traces alone are trusted.
-            state |= {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
-        if advantage.history:
-            zeros = jnp.zeros(config.cuts.count, jnp.float32)
-            state |= {"slope_xy": zeros, "slope_xx": zeros}
-        return state or None
-
-    def update(
-        state: dict[str, Array] | None,
-        seen: Observed,
-        reward: Float[Array, "Q G M"],
-        values: Float[Array, "Q G M"] | None,
-    ) -> dict[str, Array] | None:
-        measured: dict[str, Array] = {}
-        if advantage.baseline == "shrink":
-            assert values is not None
-            moments = advantages.residual_moments(reward, values, axis=1)
-            measured |= dict(zip(("sigma2", "error2"), moments))
-        if advantage.history:
-            moments = advantages.history_moments(*uncorrected(state, seen, reward, values))
-            measured |= dict(zip(("slope_xy", "slope_xx"), moments))
-        if state is None:
-            return None
-        blend = lambda old, new: _MOMENT_DECAY * old + (1.0 - _MOMENT_DECAY) * new
-        return jax.tree.map(blend, state, measured)
-
-    def metrics(state: dict[str, Array] | None, seen: Observed) -> dict[str, Array]:
-        found = {}
-        if advantage.baseline == "shrink":
-            assert state is not None
-            found["advantage/prior_strength"] = advantages.prior_strength(
-                state["sigma2"], state["error2"]
-            )
-        if advantage.history:
-            assert state is not None
-            slope = state["slope_xy"] / jnp.maximum(state["slope_xx"], 1e-6)
-            found["advantage/history_slope"] = slope[1:].mean() if len(slope) > 1 else slope.mean()
-        return found
-
+    bind = lambda function: functools.partial(function, config)
     return Method(
         name="BACR",
         conditioned=config.conditioning.enabled,
-        uses_value=advantage.baseline != "group",
-        question_weights=question_weights,
-        sample_budgets=sample_budgets,
-        cuts=cuts,
-        rewards=dense,
-        advantages=credit,
-        init_state=init_state,
-        update=update,
-        metrics=metrics,
+        uses_value=config.advantage.baseline != "group",
+        question_weights=bind(question_weights),
+        sample_budgets=bind(sample_budgets),
+        cuts=functools.partial(rewards.cut_points, num_cuts=config.cuts.count),
+        rewards=bind(dense_rewards),
+        advantages=bind(credit),
+        init_state=bind(init_state),
+        update=bind(update),
+        metrics=bind(metrics),
     )
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of this method."""
+    advantage = config.advantage
+    if advantage.baseline in _OF_THE_GROUP:
+        yield from needs_a_group(config, f"advantage.baseline={advantage.baseline}")
+    if advantage.normalise == "group":
+        yield from needs_a_group(config, "advantage.normalise=group")
+    yield from _steep_weights(config)
+    if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
+        yield (
+            f"advantage.history=true: needs credit that starts at the segment, found "
+            f"advantage.credit={advantage.credit}; write to_go"
+        )
+
+
+def _steep_weights(config: Config) -> Iterator[str]:
+    """Weights under which the objective pays for a wrong answer at some cut."""
+    cuts, reward = config.cuts, config.reward
+    if not reward.dense:
+        return
+    try:
+        weights = rewards.cut_shares(cuts.weights, cuts.count)
+    except UserError:  # a list that is no list of weights, which has a line of its own
+        return
+    u = rewards.outcome_coefficients(weights, coefficient=reward.coefficient)
+    for j in np.flatnonzero(u < -1e-6)[:1]:
+        most = weights[j] / (weights[j + 1] - weights[j])
+        yield (
+            f"cuts.weights={written(cuts.weights)}: with reward.coefficient="
+            f"{written(reward.coefficient)} a right answer at cut {j + 1} would be punished, "
+            f"since losing it pays for progress at cut {j + 2}; write reward.coefficient of at "
+            f"most {most:.3g}, reward.dense=false, or flatter weights such as "
+            "[.12, .12, .16, .6]"
+        )
+
+
+# --- what is sampled ------------------------------------------------------------------------------
+
+
+def question_weights(
+    config: Config, state: CurriculumState, sizes: Int[Array, "K"]
+) -> Float[Array, "K"]:
+    """Probability of each difficulty group (Eq. 6)."""
+    schedule = config.curriculum
+    if config.budget.prior != "curriculum":
+        return by_size(state, sizes)
+    return curriculum.group_weights(
+        state.pass_rate,
+        epsilon=schedule.weight_epsilon,
+        sizes=sizes if schedule.size_weighted else jnp.minimum(sizes, 1),
+    )
+
+
+def sample_budgets(
+    config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
+) -> Int[Array, "Q G"]:
+    """Budgets from the prior; under the curriculum, Eq. 4 and 5."""
+    budget, schedule = config.budget, config.curriculum
+    shape = (groups.shape[0], config.rollout.group_size)
+    if budget.prior == "fixed":
+        return curriculum.fixed_budgets(budget.max, shape=shape)
+    if budget.prior == "uniform":
+        return curriculum.uniform_budgets(
+            key, b_min=budget.min, b_max=budget.max, shape=shape, assign=budget.assign
+        )
+    if budget.prior == "choices":
+        return curriculum.choice_budgets(
+            key, jnp.array(budget.choices, jnp.int32), shape=shape, assign=budget.assign
+        )
+    mu = curriculum.scheduled_mean(
+        state,
+        alpha=schedule.alpha,
+        beta=schedule.beta,
+        b_min=budget.min,
+        b_max=budget.max,
+        clip=schedule.clip_mu,
+    )
+    return curriculum.sample_budgets(
+        key,
+        mu,
+        groups,
+        sigma=schedule.sigma,
+        b_min=budget.min,
+        b_max=budget.max,
+        num_rollouts=shape[1],
+        assign=budget.assign,
+    )
+
+
+# --- what it is worth -----------------------------------------------------------------------------
+
+
+def _coefficient(config: Config) -> float:
+    """Lambda of Eq. 7."""
+    return config.reward.coefficient if config.reward.dense else 0.0
+
+
+def _weights(config: Config) -> Float[Array, "M"]:
+    return rewards.cut_weights(config.cuts.weights, config.cuts.count)
+
+
+def dense_rewards(config: Config, state: State, batch: GroupBatch) -> PerCut:
+    """Rewards of Eq. 7; the outcomes alone without `reward.dense`."""
+    return rewards.dense_reward(batch.outcomes, coefficient=_coefficient(config))
+
+
+def baselines(
+    config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+) -> tuple[PerCut, PerCut]:
+    """What is subtracted from R, and the probability of a right answer that it implies."""
+    kind = config.advantage.baseline
+    if kind == "group":
+        return group_mean(reward), group_mean(batch.outcomes)
+    assert values is not None
+    baseline = values
+    if kind == "residual_loo":
+        baseline = advantages.residual_loo_baseline(reward, values, axis=1)
+    elif kind == "shrink":
+        strength = _prior_strength(state)
+        baseline = advantages.shrink_baseline(reward, values, prior_strength=strength, axis=1)
+    implied = advantages.correctness_from_value(baseline, coefficient=_coefficient(config))
+    return baseline, implied
+
+
+def thinking_credit(
+    config: Config, batch: GroupBatch, residual: PerCut, expected: PerCut
+) -> tuple[PerCut, PerCut]:
+    """Credit of the thinking before the history correction, and the surprise it would use."""
+    credit = advantages.thinking_credit(residual, _weights(config), mode=config.advantage.credit)
+    return credit, advantages.history_surprise(batch.outcomes, expected)
+
+
+def credit(
+    config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+) -> Advantages:
+    """Budget-conditioned advantages (Eq. 10 to 14)."""
+    settings = config.advantage
+    baseline, expected = baselines(config, state, batch, reward, values)
+    residual = advantages.bcae_advantage(reward, baseline)
+    scale = advantages.advantage_scale(residual, mode=settings.normalise, floor=settings.floor)
+    answers = advantages.answer_credit(
+        batch.outcomes,
+        reward,
+        baseline,
+        expected,
+        _weights(config),
+        coefficient=_coefficient(config),
+        mode=settings.credit,
+    )
+    thinking, surprise = thinking_credit(config, batch, residual, expected)
+    if settings.history:
+        thinking = advantages.history_advantage(thinking, surprise, _history_slope(state))
+    return Advantages(thinking=thinking / scale, answers=answers / scale, baseline=baseline)
+
+
+# --- what it remembers ----------------------------------------------------------------------------
+
+
+def _prior_strength(state: State) -> Float[Array, ""]:
+    assert state is not None
+    return advantages.prior_strength(state["sigma2"], state["error2"])
+
+
+def _history_slope(state: State) -> Float[Array, "M"]:
+    assert state is not None
+    return state["slope_xy"] / jnp.maximum(state["slope_xx"], 1e-6)
+
+
+def init_state(config: Config, num_questions: int) -> State:
+    """The moments before training."""
+    state: dict[str, Array] = {}
+    if config.advantage.baseline == "shrink":
+        # n0 = 0: until V's error is measured, the other traces alone are trusted.
+        state |= {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
+    if config.advantage.history:
+        zeros = jnp.zeros(config.cuts.count, jnp.float32)
+        state |= {"slope_xy": zeros, "slope_xx": zeros}
+    return state or None
+
+
+def update(
+    config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+) -> State:
+    """The moments, moved towards those of the batch."""
+    if state is None:
+        return None
+    measured: dict[str, Array] = {}
+    if config.advantage.baseline == "shrink":
+        assert values is not None
+        moments = advantages.residual_moments(reward, values, axis=1)
+        measured |= dict(zip(("sigma2", "error2"), moments))
+    if config.advantage.history:
+        baseline, expected = baselines(config, state, batch, reward, values)
+        residual = advantages.bcae_advantage(reward, baseline)
+        moments = advantages.history_moments(*thinking_credit(config, batch, residual, expected))
+        measured |= dict(zip(("slope_xy", "slope_xx"), moments))
+    blend = lambda old, new: _MOMENT_DECAY * old + (1.0 - _MOMENT_DECAY) * new
+    return jax.tree.map(blend, state, measured)
+
+
+def metrics(config: Config, state: State, batch: GroupBatch) -> dict[str, Any]:
+    """What the moments say."""
+    shown = {}
+    if config.advantage.baseline == "shrink":
+        shown["advantage/prior_strength"] = _prior_strength(state)
+    if config.advantage.history:
+        slope = _history_slope(state)
+        shown["advantage/history_slope"] = slope[1:].mean() if len(slope) > 1 else slope.mean()
+    return shown

@@ -2,14 +2,56 @@
 
 from typing import Any
 
+import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Num
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods import baselines
-from bacr_jax.methods.grpo_family import single_budget
-from bacr_jax.methods.method import Method, Observed, Resampling
+from bacr_jax.methods.grpo_family import grpo_family, problems
+from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method
+
+__all__ = ["dynamic_keep", "make", "overlong_penalty", "problems"]
+
+Scalar = int | float | Array
+
+
+def overlong_penalty(
+    lengths: Num[Array, "*batch"], *, max_length: Scalar, buffer: Scalar, factor: Scalar = 1.0
+) -> Float[Array, "*batch"]:
+    """Soft overlong punishment, added to the task reward (DAPO, arXiv 2503.14476, Eq. 13).
+
+        0 up to L_max - L_c tokens, then linearly down to -factor at L_max, -factor beyond
+
+    Args:
+      lengths: response lengths in tokens.
+      max_length: L_max, in tokens.
+      buffer: L_c, in tokens (4096 of 20480 in the publication).
+      factor: largest punishment.
+
+    Returns:
+      Penalty in [-factor, 0].
+    """
+    excess = (lengths - (max_length - buffer)) / buffer
+    return -factor * jnp.clip(excess, 0.0, 1.0)
+
+
+def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
+    """Questions that dynamic sampling keeps: some but not all traces right (DAPO Eq. 11).
+
+    Outcomes are those before any length penalty. Groups of one are kept, there being nothing to
+    compare.
+
+    Args:
+      correct: outcomes of the G traces.
+
+    Returns:
+      True where the outcomes differ.
+    """
+    chex.assert_rank(correct, 2)
+    if correct.shape[1] == 1:
+        return jnp.ones(correct.shape[0], bool)
+    return jnp.max(correct, axis=1) > jnp.min(correct, axis=1)
 
 
 def make(config: Config) -> Method:
@@ -20,40 +62,40 @@ def make(config: Config) -> Method:
     """
     settings = config.dapo
     longest = config.budget.max + config.rollout.answer_tokens
-    buffer = settings.overlong_share * longest
 
-    def reward(state: Any, seen: Observed) -> Float[Array, "Q G"]:
-        task = 2.0 * seen.outcomes[..., -1] - 1.0
-        return task + punishment(seen)
-
-    def punishment(seen: Observed) -> Float[Array, "Q G"]:
-        return baselines.overlong_penalty(
-            seen.lengths,
+    def punishment(batch: GroupBatch) -> Float[Array, "Q G"]:
+        return overlong_penalty(
+            batch.lengths,
             max_length=longest,
-            buffer=buffer,
+            buffer=settings.overlong_share * longest,
             factor=settings.overlong_penalty,
         )
 
-    def mixed(seen: Observed) -> Bool[Array, "Q"]:
-        return baselines.dynamic_keep(seen.outcomes[..., -1])
+    def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
+        task = 2.0 * batch.outcomes[..., -1] - 1.0
+        return task + punishment(batch)
 
-    def complete(seen: Observed) -> Bool[Array, "Q G"]:
-        return seen.closed
+    def mixed(batch: GroupBatch) -> Bool[Array, "Q"]:
+        return dynamic_keep(batch.outcomes[..., -1])
 
-    def metrics(state: Any, seen: Observed) -> dict[str, Array]:
+    def complete(batch: GroupBatch) -> Bool[Array, "Q G"]:
+        return batch.closed
+
+    def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
         return {
-            "dapo/overlong_penalty": jnp.mean(punishment(seen)),
-            "dapo/cut_share": jnp.mean(~seen.closed),
-            "dapo/mixed_share": jnp.mean(mixed(seen)),
+            "dapo/overlong_penalty": jnp.mean(punishment(batch)),
+            "dapo/cut_share": jnp.mean(~batch.closed),
+            "dapo/mixed_share": jnp.mean(mixed(batch)),
         }
 
-    return single_budget(
+    resample = DynamicSampling(mixed, settings.max_rounds) if settings.dynamic_sampling else None
+    return grpo_family(
         config,
         "DAPO",
         advantages.grpo_advantage,
         reward=reward,
         keep=complete if settings.overlong_filter else None,
         metrics=metrics,
-        resampling=Resampling(mixed, settings.max_rounds) if settings.dynamic_sampling else None,
+        dynamic_sampling=resample,
         loss={"aggregate": "token_mean", "kl_coef": 0.0, "clip_high": (">", "clip_low")},
     )

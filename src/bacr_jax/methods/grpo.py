@@ -2,10 +2,12 @@
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import single_budget
+from bacr_jax.methods.grpo_family import grpo_family, problems
 from bacr_jax.methods.method import Method
+
+__all__ = ["make", "problems"]
 
 
 def make(config: Config) -> Method:
     """Correctness minus the group's mean, over the group's deviation."""
-    return single_budget(config, "GRPO", advantages.grpo_advantage)
+    return grpo_family(config, "GRPO", advantages.grpo_advantage)

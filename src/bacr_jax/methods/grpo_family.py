@@ -1,21 +1,22 @@
 """What methods share that train at the largest budget, with one outcome and one advantage a trace.
 
 GRPO and its relatives differ in the reward of a trace and in how rewards become advantages;
-`single_budget` is the rest.
+`grpo_family` is the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.method import Credit, Method, Observed
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 
-TraceRewards = Callable[[Any, Observed], Float[Array, "Q G"]]
+TraceRewards = Callable[[Any, GroupBatch], Float[Array, "Q G"]]
+SampleBudgets = Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]
 
 
 def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]:
@@ -23,18 +24,46 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
     return sizes / sizes.sum()
 
 
-def correctness(state: Any, seen: Observed) -> Float[Array, "Q G"]:
+def largest_budget(config: Config) -> SampleBudgets:
+    """`Method.sample_budgets` of methods that train at `budget.max` alone."""
+
+    def sample_budgets(
+        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
+    ) -> Int[Array, "Q G"]:
+        shape = (groups.shape[0], config.rollout.group_size)
+        return curriculum.fixed_budgets(config.budget.max, shape=shape)
+
+    return sample_budgets
+
+
+def group_mean(x: PerCut) -> PerCut:
+    """Mean over the rollouts of a question, for each of them."""
+    return jnp.broadcast_to(x.mean(1, keepdims=True), x.shape)
+
+
+def correctness(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
     """Outcome at the largest budget."""
-    return seen.outcomes[..., -1]
+    return batch.outcomes[..., -1]
 
 
-def single_budget(
+def needs_a_group(config: Config, what: str) -> Iterator[str]:
+    """The problem of a setting that compares rollouts where a question has only one."""
+    if config.rollout.group_size == 1:
+        yield (f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or more")
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of any of the family."""
+    return needs_a_group(config, f"method={config.method}")
+
+
+def grpo_family(
     config: Config,
     name: str,
     advantage: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]],
     *,
     reward: TraceRewards = correctness,
-    keep: Callable[[Observed], Array] | None = None,
+    keep: Callable[[GroupBatch], Bool[Array, "Q G"]] | None = None,
     **hooks: Any,
 ) -> Method:
     """A method that is never told its budget and trains at the largest one.
@@ -47,31 +76,19 @@ def single_budget(
       keep: rollouts [Q, G] that count in the loss; all by default.
       **hooks: further fields of `Method`.
     """
-    group_size = config.rollout.group_size
 
-    def sample_budgets(
-        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
-    ) -> Int[Array, "Q G"]:
-        return curriculum.fixed_budgets(config.budget.max, shape=(groups.shape[0], group_size))
+    def rewards(state: Any, batch: GroupBatch) -> PerCut:
+        return reward(state, batch)[..., None]
 
-    def cuts(budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-        return budgets[..., None]
-
-    def rewards(state: Any, seen: Observed) -> Float[Array, "Q G M"]:
-        return reward(state, seen)[..., None]
-
-    def credit(
-        state: Any,
-        seen: Observed,
-        reward: Float[Array, "Q G M"],
-        values: Float[Array, "Q G M"] | None,
-    ) -> Credit:
-        shared = advantage(reward[..., 0])[..., None]
-        return Credit(
+    def advantages(
+        state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
+    ) -> Advantages:
+        shared = advantage(rewards[..., 0])[..., None]
+        return Advantages(
             thinking=shared,
             answers=shared,
-            baseline=jnp.broadcast_to(reward.mean(1, keepdims=True), reward.shape),
-            keep=None if keep is None else keep(seen),
+            baseline=group_mean(rewards),
+            keep=None if keep is None else keep(batch),
         )
 
     return Method(
@@ -79,9 +96,9 @@ def single_budget(
         conditioned=False,
         uses_value=False,
         question_weights=by_size,
-        sample_budgets=sample_budgets,
-        cuts=cuts,
+        sample_budgets=largest_budget(config),
+        cuts=lambda budgets: budgets[..., None],
         rewards=rewards,
-        advantages=credit,
+        advantages=advantages,
         **hooks,
     )

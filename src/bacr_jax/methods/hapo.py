@@ -1,15 +1,142 @@
 """HAPO (arXiv 2505.11225): shorter than the shortest correct response to the question so far."""
 
-from typing import Any
+from typing import Literal
 
+import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods import baselines
-from bacr_jax.methods.grpo_family import single_budget
-from bacr_jax.methods.method import Method, Observed
+from bacr_jax.errors import UserError
+from bacr_jax.methods.grpo_family import grpo_family, problems
+from bacr_jax.methods.method import GroupBatch, Method, PerCut
+
+__all__ = [
+    "NO_HISTORY",
+    "length_reward",
+    "make",
+    "no_history",
+    "problems",
+    "total_reward",
+    "update_history",
+]
+
+Scalar = int | float | Array
+
+# History entry of a question that was never answered correctly.
+NO_HISTORY = np.iinfo(np.int32).max
+
+
+def no_history(num_problems: int) -> Int[Array, "n"]:
+    """History before training: no question has a correct response.
+
+    Args:
+      num_problems: number of training questions n.
+
+    Returns:
+      NO_HISTORY for each, int32.
+    """
+    return jnp.full(num_problems, NO_HISTORY, jnp.int32)
+
+
+def length_reward(
+    history: Int[Array, "*#batch"],
+    lengths: Int[Array, "*#batch"],
+    correct: Shaped[Array, "*#batch"],
+    *,
+    floor: float = -0.7,
+    kind: Literal["cosine", "linear"] = "cosine",
+    tolerance: float = 0.1,
+) -> Float[Array, "..."]:
+    """Length reward relative to the shortest correct response so far.
+
+    With x = length / history,
+
+        cosine:  f = cos(min(x, 2) pi/2);        correct: max(floor, f);  wrong: min(0, f)
+        linear:  correct: 1 - x if x < 1; 0 up to 1 + tolerance; then max(floor, -(x-1-tolerance))
+                 wrong: 0 up to 1 + tolerance; then max(-1, -(x-1-tolerance))
+
+    0 where there is no history. The floor keeps a long right answer above every wrong one.
+
+    Args:
+      history: shortest correct length per question in tokens, broadcast against the rollouts.
+      lengths: response lengths in tokens.
+      correct: 0/1 or boolean.
+      floor: least reward of a correct response.
+      kind: shape of the reward.
+      tolerance: width of the linear form's flat part, as a fraction of the history.
+
+    Returns:
+      Length reward in [-1, 1].
+
+    Raises:
+      UserError: an unknown kind.
+    """
+    right = jnp.asarray(correct).astype(jnp.float32) > 0.5
+    x = lengths.astype(jnp.float32) / jnp.maximum(history, 1).astype(jnp.float32)
+    if kind == "cosine":
+        f = jnp.cos(jnp.minimum(x, 2.0) * (np.pi / 2.0))
+        reward = jnp.where(right, jnp.maximum(floor, f), jnp.minimum(0.0, f))
+    elif kind == "linear":
+        over = -jnp.maximum(x - (1.0 + tolerance), 0.0)
+        when_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, over))
+        reward = jnp.where(right, when_right, jnp.maximum(-1.0, over))
+    else:
+        raise UserError(f"hapo kind: found {kind!r}; write cosine or linear")
+    return jnp.where(history == NO_HISTORY, 0.0, reward)
+
+
+def total_reward(
+    history: Int[Array, "*#batch"],
+    lengths: Int[Array, "*#batch"],
+    correct: Shaped[Array, "*#batch"],
+    *,
+    weight: Scalar = 1.0,
+    floor: float = -0.7,
+    kind: Literal["cosine", "linear"] = "cosine",
+    tolerance: float = 0.1,
+) -> Float[Array, "..."]:
+    """Total reward of HAPO: correctness plus the weighted `length_reward`.
+
+    Args:
+      history: shortest correct length per question, from before this batch.
+      lengths: response lengths in tokens.
+      correct: 0/1 or boolean.
+      weight: weight of the length reward.
+      floor: least length reward of a correct response.
+      kind: shape of the length reward.
+      tolerance: see `length_reward`.
+
+    Returns:
+      Reward in [-weight, 1 + weight].
+    """
+    bonus = length_reward(history, lengths, correct, floor=floor, kind=kind, tolerance=tolerance)
+    return jnp.asarray(correct).astype(jnp.float32) + weight * bonus
+
+
+def update_history(
+    history: Int[Array, "n"],
+    problem: Int[Array, "Q"],
+    lengths: Int[Array, "Q G"],
+    correct: Shaped[Array, "Q G"],
+) -> Int[Array, "n"]:
+    """History after a batch: the minimum with the batch's shortest correct lengths.
+
+    Args:
+      history: shortest correct length of each training question.
+      problem: index of each question of the batch; repeats are fine.
+      lengths: response lengths in tokens.
+      correct: 0/1 or boolean.
+
+    Returns:
+      The new history; it never grows.
+    """
+    chex.assert_rank([history, problem, lengths, correct], [1, 1, 2, 2])
+    right = jnp.asarray(correct).astype(jnp.float32) > 0.5
+    shortest = jnp.min(jnp.where(right, lengths, NO_HISTORY), axis=1)
+    return history.at[problem].min(shortest.astype(history.dtype))
 
 
 def make(config: Config) -> Method:
@@ -20,37 +147,37 @@ def make(config: Config) -> Method:
     """
     settings = config.hapo
 
-    def reward(history: Int[Array, "n"], seen: Observed) -> Float[Array, "Q G"]:
-        return baselines.hapo_reward(
-            history[seen.questions][:, None],
-            seen.lengths,
-            seen.outcomes[..., -1],
+    def reward(history: Int[Array, "n"], batch: GroupBatch) -> Float[Array, "Q G"]:
+        return total_reward(
+            history[batch.questions][:, None],
+            batch.lengths,
+            batch.outcomes[..., -1],
             weight=settings.weight,
             floor=settings.floor,
             kind=settings.kind,
         )
 
     def update(
-        history: Int[Array, "n"], seen: Observed, rewards: Array, values: Any
+        history: Int[Array, "n"], batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Int[Array, "n"]:
-        return baselines.hapo_update(history, seen.questions, seen.lengths, seen.outcomes[..., -1])
+        return update_history(history, batch.questions, batch.lengths, batch.outcomes[..., -1])
 
-    def metrics(history: Int[Array, "n"], seen: Observed) -> dict[str, Array]:
-        known = history != baselines.HAPO_NO_HISTORY
+    def metrics(history: Int[Array, "n"], batch: GroupBatch) -> dict[str, Array]:
+        known = history != NO_HISTORY
         count = jnp.maximum(known.sum(), 1)
-        length_reward = reward(history, seen) - seen.outcomes[..., -1]
+        bonus = reward(history, batch) - batch.outcomes[..., -1]
         return {
             "hapo/known_share": known.mean(),
             "hapo/shortest_mean": jnp.where(known, history, 0).sum() / count,
-            "hapo/length_reward": length_reward.mean(),
+            "hapo/length_reward": bonus.mean(),
         }
 
-    return single_budget(
+    return grpo_family(
         config,
         "HAPO",
         advantages.grpo_advantage,
         reward=reward,
-        init_state=baselines.hapo_init,
+        init_state=no_history,
         update=update,
         metrics=metrics,
     )

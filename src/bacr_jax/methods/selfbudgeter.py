@@ -1,28 +1,129 @@
 """SelfBudgeter (arXiv 2505.11274): the response declares its budget first, and then keeps to it.
 
 No code is public. What follows the publication and what is recalled or inferred is said in
-`baselines.selfbudgeter_reward` and at the keys of `config.SelfBudgeterConfig`.
+`declared_budget_reward` and at the keys of `config.SelfBudgeterConfig`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import chex
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
+from bacr_jax.config.values import written
 from bacr_jax.data.prompts import format_for
 from bacr_jax.data.stop_strings import vocabulary
-from bacr_jax.methods import baselines
-from bacr_jax.methods.grpo_family import single_budget
-from bacr_jax.methods.method import ColdStart, Method, Observed
-from bacr_jax.types import Prompts
+from bacr_jax.methods import grpo_family as family
+from bacr_jax.methods.method import GroupBatch, Method, RejectionSFT
+
+Scalar = int | float | Array
 
 # A budget of more digits is no budget.
 _NUMBER = re.compile(rb"\s*(\d{1,6})\s*")
+
+
+def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) -> Float[Array, ""]:
+    """Tolerance of the declared budget, tightened linearly over training.
+
+    Args:
+      fraction: share of training done, in [0, 1].
+      start: tolerance at 0, as a fraction of the declared budget.
+      end: tolerance at 1.
+
+    Returns:
+      alpha.
+    """
+    return jnp.asarray(start + (end - start) * jnp.clip(fraction, 0.0, 1.0), jnp.float32)
+
+
+def budget_match_reward(
+    lengths: Num[Array, "*batch"],
+    budgets: Num[Array, "*batch"],
+    *,
+    alpha: Scalar,
+    best: Num[Array, "*batch"],
+    low: Scalar,
+    high: Scalar,
+) -> Float[Array, "*batch"]:
+    """Precise-budget reward: how near the length is to the declared budget.
+
+        low                                                          if |l - b| > alpha b
+        low + (high - low) (1 + cos(pi |l - best| / (2 alpha b))) / 2    otherwise
+
+    The published description gives the two ends and the best point; the cosine of width
+    2 alpha b is the only one that starts at `high` in one end and reaches `low` in the other.
+
+    Args:
+      lengths: solution lengths l, in tokens.
+      budgets: declared budgets b, in tokens.
+      alpha: tolerance as a fraction of b (`alpha_schedule`).
+      best: length that earns `high`, in tokens.
+      low: reward at and beyond the far end.
+      high: reward at `best`.
+
+    Returns:
+      Reward between `low` and `high`.
+    """
+    budgets = jnp.maximum(budgets, 1).astype(jnp.float32)
+    # Lengths exactly at the tolerance count as inside; 1e-6 absorbs the rounding of alpha * b.
+    inside = jnp.abs(lengths - budgets) <= (alpha + 1e-6) * budgets
+    bend = jnp.cos(np.pi * jnp.minimum(jnp.abs(lengths - best) / (2.0 * alpha * budgets), 1.0))
+    return jnp.where(inside, low + (high - low) * 0.5 * (1.0 + bend), low)
+
+
+def declared_budget_reward(
+    well_formed: Shaped[Array, "*batch"],
+    correct: Shaped[Array, "*batch"],
+    lengths: Num[Array, "*batch"],
+    budgets: Num[Array, "*batch"],
+    limits: Num[Array, "*batch"],
+    *,
+    alpha: Scalar,
+    correct_range: tuple[float, float] = (0.5, 1.0),
+    wrong_range: tuple[float, float] = (-0.5, 0.0),
+    budget_penalty: float = -0.4,
+    format_penalty: float = -1.0,
+) -> Float[Array, "*batch"]:
+    """Reward of a response, by its form, its verdict and its length.
+
+    Malformed responses get `format_penalty`. Others get `budget_match_reward`, best at
+    (1 - alpha) b when correct and (1 + alpha) b when wrong, plus `budget_penalty` if the declared
+    budget exceeds the question's limit. The constants keep the publication's constraint that a
+    correct answer is never worse than a wrong one, correct_low + penalty >= wrong_high, but their
+    values are not published in full: treat them as settings.
+
+    Args:
+      well_formed: the response could be parsed, 0/1 or boolean.
+      correct: 0/1 or boolean.
+      lengths: solution lengths in tokens.
+      budgets: budgets that the responses declared, in tokens; anything where malformed.
+      limits: length of the base model's response to the question if it was correct, else inf.
+      alpha: tolerance (`alpha_schedule`).
+      correct_range: (low, high) for correct responses.
+      wrong_range: (low, high) for wrong ones.
+      budget_penalty: added when the declared budget exceeds the limit, < 0.
+      format_penalty: reward of malformed responses.
+
+    Returns:
+      Reward, float32.
+    """
+    chex.assert_equal_shape([well_formed, correct, lengths, budgets, limits])
+    b = budgets.astype(jnp.float32)
+    right = budget_match_reward(
+        lengths, b, alpha=alpha, best=(1.0 - alpha) * b, low=correct_range[0], high=correct_range[1]
+    )
+    wrong = budget_match_reward(
+        lengths, b, alpha=alpha, best=(1.0 + alpha) * b, low=wrong_range[0], high=wrong_range[1]
+    )
+    is_right = jnp.asarray(correct).astype(jnp.float32) > 0.5
+    over = jnp.where(b > limits, budget_penalty, 0.0)
+    parsed = jnp.asarray(well_formed).astype(bool)
+    return jnp.where(parsed, jnp.where(is_right, right, wrong) + over, format_penalty)
 
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
@@ -39,29 +140,64 @@ def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
     text = b""
     for count, piece in enumerate(pieces, 1):
         text += piece
-        before, found, _ = text.partition(close)
-        if found:
+        before, closed, _ = text.partition(close)
+        if closed:
             number = _NUMBER.fullmatch(before)
             return (int(number[1]), count) if number and int(number[1]) else (0, 0)
     return 0, 0
 
 
-def prefill(prompts: Prompts, declaration: Int[np.ndarray, "n"]) -> Prompts:
-    """Prompts in which the user has declared the budget: ids put at the end of every row.
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of this method."""
+    settings = config.selfbudgeter
+    yield from family.problems(config)
+    for name in ("correct_range", "wrong_range"):
+        given = getattr(settings, name)
+        if len(given) != 2 or given[0] > given[1]:
+            yield f"selfbudgeter.{name}: found {written(given)}; write [low, high]"
+            return
+    if settings.correct_range[0] + settings.budget_penalty < settings.wrong_range[1]:
+        yield (
+            f"selfbudgeter.budget_penalty={written(settings.budget_penalty)}: a correct response "
+            "could earn less than a wrong one; write at least "
+            f"{written(settings.wrong_range[1] - settings.correct_range[0])}"
+        )
 
-    Args:
-      prompts: right-padded prompts that end with the opening tag.
-      declaration: ids of the number and of the closing tag.
 
-    Returns:
-      Prompts, wider by the declaration.
-    """
-    rows, count = len(prompts.lengths), len(declaration)
-    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, count)))
-    at = np.asarray(prompts.lengths)[:, None] + np.arange(count)
-    tokens[np.arange(rows)[:, None], at] = declaration
-    longer: Any = np.asarray(prompts.lengths) + count
-    return Prompts(tokens, longer, prompts.question_start, prompts.question_end)
+def solution_lengths(batch: GroupBatch) -> Int[Array, "Q G"]:
+    """Response tokens without those of the declaration."""
+    return batch.lengths - batch.extra["declaration"]
+
+
+def well_formed(batch: GroupBatch) -> Bool[Array, "Q G"]:
+    """Responses that declare a budget and end by themselves."""
+    return (batch.extra["declared"] > 0) & batch.closed
+
+
+def no_limits(num_questions: int) -> Float[Array, "n"]:
+    """Limits on the declared budgets before the first stage: none."""
+    return jnp.full(num_questions, jnp.inf, jnp.float32)
+
+
+def limits_of(
+    limits: Float[Array, "n"], lengths: np.ndarray, correct: np.ndarray
+) -> Float[Array, "n"]:
+    """Limits after the first stage: the lengths of its correct responses."""
+    return jnp.where(jnp.asarray(correct) > 0.5, jnp.asarray(lengths, jnp.float32), limits)
+
+
+def first_stage(config: Config, close: str) -> RejectionSFT:
+    """The stage that teaches to open with a budget: one's own length, then what ends it."""
+    settings = config.selfbudgeter
+    rate = settings.cold_start_rate
+    return RejectionSFT(
+        questions=settings.cold_start_questions,
+        steps=settings.cold_start_steps,
+        learning_rate=4.0 * config.optimizer.learning_rate if rate is None else rate,
+        batch_tokens=settings.cold_start_tokens,
+        opening=lambda length: f"{length}{close}",
+        update_state=limits_of,
+    )
 
 
 def make(config: Config) -> Method:
@@ -71,78 +207,54 @@ def make(config: Config) -> Method:
     declaring more than that is punished.
     """
     settings = config.selfbudgeter
-    close = format_for(config).budget_close
+    close = format_for(config, declares_budget=True).budget_close
 
     def read(tokenizer: Any, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
         texts = vocabulary(tokenizer).texts
-        found = [declared_budget([texts[i] for i in row], close.encode()) for row in rows]
-        declared, spent = np.array(found, np.int32).reshape(-1, 2).T
+        pairs = [declared_budget([texts[i] for i in row], close.encode()) for row in rows]
+        declared, spent = np.array(pairs, np.int32).reshape(-1, 2).T
         return {"declared": declared, "declaration": spent}
 
-    def alpha(seen: Observed) -> Float[Array, ""]:
-        return baselines.alpha_schedule(
-            seen.fraction, start=settings.alpha_start, end=settings.alpha_end
-        )
+    def alpha(batch: GroupBatch) -> Float[Array, ""]:
+        return alpha_schedule(batch.fraction, start=settings.alpha_start, end=settings.alpha_end)
 
-    def solution(seen: Observed) -> Int[Array, "Q G"]:
-        return seen.lengths - seen.extra["declaration"]
-
-    def well_formed(seen: Observed) -> Array:
-        return (seen.extra["declared"] > 0) & seen.closed
-
-    def reward(limits: Float[Array, "n"], seen: Observed) -> Float[Array, "Q G"]:
-        declared = seen.extra["declared"]
+    def reward(limits: Float[Array, "n"], batch: GroupBatch) -> Float[Array, "Q G"]:
+        declared = batch.extra["declared"]
         low_right, high_right = settings.correct_range
         low_wrong, high_wrong = settings.wrong_range
-        return baselines.selfbudgeter_reward(
-            well_formed(seen),
-            seen.outcomes[..., -1],
-            solution(seen),
+        return declared_budget_reward(
+            well_formed(batch),
+            batch.outcomes[..., -1],
+            solution_lengths(batch),
             declared,
-            jnp.broadcast_to(limits[seen.questions][:, None], declared.shape),
-            alpha=alpha(seen),
+            jnp.broadcast_to(limits[batch.questions][:, None], declared.shape),
+            alpha=alpha(batch),
             correct_range=(low_right, high_right),
             wrong_range=(low_wrong, high_wrong),
             budget_penalty=settings.budget_penalty,
             format_penalty=settings.format_penalty,
         )
 
-    def init_state(num_questions: int) -> Float[Array, "n"]:
-        return jnp.full(num_questions, jnp.inf, jnp.float32)
-
-    def remember(
-        limits: Float[Array, "n"], lengths: np.ndarray, correct: np.ndarray
-    ) -> Float[Array, "n"]:
-        return jnp.where(jnp.asarray(correct) > 0.5, jnp.asarray(lengths, jnp.float32), limits)
-
-    def metrics(limits: Float[Array, "n"], seen: Observed) -> dict[str, Array]:
-        formed = well_formed(seen)
+    def metrics(limits: Float[Array, "n"], batch: GroupBatch) -> dict[str, Array]:
+        formed, declared = well_formed(batch), batch.extra["declared"]
         count = jnp.maximum(formed.sum(), 1)
-        ratio = solution(seen) / jnp.maximum(seen.extra["declared"], 1)
+        ratio = solution_lengths(batch) / jnp.maximum(declared, 1)
         return {
-            "selfbudgeter/alpha": alpha(seen),
+            "selfbudgeter/alpha": alpha(batch),
             "selfbudgeter/well_formed": formed.mean(),
-            "selfbudgeter/declared": jnp.where(formed, seen.extra["declared"], 0).sum() / count,
+            "selfbudgeter/declared": jnp.where(formed, declared, 0).sum() / count,
             "selfbudgeter/length_ratio": jnp.where(formed, ratio, 0.0).sum() / count,
         }
 
-    rate = settings.cold_start_rate
-    start = ColdStart(
-        questions=settings.cold_start_questions,
-        steps=settings.cold_start_steps,
-        learning_rate=4.0 * config.optimizer.learning_rate if rate is None else rate,
-        batch_tokens=settings.cold_start_tokens,
-        opening=lambda length: f"{length}{close}",
-        remember=remember,
-    )
-    return single_budget(
+    return family.grpo_family(
         config,
         "SelfBudgeter",
         advantages.grpo_advantage,
         reward=reward,
-        init_state=init_state,
+        init_state=no_limits,
         metrics=metrics,
+        declares_budget=True,
         read=read,
-        cold_start=start,
+        rejection_sft=first_stage(config, close),
         loss={"kl_coef": 0.0},
     )

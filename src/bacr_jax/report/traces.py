@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
+from bacr_jax import rewards
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import read_lines
@@ -20,12 +22,11 @@ def _chosen(paths: Sequence[Path]) -> list[Path]:
     return [paths[place] for place in places.round().astype(int)]
 
 
-def _dense(outcomes: Sequence[float], config: Config) -> list[float] | None:
-    """Rewards of Eq. 7-8 where the run trained on them: R_j = r_j + lambda (r_j - r_(j-1))."""
+def _dense(outcomes: Sequence[float], config: Config) -> Float[np.ndarray, "M"] | None:
+    """Rewards of the cuts, where the run trained on them."""
     if config.method != "bacr" or not config.reward.dense:
         return None
-    before = [0.0, *outcomes[:-1]]
-    return [r + config.reward.coefficient * (r - b) for r, b in zip(outcomes, before)]
+    return rewards.dense_reward(np.array(outcomes), coefficient=config.reward.coefficient)
 
 
 def _thinking(trace: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ def adapt_schedule(
             state.curriculum,
             state.difficulty,
             first.plan.groups,
-            first.seen.outcomes[..., -1],
+            first.group_batch.outcomes[..., -1],
             due,
             run.coordinate,
             settings=settings,

@@ -56,12 +56,12 @@ def iterate(
         clock.lap("rollout")
         # r(q, t_{:b_j}) of Eq. 7: the grader's word on every answer.
         outcomes = lines.verify(run, plan, rollout, poll)
-        seen = lines.observe(run, plan, rollout, outcomes, step)
-        useful = lines.useful_questions(run.method, seen)
+        group_batch = lines.observe(run, plan, rollout, outcomes, step)
+        useful = lines.useful_questions(run.method, group_batch)
         clock.lap("verify")
-        return Round(plan, prompts, rollout, seen, useful), cursors
+        return Round(plan, prompts, rollout, group_batch, useful), cursors
 
-    rounds, cursors = sample_rounds(sample_round, state.stream, run.method.resampling)
+    rounds, cursors = sample_rounds(sample_round, state.stream, run.method.dynamic_sampling)
     batch = choose(rounds)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
     with phase_memory("value head", questions=len(batch.plan.questions)):
@@ -69,7 +69,7 @@ def iterate(
     # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
     credit, credit_metrics = lines.credit_tokens(
         state.method_state,
-        batch.seen,
+        batch.group_batch,
         values,
         batch.rollout.branches.source,
         method=run.method,
@@ -80,7 +80,7 @@ def iterate(
         run, state.train, lines.learner_batch(run, batch, credit), features, step, reference
     )
     method_state = lines.update_method(
-        state.method_state, batch.seen, credit.rewards, values, method=run.method
+        state.method_state, batch.group_batch, credit.rewards, values, method=run.method
     )
     clock.lap("learn")
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
@@ -98,7 +98,7 @@ def iterate(
         difficulty=posterior,
         skipped_in_a_row=state.skipped_in_a_row + skipped if skipped else 0,
     )
-    own = lines.method_metrics(state.method_state, rounds[0].seen, method=run.method)
+    own = lines.method_metrics(state.method_state, rounds[0].group_batch, method=run.method)
     metrics = {**learned, **credit_metrics, **own}
     metrics |= iteration_metrics(run, new, rounds, batch, graded)
     metrics = {name: float(value) for name, value in metrics.items()}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.methods import Observed, Resampling
+from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout.generate import Rollout
 from bacr_jax.types import Prompts, pytree
 
@@ -49,48 +49,48 @@ class Round:
       plan: questions, budgets, cuts.
       prompts: prompts of the Q G rows.
       rollout: trunks and branches of the rows.
-      seen: what the method may look at.
+      group_batch: what the method may look at.
       useful: questions to be learned from; the others have no part in the loss.
     """
 
     plan: BatchPlan
     prompts: Prompts
     rollout: Rollout
-    seen: Observed
+    group_batch: GroupBatch
     useful: Bool[np.ndarray, "Q"]
 
     @property
     def outcomes(self) -> Float[np.ndarray, "Q G N"]:
         """Correctness of each of a row's N answers."""
-        by_answer = np.asarray(self.seen.by_answer)
+        by_answer = np.asarray(self.group_batch.by_answer)
         return by_answer.reshape(*by_answer.shape[:2], -1)
 
 
-def wants_more(rounds: Sequence[Round], resampling: Resampling | None) -> bool:
+def wants_more(rounds: Sequence[Round], dynamic_sampling: DynamicSampling | None) -> bool:
     """Whether another round is due: the first always, more until Q questions are of use."""
-    if not rounds or resampling is None:
+    if not rounds or dynamic_sampling is None:
         return not rounds
     useful = sum(int(one.useful.sum()) for one in rounds)
-    return useful < len(rounds[0].useful) and len(rounds) < resampling.max_rounds
+    return useful < len(rounds[0].useful) and len(rounds) < dynamic_sampling.max_rounds
 
 
 def sample_rounds(
     sample_round: Callable[[int, Any], tuple[Round, Any]],
     cursors: Any,
-    resampling: Resampling | None,
+    dynamic_sampling: DynamicSampling | None,
 ) -> tuple[list[Round], Any]:
     """Rounds of an iteration, one or as many as the method wants.
 
     Args:
       sample_round: (number of the round, place in the stream of questions) -> (round, new place).
       cursors: the place to start from.
-      resampling: when more are wanted; None: never.
+      dynamic_sampling: when more are wanted; None: never.
 
     Returns:
       The rounds, and the place after them.
     """
     rounds: list[Round] = []
-    while wants_more(rounds, resampling):
+    while wants_more(rounds, dynamic_sampling):
         one, cursors = sample_round(len(rounds), cursors)
         rounds.append(one)
     return rounds, cursors
@@ -134,7 +134,7 @@ def choose(rounds: Sequence[Round]) -> Round:
             pick([one.rollout.branches for one in rounds], rows),
             counters,
         ),
-        seen=pick([one.seen for one in rounds], index),
+        group_batch=pick([one.group_batch for one in rounds], index),
         useful=useful[index],
     )
 

@@ -16,7 +16,7 @@ from bacr_jax.data.stream import QuestionStream
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
 from bacr_jax.learner.train_step import TrainState
-from bacr_jax.methods import Method, Observed
+from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.rollout.generate import Rollout, generate
 from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
@@ -115,7 +115,7 @@ def observe(
     rollout: Rollout,
     outcomes: Float[np.ndarray, "Q G M A"],
     step: int,
-) -> Observed:
+) -> GroupBatch:
     """What the method may look at."""
     trunks, branches = rollout.trunks, rollout.branches
     by_group = lambda x: np.asarray(x).reshape(plan.budgets.shape)
@@ -141,17 +141,20 @@ def observe(
         "fraction": np.float32(step / run.total_steps),
         "extra": {name: by_group(values) for name, values in extra.items()},
     }
-    return Observed(**fields)
+    return GroupBatch(**fields)
 
 
-_keep = jax.jit(lambda seen, method: method.resampling.keep(seen), static_argnames=("method",))
+_keep = jax.jit(
+    lambda group_batch, method: method.dynamic_sampling.keep(group_batch),
+    static_argnames=("method",),
+)
 
 
-def useful_questions(method: Method, seen: Observed) -> Bool[np.ndarray, "Q"]:
+def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray, "Q"]:
     """Questions that the method wants to learn from."""
-    if method.resampling is None:
-        return np.ones(len(seen.questions), bool)
-    return np.asarray(_keep(seen, method=method))
+    if method.dynamic_sampling is None:
+        return np.ones(len(group_batch.questions), bool)
+    return np.asarray(_keep(group_batch, method=method))
 
 
 def predict_values(
@@ -192,7 +195,7 @@ class TokenCredit:
 @functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
 def credit_tokens(
     method_state: Any,
-    seen: Observed,
+    group_batch: GroupBatch,
     values: Float[Array, "Q G M"] | None,
     source: Int[Array, "B N"],
     *,
@@ -203,7 +206,7 @@ def credit_tokens(
 
     Args:
       method_state: what the method remembers.
-      seen: outcomes and lengths.
+      group_batch: outcomes and lengths.
       values: V(q, b, b_j); None without a value head.
       source: index of the answer that serves each place (`Branches.source`).
       method: its rewards and advantages.
@@ -212,8 +215,8 @@ def credit_tokens(
     Returns:
       Rewards and advantages, and their metrics.
     """
-    rewards = method.rewards(method_state, seen)
-    credit = method.advantages(method_state, seen, rewards, values)
+    rewards = method.rewards(method_state, group_batch)
+    credit = method.advantages(method_state, group_batch, rewards, values)
     flat = lambda x: x.reshape(-1, x.shape[-1])
     residual = rewards - credit.baseline
     spread = jnp.maximum(jnp.var(rewards), 1e-6)
@@ -225,7 +228,9 @@ def credit_tokens(
         "advantage/explained": 1.0 - jnp.var(residual) / spread,
     }
     tokens = TokenCredit(
-        thinking=advantages.scatter_segments(flat(credit.thinking), flat(seen.cuts), max_thinking),
+        thinking=advantages.scatter_segments(
+            flat(credit.thinking), flat(group_batch.cuts), max_thinking
+        ),
         answers=advantages.sum_reused(credit.answers.reshape(source.shape), source),
         rewards=rewards,
         keep=credit.keep,
@@ -279,19 +284,21 @@ def update(
 @functools.partial(jax.jit, static_argnames=("method",))
 def update_method(
     method_state: Any,
-    seen: Observed,
+    group_batch: GroupBatch,
     rewards: Float[Array, "Q G M"],
     values: Float[Array, "Q G M"] | None,
     *,
     method: Method,
 ) -> Any:
     """The method's own state; it learns nothing from rewards that are not finite."""
-    new = method.update(method_state, seen, rewards, values)
+    new = method.update(method_state, group_batch, rewards, values)
     good = jnp.isfinite(rewards).all()
     return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, method_state)
 
 
 @functools.partial(jax.jit, static_argnames=("method",))
-def method_metrics(method_state: Any, seen: Observed, *, method: Method) -> dict[str, Array]:
+def method_metrics(
+    method_state: Any, group_batch: GroupBatch, *, method: Method
+) -> dict[str, Array]:
     """The method's own metrics of a round that nothing was chosen from."""
-    return method.metrics(method_state, seen)
+    return method.metrics(method_state, group_batch)

@@ -58,7 +58,7 @@ def iteration_metrics(
     schedule = state.curriculum
     return {
         **rollout_metrics(rounds[0]),
-        **(sampling_metrics(rounds, batch) if run.method.resampling is not None else {}),
+        **(sampling_metrics(rounds, batch) if run.method.dynamic_sampling is not None else {}),
         **schedule_metrics(
             schedule,
             run.method.question_weights(schedule, run.group_sizes),
@@ -74,7 +74,7 @@ def iteration_metrics(
 def rollout_metrics(first: Round) -> dict[str, Any]:
     """Accuracy by cut and lengths of a round that nothing was chosen from."""
     trunks, branches = first.rollout.trunks, first.rollout.branches
-    cuts = np.asarray(first.seen.outcomes).mean((0, 1))
+    cuts = np.asarray(first.group_batch.outcomes).mean((0, 1))
     return {
         **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
         "rollout/thinking_mean": float(np.mean(trunks.thinking)),

@@ -12,6 +12,7 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.data.environment import build_environment
+from bacr_jax.data.prompts import format_for
 from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_set
@@ -39,7 +40,7 @@ FRAME = ("before", "after")
 
 
 class TrainingFailed(Exception):
-    """Going on would be no use; the message says what was seen and what to do."""
+    """Going on would be no use; the message says what was group_batch and what to do."""
 
 
 def anytime_score(anytime: dict[str, dict[str, Any]]) -> float:
@@ -67,7 +68,8 @@ class Trainer:
         shape = policies.model_shape(config, vocab_size)
         mesh = policies.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
-        self.environment = build_environment(config, tokenizer, vocab_size)
+        style = format_for(config, declares_budget=self.method.declares_budget)
+        self.environment = build_environment(config, tokenizer, vocab_size, style=style)
         policies.check_model(config, shape, self.environment.longest_prompt)
         for line in self.environment.describe_data():
             self.progress.say(line)

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.config import Config
 from bacr_jax.data.environment import Environment
-from bacr_jax.data.prompts import PromptFormat, encode_text, format_for
+from bacr_jax.data.prompts import PromptFormat, encode_text
 from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
-from bacr_jax.methods.method import ColdStart
+from bacr_jax.methods import RejectionSFT
 from bacr_jax.rollout.generate import Rollout, generate
 from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_TAG
@@ -89,7 +89,7 @@ def answer_once(
 
 
 def examples(
-    answered: Answered, environment: Environment, style: PromptFormat, start: ColdStart
+    answered: Answered, environment: Environment, style: PromptFormat, start: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Supervised rows from the correct responses that ended by themselves.
 
@@ -144,7 +144,7 @@ def imitate(
     params: Params,
     tokens: Int[np.ndarray, "B S"],
     mask: Bool[np.ndarray, "B S"],
-    start: ColdStart,
+    start: RejectionSFT,
     *,
     on_progress: Callable[[int, float], None] | None = None,
     poll: Callable[[], None] | None = None,
@@ -188,7 +188,7 @@ def rejection_sft(
     environment: Environment,
     params: Params,
     method_state: Any,
-    start: ColdStart,
+    start: RejectionSFT,
     *,
     on_progress: Callable[[int, float], None] | None = None,
     poll: Callable[[], None] | None = None,
@@ -215,8 +215,8 @@ def rejection_sft(
             "cold start joins; write a larger number"
         )
     answered = answer_once(config, policy, plain, params, questions=start.questions, poll=poll)
-    method_state = start.remember(method_state, answered.lengths, answered.correct)
-    tokens, mask = examples(answered, environment, format_for(config), start)
+    method_state = start.update_state(method_state, answered.lengths, answered.correct)
+    tokens, mask = examples(answered, environment, environment.style, start)
     taught = imitate(
         config, policy, params, tokens, mask, start, on_progress=on_progress, poll=poll
     )

@@ -54,7 +54,7 @@ def after_rejection_sft(
       progress: shows the stage.
       poll: called wherever it can be left.
     """
-    start = run.method.cold_start
+    start = run.method.rejection_sft
     if start is None:
         return fresh
     with progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
@@ -75,7 +75,7 @@ def after_rejection_sft(
 
 def shared_format_environment(run: Run) -> Environment:
     """The environment in the format that all methods share."""
-    shared = format_for(dataclasses.replace(run.config, method="bacr"))
+    shared = format_for(run.config)
     here = run.environment
     if shared == here.style:
         return here

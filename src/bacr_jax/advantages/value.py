@@ -1,7 +1,7 @@
-"""Baselines around a value function V(q, b): leave-one-out, shrunk, and aware of the trace's past.
+"""Baselines around a value function V(q, b): alone, leave-one-out, and shrunk.
 
 All of them leave the gradient unbiased, because none contains the reward of the trace that it is
-subtracted from. `advantages` gives these names too; that module is where they are put to use.
+subtracted from.
 """
 
 import chex
@@ -10,6 +10,50 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Scalar = int | float | Array
+
+
+def bcae_advantage(
+    rewards: Float[Array, "Q G M"], values: Float[Array, "Q G M"]
+) -> Float[Array, "Q G M"]:
+    """Reward minus the value predicted for the question, the budget and the cut, paper Eq. 10.
+
+        A = R(q, t, b_j) - V_psi(q, b, b_j)
+
+    It leaves the gradient unbiased as long as V was not fitted on these rewards: values are those
+    of the head before this batch's update.
+
+    Args:
+      rewards: R of Eq. 7.
+      values: V, or any other baseline of R (`residual_loo_baseline`, `shrink_baseline`).
+
+    Returns:
+      Residuals per cut; `thinking_credit` and `answer_credit` turn them into advantages.
+    """
+    chex.assert_rank([rewards, values], 3)
+    chex.assert_equal_shape([rewards, values])
+    return jax.lax.stop_gradient(rewards - values)
+
+
+def correctness_from_value(
+    values: Float[Array, "*batch M"], *, coefficient: Scalar
+) -> Float[Array, "*batch M"]:
+    """Probabilities of a correct answer that a value of R implies: the inverse of Eq. 7.
+
+        p_j = (V_j + lambda p_{j-1}) / (1 + lambda),  p_0 = 0
+
+    Eq. 7 is linear in the outcomes, so that `rewards.dense_reward` of p is V again.
+
+    Args:
+      values: V, predictions of R.
+      coefficient: lambda of Eq. 7.
+
+    Returns:
+      p, not clipped: a value regressed on R can imply numbers outside [0, 1].
+    """
+    lag = jnp.arange(values.shape[-1])[:, None] - jnp.arange(values.shape[-1])[None, :]
+    decay = jnp.asarray(coefficient / (1.0 + coefficient), values.dtype)
+    unrolled = jnp.where(lag >= 0, decay ** jnp.maximum(lag, 0), 0.0) / (1.0 + coefficient)
+    return jnp.einsum("ji,...i->...j", unrolled, values, precision="highest")
 
 
 def _others_mean(x: Array, axis: int) -> Array:
@@ -110,78 +154,3 @@ def prior_strength(sigma2: Scalar, error2: Scalar) -> Float[Array, ""]:
     """
     sigma2, error2 = jnp.asarray(sigma2), jnp.asarray(error2)
     return jnp.where(error2 > 1e-6 * sigma2, sigma2 / jnp.maximum(error2, 1e-30), 1e6)
-
-
-def estimate_prior_strength(
-    rewards: Float[Array, "..."], values: Float[Array, "..."], *, axis: int = -1
-) -> Float[Array, ""]:
-    """n0 of one batch: `prior_strength` of its `residual_moments`.
-
-    Args:
-      rewards: R, group along `axis` with at least 2 members.
-      values: V, same shape.
-      axis: the group axis.
-
-    Returns:
-      n0, capped at 1e6.
-    """
-    return prior_strength(*residual_moments(rewards, values, axis=axis))
-
-
-# --- history: an extension ---------------------------------------------------------------------
-
-
-def history_surprise(r: Float[Array, "Q G M"], p: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:
-    """What the answer before each segment revealed: x_s = r_{s-1} - p_{s-1}, x_0 = 0.
-
-    A segment's own tokens come after that answer's cut, so x_s may enter their baseline.
-
-    Args:
-      r: outcomes.
-      p: predictions of the outcomes, made without this trace's r.
-
-    Returns:
-      x, one per segment.
-    """
-    chex.assert_equal_shape([r, p])
-    surprise = jax.lax.stop_gradient(r - p)[..., :-1]
-    return jnp.pad(surprise, ((0, 0), (0, 0), (1, 0)))
-
-
-def history_moments(
-    credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
-) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """Moments of the regression of a segment's return on the surprise before it.
-
-    Args:
-      credit: reward-to-go less its baseline, one per segment (`thinking_credit`).
-      surprise: x (`history_surprise`).
-
-    Returns:
-      mean x A and mean x^2, per segment; their ratio is the slope. Average both over steps.
-    """
-    chex.assert_equal_shape([credit, surprise])
-    return jnp.mean(credit * surprise, axis=(0, 1)), jnp.mean(jnp.square(surprise), axis=(0, 1))
-
-
-def history_advantage(
-    credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"], slope: Float[Array, "M"]
-) -> Float[Array, "Q G M"]:
-    """Advantage against a value that has also seen the trace's previous outcome.
-
-        A_s - k_s x_s,   k_s = E[x_s A_s] / E[x_s^2]
-
-    It is the linear form of a value V(q, b, b_j, r_{<j}), an extension of the paper's V(q, b):
-    where outcomes persist along a trace, the previous one predicts most of what is to come. The
-    slope must come from earlier batches for the gradient to stay unbiased.
-
-    Args:
-      credit: A, reward-to-go less its baseline (`thinking_credit`).
-      surprise: x (`history_surprise`).
-      slope: k, one per segment.
-
-    Returns:
-      Advantages per segment.
-    """
-    chex.assert_equal_shape([credit, surprise])
-    return credit - jax.lax.stop_gradient(slope) * surprise

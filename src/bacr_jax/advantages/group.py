@@ -1,0 +1,78 @@
+"""Baselines from the group of rollouts of a question: GRPO, Dr.GRPO and RLOO."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bacr_jax.masked import masked_std
+
+
+def group_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
+    """Reward minus the group's mean (Dr.GRPO, arXiv 2503.20783).
+
+        A_i = R_i - mean_G R
+
+    The mean includes R_i, which shrinks the expected gradient by 1 - 1/G and leaves its
+    signal-to-noise ratio that of RLOO. A group of equal rewards gives exact zeros.
+
+    Args:
+      rewards: rewards of the group's traces along `axis`.
+      axis: the group axis.
+
+    Returns:
+      A, the shape of `rewards`.
+    """
+    rewards = jax.lax.stop_gradient(rewards)
+    # Shifting by one member first makes equal rewards cancel exactly in float32.
+    shifted = rewards - jax.lax.slice_in_dim(rewards, 0, 1, axis=axis)
+    return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
+
+
+def grpo_advantage(
+    rewards: Float[Array, "..."],
+    *,
+    std: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    axis: int = -1,
+) -> Float[Array, "..."]:
+    """Group-normalised reward (GRPO, arXiv 2402.03300).
+
+        A_i = (R_i - mean_G R) / (std_G R + eps)
+
+    Dividing by the group's own deviation weighs questions by 1/std and depends on R_i nonlinearly.
+    A group of one has no statistics: its advantage is its reward, as in common implementations.
+
+    Args:
+      rewards: rewards of the group's traces along `axis`.
+      std: divide by the standard deviation.
+      ddof: 1 divides squares by G - 1, 0 by G.
+      eps: added to the standard deviation.
+      axis: the group axis.
+
+    Returns:
+      A, the shape of `rewards`.
+    """
+    if rewards.shape[axis] == 1:
+        return jax.lax.stop_gradient(rewards)
+    centred = group_advantage(rewards, axis=axis)
+    if not std:
+        return centred
+    spread = masked_std(centred, jnp.ones((), bool), axis, ddof=ddof, keepdims=True)
+    return centred / (spread + eps)
+
+
+def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
+    """Reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
+
+        A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R)
+
+    Args:
+      rewards: rewards of the group's traces along `axis`.
+      axis: the group axis.
+
+    Returns:
+      A, the shape of `rewards`; 0 in a group of one.
+    """
+    size = rewards.shape[axis]
+    return group_advantage(rewards, axis=axis) * (size / max(size - 1, 1))

@@ -1,0 +1,211 @@
+"""Pass rates of K difficulty groups, and where their budgets lie (paper Eq. 5)."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bacr_jax.errors import UserError
+from bacr_jax.types import pytree
+
+Scalar = int | float | Array
+
+# Evidence of Beta(1, 1), the uniform prior over a pass rate: one success and one failure.
+_PRIOR_COUNT = 2.0
+
+
+@pytree
+class CurriculumState:
+    """What the schedule remembers about K difficulty groups.
+
+    Attributes:
+      mu0: budget location before the first update, mu_k(0) of Eq. 5, in tokens.
+      pass_rate: rho_k, the rates that Eq. 5 and 6 use; they only move at an update.
+      ema_rate: running estimate of the pass rate, moved by every batch.
+      correct: correct rollouts since the last update (fractional when an outcome is a mean).
+      seen: rollouts since the last update.
+      updates: number of updates done; while it is 0 the location is mu0.
+    """
+
+    mu0: Float[Array, "K"]
+    pass_rate: Float[Array, "K"]
+    ema_rate: Float[Array, "K"]
+    correct: Float[Array, "K"]
+    seen: Float[Array, "K"]
+    updates: Int[Array, ""]
+
+
+def init_curriculum(num_groups: int, *, mu0: float | Sequence[float]) -> CurriculumState:
+    """State before any outcome: every pass rate is 1/2, the mean of Beta(1, 1).
+
+    Args:
+      num_groups: number of difficulty groups K, at least 1.
+      mu0: initial budget location in tokens, one for all groups or one per group.
+
+    Returns:
+      The state, with no outcomes recorded and no update done.
+
+    Raises:
+      UserError: a list of `mu0` whose length is not `num_groups`, or a location below 0.
+    """
+    locations = jnp.asarray(mu0, jnp.float32)
+    if locations.ndim == 1 and locations.shape[0] != num_groups:
+        raise UserError(
+            f"curriculum mu0: found {locations.shape[0]} values for {num_groups} difficulty "
+            "groups; write one number, or one per group"
+        )
+    if bool(jnp.any(locations <= 0.0)):
+        raise UserError(f"curriculum mu0: found {mu0}; write positive numbers of tokens")
+    zeros = jnp.zeros(num_groups, jnp.float32)
+    return CurriculumState(
+        mu0=jnp.broadcast_to(locations, (num_groups,)),
+        pass_rate=zeros + 0.5,
+        ema_rate=zeros + 0.5,
+        correct=zeros,
+        seen=zeros,
+        updates=jnp.zeros((), jnp.int32),
+    )
+
+
+def budget_mean(
+    pass_rate: Float[Array, "K"],
+    mu0: Float[Array, "K"] | Scalar,
+    *,
+    alpha: Scalar,
+    beta: Scalar,
+    b_min: Scalar,
+    b_max: Scalar,
+    clip: bool = True,
+) -> Float[Array, "K"]:
+    """Location of each group's budget distribution, paper Eq. 5.
+
+        mu_k = mu_k(0) (1 - alpha rho_k) + beta (1 - rho_k) b_max
+
+    It falls linearly from mu_k(0) + beta b_max at rho = 0 to (1 - alpha) mu_k(0) at rho = 1; both
+    ends can lie outside the budget range, hence `clip`. It is the location of Eq. 4, not its mean:
+    see `truncnorm.truncnorm_mean`.
+
+    Args:
+      pass_rate: rho, one per group (or per problem), in [0, 1].
+      mu0: mu(0) in tokens, scalar or one per group.
+      alpha: how much a high pass rate shortens budgets.
+      beta: how much a low pass rate lengthens them, as a fraction of `b_max`.
+      b_min: smallest budget, in tokens.
+      b_max: largest budget, in tokens.
+      clip: keep the location inside [b_min, b_max]; False is Eq. 5 to the letter.
+
+    Returns:
+      mu in tokens.
+    """
+    chex.assert_rank(pass_rate, 1)
+    mu = mu0 * (1.0 - alpha * pass_rate) + beta * (1.0 - pass_rate) * b_max
+    return jnp.clip(mu, b_min, b_max) if clip else mu
+
+
+def scheduled_mean(
+    state: CurriculumState,
+    *,
+    alpha: Scalar,
+    beta: Scalar,
+    b_min: Scalar,
+    b_max: Scalar,
+    clip: bool = True,
+) -> Float[Array, "K"]:
+    """Location of the budget distribution now: mu_k(0) until the first update, then Eq. 5.
+
+    Eq. 5 does not return mu_k(0) for any pass rate in general, so the first period, in which
+    nothing has been measured, is a case of its own.
+
+    Args:
+      state: the schedule.
+      alpha: see `budget_mean`.
+      beta: see `budget_mean`.
+      b_min: smallest budget, in tokens.
+      b_max: largest budget, in tokens.
+      clip: keep the location, the initial one included, inside [b_min, b_max].
+
+    Returns:
+      mu in tokens.
+    """
+    adapted = budget_mean(
+        state.pass_rate, state.mu0, alpha=alpha, beta=beta, b_min=b_min, b_max=b_max, clip=clip
+    )
+    initial = jnp.clip(state.mu0, b_min, b_max) if clip else state.mu0
+    return jnp.where(state.updates == 0, initial, adapted)
+
+
+def record_outcomes(
+    state: CurriculumState,
+    group: Int[Array, "Q"],
+    correct: Float[Array, "Q G"],
+    *,
+    ema_decay: Scalar,
+) -> CurriculumState:
+    """Counts a batch of outcomes and moves the running pass rates towards it.
+
+    With c correct among n rollouts of a group in this batch, and m its running rate,
+
+        m <- d m + (1 - d) (c + 2 m) / (n + 2)
+
+    The batch's rate is smoothed by the weight of a Beta(1, 1) prior, two pseudo-rollouts, centred
+    on what is believed so far. From the initial m = 1/2 that is the Beta(1, 1) posterior mean;
+    later it does not drag the rate back to 1/2; a group without rollouts keeps its rate exactly.
+
+    Args:
+      state: the schedule.
+      group: group of each question, in [0, K).
+      correct: outcome of each rollout at its full budget (paper: r(q, t_{:b})), 0/1 or a mean
+        over several answers; or the outcomes of a probe set.
+      ema_decay: d, in [0, 1), per call.
+
+    Returns:
+      The state with counts and running rates moved; `pass_rate` is untouched.
+    """
+    chex.assert_rank([group, correct], [1, 2])
+    chex.assert_equal_shape_prefix([group, correct], 1)
+    num_groups = state.mu0.shape[0]
+    right = jax.ops.segment_sum(jnp.sum(correct, axis=1), group, num_groups)
+    rollouts = jax.ops.segment_sum(
+        jnp.full(group.shape, correct.shape[1], jnp.float32), group, num_groups
+    )
+    smoothed = (right + _PRIOR_COUNT * state.ema_rate) / (rollouts + _PRIOR_COUNT)
+    moved = ema_decay * state.ema_rate + (1.0 - ema_decay) * smoothed
+    return dataclasses.replace(
+        state,
+        correct=state.correct + right,
+        seen=state.seen + rollouts,
+        ema_rate=jnp.where(rollouts > 0.0, moved, state.ema_rate),
+    )
+
+
+def update_pass_rates(
+    state: CurriculumState, *, source: Literal["ema", "epoch"]
+) -> CurriculumState:
+    """Hands the measured rates to the schedule (the last line of the paper's Algorithm 1).
+
+    Args:
+      state: the schedule.
+      source: "ema" takes the smoothed running rates, which are never exactly 0 or 1. "epoch"
+        takes correct / seen since the last update (paper); groups without rollouts keep theirs.
+
+    Returns:
+      The state with new `pass_rate`, counts cleared and one more update.
+
+    Raises:
+      UserError: an unknown `source`.
+    """
+    if source == "ema":
+        rate = state.ema_rate
+    elif source == "epoch":
+        measured = state.correct / jnp.maximum(state.seen, 1.0)
+        rate = jnp.where(state.seen > 0.0, measured, state.pass_rate)
+    else:
+        raise UserError(f"curriculum.pass_rate: found {source!r}; write ema or epoch")
+    zeros = jnp.zeros_like(state.seen)
+    return dataclasses.replace(
+        state, pass_rate=rate, correct=zeros, seen=zeros, updates=state.updates + 1
+    )

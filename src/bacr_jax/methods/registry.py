@@ -1,0 +1,193 @@
+"""Methods by name: those of this room, and files and modules of one's own."""
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.config.values import written
+from bacr_jax.errors import UserError
+from bacr_jax.methods.method import Method
+
+# Methods that train nothing, and what to do with them.
+EVALUATION_ONLY = {
+    name: f"method={name}: trains nothing; write python -m bacr_jax.evaluate {how}"
+    for name, how in (
+        ("cot", "with the model's folder and its budgets"),
+        ("self_consistency", "with several samples per question"),
+    )
+}
+# Modules of this room that are no methods.
+_NO_METHODS = ("__init__", "grpo_family", "method", "registry")
+
+
+def built_in_methods() -> list[str]:
+    """Names of the methods that come with the package: the modules of this room."""
+    names = (path.stem for path in Path(__file__).parent.glob("*.py"))
+    return sorted(name for name in names if name not in _NO_METHODS)
+
+
+def load_method(config: Config) -> Method:
+    """The method that `config.method` names.
+
+    A built-in by name; your own as the path of a Python file, or as a module path, with a function
+    `make(config) -> Method`.
+
+    Raises:
+      UserError: no such file or module, it has no `make`, or the config contradicts the method.
+    """
+    name = config.method
+    if name in EVALUATION_ONLY:
+        raise UserError(EVALUATION_ONLY[name])
+    make = getattr(_module(name), "make", None)
+    if not callable(make):
+        raise UserError(
+            f"method: {name!r} has no function make(config); write one that returns a Method"
+        )
+    ours = name in built_in_methods()
+    method = make(config) if ours else _guarded(name, "make(config)", lambda: make(config))
+    if not isinstance(method, Method):
+        raise UserError(
+            f"method: make(config) of {name!r} returned {type(method).__name__}, "
+            "not a Method; return one"
+        )
+    for problem in _loss_problems(config, method.loss):
+        raise UserError(problem)
+    return method
+
+
+def declares_budget(config: Config) -> bool:
+    """Whether responses under the config's method open with a budget.
+
+    Raises:
+      UserError: as `load_method`; a method that trains nothing declares none.
+    """
+    return config.method not in EVALUATION_ONLY and load_method(config).declares_budget
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with `config.method` and the settings that it reads, one line each.
+
+    Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
+
+    Args:
+      config: settings whose numbers are in their ranges.
+    """
+    if config.method not in built_in_methods():
+        yield from _name_problems(config.method)
+        return
+    module = _module(config.method)
+    own = list(getattr(module, "problems", _no_problems)(config))
+    yield from own
+    if not own:
+        yield from _loss_problems(config, module.make(config).loss)
+
+
+def _no_problems(config: Config) -> Iterator[str]:
+    return iter(())
+
+
+def _name_problems(name: str) -> Iterator[str]:
+    """A `method` that trains nothing, or is neither here, nor a file, nor a module."""
+    if name in EVALUATION_ONLY:
+        yield EVALUATION_ONLY[name]
+        return
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            yield f"method: no file {name!r}; write the path of a Python file with make(config)"
+        return
+    parts = name.split(".")
+    importable = False
+    if all(part.isidentifier() for part in parts):
+        with contextlib.suppress(ImportError, ValueError):
+            importable = importlib.util.find_spec(parts[0]) is not None
+    if not importable:
+        known = built_in_methods()
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        choice = near[0] if near else f"one of {', '.join(known)}"
+        yield (
+            f"method: found {name!r}, neither a method here nor an importable module; write "
+            f"{choice}, or the path of a Python file or module with a function make(config)"
+        )
+
+
+def _loss_problems(config: Config, wanted: Mapping[str, Any]) -> Iterator[str]:
+    """What a method asks of `config.loss` and the config does not give.
+
+    Args:
+      config: the settings.
+      wanted: value by key of the section, or (">", other key) for a value above that key's.
+    """
+    preset = f"configs/methods/{config.method}.yaml has it"
+    for name, want in wanted.items():
+        given = getattr(config.loss, name)
+        if isinstance(want, tuple):
+            other = getattr(config.loss, want[1])
+            if not given > other:
+                yield (
+                    f"loss.{name}={written(given)}: method={config.method} needs more than "
+                    f"loss.{want[1]}={written(other)}; write a larger one ({preset})"
+                )
+        elif given != want:
+            yield (
+                f"loss.{name}={written(given)}: method={config.method} is defined with "
+                f"{written(want)}; write loss.{name}={written(want)} ({preset})"
+            )
+
+
+def _module(name: str) -> Any:
+    """The module of a method.
+
+    Raises:
+      UserError: it can't be found or imported.
+    """
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"method: no file {name!r}; write the path of a Python file")
+        spec = importlib.util.spec_from_file_location(f"bacr_method_{path.stem}", path.resolve())
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        run = spec.loader.exec_module
+        load: Callable[[], Any] = lambda: run(module) or module
+    else:
+        known = built_in_methods()
+        path_of = f"bacr_jax.methods.{name}" if name in known else name
+        load = lambda: importlib.import_module(path_of)
+    try:
+        return _guarded(name, "the import", load)
+    except (ImportError, SyntaxError) as error:
+        raise UserError(
+            f"method: can't import {name!r} ({error}); write one of "
+            f"{', '.join(built_in_methods())}, or the path of a Python file with a function "
+            "make(config)"
+        ) from None
+
+
+def _guarded(name: str, what: str, call: Callable[[], Any]) -> Any:
+    """The result of somebody's code, or one line that says where it stumbled.
+
+    Raises:
+      ImportError, SyntaxError: its own.
+      UserError: it raised something else, or tried to end the process.
+    """
+    try:
+        return call()
+    except (ImportError, SyntaxError, UserError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if Path(frame.filename).name == Path(name).name]
+        last = [*frames, *theirs][-1]
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"method: {what} of {name!r} raised {type(error).__name__}: {reason} "
+            f"({Path(last.filename).name}, line {last.lineno}); fix the file"
+        ) from error

@@ -1,0 +1,76 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bacr_jax import advantages
+
+reward_arrays = hnp.arrays(
+    np.float32,
+    st.sampled_from([(2, 2), (1, 4), (3, 5)]),  # each new shape is a compilation
+    elements=st.sampled_from([-0.3, 0.0, 0.1, 0.7, 1.0, 1.3]),
+)
+
+
+class TestGroupBaselines:
+    R = jnp.array([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0])
+
+    def test_grpo_by_hand(self):
+        # mean 1/2, unbiased deviation sqrt(2/7)
+        want = np.where(self.R == 1, 1, -1) * 0.5 / np.sqrt(2 / 7)
+        np.testing.assert_allclose(advantages.grpo_advantage(self.R), want, rtol=1e-5)
+        biased = advantages.grpo_advantage(self.R, ddof=0)
+        np.testing.assert_allclose(biased, np.where(self.R == 1, 1, -1), rtol=1e-5)
+
+    def test_without_std_grpo_is_the_group_mean_form(self):
+        np.testing.assert_array_equal(
+            advantages.grpo_advantage(self.R, std=False), advantages.group_advantage(self.R)
+        )
+        np.testing.assert_allclose(advantages.group_advantage(self.R), self.R - 0.5)
+
+    def test_rloo_by_hand(self):
+        got = advantages.rloo_advantage(jnp.array([[1.0, 0.0, 0.5]]))
+        np.testing.assert_allclose(got, [[0.75, -0.75, 0.0]], atol=1e-7)
+
+    @settings(max_examples=50, deadline=None)
+    @given(reward_arrays)
+    def test_rloo_is_the_scaled_group_mean_form_and_the_leave_one_out_difference(self, r):
+        n = r.shape[-1]
+        rloo = np.asarray(advantages.rloo_advantage(jnp.asarray(r)))
+        scaled = n / (n - 1) * np.asarray(advantages.group_advantage(jnp.asarray(r)))
+        direct = r - (r.sum(-1, keepdims=True) - r) / (n - 1)
+        np.testing.assert_allclose(rloo, scaled, atol=1e-6)
+        np.testing.assert_allclose(rloo, direct, atol=1e-5)
+
+    @pytest.mark.parametrize("size", [2, 3, 6, 7])
+    def test_equal_rewards_give_exactly_zero(self, size):
+        r = jnp.full((3, size), 0.1)
+        for advantage in (
+            advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage
+        ):  # fmt: skip
+            np.testing.assert_array_equal(advantage(r), np.zeros((3, size)))
+
+    def test_groups_of_one(self):
+        r = jnp.array([[0.7]])
+        np.testing.assert_allclose(advantages.grpo_advantage(r), [[0.7]])
+        np.testing.assert_array_equal(advantages.rloo_advantage(r), [[0.0]])
+
+    def test_the_group_axis_can_be_any(self):
+        r = jax.random.uniform(jax.random.key(0), (2, 5, 3))
+        for advantage in (
+            advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage
+        ):  # fmt: skip
+            np.testing.assert_allclose(
+                advantage(r, axis=1), jnp.swapaxes(advantage(jnp.swapaxes(r, 1, 2)), 1, 2),
+                atol=1e-6,
+            )  # fmt: skip
+
+    def test_gradients_into_rewards_are_stopped(self):
+        for advantage in (
+            advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage
+        ):  # fmt: skip
+            gradient = jax.grad(lambda r, f=advantage: jnp.sum(f(r) ** 2))(self.R)
+            np.testing.assert_array_equal(gradient, np.zeros(8))

@@ -1,0 +1,105 @@
+"""BACR: every combination of its parts, from config to advantages, and what it refuses."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax import curriculum
+from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method
+from methods_world import credit_of, load
+
+
+@pytest.mark.parametrize(
+    "parts",
+    itertools.product([True, False], repeat=4),
+    ids=lambda parts: "".join("ny"[p] for p in parts),
+)
+def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path, parts):
+    told, curriculum, dense, value = parts
+    config = load(
+        tmp_path,
+        "bacr-robust",
+        f"conditioning.enabled={str(told).lower()}",
+        f"budget.prior={'curriculum' if curriculum else 'uniform'}",
+        f"reward.dense={str(dense).lower()}",
+        f"advantage.baseline={'value' if value else 'group'}",
+    )
+    method, batch, _, rewards, credit, _ = credit_of(config)
+    assert (method.conditioned, method.uses_value) == (told, value)
+    step = np.diff(batch.outcomes, axis=-1, prepend=0.0)
+    expected = batch.outcomes + (0.3 if dense else 0.0) * step
+    np.testing.assert_allclose(rewards, expected, atol=1e-6)
+    if not value:
+        np.testing.assert_allclose(credit.thinking.sum(1), 0.0, atol=1e-5)
+    assert np.isfinite(credit.thinking).all() and np.isfinite(credit.answers).all()
+
+
+def test_budgets_come_from_the_list_of_choices(tmp_path):
+    config = load(tmp_path, "bacr-robust", "budget.prior=choices", "budget.choices=[8, 12]")
+    method = load_method(config)
+    state = curriculum.init_curriculum(4, mu0=10.0)
+    budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(4))
+    assert budgets.shape == (4, config.rollout.group_size)
+    assert set(np.unique(budgets)) == {8, 12}
+    # No curriculum: questions are asked as often as there are of each group.
+    sizes = jnp.array([1, 2, 3, 4])
+    np.testing.assert_allclose(method.question_weights(state, sizes), sizes / 10, rtol=1e-6)
+
+
+@pytest.mark.parametrize("baseline", ["value", "group", "residual_loo", "shrink"])
+@pytest.mark.parametrize("normalise", ["batch_rms", "group", "none"])
+def test_a_group_of_equal_outcomes_gives_finite_advantages(tmp_path, baseline, normalise):
+    config = load(
+        tmp_path,
+        "bacr-robust",
+        f"advantage.baseline={baseline}",
+        f"advantage.normalise={normalise}",
+    )
+    outcomes = np.ones((4, 4, 4))
+    _, _, _, _, credit, _ = credit_of(config, outcomes=outcomes)
+    assert np.isfinite(credit.thinking).all()
+    assert np.abs(credit.thinking).max() <= 1.3 / 0.1
+
+
+class TestSteepWeights:
+    @pytest.mark.parametrize(
+        ("override", "says"),
+        [
+            ("cuts.weights=final_heavy", "at most 0.167"),
+            ("cuts.weights=own_budget", "reward.coefficient"),
+            ("cuts.weights=[.1, .1, .1, .7]", r"\.12, \.12, \.16, \.6"),
+        ],
+    )
+    def test_that_punish_a_right_answer_are_refused(self, tmp_path, override, says):
+        with pytest.raises(UserError, match=says):
+            load(tmp_path, "bacr-robust", override)
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            ["cuts.weights=final_heavy", "reward.coefficient=0.16"],
+            ["cuts.weights=final_heavy", "reward.dense=false"],
+            ["cuts.weights=own_budget", "cuts.count=1"],
+        ],
+    )
+    def test_and_their_repairs_are_not(self, tmp_path, overrides):
+        load_method(load(tmp_path, "bacr-robust", *overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["curriculum.difficulty=continuous", "curriculum.pass_rate=probe"], "pass_rate=ema"),
+        (["curriculum.difficulty=continuous", "data.order=shuffled"], "data.order=drawn"),
+        (["curriculum.probe_budget=99"], "budget.max"),
+        (["advantage.history=true", "advantage.credit=segment"], "to_go"),
+        (["rollout.group_size=1"], "advantage.baseline=shrink compares the rollouts"),
+    ],
+)
+def test_combinations_that_mislead_are_refused(tmp_path, overrides, says):
+    with pytest.raises(UserError, match=says):
+        load(tmp_path, "bacr-robust", *overrides)

@@ -1,0 +1,75 @@
+"""Methods by name, and what a config is refused for on their account."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.methods.registry import (
+    EVALUATION_ONLY,
+    built_in_methods,
+    declares_budget,
+    problems,
+)
+from methods_world import PRESETS, load
+
+
+@pytest.mark.parametrize(
+    ("preset", "override", "says"),
+    [
+        ("dapo", "loss.aggregate=constant", "loss.aggregate=token_mean"),
+        ("dapo", "loss.clip_high=0.2", "more than loss.clip_low"),
+        ("dapo", "loss.kl_coef=0.1", "loss.kl_coef=0"),
+        ("dr_grpo", "loss.aggregate=token_mean", "loss.aggregate=constant"),
+        ("anytime", "loss.aggregate=token_mean", "loss.aggregate=constant"),
+    ],
+)
+def test_loss_settings_that_a_method_is_not_are_refused(tmp_path, preset, override, says):
+    with pytest.raises(UserError, match=says):
+        load(tmp_path, preset, override)
+
+
+@pytest.mark.parametrize("name", sorted(EVALUATION_ONLY))
+def test_methods_that_train_nothing_are_refused_with_what_to_do(name, capsys):
+    from bacr_jax.train import main
+
+    assert main(["--config", str(PRESETS.parent / "quickstart.yaml"), f"method={name}"]) == 2
+    error = capsys.readouterr().err
+    assert "bacr_jax.evaluate" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter"])
+def test_methods_that_compare_rollouts_need_several(tmp_path, name):
+    with pytest.raises(UserError, match=f"method={name} compares the rollouts"):
+        load(tmp_path, name, "rollout.group_size=1")
+
+
+def test_a_name_that_nobody_has_is_refused_with_the_nearest():
+    (problem,) = problems(dataclasses.replace(Config(), method="gprpo"))
+    assert "write grpo, or the path" in problem
+    assert list(problems(dataclasses.replace(Config(), method="json.tool"))) == []
+
+
+def test_only_selfbudgeter_declares_a_budget():
+    base = Config()
+    loss = dataclasses.replace(base.loss, clip_high=0.28)
+    aggregates = {"dapo": "token_mean"}
+    declaring = []
+    for name in (*built_in_methods(), *EVALUATION_ONLY):
+        own = dataclasses.replace(loss, aggregate=aggregates.get(name, "constant"))
+        if declares_budget(dataclasses.replace(base, method=name, loss=own)):
+            declaring.append(name)
+    assert declaring == ["selfbudgeter"]
+
+
+def test_looking_for_problems_starts_no_device():
+    code = (
+        "import dataclasses; from bacr_jax.config import Config; "
+        "from bacr_jax.methods.registry import built_in_methods, problems; "
+        "[list(problems(dataclasses.replace(Config(), method=m))) for m in built_in_methods()]; "
+        "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
