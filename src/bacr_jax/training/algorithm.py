@@ -28,8 +28,7 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method, Observed
 from bacr_jax.oom import phase_memory
-from bacr_jax.rollout.generate import Rollout, generate, precompile
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import Rollout, generate, precompile, sampling_params
 from bacr_jax.training import adapt
 from bacr_jax.training.dynamic_sampling import Asked, Plan, choose, wants_more
 from bacr_jax.training.logging import (

@@ -26,8 +26,7 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.report import tables
 from bacr_jax.report.page import write_report
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import generate, sampling_params
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder, append_line, read_lines, write_json
 from bacr_jax.runs.health import Alarms

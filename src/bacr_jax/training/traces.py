@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bacr_jax.data.environment import Environment
 from bacr_jax.data.extraction import decode_ids
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import append_line
 
 
