@@ -46,17 +46,18 @@ def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[s
     """Jobs take turns, after one warm-up each."""
     for job in jobs.values():
         job()
-    found: dict[str, list[float]] = {name: [] for name in jobs}
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
             time.sleep(0.1)
             started = time.perf_counter()
             job()
-            found[name].append(time.perf_counter() - started)
-    for name, seconds in found.items():
-        spread = " ".join(f"{s:.3f}" for s in sorted(seconds))
-        print(f"  {name:34} median {statistics.median(seconds):.3f} s   ({spread})", flush=True)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+            seconds[name].append(time.perf_counter() - started)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    for name, taken in seconds.items():
+        spread = " ".join(f"{s:.3f}" for s in sorted(taken))
+        print(f"  {name:34} median {medians[name]:.3f} s   ({spread})", flush=True)
+    return medians
 
 
 class World:
@@ -95,16 +96,32 @@ class World:
 
     def spec(self, **settings):
         """Shapes of a rollout of this policy."""
-        from bacr_jax.rollout.engine import RolloutSpec
+        from bacr_jax.rollout import RolloutSpec
 
         return RolloutSpec(self.shape, None, dtype=self.dtype, **settings)
+
+    def engine(self, prompts, spec):
+        """Slots for a rollout that is driven by hand."""
+        import jax
+
+        from bacr_jax.rollout import sampling_params
+        from bacr_jax.rollout.engine import Engine
+
+        return Engine(
+            self.params,
+            prompts,
+            jax.random.key(0),
+            spec=spec,
+            rules=self.rules,
+            sampling=sampling_params(1.0),
+            phi_of=None,
+        )
 
     def generate(self, prompts, budgets, cuts, spec, seed=0):
         """A sampled rollout."""
         import jax
 
-        from bacr_jax.rollout.generate import generate
-        from bacr_jax.rollout.sampling import sampling_params
+        from bacr_jax.rollout import generate, sampling_params
 
         return generate(
             self.params,
@@ -177,8 +194,8 @@ def against_transformers(arguments, world, folder):
         assert out.shape[1] == arguments.prompt + arguments.new
 
     def ours():
-        found = world.generate(prompts, budgets, np.zeros((arguments.rows, 0), int), spec)
-        assert found.counters["tokens"] == arguments.rows * arguments.new
+        rollout = world.generate(prompts, budgets, np.zeros((arguments.rows, 0), int), spec)
+        assert rollout.counters["tokens"] == arguments.rows * arguments.new
 
     print(f"(a) {arguments.rows} rows, prompt {arguments.prompt}, {arguments.new} new tokens")
     seconds = median_seconds(
@@ -247,37 +264,26 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     import jax
     import numpy as np
 
-    from bacr_jax.rollout.engine import Engine
-    from bacr_jax.rollout.sampling import sampling_params
     from bacr_jax.types import Prompts
 
     rows, new = arguments.rows, arguments.new
     prompts = world.prompts(rows, arguments.prompt)
     cuts = np.tile(new * np.arange(1, num_cuts + 1) // num_cuts, (rows, 1))
     spec = world.spec(max_thinking=new, answer_tokens=answer, slots=rows, windows=1)
-    engine = Engine(
-        world.params,
-        prompts,
-        jax.random.key(0),
-        spec=spec,
-        rules=world.rules,
-        sampling=sampling_params(1.0),
-        phi_of=None,
-        truncated=False,
-    )
+    engine = world.engine(prompts, spec)
     every = np.arange(rows)
-    engine.enter(every, every, every.astype(np.int32), np.full(rows, new, np.int32))
+    engine.prefill(every, every, every.astype(np.int32), np.full(rows, new, np.int32))
     for _ in range(-(-new // spec.chunk)):
-        engine.step()
-    trunk = np.asarray(engine.state.tokens)
+        engine.decode()
+    trunk = engine.tokens()
 
     def shared():
-        cache, _, opened, _ = engine.open(every, cuts)
+        opened = engine.open_branches(every, cuts)
         total, steps = engine.answer_steps
         for start in range(0, total, steps):
-            opened = engine.answer_chunk(cache, opened, start, steps)
-        jax.block_until_ready(opened)
-        assert int(opened.sampled.sum()) == rows * num_cuts * answer
+            opened = engine.decode_branches(opened, start)
+        jax.block_until_ready(opened.state)
+        assert int(opened.state.sampled.sum()) == rows * num_cuts * answer
 
     suffix = np.asarray(world.rules.forced_suffix)
 
@@ -288,8 +294,8 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
             lengths = np.full(rows, tokens.shape[1])
             text = Prompts(tokens, lengths, lengths * 0, lengths)
             short = world.spec(max_thinking=answer, answer_tokens=1, slots=rows, windows=1)
-            found = world.generate(text, np.full(rows, answer), np.zeros((rows, 0), int), short)
-            assert found.counters["tokens"] == rows * answer
+            rollout = world.generate(text, np.full(rows, answer), np.zeros((rows, 0), int), short)
+            assert rollout.counters["tokens"] == rows * answer
 
     print(f"(c) {rows} trunks of {new} tokens, {num_cuts} answers of {answer} tokens each")
     seconds = median_seconds({"shared cache": shared, "prefilled again": again}, arguments.rounds)
@@ -300,12 +306,9 @@ def on_gpu(arguments):
     """Share of the memory roofline that a decoding step reaches."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     from bacr_jax.model import kv_cache, qwen2
     from bacr_jax.model.sizes import preset
-    from bacr_jax.rollout import decode
-    from bacr_jax.rollout.sampling import sampling_params
 
     shape = preset(arguments.preset)
 
@@ -315,66 +318,59 @@ def on_gpu(arguments):
 
     world = World(shape, jax.jit(random_params)(jax.random.key(0)), jnp.bfloat16)
     weights = sum(x.nbytes for x in jax.tree.leaves(world.params))
-    block = jnp.ones(2**30, jnp.bfloat16)
-    copy = jax.jit(lambda x: x + 1)
-    seconds = median_seconds({"copy": lambda: jax.block_until_ready(copy(block))}, 9)["copy"]
-    bandwidth = 2 * block.nbytes / seconds
-    del block
-    length = arguments.prompt + arguments.new
-    common = {"config": shape, "mesh": None}
-    state = jax.jit(
-        decode.empty,
-        static_argnames=("config", "slots", "prompt_width", "max_new", "length", "dtype", "mesh"),
-    )(
-        slots=arguments.rows,
-        prompt_width=arguments.prompt,
-        max_new=arguments.new,
-        length=length,
-        dtype=jnp.bfloat16,
-        **common,
-    )
-    budgets = jnp.full(arguments.rows, arguments.new, jnp.int32)
-    state = jax.jit(decode.admit, static_argnames=("config", "mesh"), donate_argnums=(1,))(
-        world.params,
-        state,
-        world.prompts(arguments.rows, arguments.prompt),
-        budgets,
-        jnp.arange(arguments.rows),
-        jnp.arange(arguments.rows),
-        **common,
-    )
-    caches = sum(x.nbytes for x in jax.tree.leaves(state.cache))
-    key, sampling, steps = jax.random.key(1), sampling_params(1.0), 16
-
-    def chunk(state):
-        state = decode.decode_chunk(
-            world.params, state, key, world.rules, sampling, num_steps=steps, **common
-        )
-        return jax.block_until_ready(state)
-
-    found = []
-    for index in range(min(arguments.new // steps, arguments.rounds + 2)):
-        started = time.perf_counter()
-        state = chunk(state)
-        if index >= 2:
-            found.append((time.perf_counter() - started) / steps)
-    step = statistics.median(found)
+    rows, length = arguments.rows, arguments.prompt + arguments.new
+    entries = 2 * shape.num_layers * rows * shape.num_kv_heads * length * shape.head_dim
+    caches = entries * jnp.dtype(jnp.bfloat16).itemsize
+    bandwidth = copy_bandwidth()
+    step, broken = decode_seconds(arguments, world)
     bound = (weights + caches) / bandwidth
     print(
-        f"{arguments.preset}, {arguments.rows} rows, caches of {length}: step {step * 1e3:.2f} ms, "
+        f"{arguments.preset}, {rows} rows, caches of {length}: step {step * 1e3:.2f} ms, "
         f"weights {weights / 1e9:.2f} GB, caches {caches / 1e9:.2f} GB, bound {bound * 1e3:.2f} ms"
     )
     return {
         "preset": arguments.preset,
         "device": jax.devices()[0].device_kind,
-        "tokens_per_s": round(arguments.rows / step),
+        "tokens_per_s": round(rows / step),
         "step_ms": round(step * 1e3, 3),
         "roofline_share": round(bound / step, 3),
         "copy_gb_per_s": round(bandwidth / 1e9),
-        "rows": arguments.rows,
+        "rows": rows,
         "cache_length": length,
-        "finite": bool(np.isfinite(np.asarray(state.logits)).all()),
+        "finite": not bool(broken),
     }
+
+
+def copy_bandwidth():
+    """Bytes per second that a copy reads and writes."""
+    import jax
+    import jax.numpy as jnp
+
+    block = jnp.ones(2**30, jnp.bfloat16)
+    copy = jax.jit(lambda x: x + 1)
+    seconds = median_seconds({"copy": lambda: jax.block_until_ready(copy(block))}, 9)["copy"]
+    return 2 * block.nbytes / seconds
+
+
+def decode_seconds(arguments, world):
+    """Seconds of a decoding step with all slots in use, and whether any row's logits broke."""
+    import numpy as np
+
+    rows, steps = arguments.rows, 16
+    spec = world.spec(
+        max_thinking=arguments.new, answer_tokens=1, slots=rows, windows=1, chunk=steps
+    )
+    engine = world.engine(world.prompts(rows, arguments.prompt), spec)
+    every = np.arange(rows)
+    engine.prefill(every, every, every.astype(np.int32), np.full(rows, arguments.new, np.int32))
+    seconds = []
+    for index in range(min(arguments.new // steps, arguments.rounds + 2)):
+        started = time.perf_counter()
+        engine.decode()
+        _, broken, _ = engine.progress()
+        if index >= 2:
+            seconds.append((time.perf_counter() - started) / steps)
+    return statistics.median(seconds), broken.any()
 
 
 def main() -> None:

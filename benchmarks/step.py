@@ -53,7 +53,7 @@ class Step:
         from bacr_jax.learner.optimizer import policy_optimizer
         from bacr_jax.model import kv_cache
         from bacr_jax.model.hf import load_policy
-        from bacr_jax.rollout.engine import RolloutSpec
+        from bacr_jax.rollout import RolloutSpec
         from bacr_jax.types import Prompts
 
         shape, params = load_policy(arguments.model)
@@ -113,8 +113,7 @@ class Step:
         from bacr_jax import advantages
         from bacr_jax.learner import train_step as learning
         from bacr_jax.learner.batch import make_batch
-        from bacr_jax.rollout.generate import generate
-        from bacr_jax.rollout.sampling import sampling_params
+        from bacr_jax.rollout import generate, sampling_params
 
         started = time.perf_counter()
         self.steps += 1

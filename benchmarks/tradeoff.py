@@ -55,8 +55,7 @@ def style_shares(folder: Path) -> dict[str, float]:
     """Share of sampled traces written in steps, by told (or imposed) budget."""
     from bacr_jax.config import io as config_io
     from bacr_jax.data.ledger import ID
-    from bacr_jax.rollout.generate import generate
-    from bacr_jax.rollout.sampling import sampling_params
+    from bacr_jax.rollout import generate, sampling_params
     from bacr_jax.runs.folder import open_run
     from bacr_jax.training.loop import Trainer
 

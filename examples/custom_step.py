@@ -9,8 +9,7 @@ import numpy as np
 from bacr_jax import advantages
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import make_batch
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import generate, sampling_params
 
 
 def brevity(correct, thinking, budget):

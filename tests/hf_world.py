@@ -9,7 +9,7 @@ import numpy as np
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, hf, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout import decode
+from bacr_jax.rollout import DecodeSpec, trunks
 from bacr_jax.types import Prompts
 
 TINY = Qwen2Config(37, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
@@ -88,22 +88,15 @@ def greedy(params, rows, config, new, phi=None, conditioning: ConditioningConfig
     zeros = jnp.zeros(len(rows), jnp.int32)
     prompts = Prompts(jnp.asarray(tokens), jnp.asarray(lengths), zeros, jnp.asarray(lengths))
     decoding = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=phi is not None)
-    arrivals = decode.prefill(decoding, prompts, config=config, phi=phi, conditioning=conditioning)
+    spec = DecodeSpec(config, conditioning)
+    prefilled = trunks.prefill_prompts(decoding, prompts, spec=spec, phi=phi)
     feed = jax.jit(
-        lambda token, at, cache: decode.feed(
-            decoding,
-            token,
-            at,
-            cache,
-            config=config,
-            phi=phi,
-            conditioning=conditioning,
-        )
+        lambda token, at, cache: trunks.feed_tokens(decoding, token, at, cache, spec=spec, phi=phi)
     )
-    scores, found = arrivals.logits, []
-    cache = tuple(kv_cache.resize(layer, width + new) for layer in arrivals.cache)
+    scores, generated = prefilled.logits, []
+    cache = tuple(kv_cache.resize(layer, width + new) for layer in prefilled.cache)
     for step in range(new):
         token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-        found.append(np.asarray(token))
+        generated.append(np.asarray(token))
         scores, cache = feed(token, jnp.asarray(lengths + step), cache)
-    return np.stack(found, axis=1)
+    return np.stack(generated, axis=1)

@@ -11,7 +11,7 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.data.decode_rules import decode_rules
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.engine import RolloutSpec
+from bacr_jax.rollout import RolloutSpec, generate, sampling_params
 from bacr_jax.types import Prompts
 
 VOCAB, PAD, OPEN, CLOSE, ANSWER, ANSWER_CLOSE, EOS = 16, 0, 1, 2, 3, 4, 5
@@ -43,7 +43,7 @@ def two_tokens(firsts, seconds):
 
 def make_rules(think_close=None, allowed_tokens=LEGAL):
     return decode_rules(
-        allowed_tokens=allowed,
+        allowed_tokens=allowed_tokens,
         eos_ids=[EOS],
         think_close=think_close or one_token(CLOSE),
         answer_close=one_token(ANSWER_CLOSE),
@@ -60,8 +60,17 @@ def make_prompts(lengths, width, seed=0):
     return Prompts(tokens, lengths, np.zeros(len(lengths), int), lengths)
 
 
+def quarters(budgets):
+    """Cuts at a quarter, a half, three quarters and all of each budget."""
+    return np.ceil(np.asarray(budgets)[:, None] * np.arange(1, 5) / 4).astype(int)
+
+
+def no_cuts(rows):
+    return np.zeros((rows, 0), int)
+
+
 class World:
-    """A conditioned policy with everything a rollout needs; compiled once per test module."""
+    """A conditioned policy with everything a rollout needs."""
 
     def __init__(self):
         self.shape = Qwen2Config(VOCAB, 16, 32, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True)
@@ -76,5 +85,28 @@ class World:
         )
 
     def spec(self, slots=4, **changes):
+        """Few programs: caches of one length, rows answered by two or four."""
         settings = {"max_thinking": 12, "answer_tokens": 3, "slots": slots, "chunk": 5}
-        return RolloutSpec(self.shape, self.conditioning, **{**settings, **changes})
+        few = {"windows": 1, "refill": 0.5}
+        return RolloutSpec(self.shape, self.conditioning, **{**settings, **few, **changes})
+
+    def tight(self, **changes):
+        """Two slots, short chunks, caches that grow and shrink, a refill as soon as a row ends."""
+        return self.spec(2, **{"chunk": 3, "windows": 4, "refill": 0.01, **changes})
+
+    def roll(self, prompts, budgets, *, params=None, cuts=None, key=3, temperature=1.0, **changes):
+        """`generate` with this policy; without `cuts`, quarters."""
+        given = {
+            "spec": self.spec(),
+            "rules": make_rules(),
+            "sampling": sampling_params(temperature),
+            "phi_of": self.phi_of,
+        }
+        return generate(
+            params or self.decode,
+            prompts,
+            np.asarray(budgets),
+            quarters(budgets) if cuts is None else cuts,
+            jax.random.key(key),
+            **{**given, **changes},
+        )

@@ -8,15 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from bacr_jax import evaluate, generate
+from bacr_jax import evaluate, generate, rollout
 from bacr_jax.config import LossConfig, TrainConfig
 from bacr_jax.learner import updates as updating
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.oom import OutOfMemory, asked_for, is_out_of_memory, phase_memory, size_text
-from bacr_jax.rollout import generate as generating
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout.engine import Engine
 from rollout_world import make_prompts, make_rules
 
 # What XLA says: its allocator for GPUs in older and newer words, with its page about buffers; the
@@ -166,13 +165,18 @@ def test_commands_say_it_in_one_line_and_exit_with_1(
 
 @pytest.mark.parametrize(
     ("piece", "phase"),
-    [("enter", "prefill"), ("step", "decode"), ("open", "answers"), ("answer_chunk", "answers")],
+    [
+        ("prefill", "prefill"),
+        ("decode", "decode"),
+        ("open_branches", "answers"),
+        ("decode_branches", "answers"),
+    ],
 )
 def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
-    monkeypatch.setattr(generating.Engine, piece, failing(MESSAGES[0][0]))
+    monkeypatch.setattr(Engine, piece, failing(MESSAGES[0][0]))
     budgets = np.array([4, 6])
     with pytest.raises(OutOfMemory) as caught:
-        generating.generate(
+        rollout.generate(
             world.decode,
             make_prompts([3, 5], 5),
             budgets,
@@ -180,7 +184,7 @@ def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
             jax.random.key(0),
             spec=world.spec(),
             rules=make_rules(),
-            sampling=sampling_params(1.0),
+            sampling=rollout.sampling_params(1.0),
             phi_of=world.phi_of,
         )
     assert caught.value.phases == (phase,)

@@ -117,8 +117,7 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     from bacr_jax.evaluation.job import open_decoder
     from bacr_jax.learner import policy as policies
     from bacr_jax.methods.registry import declares_budget
-    from bacr_jax.rollout.generate import generate
-    from bacr_jax.rollout.sampling import sampling_params
+    from bacr_jax.rollout import generate, sampling_params
     from bacr_jax.types import NO_BUDGET
 
     declares = declares_budget(config)
@@ -158,7 +157,6 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
         rules=make_rules(tokenizer, style, vocab_size),
         sampling=sampling_params(arguments.temperature, arguments.top_p),
         phi_of=decoder.phi_of,
-        truncated=arguments.top_p < 1,
         on_tokens=live,
     )
     trunks, branches = found.trunks, found.branches

@@ -13,8 +13,7 @@ from bacr_jax.learner.batch import make_batch
 from bacr_jax.learner.objective import LearnerSpec, denominators, objective, score_tokens
 from bacr_jax.learner.optimizer import policy_optimizer, schedule, value_optimizer
 from bacr_jax.model import value
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import generate, sampling_params
 from rollout_world import World, make_prompts, make_rules
 
 WORLD, RULES = World(), make_rules()

@@ -20,7 +20,7 @@ from bacr_jax.data.prompts import (
 )
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout import Rollout
 from bacr_jax.training import rejection_sft
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
 from methods_world import group_batch, load

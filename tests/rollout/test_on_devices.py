@@ -5,23 +5,18 @@ import subprocess
 import sys
 
 PROGRAM = """
-import dataclasses
-import jax, jax.numpy as jnp, numpy as np
+import jax, numpy as np
 from bacr_jax import parallel
-from rollout_world import World, make_prompts, make_rules
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from rollout_world import World, make_prompts
 
 world = World()
 prompts = make_prompts([1, 5, 3, 2, 4, 5, 1, 2, 3, 4, 5], 5)
 budgets = np.array([12, 0, 1, 7, 12, 5, 3, 9, 2, 11, 6])
 cuts = np.stack([budgets // 2, budgets], axis=1)
 
-def roll(params, mesh, **settings):
-    spec = world.spec(8, mesh=mesh, refill=0.1, **settings)
-    key = jax.random.key(3)
-    return generate(params, prompts, budgets, cuts, key, spec=spec, rules=make_rules(),
-                    sampling=sampling_params(1.0), phi_of=world.phi_of)
+def roll(params, mesh):
+    spec = world.spec(8, mesh=mesh, windows=2)
+    return world.roll(prompts, budgets, cuts=cuts, params=params, spec=spec)
 
 assert jax.device_count() == 8
 one = roll(world.decode, None)

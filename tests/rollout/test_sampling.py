@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bacr_jax.rollout.sampling import draw, row_keys, truncate
+from bacr_jax.rollout.sampling import row_keys, sample_tokens, sampling_params, truncate
 
 LOGITS = jnp.array([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
-LEGAL = jnp.array([True] * 5 + [False])
+ALLOWED = jnp.array([True] * 5 + [False])
 ROWS = 20_000
 
 
@@ -25,18 +25,17 @@ def probabilities(temperature, top_p=1.0, top_k=0):
 
 
 @pytest.mark.parametrize(
-    "how", [(1.0,), (0.5,), (1.0, 0.8), (0.7, 1.0, 3), (2.0, 0.9, 4), (1.0, 0.01)]
+    "numbers", [(1.0,), (0.5,), (1.0, 0.8), (0.7, 1.0, 3), (2.0, 0.9, 4), (1.0, 0.01)]
 )
-def test_frequencies_and_logprobs_match_the_distribution(how):
+def test_frequencies_and_logprobs_match_the_distribution(numbers):
     keys = jax.random.split(jax.random.key(1), ROWS)
-    tokens, logprobs = draw(
+    tokens, logprobs = sample_tokens(
         keys,
         jnp.broadcast_to(LOGITS, (ROWS, 6)),
-        sampling=sampling_params(*how),
-        allowed_tokens=LEGAL,
-        truncated=True,
+        sampling=sampling_params(*numbers),
+        allowed_tokens=ALLOWED,
     )
-    p = probabilities(*how)
+    p = probabilities(*numbers)
     counts = np.bincount(tokens, minlength=6)
     assert (counts[p == 0] == 0).all()
     np.testing.assert_allclose(logprobs, np.log(p[tokens]), atol=1e-4)
@@ -46,8 +45,11 @@ def test_frequencies_and_logprobs_match_the_distribution(how):
 
 def test_temperature_zero_is_certain_of_the_best_legal_token():
     keys = jax.random.split(jax.random.key(0), 3)
-    tokens, logprobs = draw(
-        keys, jnp.broadcast_to(LOGITS, (3, 6)), sampling=sampling_params(0.0), allowed_tokens=LEGAL
+    tokens, logprobs = sample_tokens(
+        keys,
+        jnp.broadcast_to(LOGITS, (3, 6)),
+        sampling=sampling_params(0.0),
+        allowed_tokens=ALLOWED,
     )
     np.testing.assert_array_equal(tokens, [0, 0, 0])
     np.testing.assert_array_equal(logprobs, [0, 0, 0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.methods import DynamicSampling, GroupBatch
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import (
     BatchPlan,
     Round,

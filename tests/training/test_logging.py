@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.curriculum import init_curriculum
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout import Rollout
 from bacr_jax.training.logging import (
     Clock,
     budgets_by_group,

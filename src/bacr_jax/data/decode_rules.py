@@ -11,7 +11,7 @@ from bacr_jax.types import pytree
 
 @pytree
 class Automaton:
-    """A stop string as a table over (state, token); `text.stopping` compiles it.
+    """A stop string as a table over (state, token); `stop_strings` compiles it.
 
     Attributes:
       next_state: state after a token; the last state is absorbing and means: seen.

@@ -10,7 +10,7 @@ from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.evaluation.samples import Decoder, batches, cells_of, draw, subset
 from bacr_jax.evaluation.summary import Summary, graded, summarise
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.rollout.engine import RolloutSpec
+from bacr_jax.rollout import RolloutSpec
 
 
 def evaluate_set(

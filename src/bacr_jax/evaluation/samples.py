@@ -21,9 +21,7 @@ from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.grading import LENIENT
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
-from bacr_jax.rollout.engine import RolloutSpec
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import RolloutSpec, generate, sampling_params
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -227,7 +225,6 @@ def draw(
         else sampling_params(config.temperature, config.top_p),
         phi_of=decoder.phi_of,
         rows=rows.astype(np.int32),
-        truncated=not greedy and config.top_p < 1.0,
         poll=poll,
     )
     trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))

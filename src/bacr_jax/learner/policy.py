@@ -19,7 +19,7 @@ from bacr_jax.model.hf import check_folder, load_policy, read_config
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape
-from bacr_jax.rollout.engine import RolloutSpec
+from bacr_jax.rollout import RolloutSpec
 
 Params = dict[str, Any]
 

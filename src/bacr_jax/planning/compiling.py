@@ -347,12 +347,10 @@ class Programs:
 
         from bacr_jax import parallel
         from bacr_jax.model.kv_cache import decode_params
-        from bacr_jax.rollout import decode as decoding
+        from bacr_jax.rollout import trunks
 
-        spec, mesh = (
-            self.policy.evaluation,
-            parallel.decode_mesh(self.mesh, self.layout.decode_tensor),
-        )
+        mesh = parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
+        spec = dataclasses.replace(self.policy.evaluation, mesh=mesh)
         conditioned = spec.conditioning is not None
         copy = jax.eval_shape(
             functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned),
@@ -363,13 +361,12 @@ class Programs:
             phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
         width = self.config.data.max_prompt_tokens
         slots = functools.partial(
-            decoding.empty,
-            config=spec.config,
+            trunks.free_slots,
+            spec=spec.decode,
             slots=spec.slots,
             prompt_width=width,
             max_new=spec.max_thinking,
             length=width + spec.max_thinking,
-            dtype=spec.dtype,
         )
         state = jax.eval_shape(lambda phi: slots(phi=phi), phi)
         over = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
@@ -381,16 +378,14 @@ class Programs:
             cache=self._laid_out(state.cache, over(by_row, tensor)),
             phi=self._laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
         )
-        return decoding.decode_chunk.lower(
+        return trunks.decode_trunks.lower(
             self._laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
             sharded,
             self._whole(self.key, mesh),
             self._whole(self._rules(), mesh),
             self._whole(self._sampler(), mesh),
-            config=spec.config,
+            spec=spec.decode,
             num_steps=spec.chunk,
-            conditioning=spec.conditioning,
-            mesh=mesh,
         )
 
     def _rules(self) -> Any:
@@ -415,7 +410,7 @@ class Programs:
     def _sampler(self) -> Any:
         import jax
 
-        from bacr_jax.rollout.sampling import sampling_params
+        from bacr_jax.rollout import sampling_params
 
         return jax.eval_shape(lambda: sampling_params(1.0))
 

@@ -1,1 +1,9 @@
 """Sampling of trunks and branches."""
+
+from bacr_jax.rollout.rollouts import Rollout as Rollout
+from bacr_jax.rollout.rollouts import generate as generate
+from bacr_jax.rollout.rollouts import precompile as precompile
+from bacr_jax.rollout.sampling import SamplingParams as SamplingParams
+from bacr_jax.rollout.sampling import sampling_params as sampling_params
+from bacr_jax.rollout.spec import DecodeSpec as DecodeSpec
+from bacr_jax.rollout.spec import RolloutSpec as RolloutSpec

@@ -15,14 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax import parallel
-from bacr_jax.config import ConditioningConfig
 from bacr_jax.data.decode_rules import DecodeRules
-from bacr_jax.model import attention, qwen2
+from bacr_jax.model import attention
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
-from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.rollout.decode import layer_phi, next_logits, shard
-from bacr_jax.rollout.sampling import SamplingParams, draw, row_keys
+from bacr_jax.rollout.decode import Phi, count_tokens, draw_tokens, next_logits, shard_rows
+from bacr_jax.rollout.sampling import SamplingParams, row_keys
+from bacr_jax.rollout.spec import DecodeSpec
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 
 
@@ -58,7 +56,7 @@ class BranchState:
     logprobs: Float[Array, "B M T"]
     rows: Int[Array, "B"]
     source: Int[Array, "B M"]
-    phi: Float[Array, "B D"] | Float[Array, "L B D"] | None
+    phi: Phi
 
 
 def first_equal(cuts: Int[Array, "B M"]) -> Int[Array, "B M"]:
@@ -73,11 +71,10 @@ def open_branches(
     rows: Int[Array, "B"],
     rules: DecodeRules,
     *,
-    config: Qwen2Config,
+    spec: DecodeSpec,
     answer_tokens: int,
-    dtype: Any,
     share: bool = True,
-    phi: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
+    phi: Phi = None,
     real: Bool[Array, "B"] | None = None,
 ) -> BranchState:
     """Places a suffix at every cut.
@@ -90,9 +87,8 @@ def open_branches(
       cuts: thinking tokens kept at each cut (larger than the thinking: all of it).
       rows: global row ids.
       rules: vocabulary facts.
-      config: model shape.
+      spec: model shape and compute type.
       answer_tokens: most sampled tokens per answer.
-      dtype: compute type of the cache.
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
       phi: budget embedding of the trunks.
@@ -103,21 +99,16 @@ def open_branches(
     width = rules.suffix_length + answer_tokens
     kept = jnp.minimum(cuts, trunks.thinking[:, None])
     whole = (kept == trunks.thinking[:, None]) & (trunks.close == CLOSED_BY_TAG)[:, None]
-    context = trunks.prompt_lengths[:, None] + jnp.where(whole, trunks.sampled[:, None], kept)
     pad = lambda ids: jnp.zeros(width, jnp.int32).at[: ids.shape[0]].set(ids)
-    tokens = jnp.where(whole[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix))
-    suffix = jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0])
     own = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (b, m))
     source = first_equal(kept) if share else own
-    shape = (b, m, config.num_kv_heads, width, config.head_dim)
     idle = source != own
-    empty = lambda: LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     zeros = jnp.zeros((b, m), jnp.int32)
     return BranchState(
-        cache=tuple(empty() for _ in range(config.num_layers)),
-        tokens=tokens,
-        context=context,
-        forced=suffix,
+        cache=_own_cache(spec, (b, m), width),
+        tokens=jnp.where(whole[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix)),
+        context=trunks.prompt_lengths[:, None] + jnp.where(whole, trunks.sampled[:, None], kept),
+        forced=jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0]),
         sampled=zeros,
         matched=zeros,
         ended=idle if real is None else idle | ~real[:, None],
@@ -130,94 +121,89 @@ def open_branches(
     )
 
 
-def step(
+def _own_cache(spec: DecodeSpec, cuts: tuple[int, int], width: int) -> tuple[LayerCache, ...]:
+    """Zeroed keys and values of `width` tokens of every branch, per layer."""
+    shape = (*cuts, spec.config.num_kv_heads, width, spec.config.head_dim)
+    layer = lambda: LayerCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
+    return tuple(layer() for _ in range(spec.config.num_layers))
+
+
+def feed_branches(
+    params: DecodeParams,
+    trunk_cache: tuple[LayerCache, ...],
+    state: BranchState,
+    at: Int[Array, ""],
+    *,
+    spec: DecodeSpec,
+) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
+    """Runs token `at` of every branch against its trunk up to its cut and its own tokens.
+
+    Returns:
+      Logits of token `at + 1` of the B M branches (fp32), and their own caches with token `at`.
+    """
+    b, m, width = state.tokens.shape
+    sees_trunk = jnp.arange(trunk_cache[0].k.shape[2]) < state.context[:, :, None]
+    sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
+    flat = lambda x: x.reshape(b * m, -1, *x.shape[3:])
+
+    def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+            old, new[:, :, :, None], at, axis=3
+        )
+        own = LayerCache(put(state.cache[index].k, k), put(state.cache[index].v, v))
+        trunk = trunk_cache[index]
+        over_trunk = attention.cached_attention(q, trunk.k, trunk.v, sees_trunk)
+        over_own = attention.cached_attention(
+            q.reshape(b * m, 1, *q.shape[2:]), flat(own.k), flat(own.v), sees_own
+        )
+        over_own = jax.tree.map(lambda x: x.reshape(b, m, *x.shape[2:]), over_own)
+        return attention.merge([over_trunk, over_own], q.dtype), own
+
+    token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
+    return next_logits(params, token, state.context + at, attend, spec=spec, phi=state.phi)
+
+
+def branch_step(
     params: DecodeParams,
     trunk_cache: tuple[LayerCache, ...],
     state: BranchState,
     at: Int[Array, ""],
     key: Array,
     *,
-    config: Qwen2Config,
+    spec: DecodeSpec,
     rules: DecodeRules,
     sampling: SamplingParams,
-    conditioning: ConditioningConfig | None = None,
-    truncated: bool = False,
 ) -> BranchState:
     """Feeds token `at` of every branch and samples token `at + 1` where the suffix is over."""
-    b, m, width = state.tokens.shape
-    token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
-    x = params.embed[token]
-    positions = state.context + at
-    by = qwen2.rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    sees_trunk = jnp.arange(trunk_cache[0].k.shape[2]) < state.context[:, :, None]
-    sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
-    written = []
-    for index, layer in enumerate(params.layers):
-
-        def attend(q: Array, k: Array, v: Array, index: int = index) -> tuple[Array, LayerCache]:
-            put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-                old, new[:, :, :, None], at, axis=3
-            )
-            own = LayerCache(put(state.cache[index].k, k), put(state.cache[index].v, v))
-            trunk = trunk_cache[index]
-            over_trunk = attention.cached_attention(q, trunk.k, trunk.v, sees_trunk)
-            flat = lambda a: a.reshape(b * m, -1, *a.shape[3:])
-            over_own = attention.cached_attention(
-                q.reshape(b * m, 1, *q.shape[2:]), flat(own.k), flat(own.v), sees_own
-            )
-            over_own = jax.tree.map(lambda a: a.reshape(b, m, *a.shape[2:]), over_own)
-            return attention.merge([over_trunk, over_own], q.dtype), own
-
-        x, entry = qwen2.apply_block(
-            layer,
-            x,
-            by,
-            attend,
-            config=config,
-            phi=layer_phi(state.phi, index),
-            gate=params.gates[index] if params.gates else None,
-            conditioning=conditioning,
-        )
-        written.append(entry)
-    logits = next_logits(params, x.reshape(b * m, -1), config)
+    b, m, _ = state.tokens.shape
+    logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
     cut_keys = [row_keys(key, state.rows, state.sampled[:, j], 1 + j) for j in range(m)]
-    keys = jnp.stack(cut_keys, axis=1).reshape(b * m)
-    drawn, logprob = draw(
-        keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens, truncated=truncated
+    drawn = draw_tokens(
+        jnp.stack(cut_keys, axis=1).reshape(b * m),
+        logits,
+        ~state.ended & (at + 1 >= state.forced),
+        state.matched,
+        rules.answer_close,
+        rules=rules,
+        sampling=sampling,
     )
-    drawn, logprob = drawn.reshape(b, m), logprob.reshape(b, m)
-
-    due = ~state.ended & (at + 1 >= state.forced)
-    broken = due & ~jnp.isfinite(logprob)
-    live = due & ~broken
-    matched = jnp.where(live, rules.answer_close.next_state[state.matched, drawn], state.matched)
-    closed = live & ((matched == rules.answer_close.accept) | rules.eos[drawn])
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)
     tokens = jax.lax.dynamic_update_slice_in_dim(
-        state.tokens, jnp.where(live, drawn, following)[..., None], at + 1, axis=2
+        state.tokens, jnp.where(drawn.live, drawn.token, following)[..., None], at + 1, axis=2
     )
     capacity = state.logprobs.shape[2]
-    slot = jnp.where(live, state.sampled, capacity)[..., None] == jnp.arange(capacity)
-    sampled = state.sampled + live
+    slot = jnp.where(drawn.live, state.sampled, capacity)[..., None] == jnp.arange(capacity)
     return dataclasses.replace(
-        state,
-        cache=tuple(written),
+        count_tokens(state, drawn, capacity),
+        cache=cache,
         tokens=tokens,
-        sampled=sampled,
-        matched=matched,
-        finished=state.finished | closed,
-        ended=state.ended | broken | closed | (sampled >= capacity),
-        broken=state.broken | broken,
-        logprobs=jnp.where(slot, logprob[..., None], state.logprobs),
+        finished=state.finished | drawn.by_tag | drawn.by_eos,
+        logprobs=jnp.where(slot, drawn.logprob[..., None], state.logprobs),
     )
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("config", "num_steps", "conditioning", "truncated", "mesh"),
-    donate_argnames=("state",),
-)
-def branch_chunk(
+@functools.partial(jax.jit, static_argnames=("spec", "num_steps"), donate_argnames=("state",))
+def decode_branches(
     params: DecodeParams,
     trunk_cache: tuple[LayerCache, ...],
     state: BranchState,
@@ -226,27 +212,21 @@ def branch_chunk(
     rules: DecodeRules,
     sampling: SamplingParams,
     *,
-    config: Qwen2Config,
+    spec: DecodeSpec,
     num_steps: int,
-    conditioning: ConditioningConfig | None = None,
-    truncated: bool = False,
-    mesh: parallel.AnyMesh | None = None,
 ) -> BranchState:
-    """Steps `start` .. `start + num_steps - 1` of every branch; the trunks' cache is only read."""
-    advance = functools.partial(
-        step,
-        params,
-        trunk_cache,
-        key=key,
-        config=config,
-        rules=rules,
-        sampling=sampling,
-        conditioning=conditioning,
-        truncated=truncated,
-    )
-    advanced: BranchState = jax.lax.fori_loop(
-        0, num_steps, lambda i, s: shard(advance(s, start + i), mesh), state
-    )
+    """Steps `start` .. `start + num_steps - 1` of every branch; see `trunks.decode_trunks`.
+
+    The state is donated, the trunks' cache only read.
+    """
+
+    def advance(i: Array, state: BranchState) -> BranchState:
+        state = branch_step(
+            params, trunk_cache, state, start + i, key, spec=spec, rules=rules, sampling=sampling
+        )
+        return shard_rows(state, spec.mesh)
+
+    advanced: BranchState = jax.lax.fori_loop(0, num_steps, advance, state)
     return advanced
 
 

@@ -1,26 +1,22 @@
-"""Slots, caches and answers on the device: the phases that `generate` puts in order."""
+"""Slots, caches and answers on the device: the phases that `rollouts` puts in order."""
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int
 
 from bacr_jax import parallel
-from bacr_jax.config import ConditioningConfig
 from bacr_jax.data.decode_rules import DecodeRules
-from bacr_jax.errors import UserError
-from bacr_jax.model import attention
-from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
-from bacr_jax.rollout import decode
+from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.sampling import SamplingParams
-from bacr_jax.rollout.scheduler import sizes, smallest_holding
+from bacr_jax.rollout.scheduler import smallest_holding
+from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
 
 PhiOf = Callable[[jax.Array], jax.Array]
@@ -28,61 +24,35 @@ PhiOf = Callable[[jax.Array], jax.Array]
 # Prompts are prefilled at a multiple of this width.
 _PROMPT_STEP = 128
 
-_prefill = jax.jit(
-    decode.prefill, static_argnames=("config", "conditioning", "implementation", "mesh")
+_free_slots = jax.jit(
+    trunking.free_slots,
+    static_argnames=("spec", "slots", "prompt_width", "max_new", "length"),
 )
-_insert = jax.jit(decode.insert, static_argnames=("mesh",), donate_argnums=(0,))
-_take = jax.jit(decode.take, static_argnames=("mesh",))
-_empty = jax.jit(
-    decode.empty,
-    static_argnames=("config", "slots", "prompt_width", "max_new", "length", "dtype", "mesh"),
-)
+_prefill_prompts = jax.jit(trunking.prefill_prompts, static_argnames=("spec",))
+_insert_rows = jax.jit(trunking.insert_rows, static_argnames=("mesh",), donate_argnums=(0,))
+_take_slots = jax.jit(trunking.take_slots, static_argnames=("mesh",))
+_trunks_of = jax.jit(trunking.trunks_of)
 _open_branches = jax.jit(
-    branching.open_branches, static_argnames=("config", "answer_tokens", "dtype", "share")
+    branching.open_branches, static_argnames=("spec", "answer_tokens", "share")
 )
 _branches_of = jax.jit(branching.branches_of)
-_trunks_of = jax.jit(decode.trunks_of)
 
 
 @dataclass(frozen=True)
-class RolloutSpec:
-    """Everything about a rollout that fixes a compiled shape.
+class OpenBranches:
+    """Branches of some slots, and what they read.
 
     Attributes:
-      config: model shape.
-      conditioning: how phi joins the stream; None for the plain model.
-      max_thinking: largest budget, width of the thinking buffers.
-      answer_tokens: most sampled tokens per answer.
-      answers: independent answers at each cut. With one, cuts at the same place share it; several
-        are drawn for every cut, as AnytimeReasoner does.
-      slots: rows decoded together.
-      chunk: tokens per call of the inner loop.
-      windows: lengths that caches may have; more of them read less and compile longer.
-      refill: share of the slots that must have ended before they are answered and refilled; a small
-        share keeps slots busy, a large one answers more rows at once.
-      dtype: compute type.
-      implementation: attention of the prefill.
-      mesh: devices over which slots are spread; None for one device.
+      trunk_cache: keys and values of the trunks, per layer.
+      trunks: the trunks.
+      state: the branches.
+      places: place of each slot among the trunks.
     """
 
-    config: Qwen2Config
-    conditioning: ConditioningConfig | None
-    max_thinking: int
-    answer_tokens: int
-    slots: int
-    chunk: int = 16
-    windows: int = 4
-    refill: float = 0.25
-    dtype: Any = jnp.float32
-    implementation: attention.Implementation = "xla"
-    answers: int = 1
-    mesh: parallel.AnyMesh | None = None
-
-
-def cache_lengths(spec: RolloutSpec, prompt_width: int) -> list[int]:
-    """Lengths that caches may have, ascending; the last one holds every row."""
-    total = prompt_width + spec.max_thinking
-    return sorted({-(-total * part // spec.windows) for part in range(1, spec.windows + 1)})
+    trunk_cache: tuple[LayerCache, ...]
+    trunks: Trunks
+    state: branching.BranchState
+    places: Int[np.ndarray, "n"]
 
 
 def prompt_widths(prompt_width: int) -> list[int]:
@@ -90,20 +60,16 @@ def prompt_widths(prompt_width: int) -> list[int]:
     return [*range(_PROMPT_STEP, prompt_width, _PROMPT_STEP), prompt_width]
 
 
-def batch_sizes(spec: RolloutSpec) -> list[int]:
-    """Numbers of rows that are admitted or answered at once."""
-    shards = 1 if spec.mesh is None else parallel.row_shards(spec.mesh)
-    if spec.slots % shards:
-        nearest = max(round(spec.slots / shards), 1) * shards
-        raise UserError(
-            f"rollout.slots={spec.slots}: can't be split evenly over {shards} devices; write "
-            f"rollout.slots={nearest}"
-        )
-    return sizes(spec.slots, spec.refill, shards)
-
-
 class Engine:
-    """Compiled pieces around one state; every method is one phase of `generate`."""
+    """Compiled pieces around the state of the slots; every method is one phase of a rollout.
+
+    Attributes:
+      spec: shapes.
+      prompts: all prompts, on the host.
+      width: of the prompts.
+      lengths: lengths that the caches may have, ascending.
+      sizes: numbers of rows that are prefilled or answered at once, ascending.
+    """
 
     def __init__(
         self,
@@ -115,92 +81,115 @@ class Engine:
         rules: DecodeRules,
         sampling: SamplingParams,
         phi_of: PhiOf | None,
-        truncated: bool,
     ):
-        mesh = spec.mesh
-        if mesh is not None:
-            everywhere = parallel.replicated(mesh)
+        """Free slots; arguments as for `rollouts.generate`."""
+        if spec.mesh is not None:
+            everywhere = parallel.replicated(spec.mesh)
             key, rules, sampling = parallel.place((key, rules, sampling), everywhere)
-        self.params, self.prompts, self.key = params, jax.tree.map(np.asarray, prompts), key
-        self.spec, self.rules, self.sampling, self.phi_of = spec, rules, sampling, phi_of
+        self.spec = spec
+        self.prompts = jax.tree.map(np.asarray, prompts)
         self.width = self.prompts.tokens.shape[1]
-        self.lengths = cache_lengths(spec, self.width)
-        self.sizes = batch_sizes(spec)
-        self.model = {"config": spec.config, "conditioning": spec.conditioning, "mesh": mesh}
-        self.statics = {**self.model, "truncated": truncated}
-        self.state = _empty(
-            config=spec.config,
+        self.lengths = spec.cache_lengths(self.width)
+        self.sizes = spec.batch_sizes()
+        self._params, self._phi_of, self._key = params, phi_of, key
+        self._rules, self._sampling = rules, sampling
+        self._state = _free_slots(
+            spec=spec.decode,
             slots=spec.slots,
             prompt_width=self.width,
             max_new=spec.max_thinking,
             length=self.lengths[0],
-            dtype=spec.dtype,
-            phi=self.phi(np.zeros(spec.slots, np.int32)),
-            mesh=mesh,
+            phi=self._phi(np.zeros(spec.slots, np.int32)),
         )
 
-    def phi(self, budgets: np.ndarray) -> jax.Array | None:
+    def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
         """Embeds each row's budget; zero, so that nothing is added, for a row without one."""
-        if self.phi_of is None:
+        if self._phi_of is None:
             return None
-        phi = self.phi_of(np.maximum(budgets, 0))
+        phi = self._phi_of(np.maximum(budgets, 0))
         return phi if (budgets >= 0).all() else phi * (budgets >= 0)[:, None]
 
     @property
     def length(self) -> int:
         """Positions of the caches now."""
-        return self.state.cache[0].k.shape[2]
+        return self._state.cache[0].k.shape[2]
 
-    def fit(self, positions: int) -> None:
+    @property
+    def answer_steps(self) -> tuple[int, int]:
+        """Steps of a whole answer, and of one chunk."""
+        total = self._rules.suffix_length + self.spec.answer_tokens - 1
+        return total, min(self.spec.chunk, total)
+
+    def fit_caches(self, positions: int) -> None:
         """Makes the caches as long as the next chunk needs."""
         length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
         if length != self.length:
-            self.state = decode.resize(self.state, length)
+            self._state = trunking.resize_caches(self._state, length)
 
-    def enter(self, rows: np.ndarray, slots: np.ndarray, ids: np.ndarray, told: np.ndarray) -> None:
-        """Prefills `rows` of the prompts into `slots`."""
-        spec = self.spec
+    def prefill(
+        self,
+        rows: Int[np.ndarray, "n"],
+        slots: Int[np.ndarray, "n"],
+        ids: Int[np.ndarray, "B"],
+        budgets: Int[np.ndarray, "B"],
+    ) -> None:
+        """Prefills `rows` of the prompts into `slots`, and waits until they are there.
+
+        Args:
+          rows: indices of prompts.
+          slots: where each goes.
+          ids: global row ids of all prompts.
+          budgets: of all prompts, or NO_BUDGET.
+        """
         pad = smallest_holding(self.sizes, len(rows)) - len(rows)
         taken = np.concatenate([rows, np.repeat(rows[:1], pad)])
         prompts = jax.tree.map(lambda x: x[taken], self.prompts)
         width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        budgets = told[taken]
-        limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets).astype(np.int32)
-        arrivals = _prefill(
-            self.params,
-            prompts,
-            phi=self.phi(budgets),
-            implementation=spec.implementation,
-            **self.model,
+        told = budgets[taken]
+        limits = np.where(told == NO_BUDGET, self.spec.max_thinking, told).astype(np.int32)
+        prefilled = _prefill_prompts(
+            self._params, prompts, phi=self._phi(told), spec=self.spec.decode
         )
-        nowhere = np.full(pad, spec.slots)
+        nowhere = np.full(pad, self.spec.slots)
         where = np.concatenate([slots, nowhere]).astype(np.int32)
-        self.state = _insert(
-            self.state, arrivals, prompts, limits, ids[taken], where, mesh=spec.mesh
+        self._state = _insert_rows(
+            self._state, prefilled, prompts, limits, ids[taken], where, mesh=self.spec.mesh
         )
+        jax.block_until_ready(self._state.ended)
 
-    def step(self) -> None:
+    def decode(self) -> None:
         """One chunk of every slot."""
-        self.state = decode.decode_chunk(
-            self.params,
-            self.state,
-            self.key,
-            self.rules,
-            self.sampling,
+        self._state = trunking.decode_trunks(
+            self._params,
+            self._state,
+            self._key,
+            self._rules,
+            self._sampling,
+            spec=self.spec.decode,
             num_steps=self.spec.chunk,
-            **self.statics,
         )
 
-    def open(
-        self, slots: np.ndarray, cuts: np.ndarray
-    ) -> tuple[Any, Trunks, branching.BranchState, np.ndarray]:
-        """Bridges at every cut of the rows in `slots`.
+    def progress(
+        self,
+    ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
+        """Of each slot, on the host: has it ended, is it broken, how many tokens has it sampled."""
+        return to_host((self._state.ended, self._state.broken, self._state.sampled))
 
-        Returns:
-          The trunks' caches, the trunks, the branches, and the place of each slot among them.
-        """
-        spec = self.spec
+    def tokens(self) -> Int[np.ndarray, "slots S"]:
+        """Prompt and sampled tokens of each slot, on the host."""
+        return to_host(self._state.tokens)
+
+    def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
+        """Thinking of the rows in `slots`, on the host."""
+        trunks: Trunks = jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self._state)))
+        return trunks
+
+    def open_branches(
+        self, slots: Int[np.ndarray, "n"], cuts: Int[np.ndarray, "n M"]
+    ) -> OpenBranches:
+        """Suffixes at every cut of the rows in `slots`."""
+        spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.
         cuts = np.tile(cuts, spec.answers)
@@ -209,67 +198,55 @@ class Engine:
         spread = np.zeros((size, cuts.shape[1]), np.int32)
         if size == spec.slots:
             # All slots in their order: their caches are read where they are.
-            places, cache, phi = slots, self.state.cache, self.state.phi
-            trunks, rows = _trunks_of(self.state), self.state.rows
+            places, cache, phi = slots, state.cache, state.phi
+            trunks, rows = _trunks_of(state), state.rows
         else:
             places = np.arange(len(slots))
             index = np.zeros(size, np.int32)
             index[places] = slots
-            cache, trunks, phi = _take(self.state, index, mesh=spec.mesh)
-            rows = self.state.rows[index]
+            cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
+            rows = state.rows[index]
         real[places], spread[places] = True, cuts
         opened = _open_branches(
             trunks,
             spread,
             rows,
-            self.rules,
-            config=spec.config,
+            self._rules,
+            spec=spec.decode,
             answer_tokens=spec.answer_tokens,
-            dtype=spec.dtype,
             share=spec.answers == 1,
             phi=phi,
             real=real,
         )
-        return cache, trunks, opened, places
+        return OpenBranches(cache, trunks, opened, places)
 
-    def answer_chunk(
-        self, cache: Any, opened: branching.BranchState, start: int, steps: int
-    ) -> branching.BranchState:
-        """Steps `start` .. `start + steps - 1` of every branch."""
-        branches: branching.BranchState = branching.branch_chunk(
-            self.params,
-            cache,
-            opened,
+    def decode_branches(self, opened: OpenBranches, start: int) -> OpenBranches:
+        """One chunk of every branch, from step `start`; the branches given are used up."""
+        state = branching.decode_branches(
+            self._params,
+            opened.trunk_cache,
+            opened.state,
             np.int32(start),
-            self.key,
-            self.rules,
-            self.sampling,
-            num_steps=steps,
-            **self.statics,
+            self._key,
+            self._rules,
+            self._sampling,
+            spec=self.spec.decode,
+            num_steps=self.answer_steps[1],
         )
-        return branches
+        return dataclasses.replace(opened, state=state)
 
-    @property
-    def answer_steps(self) -> tuple[int, int]:
-        """Steps of a whole answer, and of one chunk."""
-        total = self.rules.suffix_length + self.spec.answer_tokens - 1
-        return total, min(self.spec.chunk, total)
+    def answers(self, opened: OpenBranches) -> Branches:
+        """Answers of the slots' branches, on the host; those at one cut stand side by side."""
+        branches: Branches = jax.tree.map(
+            lambda x: x[opened.places], to_host(_branches_of(opened.state))
+        )
+        answers = self.spec.answers
+        if answers == 1:
+            return branches
+        rows, count = branches.source.shape
 
-    def trunks(self, slots: np.ndarray) -> Trunks:
-        """Thinking of the rows in `slots`, on the host."""
-        found: Trunks = jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self.state)))
-        return found
+        def by_cut(x: np.ndarray) -> np.ndarray:
+            split = x.reshape(rows, answers, count // answers, *x.shape[2:])
+            return split.swapaxes(1, 2).reshape(x.shape)
 
-
-def answers_of(opened: branching.BranchState, places: np.ndarray, answers: int) -> Branches:
-    """Answers of the branches at `places`, on the host; those at one cut stand side by side."""
-    found: Branches = jax.tree.map(lambda x: x[places], to_host(_branches_of(opened)))
-    if answers == 1:
-        return found
-    rows, branches = found.source.shape
-
-    def by_cut(x: np.ndarray) -> np.ndarray:
-        split = x.reshape(rows, answers, branches // answers, *x.shape[2:])
-        return split.swapaxes(1, 2).reshape(x.shape)
-
-    return dataclasses.replace(jax.tree.map(by_cut, found), source=found.source)
+        return dataclasses.replace(jax.tree.map(by_cut, branches), source=branches.source)

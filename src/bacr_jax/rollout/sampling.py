@@ -3,11 +3,12 @@
 import chex
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.types import pytree
 
-_ILLEGAL = -1e30
+_DISALLOWED = -1e30
 
 # Vocabulary entries per block of `categorical`; about the root of real vocabularies.
 _BLOCK = 256
@@ -15,22 +16,30 @@ _BLOCK = 256
 
 @pytree
 class SamplingParams:
-    """How tokens are drawn.
+    """How tokens are drawn; `sampling_params` makes it from numbers.
 
     Attributes:
       temperature: divides the logits; 0 takes the most likely token.
-      top_p: nucleus mass, 1 keeps everything (only read by the truncated variant).
-      top_k: number of candidates kept, 0 keeps everything (only read by the truncated variant).
+      top_p: nucleus mass, 1 keeps everything.
+      top_k: number of candidates kept, 0 keeps everything.
+      truncated: top-p and top-k are applied; static, since the sort that they take costs time on
+        large vocabularies.
     """
 
     temperature: Float[Array, ""]
     top_p: Float[Array, ""]
     top_k: Int[Array, ""]
+    truncated: bool = struct.field(pytree_node=False)
 
 
 def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:
-    """A `SamplingParams` from Python numbers."""
-    return SamplingParams(jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k))
+    """A `SamplingParams` from Python numbers, truncated where they cut anything off."""
+    return SamplingParams(
+        jnp.float32(temperature),
+        jnp.float32(top_p),
+        jnp.int32(top_k),
+        truncated=top_p < 1 or top_k > 0,
+    )
 
 
 def truncate(scores: Float[Array, "R V"], sampling: SamplingParams) -> Float[Array, "R V"]:
@@ -49,7 +58,7 @@ def truncate(scores: Float[Array, "R V"], sampling: SamplingParams) -> Float[Arr
     lowest = jnp.take_along_axis(ordered, count - 1, axis=-1)
     above, tied = scores > lowest, scores == lowest
     room = count - above.sum(-1, keepdims=True)
-    return jnp.where(above | (tied & (jnp.cumsum(tied, axis=-1) <= room)), scores, _ILLEGAL)
+    return jnp.where(above | (tied & (jnp.cumsum(tied, axis=-1) <= room)), scores, _DISALLOWED)
 
 
 def first_reaching(
@@ -103,13 +112,12 @@ def categorical(
     return token, (chosen - top)[:, 0] - jnp.log(total)
 
 
-def draw(
+def sample_tokens(
     keys: Array,
     logits: Float[Array, "R V"],
     *,
     sampling: SamplingParams,
     allowed_tokens: Bool[Array, "V"],
-    truncated: bool = False,
 ) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """One token per row.
 
@@ -118,7 +126,6 @@ def draw(
       logits: raw scores, fp32.
       sampling: temperature and truncation.
       allowed_tokens: ids that may be drawn.
-      truncated: apply top-k and top-p (static: the sort costs time on large vocabularies).
 
     Returns:
       Token ids and their log-probability (nats) under the distribution drawn from, which for
@@ -127,9 +134,9 @@ def draw(
     chex.assert_rank([logits, allowed_tokens], [2, 1])
     greedy = sampling.temperature == 0
     scaled = jnp.where(
-        allowed_tokens, logits / jnp.where(greedy, 1.0, sampling.temperature), _ILLEGAL
+        allowed_tokens, logits / jnp.where(greedy, 1.0, sampling.temperature), _DISALLOWED
     )
-    if truncated:
+    if sampling.truncated:
         scaled = truncate(scaled, sampling)
     random, logprob = categorical(keys, scaled)
     # The first of the largest; two plain reductions are several times faster than argmax on CPUs.

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Int
 FREE = -1
 
 
-def sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
-    """Numbers of rows that are admitted or answered at once; each is compiled once.
+def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
+    """Numbers of rows that are prefilled or answered at once; each is compiled once.
 
     Args:
       slots: rows decoded together.
@@ -26,11 +26,11 @@ def sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
       The smallest batch, doubled up to half of the slots, and all slots.
     """
     smallest = max(round(slots * share / multiple), 1) * multiple
-    found = []
+    sizes = []
     while smallest <= slots // 2:
-        found.append(smallest)
+        sizes.append(smallest)
         smallest *= 2
-    return [*found, slots]
+    return [*sizes, slots]
 
 
 def smallest_holding(candidates: Sequence[int], count: int) -> int:
@@ -42,7 +42,7 @@ class Scheduler:
     """Rows waiting, and the row in each slot.
 
     Attributes:
-      occupant: row in each slot, FREE where none is.
+      slot_row: row in each slot, FREE where none is.
     """
 
     def __init__(self, budgets: Int[np.ndarray, "B"], slots: int, batch_sizes: Sequence[int]):
@@ -51,39 +51,39 @@ class Scheduler:
         Args:
           budgets: most tokens each row can sample.
           slots: rows decoded together.
-          batch_sizes: from `sizes`.
+          batch_sizes: numbers of rows answered at once, ascending.
         """
         self.waiting = list(np.argsort(-budgets, kind="stable"))
-        self.occupant = np.full(slots, FREE, np.int64)
+        self.slot_row = np.full(slots, FREE, np.int64)
         self.batch_sizes = batch_sizes
 
     @property
     def occupied(self) -> Bool[np.ndarray, "slots"]:
         """Slots that hold a row."""
-        return self.occupant != FREE
+        return self.slot_row != FREE
 
     @property
     def done(self) -> bool:
         """No row waits and none is in a slot."""
         return not self.waiting and not self.occupied.any()
 
-    def enter(self) -> tuple[np.ndarray, np.ndarray]:
+    def assign(self) -> tuple[np.ndarray, np.ndarray]:
         """Waiting rows and the free slots they go to, as many as there are of both."""
         free = np.flatnonzero(~self.occupied)[: len(self.waiting)]
         rows = np.array(self.waiting[: len(free)], np.int64)
         del self.waiting[: len(free)]
-        self.occupant[free] = rows
+        self.slot_row[free] = rows
         return rows, free
 
-    def ripe(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
+    def ready(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
         """Slots to answer and free now: none, unless enough have ended or nothing else is left."""
         finished = np.flatnonzero(self.occupied & ended)
         everything = not (self.occupied & ~ended).any()
         enough = bool(self.waiting) and len(finished) >= self.batch_sizes[0]
         return finished if everything or enough else finished[:0]
 
-    def leave(self, slots: np.ndarray) -> np.ndarray:
+    def release(self, slots: np.ndarray) -> np.ndarray:
         """Frees slots; returns the rows that sat there."""
-        rows = self.occupant[slots]
-        self.occupant[slots] = FREE
+        rows = self.slot_row[slots]
+        self.slot_row[slots] = FREE
         return rows

@@ -17,8 +17,7 @@ from bacr_jax import curriculum
 from bacr_jax.config import CurriculumConfig
 from bacr_jax.curriculum import CurriculumState, difficulty
 from bacr_jax.curriculum.difficulty import DifficultyPosterior
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import generate, sampling_params
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.run import Run, RunState
 

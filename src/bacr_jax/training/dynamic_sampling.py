@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.methods import DynamicSampling, GroupBatch
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout import Rollout
 from bacr_jax.types import Prompts, pytree
 
 # Counters of a rollout that are counts or seconds.

@@ -17,8 +17,7 @@ from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import GroupBatch, Method
-from bacr_jax.rollout.generate import Rollout, generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import Rollout, generate, sampling_params
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.run import Run
 from bacr_jax.types import CLOSED_BY_BUDGET, Prompts, pytree

@@ -16,7 +16,7 @@ from bacr_jax.curriculum import CurriculumState
 from bacr_jax.data.environment import Environment
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.rollout.generate import Rollout
+from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import append_line
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
 from bacr_jax.training.run import Run, RunState

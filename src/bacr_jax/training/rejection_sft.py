@@ -20,8 +20,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.methods import RejectionSFT
-from bacr_jax.rollout.generate import Rollout, generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import Rollout, generate, sampling_params
 from bacr_jax.types import CLOSED_BY_TAG
 
 Params = dict[str, Any]

@@ -21,9 +21,8 @@ from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method
-from bacr_jax.rollout.engine import RolloutSpec
-from bacr_jax.rollout.generate import precompile as precompile_rollout
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import RolloutSpec, sampling_params
+from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.types import pytree
 
 

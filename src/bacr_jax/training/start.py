@@ -14,8 +14,7 @@ from bacr_jax.data.prompts import format_for
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
 from bacr_jax.learner import policy as policies
 from bacr_jax.oom import phase_memory
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import generate, sampling_params
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.rejection_sft import rejection_sft

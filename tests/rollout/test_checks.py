@@ -2,36 +2,29 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import NO_BUDGET
-from rollout_world import VOCAB, make_prompts, make_rules
+from rollout_world import VOCAB, make_prompts, make_rules, no_cuts
+
+IDS = np.array([70, 71, 72])
 
 
-def roll(world, *, prompts=None, budgets=(4, 5, 6), cuts=None, rules=None, params=None, **kwargs):
-    return generate(
-        params or world.decode,
-        make_prompts([2, 3, 1], 3) if prompts is None else prompts,
-        np.array(budgets),
-        np.ones((3, 1), int) if cuts is None else cuts,
-        jax.random.key(0),
-        spec=kwargs.pop("spec", world.spec()),
-        rules=rules or make_rules(),
-        sampling=sampling_params(1.0),
-        phi_of=world.phi_of,
-        rows=np.array([70, 71, 72]),
-        **kwargs,
+def roll(world, *, prompts=None, budgets=(4, 5, 6), cuts=None, **changes):
+    return world.roll(
+        make_prompts([2, 3, 1], 5) if prompts is None else prompts,
+        budgets,
+        cuts=no_cuts(3) if cuts is None else np.array(cuts),
+        rows=IDS,
+        **changes,
     )
 
 
 def with_lengths(*lengths):
-    return dataclasses.replace(make_prompts([2, 3, 1], 3), lengths=np.array(lengths))
+    return dataclasses.replace(make_prompts([2, 3, 1], 5), lengths=np.array(lengths))
 
 
 @pytest.mark.parametrize(
@@ -39,10 +32,10 @@ def with_lengths(*lengths):
     [
         ({"budgets": [4, -2, 6]}, "row 71: budget -2; write 0..12"),
         ({"budgets": [4, 5, 13]}, "row 72: budget 13; write 0..12"),
-        ({"prompts": make_prompts([2, 3], 3)}, "2 prompts, 2 lengths, 3 budgets"),
+        ({"prompts": make_prompts([2, 3], 5)}, "2 prompts, 2 lengths, 3 budgets"),
         ({"prompts": with_lengths(0, 3, 1)}, "row 70: empty prompt"),
-        ({"prompts": with_lengths(2, 3, 9)}, "row 72: prompt of 9 tokens, but prompts are 3 wide"),
-        ({"cuts": np.array([[1], [1], [-1]])}, "row 72: cut -1; write 0 or more"),
+        ({"prompts": with_lengths(2, 3, 9)}, "row 72: prompt of 9 tokens, but prompts are 5 wide"),
+        ({"cuts": [[1], [1], [-1]]}, "row 72: cut -1; write 0 or more"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line):
@@ -52,25 +45,16 @@ def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(world):
-    prompts = make_prompts([2, 3, 1], 3)
+    prompts = make_prompts([2, 3, 1], 5)
     prompts.tokens[1, 2] = VOCAB
     with pytest.raises(UserError, match=f"row 71: prompt token {VOCAB}, but the model has {VOCAB}"):
         roll(world, prompts=prompts)
 
 
 def test_rules_of_another_vocabulary_are_refused(world):
-    rules = make_rules()
-    rules = dataclasses.replace(rules, allowed_tokens=jnp.ones(VOCAB + 1, bool))
+    rules = dataclasses.replace(make_rules(), allowed_tokens=jnp.ones(VOCAB + 1, bool))
     with pytest.raises(UserError, match=f"know {VOCAB + 1} token ids, the model has {VOCAB}"):
         roll(world, rules=rules)
-
-
-def test_slots_that_do_not_divide_over_devices_are_refused(world):
-    from bacr_jax.rollout.engine import batch_sizes
-
-    mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
-    with pytest.raises(UserError, match="rollout.slots=12: .* 8 devices; write rollout.slots=16"):
-        batch_sizes(world.spec(12, mesh=mesh))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -84,7 +68,7 @@ def test_only_the_row_with_broken_logits_is_blamed(world):
     # NaN in the embedding of one token poisons the prompts that hold it, and tied logits of that id
     head = world.decode.embed
     poisoned = dataclasses.replace(world.decode, embed=head.at[7].set(jnp.nan), head=head)
-    prompts = make_prompts([2, 3, 1], 3)
+    prompts = make_prompts([2, 3, 1], 5)
     prompts.tokens[:] = 6
     prompts.tokens[1, 0] = 7
     rules = make_rules(allowed_tokens=np.arange(VOCAB) == 6)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.data.decode_rules import decode_rules
-from bacr_jax.rollout.generate import generate
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.model import qwen2
+from bacr_jax.rollout import RolloutSpec, generate, precompile, sampling_params
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
 from rollout_world import (
     ANSWER,
@@ -22,28 +22,10 @@ from rollout_world import (
     Table,
     make_prompts,
     make_rules,
+    no_cuts,
+    quarters,
     two_tokens,
 )
-
-
-def quarters(budgets):
-    return np.ceil(np.asarray(budgets)[:, None] * np.arange(1, 5) / 4).astype(int)
-
-
-def roll(world, prompts, budgets, *, rules=None, key=3, cuts=None, sampling=None, **kwargs):
-    return generate(
-        world.decode,
-        prompts,
-        np.asarray(budgets),
-        quarters(budgets) if cuts is None else cuts,
-        jax.random.key(key),
-        spec=kwargs.pop("spec", world.spec()),
-        rules=rules or make_rules(),
-        sampling=sampling or sampling_params(1.0),
-        phi_of=world.phi_of,
-        **kwargs,
-    )
-
 
 ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=9)
 
@@ -53,7 +35,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, ma
 def test_every_row_keeps_its_budget(world, rows, key):
     lengths, budgets = map(np.array, zip(*rows))
     prompts = make_prompts(lengths, 5)
-    result = roll(world, prompts, budgets, key=key)
+    result = world.roll(prompts, budgets, key=key)
     t = result.trunks
     forced = t.close == CLOSED_BY_BUDGET
     assert (t.sampled <= budgets).all()
@@ -78,9 +60,9 @@ def test_every_row_keeps_its_budget(world, rows, key):
 
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(0, 10_000))
-def test_every_branch_has_one_bridge_and_hangs_at_its_cut(world, rows, key):
+def test_every_branch_has_one_suffix_and_hangs_at_its_cut(world, rows, key):
     lengths, budgets = map(np.array, zip(*rows))
-    result = roll(world, make_prompts(lengths, 5), budgets, key=key)
+    result = world.roll(make_prompts(lengths, 5), budgets, key=key)
     t, br = result.trunks, result.branches
     for i in range(len(rows)):
         for j, cut in enumerate(quarters(budgets)[i]):
@@ -101,7 +83,7 @@ def test_every_branch_has_one_bridge_and_hangs_at_its_cut(world, rows, key):
 
 def test_cuts_on_the_same_place_share_one_answer(world):
     # budget 2: cuts 1, 1, 2, 2
-    result = roll(world, make_prompts([3] * 8, 5), [2] * 8)
+    result = world.roll(make_prompts([3] * 8, 5), [2] * 8)
     br = result.branches
     for i in range(8):
         thinking = result.trunks.thinking[i]
@@ -115,8 +97,8 @@ def test_cuts_on_the_same_place_share_one_answer(world):
 
 def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
     prompts, budgets = make_prompts([3, 1, 5, 2] * 4, 5), [12, 2, 7, 0] * 4
-    one = roll(world, prompts, budgets, spec=world.spec(16))
-    many = roll(world, prompts, budgets, spec=world.spec(16, answers=3))
+    one = world.roll(prompts, budgets)
+    many = world.roll(prompts, budgets, spec=world.spec(answers=3))
     np.testing.assert_array_equal(many.trunks.tokens, one.trunks.tokens)
     assert many.counters["prefill_tokens"] == one.counters["prefill_tokens"]
     by_cut = jax.tree.map(lambda x: x.reshape(16, 4, 3, *x.shape[2:]), many.branches)
@@ -133,28 +115,47 @@ def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
     assert many.counters["tokens"] == many.trunks.sampled.sum() + many.branches.sampled.sum()
 
 
-def test_several_answers_are_the_same_in_any_company(world):
-    prompts, budgets = make_prompts([1, 5, 3, 2, 4], 5), np.array([12, 0, 1, 7, 12])
-    together = roll(world, prompts, budgets, spec=world.spec(8, answers=2))
-    other = roll(world, prompts, budgets, spec=world.spec(2, chunk=3, answers=2))
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_row_is_the_same_in_any_company(world, answers):
+    """Through four slots, and through two whose caches grow, shrink and are refilled."""
+    lengths, budgets = np.array([1, 5, 3, 2, 4, 5, 1]), np.array([12, 0, 1, 7, 12, 5, 3])
+    prompts = make_prompts(lengths, 5)
+    together = world.roll(prompts, budgets, spec=world.spec(answers=answers))
+    tight = world.roll(prompts, budgets, spec=world.tight(answers=answers))
+    for name in ("tokens", "thinking", "close"):
+        np.testing.assert_array_equal(getattr(tight.trunks, name), getattr(together.trunks, name))
     for name in ("tokens", "sampled", "context", "finished"):
         np.testing.assert_array_equal(
-            getattr(other.branches, name), getattr(together.branches, name)
+            getattr(tight.branches, name), getattr(together.branches, name)
         )
+    np.testing.assert_allclose(tight.trunks.logprobs, together.trunks.logprobs, atol=1e-5)
+    alone = world.roll(
+        jax.tree.map(lambda x: x[3:4], prompts),
+        budgets[3:4],
+        rows=np.array([3]),
+        spec=world.spec(answers=answers),
+    )
+    np.testing.assert_array_equal(alone.trunks.tokens[0], together.trunks.tokens[3])
+    np.testing.assert_array_equal(alone.branches.tokens[0], together.branches.tokens[3])
+
+
+def test_rows_that_waited_say_the_same_as_rows_that_entered_first(world):
+    """The same rows behind ten longer ones, through two slots."""
+    prompts = make_prompts([3, 2, 4] + [5] * 10, 5)
+    budgets = np.array([5, 3, 4] + [12] * 10)
+    crowd = world.roll(prompts, budgets, spec=world.tight())
+    few = world.roll(jax.tree.map(lambda x: x[:3], prompts), budgets[:3])
+    for name in ("tokens", "thinking", "close"):
+        np.testing.assert_array_equal(getattr(crowd.trunks, name)[:3], getattr(few.trunks, name))
+    np.testing.assert_array_equal(crowd.branches.tokens[:3], few.branches.tokens)
 
 
 def test_a_closing_tag_of_two_tokens_is_not_counted_as_thinking(world):
     rules = make_rules(two_tokens([6, 7, 8, 9, 10], [11, 12, 13, 14, 15]))
     # Hot enough that every allowed token is about as likely as any other.
-    result = roll(
-        world,
-        make_prompts([2] * 64, 2),
-        [12] * 64,
-        rules=rules,
-        sampling=sampling_params(100.0),
-        spec=world.spec(64),
-    )
-    t = result.trunks
+    t = world.roll(
+        make_prompts([2] * 64, 5), [12] * 64, rules=rules, temperature=100.0, cuts=no_cuts(64)
+    ).trunks
     closed = t.close == CLOSED_BY_TAG
     assert closed.sum() > 3
     assert (t.sampled[closed] == t.thinking[closed] + 2).all()
@@ -165,57 +166,52 @@ def test_a_closing_tag_of_two_tokens_is_not_counted_as_thinking(world):
         assert 6 <= first <= 10 < second
 
 
-def test_a_row_is_the_same_in_any_company(world):
-    lengths, budgets = np.array([1, 5, 3, 2, 4, 5, 1]), np.array([12, 0, 1, 7, 12, 5, 3])
-    prompts = make_prompts(lengths, 5)
-    together = roll(world, prompts, budgets, spec=world.spec(8))
-    for slots, chunk in ((2, 5), (4, 3), (7, 12)):
-        other = roll(world, prompts, budgets, spec=world.spec(slots, chunk=chunk))
-        np.testing.assert_array_equal(other.trunks.tokens, together.trunks.tokens)
-        np.testing.assert_array_equal(other.branches.tokens, together.branches.tokens)
-    alone = roll(
-        world,
-        jax.tree.map(lambda x: x[3:4], prompts),
-        budgets[3:4],
-        rows=np.array([3]),
-    )
-    np.testing.assert_array_equal(alone.trunks.tokens[0], together.trunks.tokens[3])
-    np.testing.assert_array_equal(alone.branches.tokens[0], together.branches.tokens[3])
-
-
 def test_another_key_gives_other_text(world):
     prompts, budgets = make_prompts([3] * 6, 5), [12] * 6
-    one, two = (roll(world, prompts, budgets, key=k).trunks.tokens for k in (1, 2))
+    one, two = (world.roll(prompts, budgets, key=k).trunks.tokens for k in (1, 2))
     assert (one != two).any()
 
 
 def test_the_told_budget_changes_what_is_said(world):
-    prompts = make_prompts([3] * 32, 3)
+    prompts = make_prompts([3] * 32, 5)
     short, long = (
-        roll(world, prompts, [b] * 32, sampling=sampling_params(0.0), spec=world.spec(32))
-        for b in (4, 12)
+        world.roll(prompts, [b] * 32, temperature=0.0, cuts=no_cuts(32)).trunks for b in (4, 12)
     )
-    assert (short.trunks.tokens[:, 3:7] != long.trunks.tokens[:, 3:7]).any()
+    assert (short.tokens[:, 3:7] != long.tokens[:, 3:7]).any()
 
 
-def test_greedy_takes_the_most_likely_legal_token(world):
-    """Against full passes of the model, one token at a time."""
-    from bacr_jax.model import qwen2
+def test_greedy_takes_the_most_likely_allowed_token_in_trunks_and_branches(world):
+    """Against full passes of the model over prompt, thinking up to the cut, and answer."""
+    prompts = make_prompts([4, 2], 5)
+    result = world.roll(prompts, [12, 12], temperature=0.0)
+    t, br = result.trunks, result.branches
+    phi = world.phi_of(jnp.array([12]))
+    width = t.tokens.shape[1] + br.tokens.shape[2]
 
-    prompts = make_prompts([4, 2], 4)
-    result = roll(world, prompts, [12, 12], sampling=sampling_params(0.0))
-    for i in range(2):
-        n, total = int(prompts.lengths[i]), int(result.trunks.sampled[i])
-        row = jnp.asarray(result.trunks.tokens[i : i + 1, : n + total])
+    @jax.jit
+    def most_likely(row):
         hidden = qwen2.forward(
             world.params,
-            row,
+            row[None],
             config=world.shape,
-            budget_embedding=world.phi_of(jnp.array([12])),
+            budget_embedding=phi,
             conditioning=world.conditioning,
         )
-        logits = np.where(LEGAL, qwen2.logits(world.params, hidden)[0], -np.inf)
-        np.testing.assert_array_equal(logits[n - 1 : -1].argmax(-1), row[0, n:])
+        return jnp.where(LEGAL, qwen2.logits(world.params, hidden)[0], -jnp.inf).argmax(-1)
+
+    def check(text, sampled):
+        row = np.zeros(width, np.int32)
+        row[: len(text)] = text
+        np.testing.assert_array_equal(
+            np.asarray(most_likely(row))[len(text) - sampled - 1 : len(text) - 1],
+            text[len(text) - sampled :],
+        )
+
+    for i, n in enumerate(prompts.lengths):
+        check(t.tokens[i, : n + t.sampled[i]], t.sampled[i])
+        for j in range(4):
+            answer = br.tokens[i, j, : br.forced[i, j] + br.sampled[i, j]]
+            check(np.append(t.tokens[i, : br.context[i, j]], answer), br.sampled[i, j])
 
 
 def test_polling_can_stop_a_rollout(world):
@@ -225,66 +221,41 @@ def test_polling_can_stop_a_rollout(world):
     def poll():
         raise Stop
 
-    try:
-        roll(world, make_prompts([3], 3), [12], poll=poll)
-    except Stop:
-        return
-    raise AssertionError("poll was never called")
-
-
-def test_a_prompt_of_one_token_beside_one_of_the_full_width(world):
-    prompts = make_prompts([1, 5], 5)
-    t = roll(world, prompts, [12, 12]).trunks
-    alone = roll(world, jax.tree.map(lambda x: x[:1], prompts), [12]).trunks
-    np.testing.assert_array_equal(t.tokens[0], alone.tokens[0])
-    assert (t.sampled >= 1).all()
-
-
-def test_rows_admitted_last_say_the_same_as_rows_admitted_first(world):
-    """The same rows behind ten longer ones, through four slots."""
-    prompts = make_prompts([3, 2, 4] + [5] * 10, 5)
-    budgets = np.array([5, 3, 4] + [12] * 10)
-    crowd = roll(world, prompts, budgets, spec=world.spec(4, refill=0.01))
-    few = roll(world, jax.tree.map(lambda x: x[:3], prompts), budgets[:3], spec=world.spec(64))
-    for name in ("tokens", "thinking", "close"):
-        np.testing.assert_array_equal(getattr(crowd.trunks, name)[:3], getattr(few.trunks, name))
-    np.testing.assert_array_equal(crowd.branches.tokens[:3], few.branches.tokens)
-    np.testing.assert_allclose(crowd.trunks.logprobs[:3], few.trunks.logprobs, atol=1e-5)
+    with pytest.raises(Stop):
+        world.roll(make_prompts([3], 5), [12], poll=poll)
 
 
 def test_without_cuts_only_thinking_is_sampled(world):
-    prompts, budgets = make_prompts([3, 1, 2], 3), [12, 5, 0]
-    none = roll(world, prompts, budgets, cuts=np.zeros((3, 0), int))
-    np.testing.assert_array_equal(none.trunks.tokens, roll(world, prompts, budgets).trunks.tokens)
+    prompts, budgets = make_prompts([3, 1, 2], 5), [12, 5, 0]
+    none = world.roll(prompts, budgets, cuts=no_cuts(3))
+    np.testing.assert_array_equal(none.trunks.tokens, world.roll(prompts, budgets).trunks.tokens)
     assert none.branches.tokens.shape == (3, 0, 1)
     assert none.counters["tokens"] == none.trunks.sampled.sum()
 
 
 def test_a_row_without_a_budget_is_the_plain_model_up_to_the_cap(world):
-    prompts = make_prompts([3, 2], 3)
-    told = roll(world, prompts, [NO_BUDGET, 12], cuts=quarters([12, 12]))
-    plain = generate(
-        dataclasses.replace(world.decode, gates=None),
+    prompts = make_prompts([3, 2], 5)
+    told = world.roll(prompts, [NO_BUDGET, 12], cuts=no_cuts(2)).trunks
+    plain = world.roll(
         prompts,
-        np.array([12, 12]),
-        quarters([12, 12]),
-        jax.random.key(3),
-        spec=dataclasses.replace(world.spec(), conditioning=None),
-        rules=make_rules(),
-        sampling=sampling_params(1.0),
-    )
-    np.testing.assert_array_equal(told.trunks.tokens[0], plain.trunks.tokens[0])
-    np.testing.assert_array_equal(told.trunks.budgets, [12, 12])
-    assert (told.trunks.tokens[1] != plain.trunks.tokens[1]).any()
+        [12, 12],
+        cuts=no_cuts(2),
+        params=dataclasses.replace(world.decode, gates=None),
+        spec=world.spec(conditioning=None),
+        phi_of=None,
+    ).trunks
+    np.testing.assert_array_equal(told.tokens[0], plain.tokens[0])
+    np.testing.assert_array_equal(told.budgets, [12, 12])
+    assert (told.tokens[1] != plain.tokens[1]).any()
 
 
 def test_streamed_tokens_are_the_sampled_ones_in_order(world):
     prompts, heard = make_prompts([3, 1, 4], 5), {0: [], 1: [], 2: []}
-    result = roll(
-        world,
+    result = world.roll(
         prompts,
         [12, 7, 0],
-        spec=world.spec(2, chunk=2),
+        spec=world.tight(),
+        cuts=no_cuts(3),
         on_tokens=lambda row, tokens: heard[row].extend(tokens.tolist()),
     )
     t = result.trunks
@@ -296,23 +267,38 @@ def test_streamed_tokens_are_the_sampled_ones_in_order(world):
 def test_counters_add_up(world):
     """Token 6 alone is allowed, so that every row runs to its budget."""
     rules = make_rules(allowed_tokens=np.arange(16) == 6)
-    budgets = np.array([12, 12, 4, 4])
-    found = roll(
-        world,
-        make_prompts([2] * 4, 2),
-        budgets,
-        rules=rules,
-        spec=world.spec(2, chunk=4, refill=0.01),
+    counters = world.roll(
+        make_prompts([2] * 4, 5), [12, 12, 6, 6], rules=rules, spec=world.tight()
     ).counters
-    # two slots: 12 steps of the long rows, then 4 of the short ones, all of them useful
-    assert found["occupancy"] == 1.0
-    assert found["thinking_mean"] == 8 and found["thinking_max"] == 12
-    assert found["forced_share"] == 1.0 and found["prefill_tokens"] == 8
+    # two slots: 12 steps of the long rows, then 6 of the short ones, all of them useful
+    assert counters["occupancy"] == 1.0
+    assert counters["thinking_mean"] == 9 and counters["thinking_max"] == 12
+    assert counters["forced_share"] == 1.0 and counters["prefill_tokens"] == 8
     # four cuts of three answer tokens on each of four rows
-    assert found["tokens"] == 32 + 4 * 4 * 3
-    # answers take the suffix of two and three tokens, the last of which is not fed: one chunk of 4
-    assert found["row_steps"] == 32 + 2 * (2 * 4) * 4
-    assert found["wasted_share"] == pytest.approx(1 - 80 / 96)
+    assert counters["tokens"] == 36 + 4 * 4 * 3
+    # answers take the suffix of two and three tokens, the last of which is not fed: two chunks of 3
+    assert counters["row_steps"] == 36 + 2 * (2 * 4) * 6
+    assert counters["wasted_share"] == pytest.approx(1 - 84 / 132)
+
+
+def test_after_precompiling_nothing_is_left_to_compile(world, caplog):
+    prompts = make_prompts([3, 1, 5, 2, 4], 5)
+    given = {"rules": make_rules(), "spec": world.tight(chunk=4, windows=2)}
+    names = "prefill_prompts insert_rows decode_trunks take_slots open_branches decode_branches"
+
+    def compiled():
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return {
+            name for name in names.split() for line in lines if f"Compiling jit({name})" in line
+        }
+
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        sampling = sampling_params(0.5)
+        precompile(world.decode, prompts, 4, sampling=sampling, phi_of=world.phi_of, **given)
+        assert compiled() == set(names.split())
+        world.roll(prompts, [12, 3, 7, 0, 5], **given)
+        assert compiled() == set()
 
 
 def test_greedy_equals_transformers(tmp_path):
@@ -322,7 +308,6 @@ def test_greedy_equals_transformers(tmp_path):
 
     from bacr_jax.model import kv_cache
     from bacr_jax.model.hf import load_policy
-    from bacr_jax.rollout.engine import RolloutSpec
     from hf_world import make_folder
 
     folder = tmp_path / "model"

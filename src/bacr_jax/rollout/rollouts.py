@@ -1,0 +1,322 @@
+"""One call from prompts and budgets to trunks and branches, with slots refilled as rows end."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax.data.decode_rules import DecodeRules
+from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.oom import phase_memory
+from bacr_jax.parallel.processes import to_host
+from bacr_jax.rollout.branches import no_branches
+from bacr_jax.rollout.checks import check_rows, refuse_broken
+from bacr_jax.rollout.engine import Engine, PhiOf
+from bacr_jax.rollout.sampling import SamplingParams
+from bacr_jax.rollout.scheduler import Scheduler, smallest_holding
+from bacr_jax.rollout.spec import RolloutSpec
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
+
+
+@dataclass
+class Rollout:
+    """Result of `generate`, on the host, in the order of the prompts.
+
+    Attributes:
+      trunks: sampled thinking.
+      branches: sampled answers, one per cut; branch m A + a is the a-th of A answers at cut m.
+      counters: what it took:
+        row_steps, useful_steps: decoding steps of slots and answer lanes, and those of them that
+        sampled a token; occupancy: steps of slots (answers aside) that sampled a token, as a
+        share; wasted_share: 1 - useful_steps / row_steps; tokens: sampled tokens (thinking and
+        distinct answers); prefill_tokens; prefill_s, decode_s, answer_s: wall seconds of each
+        part; prefill_tokens_per_s, decode_tokens_per_s; forced_share: rows cut at their budget;
+        thinking_mean, thinking_max: tokens.
+    """
+
+    trunks: Trunks
+    branches: Branches
+    counters: dict[str, int | float]
+
+
+def precompile(
+    params: DecodeParams,
+    prompts: Prompts,
+    num_cuts: int,
+    *,
+    spec: RolloutSpec,
+    rules: DecodeRules,
+    sampling: SamplingParams,
+    phi_of: PhiOf | None = None,
+    rows: int | None = None,
+) -> None:
+    """Runs every compiled form that `generate` can need once, whatever lengths come up later.
+
+    Prompts are prefilled at multiples of 128 tokens: of wide prompts, other multiples than that of
+    the first one are compiled when they come up.
+
+    Args:
+      params: decoding parameters.
+      prompts: any prompts of the width that will be used.
+      num_cuts: M of the calls to come.
+      spec: shapes.
+      rules: vocabulary facts.
+      sampling: only whether it truncates matters.
+      phi_of: budget embedding; None for the plain model.
+      rows: rows of the calls to come; with no more than there are slots nothing is refilled.
+    """
+    engine = Engine(
+        params,
+        prompts,
+        jax.random.key(0),
+        spec=spec,
+        rules=rules,
+        sampling=sampling,
+        phi_of=phi_of,
+    )
+    refilled = rows is None or rows > spec.slots
+    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
+    for length in engine.lengths:
+        with phase_memory("prefill", **_sizes(engine)):
+            engine.fit_caches(length)
+            for count in counts:
+                slots = np.arange(count)
+                zeros = np.zeros(count, np.int64)
+                if length == engine.lengths[0] or refilled:
+                    engine.prefill(zeros, slots, zeros.astype(np.int32), zeros.astype(np.int32))
+        with phase_memory("decode", **_sizes(engine)):
+            engine.decode()
+        for count in engine.sizes if refilled else [spec.slots]:
+            if num_cuts == 0:
+                continue
+            cuts = np.zeros((count, num_cuts), np.int32)
+            with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
+                engine.decode_branches(engine.open_branches(np.arange(count), cuts), 0)
+    # Back at the shortest: growing is compiled by now, and so is this.
+    engine.fit_caches(engine.lengths[0])
+
+
+def generate(
+    params: DecodeParams,
+    prompts: Prompts,
+    budgets: Int[np.ndarray, "B"],
+    cuts: Int[np.ndarray, "B M"],
+    key: jax.Array,
+    *,
+    spec: RolloutSpec,
+    rules: DecodeRules,
+    sampling: SamplingParams,
+    phi_of: PhiOf | None = None,
+    rows: Int[np.ndarray, "B"] | None = None,
+    poll: Callable[[], None] | None = None,
+    on_tokens: Callable[[int, np.ndarray], None] | None = None,
+) -> Rollout:
+    """Samples thinking under budgets, then an answer at every cut.
+
+    Finished rows free their slots for waiting ones, longest budget first. What a row says depends
+    only on `key`, its row id and its own text.
+
+    Args:
+      params: decoding parameters.
+      prompts: B right-padded prompts.
+      budgets: thinking tokens per row, 0..spec.max_thinking, or NO_BUDGET.
+      cuts: [B, M] thinking tokens kept at each cut; M = 0 samples thinking only.
+      key: key of this call.
+      spec: shapes.
+      rules: vocabulary facts.
+      sampling: temperature and truncation.
+      phi_of: maps budgets [B] to the budget embedding; None for the plain model.
+      rows: global row ids; 0..B-1 by default.
+      poll: called between chunks, so that a caller can stop a long rollout by raising.
+      on_tokens: called after every chunk with (index of a row, its new thinking tokens).
+
+    Raises:
+      UserError: a prompt, budget or cut that can't be honoured, or logits that are not finite; the
+        row is named.
+    """
+    budgets, cuts = np.asarray(budgets, np.int32), np.asarray(cuts, np.int32)
+    ids = np.asarray(np.arange(len(budgets)) if rows is None else rows, np.int32)
+    check_rows(prompts, budgets, cuts, ids, spec=spec, rules=rules)
+    with phase_memory("prefill", slots=spec.slots):
+        engine = Engine(
+            params,
+            prompts,
+            key,
+            spec=spec,
+            rules=rules,
+            sampling=sampling,
+            phi_of=phi_of,
+        )
+    loop = _Loop(engine, budgets, cuts, ids, poll=poll, on_tokens=on_tokens)
+    while not loop.scheduler.done:
+        with loop.timed("prefill_s"):
+            loop.fill_slots()
+        with loop.timed("decode_s"):
+            loop.decode_trunks()
+        with loop.timed("answer_s"):
+            loop.answer_ended()
+    return loop.rollout()
+
+
+class _Loop:
+    """The host's side of one call of `generate`.
+
+    Attributes:
+      scheduler: rows waiting, and the row in each slot.
+      limits: most thinking tokens of each row.
+      sampled: thinking tokens of each row so far.
+      ended: slots whose row has ended its thinking.
+      work: steps of slots and of answer lanes, and seconds of each part.
+      answered: (rows, their trunks, their branches), in the order in which they were answered.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        budgets: Int[np.ndarray, "B"],
+        cuts: Int[np.ndarray, "B M"],
+        ids: Int[np.ndarray, "B"],
+        *,
+        poll: Callable[[], None] | None,
+        on_tokens: Callable[[int, np.ndarray], None] | None,
+    ):
+        """All rows wait; arguments as for `generate`, `ids` being its `rows`."""
+        spec = engine.spec
+        self.engine, self.budgets, self.cuts, self.ids = engine, budgets, cuts, ids
+        self.poll, self.on_tokens = poll or (lambda: None), on_tokens
+        self.limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
+        self.scheduler = Scheduler(self.limits, spec.slots, engine.sizes)
+        self.sampled = np.zeros(len(budgets), np.int64)
+        self.ended = np.ones(spec.slots, bool)
+        self.work: dict[str, Any] = dict.fromkeys(("slot_steps", "lane_steps"), 0)
+        self.answered: list[tuple[np.ndarray, Trunks, Branches]] = []
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds of a part to `work`."""
+        started = time.perf_counter()
+        yield
+        self.work[name] = self.work.get(name, 0.0) + time.perf_counter() - started
+
+    def fill_slots(self) -> None:
+        """Waiting rows go to free slots; the caches are made to hold every row's next chunk."""
+        engine, scheduler = self.engine, self.scheduler
+        rows, slots = scheduler.assign()
+        self.ended[slots] = self.limits[rows] <= 0
+        inside = scheduler.slot_row[scheduler.occupied]
+        ahead = np.where(self.ended[scheduler.occupied], 0, engine.spec.chunk)
+        reach = np.minimum(self.sampled[inside] + ahead, self.limits[inside])
+        with phase_memory("prefill", **_sizes(engine), entering_rows=len(rows)):
+            engine.fit_caches(int((engine.prompts.lengths[inside] + reach).max()))
+            if len(rows):
+                engine.prefill(rows, slots, self.ids, self.budgets)
+
+    def decode_trunks(self) -> None:
+        """One chunk of every slot, if any row is still thinking."""
+        engine, scheduler = self.engine, self.scheduler
+        occupied, slot_row = scheduler.occupied, scheduler.slot_row
+        if not (occupied & ~self.ended).any():
+            return
+        with phase_memory("decode", **_sizes(engine)):
+            engine.decode()
+            ended, broken, sampled = engine.progress()
+        self.work["slot_steps"] += engine.spec.chunk * engine.spec.slots
+        self.ended = ended.copy()
+        refuse_broken(slot_row[occupied & broken], self.ids, "thinking")
+        if self.on_tokens is not None:
+            self._report_tokens(self.on_tokens, sampled)
+        self.sampled[slot_row[occupied]] = sampled[occupied]
+        self.poll()
+
+    def _report_tokens(
+        self, on_tokens: Callable[[int, np.ndarray], None], sampled: Int[np.ndarray, "slots"]
+    ) -> None:
+        """Hands the new tokens of every row to the caller."""
+        tokens, lengths = self.engine.tokens(), self.engine.prompts.lengths
+        for slot in np.flatnonzero(self.scheduler.occupied):
+            row = int(self.scheduler.slot_row[slot])
+            start, stop = lengths[row] + self.sampled[row], lengths[row] + sampled[slot]
+            if stop > start:
+                on_tokens(row, tokens[slot, start:stop])
+
+    def answer_ended(self) -> None:
+        """Rows that are ready are answered at every cut, and free their slots."""
+        slots = self.scheduler.ready(self.ended)
+        if not len(slots):
+            return
+        rows = self.scheduler.slot_row[slots]
+        sizes = {"answered_rows": len(slots), "cuts": self.cuts.shape[1]}
+        with phase_memory("answers", **_sizes(self.engine), **sizes):
+            trunks, branches = self._answer(slots, rows)
+        self.answered.append((self.scheduler.release(slots), trunks, branches))
+
+    def _answer(
+        self, slots: Int[np.ndarray, "n"], rows: Int[np.ndarray, "n"]
+    ) -> tuple[Trunks, Branches]:
+        """Trunks and branches of the `rows` in `slots`, on the host."""
+        engine, cuts = self.engine, self.cuts[rows]
+        if cuts.shape[1] == 0:
+            return engine.trunks(slots), no_branches(len(slots))
+        opened = engine.open_branches(slots, cuts)
+        total, steps = engine.answer_steps
+        start = 0
+        while start < total and not to_host(opened.state.ended).all():
+            opened = engine.decode_branches(opened, start)
+            start += steps
+            self.work["lane_steps"] += steps * opened.state.sampled.size
+            self.poll()
+        on_host = to_host((opened.trunks, opened.state.broken))
+        trunks, broken = jax.tree.map(lambda x: x[opened.places], on_host)
+        refuse_broken(np.flatnonzero(broken.any(1)), self.ids[rows], "answer")
+        return trunks, engine.answers(opened)
+
+    def rollout(self) -> Rollout:
+        """Everything that was sampled, in the order of the prompts."""
+        order = np.argsort(np.concatenate([rows for rows, _, _ in self.answered]))
+        parts = [(trunks, branches) for _, trunks, branches in self.answered]
+        trunks, branches = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
+        trunks = dataclasses.replace(trunks, budgets=self.limits.astype(np.int32))
+        return Rollout(trunks, branches, _counters(trunks, branches, self.work))
+
+
+def _sizes(engine: Engine) -> dict[str, int]:
+    """What the memory of a rollout goes with."""
+    return {
+        "slots": engine.spec.slots,
+        "positions": engine.length,
+        "prompt_tokens": engine.width,
+        "answer_tokens": engine.spec.answer_tokens,
+    }
+
+
+def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:
+    """See `Rollout`."""
+    thinking = int(trunks.sampled.sum())
+    distinct = branches.source == np.arange(branches.source.shape[1])
+    answers = int((branches.sampled * distinct).sum())
+    prefill = int(trunks.prompt_lengths.sum())
+    steps = work["slot_steps"] + work["lane_steps"]
+    share = lambda part, whole: part / whole if whole else 1.0
+    per_second = lambda amount, seconds: amount / seconds if seconds else 0.0
+    return {
+        "row_steps": steps,
+        "useful_steps": thinking + answers,
+        "occupancy": share(thinking, work["slot_steps"]),
+        "wasted_share": 1.0 - share(thinking + answers, steps),
+        "tokens": thinking + answers,
+        "prefill_tokens": prefill,
+        "prefill_s": work["prefill_s"],
+        "decode_s": work["decode_s"],
+        "answer_s": work["answer_s"],
+        "prefill_tokens_per_s": per_second(prefill, work["prefill_s"]),
+        "decode_tokens_per_s": per_second(thinking, work["decode_s"]),
+        "forced_share": float((trunks.close == CLOSED_BY_BUDGET).mean()),
+        "thinking_mean": float(trunks.thinking.mean()),
+        "thinking_max": int(trunks.thinking.max()),
+    }

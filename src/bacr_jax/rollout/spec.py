@@ -1,0 +1,84 @@
+"""What fixes the compiled programs of a rollout: hashable, and without any array."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from bacr_jax import parallel
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.errors import UserError
+from bacr_jax.model import attention
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.rollout.scheduler import doubling_sizes
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """What a prefill and a decoding step are compiled for, the shapes of their arrays aside.
+
+    Attributes:
+      config: model shape.
+      conditioning: how phi joins the stream; None for the plain model.
+      dtype: compute type.
+      implementation: attention of the prefill.
+      mesh: devices over which rows are spread; None for one device.
+    """
+
+    config: Qwen2Config
+    conditioning: ConditioningConfig | None = None
+    dtype: Any = jnp.float32
+    implementation: attention.Implementation = "xla"
+    mesh: parallel.AnyMesh | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSpec(DecodeSpec):
+    """The same with the sizes of a rollout: everything that fixes a compiled shape.
+
+    Attributes:
+      max_thinking: largest budget, width of the thinking buffers.
+      answer_tokens: most sampled tokens per answer.
+      slots: rows decoded together.
+      chunk: tokens per call of the inner loop.
+      windows: lengths that caches may have; more of them read less and compile longer.
+      refill: share of the slots that must have ended before they are answered and refilled; a small
+        share keeps slots busy, a large one answers more rows at once.
+      answers: independent answers at each cut. With one, cuts at the same place share it; several
+        are drawn for every cut, as AnytimeReasoner does.
+    """
+
+    max_thinking: int
+    answer_tokens: int
+    slots: int
+    chunk: int = 16
+    windows: int = 4
+    refill: float = 0.25
+    answers: int = 1
+
+    @property
+    def decode(self) -> DecodeSpec:
+        """The part that a step depends on: rollouts of other sizes share its programs."""
+        names = [field.name for field in dataclasses.fields(DecodeSpec)]
+        return DecodeSpec(**{name: getattr(self, name) for name in names})
+
+    def cache_lengths(self, prompt_width: int) -> list[int]:
+        """Lengths that caches may have, ascending; the last one holds every row."""
+        total = prompt_width + self.max_thinking
+        return sorted({-(-total * part // self.windows) for part in range(1, self.windows + 1)})
+
+    def batch_sizes(self) -> list[int]:
+        """Numbers of rows that are prefilled or answered at once, ascending.
+
+        Raises:
+          UserError: the slots can't be split evenly over the devices.
+        """
+        shards = 1 if self.mesh is None else parallel.row_shards(self.mesh)
+        if self.slots % shards:
+            nearest = max(round(self.slots / shards), 1) * shards
+            raise UserError(
+                f"rollout.slots={self.slots}: can't be split evenly over {shards} devices; write "
+                f"rollout.slots={nearest}"
+            )
+        return doubling_sizes(self.slots, self.refill, shards)

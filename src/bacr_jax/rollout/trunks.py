@@ -1,0 +1,358 @@
+"""Trunks: thinking tokens sampled under a budget that holds to the token.
+
+The pure core is `prefill_prompts` and `insert_rows` (prompts enter free slots of a state) and
+`decode_trunks` (a fixed number of steps of every slot). One step of a row samples a token from the
+logits it holds, asks three questions (did the closing tag complete, did the turn end, is the budget
+spent) and feeds the token into the cache, which gives the next logits.
+
+A row's cache always holds every token of its trunk, the last one included, so branches can hang off
+any cut. Caches are only as long as the longest row in flight needs: `resize_caches` makes them
+longer or shorter, and whatever a step reads, it reads whole.
+"""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax import parallel
+from bacr_jax.data.decode_rules import DecodeRules
+from bacr_jax.model import attention, kv_cache
+from bacr_jax.model.kv_cache import DecodeParams, LayerCache
+from bacr_jax.rollout.decode import (
+    Phi,
+    count_tokens,
+    draw_tokens,
+    next_logits,
+    output_logits,
+    run_blocks,
+    shard_rows,
+)
+from bacr_jax.rollout.sampling import SamplingParams, row_keys
+from bacr_jax.rollout.spec import DecodeSpec
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts, Trunks, pytree
+
+
+@pytree
+class TrunkState:
+    """Slots with rows in flight; a free slot is a row that has ended.
+
+    Attributes:
+      cache: keys and values per layer; index == position.
+      logits: scores of each row's next token, fp32.
+      tokens: prompt then sampled tokens.
+      prompt_lengths: prompt tokens.
+      sampled: tokens sampled so far.
+      budgets: most tokens a row may sample.
+      matched: state of the closing-tag automaton.
+      tag_start: sampled-token index where the tag match now alive began.
+      close: how the row ended (meaningful once `ended`).
+      ended: no token will be sampled any more.
+      broken: ended because its logits were not finite.
+      logprobs: of each sampled token under the sampling distribution.
+      rows: global row ids, for the keys; -1 in a free slot.
+      phi: budget embedding per row (or per layer and row); None without conditioning.
+    """
+
+    cache: tuple[LayerCache, ...]
+    logits: Float[Array, "B V"]
+    tokens: Int[Array, "B S"]
+    prompt_lengths: Int[Array, "B"]
+    sampled: Int[Array, "B"]
+    budgets: Int[Array, "B"]
+    matched: Int[Array, "B"]
+    tag_start: Int[Array, "B"]
+    close: Int[Array, "B"]
+    ended: Bool[Array, "B"]
+    broken: Bool[Array, "B"]
+    logprobs: Float[Array, "B T"]
+    rows: Int[Array, "B"]
+    phi: Phi
+
+
+@pytree
+class Prefilled:
+    """Prompts that went through the model.
+
+    Attributes:
+      cache: keys and values of the prompts, per layer.
+      logits: scores of each row's first thinking token, fp32.
+      phi: budget embedding they were prefilled with.
+    """
+
+    cache: tuple[LayerCache, ...]
+    logits: Float[Array, "B V"]
+    phi: Phi
+
+
+def free_slots(
+    *,
+    spec: DecodeSpec,
+    slots: int,
+    prompt_width: int,
+    max_new: int,
+    length: int,
+    phi: Phi = None,
+) -> TrunkState:
+    """A state without any row.
+
+    Args:
+      spec: model shape, compute type and devices.
+      slots: rows decoded together.
+      prompt_width: longest prompt.
+      max_new: most tokens a row can sample.
+      length: positions of the caches for now.
+      phi: any budget embedding of `slots` rows, for its shape; None without conditioning.
+    """
+    zeros = jnp.zeros(slots, jnp.int32)
+    state = TrunkState(
+        cache=kv_cache.empty(spec.config, rows=slots, length=length, dtype=spec.dtype),
+        logits=jnp.zeros((slots, spec.config.vocab_size), jnp.float32),
+        tokens=jnp.zeros((slots, prompt_width + max_new), jnp.int32),
+        prompt_lengths=zeros,
+        sampled=zeros,
+        budgets=zeros,
+        matched=zeros,
+        tag_start=zeros,
+        close=zeros,
+        ended=jnp.ones(slots, bool),
+        broken=jnp.zeros(slots, bool),
+        logprobs=jnp.zeros((slots, max_new), jnp.float32),
+        rows=zeros - 1,
+        phi=None if phi is None else jnp.zeros_like(phi),
+    )
+    return shard_rows(state, spec.mesh)
+
+
+def prefill_prompts(
+    params: DecodeParams, prompts: Prompts, *, spec: DecodeSpec, phi: Phi = None
+) -> Prefilled:
+    """Runs prompts through the model.
+
+    Args:
+      params: decoding parameters.
+      prompts: right-padded prompts.
+      spec: model shape, conditioning, attention and devices.
+      phi: budget embedding; None for the plain model.
+    """
+    chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
+    b, p = prompts.tokens.shape
+    mask = None
+    if spec.conditioning is not None and spec.conditioning.positions == "response":
+        mask = jnp.zeros((b, p), bool)
+
+    def attend(_: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+        out = attention.causal_attention(
+            q, k, v, implementation=spec.implementation, lengths=prompts.lengths
+        )
+        return out, LayerCache(kv_cache.heads_first(k), kv_cache.heads_first(v))
+
+    positions = jnp.broadcast_to(jnp.arange(p), (b, p))
+    x, cache = run_blocks(params, prompts.tokens, positions, attend, spec=spec, phi=phi, mask=mask)
+    last = jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1)
+    return shard_rows(Prefilled(cache, output_logits(params, last[:, 0], spec), phi), spec.mesh)
+
+
+def insert_rows(
+    state: TrunkState,
+    prefilled: Prefilled,
+    prompts: Prompts,
+    budgets: Int[Array, "F"],
+    rows: Int[Array, "F"],
+    slots: Int[Array, "F"],
+    *,
+    mesh: parallel.AnyMesh | None = None,
+) -> TrunkState:
+    """Puts prefilled rows into slots.
+
+    Args:
+      state: slots; those named here are overwritten.
+      prefilled: caches and logits of the prompts.
+      prompts: the same prompts.
+      budgets: thinking tokens each row may sample, 0..max_new.
+      rows: global row ids.
+      slots: where each row goes; a slot that does not exist drops the row.
+      mesh: devices over which slots are spread.
+    """
+    chex.assert_equal_shape([budgets, rows, slots])
+    put = lambda old, new: old.at[slots].set(new.astype(old.dtype), mode="drop")
+    fill = lambda old, value: old.at[slots].set(value, mode="drop")
+    widen = lambda x, like: jnp.pad(x, ((0, 0), (0, like.shape[1] - x.shape[1])))
+
+    def put_cache(old: Array, new: Array) -> Array:
+        length = min(old.shape[2], new.shape[2])
+        return old.at[slots, :, :length].set(new[:, :, :length], mode="drop")
+
+    phi = state.phi
+    if phi is not None:
+        phi = put(phi, prefilled.phi) if phi.ndim == 2 else jax.vmap(put)(phi, prefilled.phi)
+    filled = TrunkState(
+        cache=jax.tree.map(put_cache, state.cache, prefilled.cache),
+        logits=put(state.logits, prefilled.logits),
+        tokens=put(state.tokens, widen(prompts.tokens, state.tokens)),
+        prompt_lengths=put(state.prompt_lengths, prompts.lengths),
+        sampled=fill(state.sampled, 0),
+        budgets=put(state.budgets, budgets),
+        matched=fill(state.matched, 0),
+        tag_start=fill(state.tag_start, 0),
+        close=fill(state.close, CLOSED_BY_BUDGET),
+        ended=put(state.ended, budgets <= 0),
+        broken=fill(state.broken, False),
+        logprobs=fill(state.logprobs, 0.0),
+        rows=put(state.rows, rows),
+        phi=phi,
+    )
+    return shard_rows(filled, mesh)
+
+
+def feed_tokens(
+    params: DecodeParams,
+    tokens: Int[Array, "B"],
+    positions: Int[Array, "B"],
+    cache: tuple[LayerCache, ...],
+    *,
+    spec: DecodeSpec,
+    phi: Phi = None,
+) -> tuple[Float[Array, "B V"], tuple[LayerCache, ...]]:
+    """Runs one token per row through the model against its cache.
+
+    Args:
+      params: decoding parameters.
+      tokens: one id per row.
+      positions: where each token stands; inside the cache for rows whose result matters.
+      cache: keys and values of earlier positions; extended in place.
+      spec: model shape and conditioning.
+      phi: budget embedding.
+
+    Returns:
+      Logits of the next token (fp32) and the cache with this token in it.
+    """
+    visible = (jnp.arange(cache[0].k.shape[2]) <= positions[:, None])[:, None]
+
+    def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+        written = kv_cache.write(cache[index], k, v, positions)
+        partial = attention.cached_attention(q, written.k, written.v, visible)
+        return attention.merge([partial], q.dtype), written
+
+    return next_logits(params, tokens[:, None], positions[:, None], attend, spec=spec, phi=phi)
+
+
+def trunk_step(
+    params: DecodeParams,
+    state: TrunkState,
+    key: Array,
+    *,
+    spec: DecodeSpec,
+    rules: DecodeRules,
+    sampling: SamplingParams,
+) -> TrunkState:
+    """Samples one token for every live row and feeds it; ended rows only keep the shapes.
+
+    The budget rule: a row that has sampled b tokens without completing the closing tag is cut there
+    (CLOSED_BY_BUDGET, thinking == b). A tag that completes, at the b-th token too, closes it.
+    """
+    keys = row_keys(key, state.rows, state.sampled, 0)
+    drawn = draw_tokens(
+        keys,
+        state.logits,
+        ~state.ended,
+        state.matched,
+        rules.think_close,
+        rules=rules,
+        sampling=sampling,
+    )
+    opens = rules.think_close.opens[state.matched, drawn.token]
+    at = state.prompt_lengths + state.sampled
+    rows = jnp.arange(at.shape[0])
+    place = lambda index: jnp.where(drawn.live, index, jnp.int32(state.tokens.shape[1]))
+    tokens = state.tokens.at[rows, place(at)].set(drawn.token, mode="drop")
+    logprobs = state.logprobs.at[rows, place(state.sampled)].set(drawn.logprob, mode="drop")
+    # What an ended row feeds lands behind its last token, where no query looks.
+    logits, cache = feed_tokens(params, drawn.token, at, state.cache, spec=spec, phi=state.phi)
+    natural = jnp.where(drawn.by_eos, CLOSED_BY_EOS, state.close)
+    return dataclasses.replace(
+        count_tokens(state, drawn, state.budgets),
+        cache=cache,
+        logits=logits,
+        tokens=tokens,
+        logprobs=logprobs,
+        tag_start=jnp.where((drawn.live & opens) | drawn.by_eos, state.sampled, state.tag_start),
+        close=jnp.where(drawn.by_tag, CLOSED_BY_TAG, natural),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "num_steps"), donate_argnames=("state",))
+def decode_trunks(
+    params: DecodeParams,
+    state: TrunkState,
+    key: Array,
+    rules: DecodeRules,
+    sampling: SamplingParams,
+    *,
+    spec: DecodeSpec,
+    num_steps: int,
+) -> TrunkState:
+    """`num_steps` steps of every row; a trip count known at compile time never waits for the host.
+
+    Args:
+      params: decoding parameters.
+      state: rows in flight (donated).
+      key: key of the call; tokens depend on (key, row id, position) alone.
+      rules: vocabulary facts.
+      sampling: temperature and truncation.
+      spec: model shape, conditioning and devices.
+      num_steps: steps; the caches must be long enough for every position reached.
+    """
+
+    def advance(_: Array, state: TrunkState) -> TrunkState:
+        state = trunk_step(params, state, key, spec=spec, rules=rules, sampling=sampling)
+        return shard_rows(state, spec.mesh)
+
+    advanced: TrunkState = jax.lax.fori_loop(0, num_steps, advance, state)
+    return advanced
+
+
+def resize_caches(state: TrunkState, length: int) -> TrunkState:
+    """The same rows with caches of another length; the old caches are freed layer by layer.
+
+    Not to be called inside jit, where all layers would be held twice.
+    """
+    resized = []
+    for layer in state.cache:
+        resized.append(_resize(layer, length))
+        layer.k.delete()
+        layer.v.delete()
+    return dataclasses.replace(state, cache=tuple(resized))
+
+
+_resize = jax.jit(kv_cache.resize, static_argnums=1)
+
+
+def take_slots(
+    state: TrunkState, slots: Int[Array, "F"], *, mesh: parallel.AnyMesh | None = None
+) -> tuple[tuple[LayerCache, ...], Trunks, Phi]:
+    """Copies of some slots: caches, trunks and budget embeddings (what `branches` needs)."""
+    pick = lambda x: x[slots]
+    cache = parallel.constrain_cache(jax.tree.map(pick, state.cache), mesh)
+    phi = state.phi
+    if phi is not None:
+        phi = jnp.take(phi, slots, axis=phi.ndim - 2)
+    trunks: Trunks = jax.tree.map(pick, trunks_of(state))
+    return cache, trunks, phi
+
+
+def trunks_of(state: TrunkState) -> Trunks:
+    """What was sampled; lengths derived from counters, never from token values."""
+    forced = state.close == CLOSED_BY_BUDGET
+    return Trunks(
+        tokens=state.tokens,
+        prompt_lengths=state.prompt_lengths,
+        sampled=state.sampled,
+        thinking=jnp.where(forced, state.sampled, state.tag_start),
+        close=state.close,
+        budgets=state.budgets,
+        logprobs=state.logprobs,
+    )

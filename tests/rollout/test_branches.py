@@ -1,0 +1,79 @@
+"""Suffixes at cuts, and cuts that share a text."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax.rollout.branches import branches_of, first_equal, no_branches, open_branches
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Trunks
+from rollout_world import ANSWER, CLOSE, make_rules
+
+# Three rows with prompts of 2, 3 and 4 tokens: forced after 6; a tag of two tokens after 4; the
+# turn ended after 3.
+TRUNKS = Trunks(
+    tokens=jnp.zeros((3, 16), int),
+    prompt_lengths=jnp.array([2, 3, 4]),
+    sampled=jnp.array([6, 6, 4]),
+    thinking=jnp.array([6, 4, 3]),
+    close=jnp.array([CLOSED_BY_BUDGET, CLOSED_BY_TAG, CLOSED_BY_EOS]),
+    budgets=jnp.array([6, 12, 12]),
+    logprobs=jnp.zeros((3, 12)),
+)
+CUTS = jnp.array([[3, 6], [3, 6], [3, 6]])
+
+
+def opened(world, cuts=CUTS, **changes):
+    spec = world.spec().decode
+    return open_branches(
+        TRUNKS, cuts, jnp.arange(3), make_rules(), spec=spec, answer_tokens=3, **changes
+    )
+
+
+def test_a_branch_keeps_thinking_up_to_its_cut_and_the_models_own_tag(world):
+    state = opened(world)
+    np.testing.assert_array_equal(state.context, [[2 + 3, 2 + 6], [3 + 3, 3 + 6], [4 + 3, 4 + 3]])
+
+
+def test_only_thinking_that_closed_itself_gets_the_natural_suffix(world):
+    state = opened(world)
+    np.testing.assert_array_equal(state.forced, [[2, 2], [2, 1], [2, 2]])
+    np.testing.assert_array_equal(state.tokens[1, 0], [CLOSE, ANSWER, 0, 0, 0])
+    np.testing.assert_array_equal(state.tokens[1, 1], [ANSWER, 0, 0, 0, 0])
+
+
+def test_cuts_at_one_place_share_the_first_ones_text_unless_each_has_its_own(world):
+    state = opened(world)
+    # the third row ends before both cuts
+    np.testing.assert_array_equal(state.source, [[0, 1], [0, 1], [0, 0]])
+    np.testing.assert_array_equal(state.ended, [[False, False], [False, False], [False, True]])
+    state = opened(world, share=False)
+    np.testing.assert_array_equal(state.source, [[0, 1]] * 3)
+    assert not state.ended.any()
+
+
+def test_rows_that_are_not_wanted_start_ended(world):
+    state = opened(world, real=jnp.array([True, False, True]))
+    np.testing.assert_array_equal(state.ended[1], [True, True])
+
+
+def test_what_is_read_off_a_shared_cut_is_its_sources(world):
+    state = opened(world)
+    state = state.replace(
+        sampled=jnp.array([[1, 2], [3, 1], [2, 0]]),
+        tokens=jnp.arange(30).reshape(3, 2, 5),
+    )
+    branches = branches_of(state)
+    np.testing.assert_array_equal(branches.sampled, [[1, 2], [3, 1], [2, 2]])
+    np.testing.assert_array_equal(branches.tokens[2, 1], state.tokens[2, 0])
+
+
+@pytest.mark.parametrize(
+    ("cuts", "first"), [([1, 1, 2, 2], [0, 0, 2, 2]), ([3, 1, 3, 1], [0, 1, 0, 1])]
+)
+def test_equal_cuts_know_their_first(cuts, first):
+    np.testing.assert_array_equal(first_equal(jnp.array([cuts])), [first])
+
+
+def test_trunks_without_cuts_have_no_branch():
+    branches = no_branches(3)
+    assert branches.tokens.shape == (3, 0, 1) and branches.finished.dtype == bool

@@ -1,0 +1,73 @@
+"""Phases on the device: caches as long as needed, answers beside each other."""
+
+import jax
+import numpy as np
+import pytest
+
+from bacr_jax.rollout import sampling_params
+from bacr_jax.rollout.engine import Engine, prompt_widths
+from bacr_jax.types import CLOSED_BY_BUDGET
+from rollout_world import make_prompts, make_rules, quarters
+
+
+def make_engine(world, spec, lengths=(3, 5, 2)):
+    return Engine(
+        world.decode,
+        make_prompts(lengths, 5),
+        jax.random.key(3),
+        spec=spec,
+        rules=make_rules(),
+        sampling=sampling_params(1.0),
+        phi_of=world.phi_of,
+    )
+
+
+def test_prompts_are_prefilled_at_multiples_of_a_width_and_at_their_own():
+    assert prompt_widths(5) == [5]
+    assert prompt_widths(128) == [128]
+    assert prompt_widths(300) == [128, 256, 300]
+
+
+def test_caches_are_as_long_as_the_rows_need_and_never_longer_than_a_row_can_be(world):
+    engine = make_engine(world, world.tight())
+    assert engine.lengths == [5, 9, 13, 17] and engine.length == 5
+    for positions, length in ((6, 9), (17, 17), (40, 17), (2, 5)):
+        engine.fit_caches(positions)
+        assert engine.length == length
+
+
+def test_a_chunk_feeds_every_slot_and_ended_rows_wait(world):
+    engine = make_engine(world, world.spec())
+    budgets = np.array([12, 0, 2], np.int32)
+    engine.prefill(np.array([1, 2, 0]), np.array([3, 1, 0]), np.arange(3), budgets)
+    ended, broken, sampled = engine.progress()
+    np.testing.assert_array_equal(ended, [False, False, True, True])
+    engine.decode()
+    ended, broken, sampled = engine.progress()
+    assert not broken.any()
+    assert sampled[3] == sampled[2] == 0 and 1 <= sampled[1] <= 2 and 1 <= sampled[0] <= 5
+    assert ended[1:].all()
+    np.testing.assert_array_equal(engine.trunks(np.array([1, 0])).prompt_lengths, [2, 3])
+
+
+@pytest.mark.parametrize("slots", [[0, 2, 3], [2, 0]])
+def test_several_answers_of_a_cut_stand_side_by_side(world, slots):
+    """Three of four slots are read in place, two are copied out."""
+    spec = world.spec(answers=3)
+    engine = make_engine(world, spec, lengths=(3, 5, 2, 4))
+    rows, budgets = np.arange(4), np.array([5, 4, 3, 2], np.int32)
+    engine.prefill(rows, rows, rows.astype(np.int32), budgets)
+    engine.decode()
+    opened = engine.open_branches(np.array(slots), quarters(budgets)[slots])
+    total, steps = engine.answer_steps
+    for start in range(0, total, steps):
+        opened = engine.decode_branches(opened, start)
+    context = engine.answers(opened).context.reshape(len(slots), 4, 3)
+    trunks = engine.trunks(np.array(slots))
+    assert (context == context[:, :, :1]).all()
+    cuts = np.minimum(quarters(budgets)[slots], trunks.thinking[:, None])
+    forced = trunks.close == CLOSED_BY_BUDGET
+    assert forced.any()
+    np.testing.assert_array_equal(
+        context[forced, :, 0], (trunks.prompt_lengths[:, None] + cuts)[forced]
+    )
