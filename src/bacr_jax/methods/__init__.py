@@ -1,4 +1,9 @@
-"""Training methods as compositions of the functions of `curriculum`, `rewards` and `advantages`."""
+"""Training methods as compositions of the functions of `curriculum`, `rewards` and `advantages`.
+
+A module here is a method: its published formulas, `make(config)`, which computes no array, and
+`problems(config)` where settings can contradict it. `method` says what it is made of, `registry`
+finds it by name, `grpo_family` is what several share.
+"""
 
 from bacr_jax.methods.method import Advantages, DynamicSampling, GroupBatch, Method, RejectionSFT
 from bacr_jax.methods.registry import load_method

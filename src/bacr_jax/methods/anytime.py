@@ -91,7 +91,7 @@ def brpo_advantage(
     chex.assert_rank([r, prior], [3, 1])
     chex.assert_axis_dimension(r, 2, prior.shape[0])
     r = jax.lax.stop_gradient(r)
-    group, cuts = r.shape[1:]
+    cuts = r.shape[2]
     index = np.arange(cuts)
     remaining = jnp.flip(jnp.cumsum(jnp.flip(prior)))
     returns = to_go(r, prior)
@@ -101,13 +101,7 @@ def brpo_advantage(
     average = jnp.asarray(past / np.maximum(past.sum(-1, keepdims=True), 1e-30), r.dtype)
     v1 = jnp.einsum("sk,qgk->qgs", average, r, precision="highest") * remaining
 
-    if group == 1:
-        v2 = jnp.zeros_like(returns)
-    elif loo:
-        v2 = (jnp.sum(returns, axis=1, keepdims=True) - returns) / (group - 1)
-    else:
-        v2 = jnp.broadcast_to(jnp.mean(returns, axis=1, keepdims=True), returns.shape)
-
+    v2 = _group_value(returns, loo=loo)
     mix = jnp.asarray(index / cuts, r.dtype)
     if mode == "brpo":
         return returns - mix * v1 - (1.0 - mix) * v2
@@ -118,6 +112,16 @@ def brpo_advantage(
     if mode == "none":
         return returns
     raise UserError(f"brpo mode: found {mode!r}; write brpo, v1, v2 or none")
+
+
+def _group_value(returns: PerCut, *, loo: bool) -> PerCut:
+    """V2: the group's mean return, with or without the trace itself; 0 for a trace alone."""
+    group = returns.shape[1]
+    if group == 1:
+        return jnp.zeros_like(returns)
+    if loo:
+        return (jnp.sum(returns, axis=1, keepdims=True) - returns) / (group - 1)
+    return group_mean(returns)
 
 
 def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:

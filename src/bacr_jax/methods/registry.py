@@ -42,6 +42,46 @@ def load_method(config: Config) -> Method:
     Raises:
       UserError: no such file or module, it has no `make`, or the config contradicts the method.
     """
+    method = _made(config)
+    for problem in _loss_problems(config, method.loss):
+        raise UserError(problem)
+    return method
+
+
+def declares_budget(config: Config) -> bool:
+    """Whether responses under the config's method open with a budget; its loss does not matter.
+
+    Raises:
+      UserError: as `load_method`; a method that trains nothing declares none.
+    """
+    return config.method not in EVALUATION_ONLY and _made(config).declares_budget
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with `config.method` and the settings that it reads, one line each.
+
+    Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
+
+    Args:
+      config: settings whose numbers are in their ranges.
+    """
+    if config.method not in built_in_methods():
+        yield from _name_problems(config.method)
+        return
+    module = _module(config.method)
+    find = getattr(module, "problems", None)
+    own = list(find(config)) if find else []
+    yield from own
+    if not own:
+        yield from _loss_problems(config, module.make(config).loss)
+
+
+def _made(config: Config) -> Method:
+    """What the method's own `make` gives, whatever `config.loss` is.
+
+    Raises:
+      UserError: there is no such method, or it gives something else.
+    """
     name = config.method
     if name in EVALUATION_ONLY:
         raise UserError(EVALUATION_ONLY[name])
@@ -57,40 +97,7 @@ def load_method(config: Config) -> Method:
             f"method: make(config) of {name!r} returned {type(method).__name__}, "
             "not a Method; return one"
         )
-    for problem in _loss_problems(config, method.loss):
-        raise UserError(problem)
     return method
-
-
-def declares_budget(config: Config) -> bool:
-    """Whether responses under the config's method open with a budget.
-
-    Raises:
-      UserError: as `load_method`; a method that trains nothing declares none.
-    """
-    return config.method not in EVALUATION_ONLY and load_method(config).declares_budget
-
-
-def problems(config: Config) -> Iterator[str]:
-    """What is wrong with `config.method` and the settings that it reads, one line each.
-
-    Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
-
-    Args:
-      config: settings whose numbers are in their ranges.
-    """
-    if config.method not in built_in_methods():
-        yield from _name_problems(config.method)
-        return
-    module = _module(config.method)
-    own = list(getattr(module, "problems", _no_problems)(config))
-    yield from own
-    if not own:
-        yield from _loss_problems(config, module.make(config).loss)
-
-
-def _no_problems(config: Config) -> Iterator[str]:
-    return iter(())
 
 
 def _name_problems(name: str) -> Iterator[str]:
