@@ -28,6 +28,7 @@ import numpy as np
 from scipy import stats
 
 from bacr_jax.report import figures
+from bacr_jax.runs.folder import RunPaths, open_run
 
 ARMS = {
     "own": [],
@@ -42,13 +43,14 @@ PROBLEMS = 1000
 
 def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
     """The summary of a run, made now if it is not there yet."""
-    if not (folder / "summary.json").exists():
+    paths = RunPaths(folder)
+    if not paths.summary.exists():
         command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
         if arm == "anytime":
             command += ["--config", str(Path(config).parent / "methods" / "anytime.yaml")]
         arguments = [*command, f"output.dir={folder}", *ARMS[arm], *overrides]
         subprocess.run(arguments, check=True)
-    return json.loads((folder / "summary.json").read_text())
+    return json.loads(paths.summary.read_text())
 
 
 def style_shares(folder: Path) -> dict[str, float]:
@@ -57,13 +59,12 @@ def style_shares(folder: Path) -> dict[str, float]:
     from bacr_jax.data.ledger import ID
     from bacr_jax.rollout.generate import generate
     from bacr_jax.rollout.sampling import sampling_params
-    from bacr_jax.runs.folder import open_run
     from bacr_jax.training.loop import Trainer
 
     kept = folder / "styles.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    config = config_io.load([folder / "config.yaml"])
+    config = config_io.load([RunPaths(folder).config])
     with open_run(folder, config) as opened:
         trainer = Trainer(config, opened)
         state, _ = trainer.start()
@@ -142,7 +143,7 @@ def main() -> None:
         first = arguments.out / f"{arguments.arms[0]}-{seed}"
         for arm in arguments.arms:
             folder = arguments.out / f"{arm}-{seed}"
-            shared = [] if folder == first else [f"warmup.dir={first / 'warmup'}"]
+            shared = [] if folder == first else [f"warmup.dir={RunPaths(first).warmup}"]
             summary = run(folder, arguments.config, arm, f"seed={seed}", *shared)
             after, before = summary["eval"]["after"], summary["eval"]["before"]
             entry = {

@@ -1,6 +1,6 @@
 """Self-Consistency (arXiv 2203.11171): k samples, the most frequent answer.
 
-It trains nothing: `python -m bacr_jax.evaluate` measures it with `statistics.majority_at_k`, where
+It trains nothing: `python -m bacr_jax.evaluate` measures it with `majority_at_k`, where
 unanswered samples do not vote and ties count by their expected accuracy. What budget b means for k
 samples is stated with every number, since both readings are in use.
 """

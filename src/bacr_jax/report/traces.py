@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from bacr_jax import rewards
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import read_lines
@@ -21,11 +23,11 @@ def _chosen(paths: Sequence[Path]) -> list[Path]:
 
 
 def _dense(outcomes: Sequence[float], config: Config) -> list[float] | None:
-    """Rewards of Eq. 7-8 where the run trained on them: R_j = r_j + lambda (r_j - r_(j-1))."""
+    """Rewards of Eq. 7, where the run trained on them."""
     if config.method != "bacr" or not config.reward.dense:
         return None
-    before = [0.0, *outcomes[:-1]]
-    return [r + config.reward.coefficient * (r - b) for r, b in zip(outcomes, before)]
+    r = jnp.asarray(outcomes, jnp.float32)
+    return rewards.dense_reward(r, coefficient=config.reward.coefficient).tolist()
 
 
 def _thinking(trace: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.folder import lock_folder, write_atomically
+from bacr_jax.runs.folder import WarmupPaths, lock_folder, write_atomically
 from bacr_jax.types import Prompts
 
 Params = dict[str, Any]
@@ -304,15 +304,15 @@ def warm_up(
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
     params = policy.make(lambda: qwen2.init(key, spec.model))
-    identity = folder / "warmup.json"
-    if identity.exists():
-        found = json.loads(identity.read_text())
+    paths = WarmupPaths(folder)
+    if paths.identity.exists():
+        found = json.loads(paths.identity.read_text())
         if found["fingerprint"] != fingerprint(config):
             raise UserError(
                 f"{folder}: holds a warm-up with other settings (seed, model, data.ledger or "
                 "warmup differ); write another warmup.dir"
             )
-        checkpoints = Checkpoints(folder / "weights", keep=1)
+        checkpoints = Checkpoints(paths.weights, keep=1)
         _, params, _ = checkpoints.restore(params)
         checkpoints.close()
         return params
@@ -321,7 +321,7 @@ def warm_up(
     with contextlib.ExitStack() as stack:
         if processes.is_first():
             stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
-        saved = Checkpoints(folder / "progress" / fingerprint(config), keep=1)
+        saved = Checkpoints(paths.progress(fingerprint(config)), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
         run = _Run(config, spec, tx, params, opt_state, on_progress, poll, saved)
@@ -336,12 +336,12 @@ def warm_up(
             raise
         finally:
             saved.close()
-        checkpoints = Checkpoints(folder / "weights", keep=1)
+        checkpoints = Checkpoints(paths.weights, keep=1)
         if checkpoints.latest != run.step:
             checkpoints.save(run.step, run.params, {"steps": run.step, **measured})
         checkpoints.close()
         if processes.is_first():
             record = {"fingerprint": fingerprint(config), "steps": run.step, **measured}
-            write_atomically(identity, json.dumps(record) + "\n")
-            shutil.rmtree(folder / "progress")
+            write_atomically(paths.identity, json.dumps(record) + "\n")
+            shutil.rmtree(paths.unfinished)
     return run.params
