@@ -15,7 +15,7 @@ from bacr_jax.data.prompts import PromptFormat, encode_prompts
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import open_decoder, with_declared_budget
 from bacr_jax.learner import policy as policies
-from bacr_jax.rollout.generate import generate
+from bacr_jax.rollout.generate import Rollout, generate
 from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Prompts
@@ -95,6 +95,11 @@ def ask(
         truncated=top_p < 1,
         on_tokens=None if say is None else _Live(lambda ids: decode_ids(tokenizer, ids), say),
     )
+    return _answers(rollout, tokenizer, style)
+
+
+def _answers(rollout: Rollout, tokenizer: Any, style: PromptFormat) -> list[Answer]:
+    """The texts of each row."""
     trunks, branches = rollout.trunks, rollout.branches
     tags = {"opened": style.answer_open, "closed": style.answer_close}
 
@@ -107,7 +112,7 @@ def ask(
             answer=answer_text(tokenizer, branches.tokens[row, 0, start:end].tolist(), **tags),
         )
 
-    return [answer_of(row) for row in range(len(budgets))]
+    return [answer_of(row) for row in range(len(trunks.budgets))]
 
 
 def prompt_per_budget(

@@ -1,7 +1,7 @@
 """Drawing and grading answers at a budget: the one place where a policy is evaluated."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,14 @@ from bacr_jax.data.extraction import decode_ids
 from bacr_jax.data.prompts import PromptFormat, encode_text
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, EvalSetting, Sample
-from bacr_jax.grading import LENIENT
+from bacr_jax.grading import LENIENT, Verdict
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
 from bacr_jax.methods.selfbudgeter import prefill
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
 from bacr_jax.rollout.engine import RolloutSpec
-from bacr_jax.rollout.generate import Rollout, generate
+from bacr_jax.rollout.generate import generate
 from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import Branches, Prompts, Trunks
@@ -140,23 +140,14 @@ def draw_samples(
     Returns:
       A sample per row, in their order.
     """
-    places = chosen[rows // setting.samples]
-    prompts = with_declared_budget(
-        questions.take(places), environment.tokenizer, environment.style, config, setting.budget
+    places, data = chosen[rows // setting.samples], questions.set
+    trunks, branches = _generate(
+        decoder, environment, questions.take(places), rows, setting, key, config, poll
     )
-    rollout = _generate(decoder, environment, prompts, rows, setting, key, config, poll)
-    trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
     written = branches.forced[:, 0] + branches.sampled[:, 0]
     texts = _texts(environment, trunks, branches, written)
-    data = questions.set
     references = [data.answers[place] for place in places]
-    verdicts = environment.graded_like(questions).grader.grade(
-        [for_grader(text, environment.style) for text in texts],
-        references,
-        mode=LENIENT,
-        # Several processes wait for their graders for different times: none may poll there.
-        poll=None if processes.several() else poll,
-    )
+    verdicts = _verdicts(environment.graded_like(questions), texts, references, poll)
     return [
         Sample(
             set=name,
@@ -166,22 +157,34 @@ def draw_samples(
             sample=int(row % setting.samples),
             level=int(data.levels[place]),
             subject=data.subjects[place],
-            text=text,
-            extracted=verdict.extracted,
-            gold=reference,
-            correct=verdict.correct,
-            strict=verdict.strict,
-            path=verdict.path,
-            timed_out=verdict.timed_out,
+            text=texts[i],
+            gold=references[i],
+            **_judged(verdicts[i]),
             thinking_tokens=int(trunks.thinking[i]),
             total_tokens=int(trunks.sampled[i] + written[i]),
             closed_by=CLOSE_NAMES[int(trunks.close[i])],
             finished=bool(branches.finished[i, 0]),
         )
-        for i, (row, place, text, reference, verdict) in enumerate(
-            zip(rows, places, texts, references, verdicts, strict=True)
-        )
+        for i, (row, place) in enumerate(zip(rows, places))
     ]
+
+
+def _verdicts(
+    environment: Environment,
+    texts: Sequence[str],
+    references: Sequence[str],
+    poll: Callable[[], None] | None,
+) -> list[Verdict]:
+    graded = [for_grader(text, environment.style) for text in texts]
+    # Several processes wait for their graders for different times: none may poll there.
+    polled = None if processes.several() else poll
+    return environment.grader.grade(graded, references, mode=LENIENT, poll=polled)
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    """The fields of a `Sample` that the grader fills."""
+    names = ("extracted", "correct", "strict", "path", "timed_out")
+    return {name: getattr(verdict, name) for name in names}
 
 
 def for_grader(text: str, style: PromptFormat) -> str:
@@ -198,13 +201,15 @@ def _generate(
     key: jax.Array,
     config: EvalConfig,
     poll: Callable[[], None] | None,
-) -> Rollout:
-    """Thinking up to the budget, and one answer after it, for each row."""
+) -> tuple[Trunks, Branches]:
+    """Thinking up to the budget, and one answer after it, for each row; on the host."""
     greedy = setting.mode == GREEDY
     budgets = np.full(len(rows), setting.budget, np.int32)
-    return generate(
+    rollout = generate(
         decoder.params,
-        prompts,
+        with_declared_budget(
+            prompts, environment.tokenizer, environment.style, config, setting.budget
+        ),
         budgets,
         budgets[:, None],
         jax.random.fold_in(key, setting.budget),
@@ -218,6 +223,7 @@ def _generate(
         truncated=not greedy and config.top_p < 1.0,
         poll=poll,
     )
+    return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
 
 
 def _texts(

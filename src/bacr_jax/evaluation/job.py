@@ -115,6 +115,26 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
+def _check_labels(config: Config, labels: Path) -> None:
+    if len(config.data.eval) > 1 or len(config.eval.budgets) > 1:
+        raise UserError(
+            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
+            "number in --budgets"
+        )
+
+
+def _positions(config: Config, tokenizer: Any) -> int:
+    """Positions that the model was made for; the largest budget is less."""
+    rows = policies.vocabulary_rows(config, len(tokenizer))
+    positions = policies.model_shape(config, rows).max_positions
+    if max(config.eval.budgets) >= positions:
+        raise UserError(
+            f"--budgets {max(config.eval.budgets)}: the model has {positions} positions; write "
+            "fewer"
+        )
+    return positions
+
+
 def _check_length(config: Config, tokenizer: Any, most: int, sets: dict[str, Questions]) -> None:
     """The longest row fits the `most` positions that the model was made for."""
     largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
@@ -184,29 +204,16 @@ def prepare(
     config = saved.config
     settings = eval_settings(config.eval, greedy=greedy)
     settings += _smaller_settings(config, self_consistency)
-    if labels is not None and (len(config.data.eval) > 1 or len(config.eval.budgets) > 1):
-        raise UserError(
-            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
-            "number in --budgets"
-        )
+    if labels is not None:
+        _check_labels(config, labels)
     others = {str(folder): find_evaluation(folder) for folder in compare}
     tokenizer = saved.tokenizer()
-    rows = policies.vocabulary_rows(config, len(tokenizer))
-    positions = policies.model_shape(config, rows).max_positions
-    if max(config.eval.budgets) >= positions:
-        raise UserError(
-            f"--budgets {max(config.eval.budgets)}: the model has {positions} positions; write "
-            "fewer"
-        )
+    positions = _positions(config, tokenizer)
     sets = load_sets(config, tokenizer, split=split, train=train)
     _check_length(config, tokenizer, positions, sets)
-    chosen = {
-        name: subset(len(questions), config.eval.size, config.seed)
-        for name, questions in sets.items()
-    }
-    modes: dict[str, list[int]] = {}
-    for setting in settings:
-        modes.setdefault(setting.mode, []).append(setting.budget)
+    size, seed = config.eval.size, config.seed
+    chosen = {name: subset(len(questions), size, seed) for name, questions in sets.items()}
+    modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}
     described = {name: _describe(sets[name], places) for name, places in chosen.items()}
     for where, folder in others.items():
         comparison.check_comparable(described, read_settings(folder), modes, where)
