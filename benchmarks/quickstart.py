@@ -15,14 +15,16 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from bacr_jax.report import figures, tables
+from bacr_jax.report import figures, table
+from bacr_jax.runs.folder import RunPaths
 
 
 def run(config: str, folder: Path, *overrides: str) -> dict:
-    if not (folder / "summary.json").exists():
+    paths = RunPaths(folder)
+    if not paths.summary.exists():
         command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
         subprocess.run([*command, f"output.dir={folder}", *overrides], check=True)
-    return json.loads((folder / "summary.json").read_text())
+    return json.loads(paths.summary.read_text())
 
 
 def mean_of(summaries: list[dict]) -> dict:
@@ -60,7 +62,7 @@ def main() -> None:
             arguments.out / f"grpo-{seed}",
             f"seed={seed}",
             "method=grpo",
-            f"warmup.dir={base / 'warmup'}",
+            f"warmup.dir={RunPaths(base).warmup}",
             f"train.max_generated_tokens={bacr['generated_tokens']}",
         )
         policies = {
@@ -72,12 +74,12 @@ def main() -> None:
             collected[name].append(summary)
         seconds.append(bacr["wall_seconds"])
         title = f"seed {seed}: accuracy (%), 95 % interval, mean thinking tokens"
-        console.print(tables.comparison_table(title, policies))
+        console.print(table.comparison_table(title, policies))
         tokens = f"{bacr['generated_tokens']:,} and {grpo['generated_tokens']:,}"
         console.print(f"generated tokens {tokens}; BACR run {bacr['wall_seconds']:.0f} s\n")
     means = {name: mean_of(summaries) for name, summaries in collected.items()}
     console.print(
-        tables.comparison_table(f"mean (and range) over {len(arguments.seeds)} seeds", means)
+        table.comparison_table(f"mean (and range) over {len(arguments.seeds)} seeds", means)
     )
     figures.accuracy_by_budget(
         arguments.out / "accuracy.png",

@@ -130,7 +130,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from bacr_jax import parallel
-from bacr_jax.checkpoint import Checkpoints
+from bacr_jax.runs.checkpoint import Checkpoints
 
 def on(*sizes):
     mesh = parallel.make_mesh(parallel.MeshShape(*sizes, 1), jax.devices()[: np.prod(sizes)])

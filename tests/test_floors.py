@@ -14,9 +14,10 @@ FLOORS = {
     3: "model data",
     4: "rollout methods",
     5: "learner runs",
-    6: "evaluation report planning",
-    7: "training",
-    8: "train evaluate generate plan export __main__",
+    6: "evaluation planning",
+    7: "report",
+    8: "training",
+    9: "train evaluate generate plan export __main__",
 }
 MATHS = "curriculum rewards advantages losses"
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}

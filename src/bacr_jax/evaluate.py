@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,14 +104,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_intermixed_args(argv)
     arguments.budgets = _budgets(arguments.budgets)
-    _check(arguments)
+    check_saved_policy(arguments)
+    for faults in (_faults_of_numbers, _faults_of_files, _faults_of_overrides):
+        for fault in faults(arguments):
+            raise UserError(fault)
     return arguments
 
 
 def _budgets(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
-    found = []
+    budgets = []
     for word in text.split(","):
         number = whole_number(word, most=LARGEST_BUDGET)
         if not number:
@@ -119,69 +122,61 @@ def _budgets(text: str | None) -> tuple[int, ...] | None:
                 f"--budgets {shown(text, quote=False)}: found {shown(word.strip())}; write whole "
                 "numbers above 0, such as 512,1024"
             )
-        found.append(number)
-    if len(set(found)) != len(found):
+        budgets.append(number)
+    if len(set(budgets)) != len(budgets):
         raise UserError(f"--budgets {text}: holds a budget twice; write each once")
-    return tuple(sorted(found))
+    return tuple(sorted(budgets))
 
 
-def _check(a: argparse.Namespace) -> None:
-    """What can be said about the options without looking at any file."""
-
-    def refuse(wrong: bool, line: str) -> None:
-        if wrong:
-            raise UserError(line)
-
-    check_saved_policy(a)
-    refuse(a.model is not None and not a.data, "--data: none given; write a set such as gsm8k:PATH")
-    refuse(a.model is not None and not a.budgets, "--budgets: none given; write 512,1024")
-    refuse(len(set(a.data)) < len(a.data), "--data: holds a set twice; write each once")
+def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
+    """What can be said against the options without looking at any file."""
+    if a.model is not None and not a.data:
+        yield "--data: none given; write a set such as gsm8k:PATH"
+    if a.model is not None and not a.budgets:
+        yield "--budgets: none given; write 512,1024"
+    if len(set(a.data)) < len(a.data):
+        yield "--data: holds a set twice; write each once"
+    option = lambda name: f"--{name.replace('_', '-')} {getattr(a, name)}"
     for name, least in (("samples", 0), ("size", 1), ("slots", 1), ("self_consistency", 2)):
-        value = getattr(a, name)
-        option = f"--{name.replace('_', '-')}"
-        refuse(value is not None and value < least, f"{option} {value}: write {least} or more")
+        if getattr(a, name) is not None and getattr(a, name) < least:
+            yield f"{option(name)}: write {least} or more"
     for name in ("temperature", "top_p"):
-        value, option = getattr(a, name), f"--{name.replace('_', '-')}"
-        refuse(
-            value is not None and not a.samples,
-            f"{option} {value}: is not read, since --samples 0 is greedy; write --samples 1 or "
-            f"more, or leave {option} out",
+        if getattr(a, name) is not None and not a.samples:
+            yield (
+                f"{option(name)}: is not read, since --samples 0 is greedy; write --samples 1 or "
+                f"more, or leave {option(name).split()[0]} out"
+            )
+    if a.temperature is not None and not 0 < a.temperature < float("inf"):
+        yield f"{option('temperature')}: write a number above 0, or --samples 0 for greedy"
+    if a.top_p is not None and not 0 < a.top_p <= 1:
+        yield f"{option('top_p')}: write a number above 0, up to 1"
+    if a.seed is not None and not 0 <= a.seed < 2**32:
+        yield f"{option('seed')}: write a number from 0 to 4294967295"
+    if a.self_consistency is not None and a.samples < a.self_consistency:
+        yield (
+            f"{option('self_consistency')}: needs as many samples, found --samples {a.samples}; "
+            f"write --samples {a.self_consistency} or more"
         )
-    refuse(
-        a.temperature is not None and not 0 < a.temperature < float("inf"),
-        f"--temperature {a.temperature}: write a number above 0, or --samples 0 for greedy",
-    )
-    refuse(
-        a.top_p is not None and not 0 < a.top_p <= 1,
-        f"--top-p {a.top_p}: write a number above 0, up to 1",
-    )
-    refuse(
-        a.seed is not None and not 0 <= a.seed < 2**32,
-        f"--seed {a.seed}: write a number from 0 to 4294967295",
-    )
-    refuse(
-        a.self_consistency is not None and a.samples < a.self_consistency,
-        f"--self-consistency {a.self_consistency}: needs as many samples, found --samples "
-        f"{a.samples}; write --samples {a.self_consistency} or more",
-    )
-    refuse(
-        a.train == "ledger",
-        "--train ledger: its test problems are made to differ from its training problems; leave "
-        "it out",
-    )
+
+
+def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
+    if a.train == "ledger":
+        yield (
+            "--train ledger: its test problems are made to differ from its training problems; "
+            "leave it out"
+        )
     labels = a.label_difficulty
-    refuse(
-        labels is not None and not a.samples,
-        f"--label-difficulty {labels}: avg@k needs samples; write --samples 8",
-    )
-    refuse(
-        labels is not None and not labels.absolute().parent.is_dir(),
-        f"--label-difficulty {labels}: its folder does not exist; make it first",
-    )
-    refuse(
-        labels is not None and labels.is_dir(),
-        f"--label-difficulty {labels}: is a folder; write the name of a file",
-    )
+    if labels is None:
+        return
+    if not a.samples:
+        yield f"--label-difficulty {labels}: avg@k needs samples; write --samples 8"
+    if not labels.absolute().parent.is_dir():
+        yield f"--label-difficulty {labels}: its folder does not exist; make it first"
+    if labels.is_dir():
+        yield f"--label-difficulty {labels}: is a folder; write the name of a file"
+
+
+def _faults_of_overrides(a: argparse.Namespace) -> Iterator[str]:
     for text in a.overrides:
         key = text.partition("=")[0]
         if key == "method" and a.model is not None and _opens_with_budget(text):
@@ -189,7 +184,7 @@ def _check(a: argparse.Namespace) -> None:
             continue
         if not key.startswith(OVERRIDABLE) and key in config_io.schema():
             near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
-            raise UserError(
+            yield (
                 f"{key}: an evaluation leaves the policy as it is; only keys such as "
                 f"{near[0]} can be overridden"
             )
@@ -213,19 +208,17 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
             "format; leave it out"
         )
-    budgets = arguments.budgets or config.eval.budgets
     sets = tuple(arguments.data) or config.data.eval
     # What is trained on chooses prompt format and grader; a bare model takes them from the set.
     train = config.data.train if arguments.run is not None else sets[0]
-    rollout = dataclasses.replace(config.rollout, slots=arguments.slots)
     config = dataclasses.replace(
         config,
         seed=config.seed if arguments.seed is None else arguments.seed,
         data=dataclasses.replace(config.data, train=train, eval=sets),
-        rollout=rollout,
+        rollout=dataclasses.replace(config.rollout, slots=arguments.slots),
         eval=EvalConfig(
             every=None,
-            budgets=budgets,
+            budgets=arguments.budgets or config.eval.budgets,
             size=arguments.size,
             samples=arguments.samples,
             temperature=arguments.temperature or TEMPERATURE,
@@ -272,15 +265,11 @@ def evaluate(
     """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
-    from bacr_jax.report import evaluation as report
-    from bacr_jax.runs.open import open_model, open_run
+    from bacr_jax.report.evaluation import write_tables
+    from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
 
-    saved = (
-        open_model(arguments.model)
-        if arguments.run is None
-        else open_run(arguments.run, arguments.step)
-    )
+    saved = open_policy(arguments.run, arguments.model, arguments.step)
     saved.check()
     config = settle(arguments, saved.config)
     saved = dataclasses.replace(saved, config=config)
@@ -301,7 +290,7 @@ def evaluate(
         if missing:
             progress.say(missing)
         results = job.run(work, folder, progress, poll)
-        for table in report.write(out, results):
+        for table in write_tables(out, results):
             progress.say(table)
         for line in results["labels"].values() if "labels" in results else ():
             progress.say(line)

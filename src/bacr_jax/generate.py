@@ -4,10 +4,10 @@ import argparse
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from bacr_jax.config import EvalConfig
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
@@ -21,6 +21,9 @@ from bacr_jax.config.cli import (
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
+
+if TYPE_CHECKING:
+    from bacr_jax.data.prompts import PromptFormat
 
 DESCRIPTION = (
     "Asks a policy one question under one or several thinking budgets. With one budget the "
@@ -51,42 +54,58 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of a sampled answer")
     add("question")
     add("overrides", nargs="*", metavar="key.sub=value")
-    a = parser.parse_intermixed_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
+    check_saved_policy(arguments)
+    for fault in _faults(arguments):
+        raise UserError(fault)
+    words = arguments.budget.split(",")
+    arguments.budgets = [_budget(arguments.budget, word.strip()) for word in words]
+    return arguments
 
-    def refuse(wrong: bool, line: str) -> None:
-        if wrong:
-            raise UserError(line)
 
-    check_saved_policy(a)
-    refuse(not a.question.strip(), "question: found an empty text; write a question")
-    refuse(
-        not 0 <= a.temperature < float("inf"),
-        f"--temperature {a.temperature}: write 0 (the most likely tokens) or a number above",
-    )
-    refuse(not 0 < a.top_p <= 1, f"--top-p {a.top_p}: write a number above 0, up to 1")
-    refuse(
-        a.top_p < 1 and a.temperature == 0,
-        f"--top-p {a.top_p}: is not read, since --temperature 0 takes the most likely token; write "
-        "--temperature 0.6, or leave --top-p out",
-    )
-    refuse(not 0 <= a.seed < 2**32, f"--seed {a.seed}: write a number from 0 to 4294967295")
-    a.budgets = [_budget(a.budget, word.strip()) for word in a.budget.split(",")]
-    return a
+def _faults(a: argparse.Namespace) -> Iterator[str]:
+    """What can be said against the options without looking at any file."""
+    if not a.question.strip():
+        yield "question: found an empty text; write a question"
+    if not 0 <= a.temperature < float("inf"):
+        yield f"--temperature {a.temperature}: write 0 (the most likely tokens) or a number above"
+    if not 0 < a.top_p <= 1:
+        yield f"--top-p {a.top_p}: write a number above 0, up to 1"
+    if a.top_p < 1 and a.temperature == 0:
+        yield (
+            f"--top-p {a.top_p}: is not read, since --temperature 0 takes the most likely token; "
+            "write --temperature 0.6, or leave --top-p out"
+        )
+    if not 0 <= a.seed < 2**32:
+        yield f"--seed {a.seed}: write a number from 0 to 4294967295"
 
 
 def _budget(text: str, word: str) -> int | None:
     if word == NONE:
         return None
-    found = whole_number(word, most=LARGEST_BUDGET)
-    if found is None:
+    number = whole_number(word, most=LARGEST_BUDGET)
+    if number is None:
         raise UserError(
             f"--budget {shown(text, quote=False)}: found {shown(word)}; write whole numbers such "
             f"as 512,1024, or {NONE}"
         )
-    return found
+    return number
 
 
-def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
+def prompt_format(arguments: argparse.Namespace, config: Config) -> "PromptFormat":
+    """The format that the policy was trained with, or one that suits a bare model."""
+    from bacr_jax.data.prompts import FORMATS, format_for
+    from bacr_jax.methods.registry import declares_budget
+
+    declares = declares_budget(config)
+    own = config.data.prompt_format == "auto" and not declares
+    told = any(key.startswith("data.train=") for key in arguments.overrides)
+    # Nobody says what a Hugging Face folder was trained on.
+    guessed = arguments.run is None and own and not told
+    return FORMATS["think_answer"] if guessed else format_for(config, declares_budget=declares)
+
+
+def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     """Decodes and writes the answers.
 
     Args:
@@ -96,116 +115,30 @@ def ask(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     Raises:
       UserError: the policy, the question or a budget can't be used.
     """
-    from bacr_jax.runs.open import load_tokenizer, open_model, open_run
+    from bacr_jax.runs.open import open_policy
 
-    saved = (
-        open_model(arguments.model)
-        if arguments.run is None
-        else open_run(arguments.run, arguments.step)
-    )
+    saved = open_policy(arguments.run, arguments.model, arguments.step)
     config = config_io.override(saved.config, arguments.overrides)
     check_ranges(config)
-    saved = dataclasses.replace(saved, config=config)
-    tokenizer = load_tokenizer(saved)
 
-    import jax
-    import numpy as np
+    from bacr_jax.evaluation.ask import ask
 
-    from bacr_jax.data import prompts as prompting
-    from bacr_jax.data.environment import make_rules
-    from bacr_jax.data.tokenizers import answer_text, decode_ids
-    from bacr_jax.evaluation.job import open_decoder
-    from bacr_jax.learner import policy as policies
-    from bacr_jax.methods.registry import declares_budget
-    from bacr_jax.rollout import generate, sampling_params
-    from bacr_jax.types import NO_BUDGET
-
-    declares = declares_budget(config)
-    style = prompting.format_for(config, declares_budget=declares)
-    if (
-        arguments.run is None
-        and config.data.prompt_format == "auto"
-        and not declares
-        and not any(key.startswith("data.train=") for key in arguments.overrides)
-    ):
-        # Nobody says what the folder was trained on.
-        style = prompting.FORMATS["think_answer"]
-    prompts, _ = prompting.encode_prompts(
-        tokenizer, [arguments.question], style, max_tokens=config.data.max_prompt_tokens
+    alone = len(arguments.budgets) == 1
+    answers = ask(
+        dataclasses.replace(saved, config=config),
+        arguments.question,
+        arguments.budgets,
+        style=prompt_format(arguments, config),
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        say=say if alone else None,
     )
-    vocab_size = policies.vocabulary_rows(config, len(tokenizer))
-    prompts = _asked(prompts, tokenizer, style, arguments.budgets, config.eval)
-    count = len(arguments.budgets)
-    longest = max(config.budget.max if b is None else max(b, 1) for b in arguments.budgets)
-    room = policies.model_shape(config, vocab_size).max_positions
-    free = room - int(prompts.lengths.max()) - config.rollout.answer_tokens
-    if longest > free:
-        raise UserError(
-            f"--budget {arguments.budget}: the model's {room} positions leave {free} for thinking; "
-            "write a smaller budget"
-        )
-    decoder = open_decoder(saved, config, vocab_size, max_thinking=longest, slots=count)
-    told = np.array([NO_BUDGET if b is None else b for b in arguments.budgets], np.int32)
-    live = _Live(lambda ids: decode_ids(tokenizer, ids), say) if count == 1 else None
-    found = generate(
-        decoder.params,
-        prompts,
-        told,
-        np.where(told == NO_BUDGET, longest, told)[:, None],
-        jax.random.key(arguments.seed),
-        spec=decoder.spec,
-        rules=make_rules(tokenizer, style, vocab_size),
-        sampling=sampling_params(arguments.temperature, arguments.top_p),
-        phi_of=decoder.phi_of,
-        on_tokens=live,
-    )
-    trunks, branches = found.trunks, found.branches
-    tags = {"opened": style.answer_open, "closed": style.answer_close}
-    for row, budget in enumerate(arguments.budgets):
-        start, end = branches.forced[row, 0], branches.forced[row, 0] + branches.sampled[row, 0]
-        answer = answer_text(tokenizer, branches.tokens[row, 0, start:end].tolist(), **tags)
-        thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]]
-        if live is None:
+    for budget, said in zip(arguments.budgets, answers):
+        if not alone:
             name = "no budget" if budget is None else f"budget {budget}"
-            say(f"--- {name} ---\n{decode_ids(tokenizer, thinking.tolist())}")
-        say(f"\n{answer}\n[{trunks.thinking[row]} thinking tokens]\n")
-
-
-def _asked(
-    prompts: Any, tokenizer: Any, style: Any, budgets: Sequence[int | None], config: EvalConfig
-) -> Any:
-    """The prompt once per budget, with the budget in it where the format has a place for it."""
-    import jax
-    import numpy as np
-
-    from bacr_jax.evaluation.samples import with_declared_budget
-
-    numbers = tuple(budget for budget in budgets if budget is not None)
-    settings = dataclasses.replace(config, budgets=numbers)
-    rows = [
-        prompts
-        if budget is None
-        else with_declared_budget(prompts, tokenizer, style, settings, budget)
-        for budget in budgets
-    ]
-    width = max(row.tokens.shape[1] for row in rows)
-    wide = lambda x: np.pad(x, ((0, 0), (0, width - x.shape[1])))
-    rows = [dataclasses.replace(row, tokens=wide(np.asarray(row.tokens))) for row in rows]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
-
-
-class _Live:
-    """Writes the thinking while it comes; a character of several tokens waits until it is whole."""
-
-    def __init__(self, decode: Callable[[list[int]], str], say: Callable[[str], Any]):
-        self.decode, self.say, self.ids, self.shown = decode, say, list[int](), 0
-
-    def __call__(self, row: int, tokens: Any) -> None:
-        """Takes the new tokens of the only row."""
-        self.ids += [int(token) for token in tokens]
-        text = self.decode(self.ids).rstrip("\N{REPLACEMENT CHARACTER}")
-        self.say(text[self.shown :])
-        self.shown = max(self.shown, len(text))
+            say(f"--- {name} ---\n{said.thinking}")
+        say(f"\n{said.answer}\n[{said.thinking_tokens} thinking tokens]\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
 
     try:
-        ask(parse(argv), say)
+        generate(parse(argv), say)
     except OutOfMemory as error:
         return failure(f"{error}; write fewer or smaller numbers in --budget")
     except (UserError, OSError) as error:

@@ -1,18 +1,92 @@
-"""Bootstrap intervals agree with another implementation and with the normal limit."""
+"""Intervals cover, and agree with other implementations and with the normal limit."""
 
 import numpy as np
 import pytest
-from scipy import stats
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import optimize, stats
 
 from bacr_jax.evaluation.intervals import (
     bootstrap_intervals,
     difference_intervals,
+    paired_difference_interval,
     rate_intervals,
     resampled_means,
+    wilson_interval,
 )
-from bacr_jax.evaluation.metrics import wilson_interval
 
 Z = 1.959963984540054
+
+
+def column(successes, trials):
+    return (np.arange(trials) < successes).astype(np.float32)[:, None]
+
+
+class TestWilson:
+    @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (1, 10), (81, 263), (263, 263)])
+    def test_agrees_with_another_implementation(self, successes, trials):
+        expected = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+        assert wilson_interval(successes, trials) == pytest.approx(tuple(expected), abs=1e-12)
+
+    def test_ends_solve_the_equation_that_defines_them(self):
+        low, high = wilson_interval(30, 100)
+        gap = lambda p: abs(0.3 - p) - Z * np.sqrt(p * (1 - p) / 100)
+        assert low == pytest.approx(optimize.brentq(gap, 0.01, 0.3), abs=1e-9)
+        assert high == pytest.approx(optimize.brentq(gap, 0.3, 0.99), abs=1e-9)
+
+    @given(st.integers(1, 5000), st.data())
+    def test_holds_the_rate_and_stays_in_range(self, trials, data):
+        successes = data.draw(st.integers(0, trials))
+        low, high = wilson_interval(successes, trials)
+        assert 0.0 <= low <= successes / trials <= high <= 1.0
+        assert low < high
+
+
+class TestPairedDifference:
+    def test_by_hand(self):
+        # 10 problems, 3 won and 1 lost: n + 2 = 12, m = 2/12, v = (4 + 1)/12 - 1/36 = 14/36.
+        one = np.array([1, 1, 1, 0, 1, 1, 1, 0, 0, 0], np.float32)[:, None]
+        other = np.array([0, 0, 0, 1, 1, 1, 1, 0, 0, 0], np.float32)[:, None]
+        half = Z * np.sqrt(14 / 36 / 12)
+        expected = (1 / 6 - half, 1 / 6 + half)
+        assert paired_difference_interval(one, other) == pytest.approx(expected)
+
+    def test_exchanging_the_policies_mirrors_it(self):
+        rng = np.random.default_rng(2)
+        one, other = rng.integers(0, 2, (2, 50, 3)).astype(np.float32)
+        low, high = paired_difference_interval(one, other)
+        assert paired_difference_interval(other, one) == pytest.approx((-high, -low))
+
+    def test_equal_policies_are_not_told_apart_but_not_known_to_be_equal_either(self):
+        one = column(30, 100)
+        low, high = paired_difference_interval(one, one)
+        assert low < 0.0 < high < 0.04
+
+    def test_is_narrower_than_independent_samples_would_give_when_problems_are_shared(self):
+        rng = np.random.default_rng(3)
+        base = rng.random((500, 1)) < 0.5
+        one = (base ^ (rng.random((500, 1)) < 0.05)).astype(np.float32)
+        other = (base ^ (rng.random((500, 1)) < 0.05)).astype(np.float32)
+        low, high = paired_difference_interval(one, other)
+        widths = [np.diff(wilson_interval(float(x.sum()), 500))[0] / 2 for x in (one, other)]
+        assert high - low < np.hypot(*widths)
+
+    @pytest.mark.parametrize("share", [0.02, 0.3])
+    def test_covers_the_true_difference_19_times_in_20(self, share):
+        rng = np.random.default_rng(4)
+        covered, trials = 0, 1500
+        for _ in range(trials):
+            # A problem is won with chance `share`, lost with a third of it.
+            u = rng.random((200, 1))
+            one = (u < share).astype(np.float32)
+            other = ((u >= share) & (u < share * 4 / 3)).astype(np.float32)
+            low, high = paired_difference_interval(one, other)
+            covered += low <= share * 2 / 3 <= high
+        assert covered / trials > 0.93
+
+    def test_numbers_of_samples_may_differ(self):
+        low, high = paired_difference_interval(np.ones((9, 4), np.float32), column(0, 9))
+        assert 0.5 < low < high <= 1.0
 
 
 def verdicts(seed, n=200, share=0.4):

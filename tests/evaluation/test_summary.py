@@ -5,56 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from bacr_jax.evaluation.comparison import compare
-from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Sample
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
 from bacr_jax.evaluation.summary import anytime, entry_of, graded, numbers_of_samples, summarise
 from bacr_jax.grading import ExactGrader
-
-GOLD = "4"
-
-
-def sample(problem, number, answer, budget=8, mode=SAMPLED, strict=None, thinking=5, **fields):
-    correct = answer == GOLD
-    return Sample(
-        **{
-            "set": "ours",
-            "id": f"p{problem}",
-            "mode": mode,
-            "budget": budget,
-            "sample": number,
-            "level": 1 + problem % 2,
-            "subject": "algebra" if problem < 2 else "",
-            "text": "",
-            "extracted": answer,
-            "gold": GOLD,
-            "correct": correct,
-            "strict": correct if strict is None else strict,
-            "path": "string",
-            "timed_out": False,
-            "thinking_tokens": thinking,
-            "total_tokens": thinking + 4,
-            "closed_by": "budget" if thinking == budget else "tag",
-            "finished": True,
-            **fields,
-        }
-    )
-
-
-def cell(rows, budget=8, mode=SAMPLED, **fields):
-    """Samples of a cell from rows of answers."""
-    made = [
-        sample(i, j, answer, budget=budget, mode=mode, **fields)
-        for i, row in enumerate(rows)
-        for j, answer in enumerate(row)
-    ]
-    return graded(made, EvalSetting(mode, budget, len(rows[0])))
-
+from evaluation_world import GOLD, drawn, near_problems, near_results, sample
 
 ROWS = [["4", "4", "1", "1"], ["4", "2", "2", None], ["4", "4", "4", "4"]]
 
 
 def test_entry_by_hand():
-    entry = entry_of(cell(ROWS), ExactGrader())
+    entry = entry_of(drawn(ROWS), ExactGrader())
     assert entry["accuracy"] == pytest.approx(7 / 12)
     assert entry["pass_at"]["1"]["value"] == pytest.approx(7 / 12)
     assert entry["pass_at"]["4"]["value"] == 1.0
@@ -71,7 +31,7 @@ def test_entry_by_hand():
 def test_votes_by_brute_force():
     rng = np.random.default_rng(0)
     rows = [[str(x) if x else None for x in row] for row in rng.integers(0, 6, (5, 6))]
-    entry = entry_of(cell(rows), ExactGrader())
+    entry = entry_of(drawn(rows), ExactGrader())
     for k in (2, 4, 6):
         shares, hits = [], []
         for row in rows:
@@ -94,7 +54,7 @@ def test_lenient_and_strict_verdicts_stand_side_by_side():
 
 
 def test_levels_and_subjects_count_their_own_problems():
-    entry = entry_of(cell(ROWS), ExactGrader())
+    entry = entry_of(drawn(ROWS), ExactGrader())
     assert {k: v["problems"] for k, v in entry["levels"].items()} == {"1": 2, "2": 1}
     assert entry["levels"]["1"]["accuracy"] == pytest.approx(6 / 8)
     assert list(entry["subjects"]) == ["algebra"]
@@ -107,12 +67,12 @@ def test_k_are_powers_of_two_and_all(samples, ks):
 
 
 def test_anytime_is_the_mean_and_the_area_of_the_curve():
-    cells = {
-        8: cell([["4"], ["1"]]),
-        16: cell([["4"], ["1"]], budget=16),
-        64: cell([["4"], ["4"]], budget=64),
+    results = {
+        8: drawn([["4"], ["1"]]),
+        16: drawn([["4"], ["1"]], budget=16),
+        64: drawn([["4"], ["4"]], budget=64),
     }
-    found = anytime(cells)
+    found = anytime(results)
     assert found["mean"] == pytest.approx(2 / 3)
     # One doubling at 0.5, two between 0.5 and 1.
     assert found["area"] == pytest.approx((0.5 + 2 * 0.75) / 3)
@@ -121,8 +81,10 @@ def test_anytime_is_the_mean_and_the_area_of_the_curve():
 
 
 def test_self_consistency_counts_tokens_both_ways():
-    cells = {EvalSetting(SAMPLED, b, 4): cell(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)}
-    result = summarise(cells, ExactGrader(), budgets=[8, 16])
+    results = {
+        EvalSetting(SAMPLED, b, 4): drawn(ROWS, budget=b, thinking=b // 2) for b in (4, 8, 16)
+    }
+    result = summarise(results, ExactGrader(), budgets=[8, 16])
     assert list(result["by_budget"][SAMPLED]) == ["8", "16"]
     assert result["anytime"][SAMPLED]["budgets"] == [8, 16]
     votes = result["self_consistency"]
@@ -136,15 +98,29 @@ def test_self_consistency_counts_tokens_both_ways():
     assert list(votes["4"]["matched_total"]) == ["16"]  # at 8 nobody drew samples of 2 tokens
 
 
-def test_differences_are_paired_by_problem():
-    one = {"ours": {EvalSetting(GREEDY, 8, 1): cell([["4"], ["4"], ["1"]], mode=GREEDY)}}
-    other = {
-        "ours": {EvalSetting(GREEDY, 8, 1): cell([["4"], ["1"], ["1"]], mode=GREEDY, thinking=8)}
-    }
-    found = compare(one, other)["ours"]
-    entry = found["by_budget"][GREEDY]["8"]
-    assert entry["difference"] == pytest.approx(1 / 3)
-    assert entry["thinking_tokens_difference"] == -3
-    # Resamples differ by 0, 1, 2 or 3 of three problems, never the other way round.
-    assert entry["ci95"] == pytest.approx([0.0, 1.0])
-    assert found["anytime"][GREEDY]["mean_difference"] == pytest.approx(1 / 3)
+def test_problems_without_near_duplicates_are_counted_apart():
+    marked = near_problems([True, False, False, True])
+    result = summarise(near_results(), ExactGrader(), problems=marked)
+    assert result["near_duplicates"] == {"count": 2, "of": "train"}
+    for budget in ("8", "16"):
+        entry = result["by_budget"][GREEDY][budget]
+        assert (entry["problems"], entry["accuracy"]) == (4, 0.75)
+        others = entry["without_near_duplicates"]
+        # The second problem is right after 2 tokens, the third wrong after 3.
+        assert (others["problems"], others["accuracy"]) == (2, 0.5)
+        assert others["mean_thinking_tokens"] == 2.5
+        assert others["ci95"][0] < 0.5 < others["ci95"][1]
+
+
+@pytest.mark.parametrize(
+    ("marks", "compared_with", "near"),
+    [
+        ([False] * 4, "", None),
+        ([False] * 4, "train", {"count": 0, "of": "train"}),
+        ([True] * 4, "train", {"count": 4, "of": "train"}),
+    ],
+)
+def test_no_second_figure_where_it_would_be_the_same_or_about_nothing(marks, compared_with, near):
+    result = summarise(near_results(), ExactGrader(), problems=near_problems(marks, compared_with))
+    assert result["near_duplicates"] == near
+    assert "without_near_duplicates" not in result["by_budget"][GREEDY]["8"]

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from bacr_jax.report import figures
 
@@ -50,9 +51,9 @@ def records(steps):
 @pytest.fixture
 def drawn(monkeypatch):
     """Figures that were drawn, instead of files."""
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    return figures
+    made = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: made.append(figure))
+    return made
 
 
 def lines(axis):
@@ -147,12 +148,24 @@ class TestTrainingCurves:
 
 
 class TestSmoothing:
-    def test_keeps_constants_and_straight_lines(self):
-        values = np.full(60, 3.0)
-        assert figures._smoothed(values) == pytest.approx(values)
-        ramp = np.arange(60.0)
-        assert figures._smoothed(ramp)[2:-2] == pytest.approx(ramp[2:-2])
+    def smoothed(self, drawn, tmp_path, values):
+        """The reward's curve as it is drawn over its noise."""
+        few = [{"step": i, "reward/mean": float(v)} for i, v in enumerate(values, 1)]
+        figures.training_curves(tmp_path / "x.png", few, "BACR")
+        return lines(drawn[-1].axes[0])["reward"][1]
 
-    def test_a_gap_is_bridged_by_its_neighbours_only(self):
-        values = np.array([1.0, math.nan, 3.0, 3.0])
-        assert figures._smoothed(values) == pytest.approx([1.0, 2.0, 3.0, 3.0])
+    def test_keeps_constants_and_straight_lines(self, drawn, tmp_path):
+        values = np.full(60, 3.0)
+        assert self.smoothed(drawn, tmp_path, values) == pytest.approx(values)
+        ramp = np.arange(60.0)
+        assert self.smoothed(drawn, tmp_path, ramp)[2:-2] == pytest.approx(ramp[2:-2])
+
+    def test_a_gap_is_bridged_by_its_neighbours_only(self, drawn, tmp_path):
+        values = np.array([1.0, math.nan, *[3.0] * 28])
+        found = self.smoothed(drawn, tmp_path, values)
+        assert found[:4] == pytest.approx([1.0, 2.0, 3.0, 3.0])
+
+
+def test_names_of_sets_for_files_are_plain_and_unique():
+    found = figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
+    assert list(found.values()) == ["gsm8k", "gsm8k_2", "my_set"]

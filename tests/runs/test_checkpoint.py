@@ -102,8 +102,8 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from bacr_jax.checkpoint import Checkpoints
 from bacr_jax.errors import UserError
+from bacr_jax.runs.checkpoint import Checkpoints
 
 state = {"a": np.random.default_rng(0).normal(size=(100, 1000)).astype(np.float32)}
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)

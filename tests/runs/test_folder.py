@@ -1,6 +1,7 @@
 """A run folder is made, resumed or refused, and never harmed."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import subprocess
@@ -15,7 +16,14 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import append_line, open_run, read_lines, write_atomically, write_json
+from bacr_jax.runs.folder import (
+    append_line,
+    follow_run,
+    open_run,
+    read_lines,
+    write_atomically,
+    write_json,
+)
 
 
 def contents(folder):
@@ -223,18 +231,14 @@ class TestLock:
     def test_a_run_made_between_the_look_and_the_lock_is_not_taken_over(
         self, tmp_path, monkeypatch
     ):
-        look = run_folder._refuse_unless_ours
-        looks = []
+        take, path = fcntl.flock, tmp_path / "run"
 
-        def rival(path, *others):
-            look(path, *others)
-            if not looks:
-                path.mkdir(exist_ok=True)
-                (path / "config.yaml").write_text(config_io.to_yaml(reseeded(9)))
-            looks.append(path)
+        def rival(*arguments):
+            (path / "config.yaml").write_text(config_io.to_yaml(reseeded(9)))
+            return take(*arguments)
 
-        monkeypatch.setattr(run_folder, "_refuse_unless_ours", rival)
-        assert "differs in seed (9 there, 0 now)" in refusal(tmp_path / "run")
+        monkeypatch.setattr(run_folder.fcntl, "flock", rival)
+        assert "differs in seed (9 there, 0 now)" in refusal(path)
 
 
 class TestTruncation:
@@ -288,7 +292,7 @@ class TestTruncation:
         path = tmp_path / "metrics.jsonl"
         path.write_bytes(b"".join(lines)[:cut])
         whole = [line for i, line in enumerate(lines) if len(b"".join(lines[: i + 1])) <= cut]
-        run_folder._keep_until(path, step)
+        follow_run(tmp_path).truncate_after(step)
         assert path.read_bytes() == b"".join(whole[: step + 1])
 
 

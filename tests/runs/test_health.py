@@ -2,15 +2,15 @@
 
 import pytest
 
-from bacr_jax.runs.health import PATIENCE, Alarms
+from bacr_jax.runs.health import PATIENCE, RunHealth
 
 HEALTHY = {"reward/cut_1": 0.4, "reward/cut_2": 0.6, "policy/clipped_share": 0.02,
            "mismatch/k3": 1e-6, "grader/graded": 100.0, "process/grader_timeouts": 1.0}  # fmt: skip
 
 
 def messages(*metrics):
-    alarms = Alarms()
-    return [m for one in metrics for m in alarms.raised_by(one)]
+    health = RunHealth()
+    return [m for one in metrics for m in health.warnings(one)]
 
 
 def test_a_healthy_run_hears_nothing():

@@ -148,7 +148,7 @@ def test_a_disabled_progress_prints_nothing(clock):
 
 LIVE = """
 import sys, time
-from bacr_jax.progress import Phase, Progress
+from bacr_jax.runs.progress import Phase, Progress
 progress = Progress()
 training = Phase(progress, "training", 3)
 training.update(1, reward=0.25)

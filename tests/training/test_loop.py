@@ -253,7 +253,7 @@ def test_a_signal_in_the_warm_up_keeps_its_steps(config, tmp_path):
 
 STUBBORN = """
 import os, signal, sys, time
-from bacr_jax.interruption import PreemptionHandler
+from bacr_jax.parallel.preemption import PreemptionHandler
 with PreemptionHandler():
     print("listening", flush=True)
     time.sleep(60)

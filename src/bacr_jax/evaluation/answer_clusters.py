@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 
-def vote_numbers(
+def answer_clusters(
     answers: Sequence[Sequence[str | None]],
     correct: Bool[np.ndarray, "n samples"],
     grader: Any,
@@ -33,12 +33,12 @@ def vote_numbers(
     ]
     pairs = [
         (problem, a, b)
-        for problem, found in enumerate(wrong)
-        for a, b in itertools.combinations(range(len(found)), 2)
+        for problem, distinct in enumerate(wrong)
+        for a, b in itertools.combinations(range(len(distinct)), 2)
     ]
     texts = [f"<answer>{wrong[problem][b]}</answer>" for problem, _, b in pairs]
     verdicts = grader.grade(texts, [wrong[problem][a] for problem, a, _ in pairs], mode="strict")
-    first = [list(range(len(found))) for found in wrong]
+    first = [list(range(len(distinct))) for distinct in wrong]
     for (problem, a, b), verdict in zip(pairs, verdicts):
         if verdict.correct:
             old, new = first[problem][b], first[problem][a]

@@ -7,7 +7,8 @@ import jax
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.data.environment import Environment, Questions
-from bacr_jax.evaluation.samples import Decoder, batches, cells_of, draw, subset
+from bacr_jax.evaluation.decoder import Decoder, draw_samples
+from bacr_jax.evaluation.samples import batches, eval_settings, subset
 from bacr_jax.evaluation.summary import Summary, graded, summarise
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.rollout import RolloutSpec
@@ -44,29 +45,29 @@ def evaluate_set(
       What `summary.summarise` says of the set.
     """
     decoder = Decoder(params, spec, phi_of)
-    chosen, cells = subset(questions, config.size, seed), cells_of(config)
-    total, done = len(chosen) * sum(cell.samples for cell in cells), 0
-    found = {}
-    for cell in cells:
-        (rows,) = batches(len(chosen), cell, None)
-        samples = draw(
+    chosen, settings = subset(len(questions), config.size, seed), eval_settings(config)
+    total, done = len(chosen) * sum(setting.samples for setting in settings), 0
+    results = {}
+    for setting in settings:
+        (rows,) = batches(len(chosen), setting, None)
+        samples = draw_samples(
             decoder,
             environment,
             questions,
             chosen,
             rows,
-            cell,
+            setting,
             key,
             name=questions.set.name,
             config=config,
             poll=poll,
         )
-        found[cell] = graded(samples, cell)
+        results[setting] = graded(samples, setting)
         done += len(rows)
         if on_progress is not None:
             on_progress(done, total)
     grader = environment.graded_like(questions).grader
-    return summarise(found, grader, problems=questions.set.take(chosen))
+    return summarise(results, grader, problems=questions.set.take(chosen))
 
 
 def evaluate_by_budget(*arguments: Any, **options: Any) -> Summary:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.intervals import bootstrap_intervals, columns, difference_intervals
+from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals, stack_scores
 from bacr_jax.evaluation.metrics import anytime_weights
 from bacr_jax.evaluation.samples import EvalSetting
 from bacr_jax.evaluation.summary import Graded, interval, number
@@ -15,7 +15,7 @@ Results = Mapping[str, Mapping[EvalSetting, Graded]]
 def check_comparable(
     mine: Mapping[str, Any], theirs: Mapping[str, Any], modes: Mapping[str, list[int]], where: str
 ) -> None:
-    """Refuses evaluations that share no problems or no cells.
+    """Refuses evaluations that share no problems or no setting.
 
     Args:
       mine: the `sets` of this evaluation's settings.
@@ -41,19 +41,19 @@ def check_comparable(
             )
     other = theirs["decoding"]["cells"]
     if not any(set(budgets) & set(other.get(mode, [])) for mode, budgets in modes.items()):
-        cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other.items())
+        there = "; ".join(f"{mode} {budgets}" for mode, budgets in other.items())
         raise UserError(
             f"--compare {where}: has no decoding and budget in common with this one (found "
-            f"{cells}); evaluate both with the same --budgets and --samples"
+            f"{there}); evaluate both with the same --budgets and --samples"
         )
 
 
-def _cell(one: Graded, other: Graded) -> dict[str, Any]:
-    correct = columns([one.correct.mean(1), one.strict.mean(1)])
-    theirs = columns([other.correct.mean(1), other.strict.mean(1)])
+def _entry(one: Graded, other: Graded) -> dict[str, Any]:
+    correct = stack_scores([one.correct.mean(1), one.strict.mean(1)])
+    theirs = stack_scores([other.correct.mean(1), other.strict.mean(1)])
     ends, means = difference_intervals(correct, theirs), (correct - theirs).mean(0)
-    tokens = columns([one.thinking.mean(1), one.total.mean(1)])
-    tokens = tokens - columns([other.thinking.mean(1), other.total.mean(1)])
+    tokens = stack_scores([one.thinking.mean(1), one.total.mean(1)])
+    tokens = tokens - stack_scores([other.thinking.mean(1), other.total.mean(1)])
     token_ends, token_means = bootstrap_intervals(tokens), tokens.mean(0)
     return {
         "accuracy": number(one.correct.mean()),
@@ -71,7 +71,7 @@ def _cell(one: Graded, other: Graded) -> dict[str, Any]:
 
 def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str, Any]:
     budgets = sorted(one)
-    rates = lambda cells: columns([cells[budget].correct.mean(1) for budget in budgets])
+    rates = lambda graded: stack_scores([graded[budget].correct.mean(1) for budget in budgets])
     weights = anytime_weights(budgets).T
     mine, theirs = rates(one) @ weights, rates(other) @ weights
     ends, (mean, area) = difference_intervals(mine, theirs), (mine - theirs).mean(0)
@@ -88,8 +88,8 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     """Differences one - other, with 95 % intervals of the paired bootstrap over problems.
 
     Args:
-      one: samples of one policy by set and cell.
-      other: those of the other; sets and cells that only one has are left out.
+      one: samples of one policy by set and setting.
+      other: those of the other; sets and settings that only one has are left out.
 
     Returns:
       By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
@@ -97,19 +97,19 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     Raises:
       UserError: a set has other problems.
     """
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for name in one:
         if name not in other:
             continue
-        mine = {(cell.mode, cell.budget): graded for cell, graded in one[name].items()}
-        theirs = {(cell.mode, cell.budget): graded for cell, graded in other[name].items()}
+        mine = {(setting.mode, setting.budget): g for setting, g in one[name].items()}
+        theirs = {(setting.mode, setting.budget): g for setting, g in other[name].items()}
         shared = [key for key in mine if key in theirs]
         by_budget: dict[str, dict[str, Any]] = {}
         for mode, budget in shared:
             a, b = mine[mode, budget], theirs[mode, budget]
             if a.ids != b.ids:
                 raise UserError(f"{name}: the two evaluations are of other problems")
-            by_budget.setdefault(mode, {})[str(budget)] = _cell(a, b)
+            by_budget.setdefault(mode, {})[str(budget)] = _entry(a, b)
         over = {
             mode: _anytime(
                 {b: mine[m, b] for m, b in shared if m == mode},
@@ -118,5 +118,5 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
             for mode in by_budget
         }
         if by_budget:
-            found[name] = {"by_budget": by_budget, "anytime": over}
-    return found
+            differences[name] = {"by_budget": by_budget, "anytime": over}
+    return differences

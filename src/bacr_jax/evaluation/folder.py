@@ -13,46 +13,50 @@ from jaxtyping import Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import EvalSetting, Sample, batches
-from bacr_jax.runs.folder import cannot_write, lock_folder, write_json
+from bacr_jax.runs.folder import LOCK, RunPaths, cannot_write, lock_folder, write_json
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
-LOCK = ".lock"
+# What people read.
+MARKDOWN, LATEX = "results.md", "results.tex"
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows of a cell that are drawn and written together.
+class SampleBatch:
+    """Rows of a setting that are drawn and written together.
 
     Attributes:
       set: name of the set.
-      cell: decoding and budget.
+      setting: decoding and budget.
       rows: row numbers, problem x samples + sample.
       keys: `Sample.key` of each row.
     """
 
     set: str
-    cell: EvalSetting
+    setting: EvalSetting
     rows: Int[np.ndarray, "rows"]
     keys: list[tuple[str, str, int, str, int]]
 
 
-def plan(ids: Mapping[str, Sequence[str]], cells: Sequence[EvalSetting], most: int) -> list[Batch]:
+def sample_batches(
+    ids: Mapping[str, Sequence[str]], settings: Sequence[EvalSetting], most: int
+) -> list[SampleBatch]:
     """Every batch of an evaluation, in the order in which they are drawn.
 
     Args:
       ids: identifiers of the problems evaluated, by set.
-      cells: decodings and budgets.
+      settings: decodings and budgets.
       most: rows of a batch.
     """
-    found = []
+    work = []
     for name, problems in ids.items():
-        for cell in cells:
-            for rows in batches(len(problems), cell, most):
-                places = [(problems[row // cell.samples], int(row % cell.samples)) for row in rows]
-                keys = [(name, cell.mode, cell.budget, id_, number) for id_, number in places]
-                found.append(Batch(name, cell, rows, keys))
-    return found
+        for setting in settings:
+            samples = setting.samples
+            for rows in batches(len(problems), setting, most):
+                places = [(problems[row // samples], int(row % samples)) for row in rows]
+                keys = [(name, setting.mode, setting.budget, *place) for place in places]
+                work.append(SampleBatch(name, setting, rows, keys))
+    return work
 
 
 class EvaluationFolder:
@@ -68,13 +72,13 @@ class EvaluationFolder:
         self.path = path
         self.is_new = not (path / SETTINGS).exists()
 
-    def resume(self, work: Sequence[Batch]) -> list[list[Sample]]:
+    def resume(self, work: Sequence[SampleBatch]) -> list[list[Sample]]:
         """The batches that are there as a whole; what follows them is cut off.
 
         Texts are left out, since they are many and no number needs them.
 
         Args:
-          work: batches, as `plan` gives them.
+          work: batches, as `sample_batches` gives them.
 
         Raises:
           UserError: the file holds other samples than these.
@@ -146,10 +150,10 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Leaves of nested dicts by dotted name."""
     if not isinstance(value, dict):
         return {prefix: value}
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, inside in value.items():
-        found |= flat(inside, f"{prefix}.{name}" if prefix else str(name))
-    return found
+        leaves |= flat(inside, f"{prefix}.{name}" if prefix else str(name))
+    return leaves
 
 
 @contextlib.contextmanager
@@ -222,19 +226,19 @@ def read_settings(path: Path) -> dict[str, Any]:
       UserError: no evaluation there, or damaged settings.
     """
     try:
-        found = json.loads((path / SETTINGS).read_bytes())
+        settings = json.loads((path / SETTINGS).read_bytes())
     except (OSError, ValueError):
         raise UserError(
             f"{path}: holds no evaluation; make one with python -m bacr_jax.evaluate, or write "
             "the folder that its --out named"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder")
-    return found
+    return settings
 
 
 def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
-    """Samples of a finished evaluation by set and cell, without their texts.
+    """Samples of a finished evaluation by set and setting, without their texts.
 
     Raises:
       UserError: it is not finished, or damaged.
@@ -242,27 +246,33 @@ def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
     read_settings(path)
     if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
         raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
-    found: dict[str, dict[tuple[str, int], list[Sample]]] = {}
+    drawn: dict[str, dict[tuple[str, int], list[Sample]]] = {}
     with (path / SAMPLES).open("rb") as file:
         for number, line in enumerate(file, 1):
             sample = _read(line, None, f"{path / SAMPLES}, line {number}")
-            cells = found.setdefault(sample.set, {})
-            cells.setdefault((sample.mode, sample.budget), []).append(sample)
+            of_set = drawn.setdefault(sample.set, {})
+            of_set.setdefault((sample.mode, sample.budget), []).append(sample)
     return {
         name: {
             EvalSetting(mode, budget, len({sample.sample for sample in samples})): samples
-            for (mode, budget), samples in cells.items()
+            for (mode, budget), samples in of_set.items()
         }
-        for name, cells in found.items()
+        for name, of_set in drawn.items()
     }
 
 
 def default_folder(run: Path | None, step: int | None, model: Path | None) -> Path:
     """Where an evaluation goes unless --out says otherwise."""
     if run is not None:
-        return run / "evaluation" / f"step-{step:06d}"
+        assert step is not None
+        return RunPaths(run).evaluation_of(step)
     assert model is not None
     return Path("runs") / f"evaluation-{model.absolute().name}"
+
+
+def finished_evaluations(run: Path) -> list[Path]:
+    """The results of the evaluations that were made of a run's checkpoints afterwards."""
+    return sorted(RunPaths(run).later_evaluations.glob(f"*/{RESULTS}"))
 
 
 def find_evaluation(folder: Path) -> Path:
@@ -273,7 +283,7 @@ def find_evaluation(folder: Path) -> Path:
     """
     if (folder / SETTINGS).is_file():
         return folder
-    made = sorted((folder / "evaluation").glob(f"step-*/{SETTINGS}"))
+    made = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))
     if not made:
         raise UserError(
             f"--compare {folder}: holds no evaluation; run python -m bacr_jax.evaluate for it "

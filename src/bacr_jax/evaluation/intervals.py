@@ -1,20 +1,66 @@
 """How sure an average over problems is: the bootstrap, which draws the problems again.
 
-Every number of a report is a mean over problems of one score per problem, so that one set of
-resamples serves all of them, and a difference of two policies on the same problems is a score too.
+Samples of one problem resemble each other, so that every interval counts problems. Every number of
+a report is a mean over problems of one score per problem, so that one set of resamples serves all
+of them, and a difference of two policies on the same problems is a score too.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from bacr_jax.evaluation.metrics import paired_difference_interval, wilson_interval
-
 # The ends of a 95 % interval then vary by about 2 % of its width from one seed to another.
 RESAMPLES = 10_000
 _BLOCK = 500
 _ENDS = (0.025, 0.975)
+Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
+
+
+def wilson_interval(successes: float | int, trials: float | int) -> tuple[float, float]:
+    """95 % Wilson score interval of a proportion: sound also near 0 and 1.
+
+    All p with |p_hat - p| <= z sqrt(p (1 - p) / n), (Wilson 1927).
+
+    Args:
+      successes: number of successes; may be fractional, as may be the trials.
+      trials: number of independent trials n, more than 0.
+
+    Returns:
+      Lower and upper end, in [0, 1].
+    """
+    rate, z2 = successes / trials, Z95**2
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * np.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
+    # At 0 and 1 the formula gives the rate itself, but for rounding.
+    return min(max(float(centre - half), 0.0), rate), max(min(float(centre + half), 1.0), rate)
+
+
+def paired_difference_interval(
+    one: Float[np.ndarray, "n samples"], other: Float[np.ndarray, "n other_samples"]
+) -> tuple[float, float]:
+    """95 % interval of accuracy(one) - accuracy(other) on the same problems.
+
+    The normal interval of the mean of the differences d_i, after adding two imaginary problems,
+    spread evenly over the four ways in which two verdicts can turn out (Agresti and Min 2005),
+    which keeps its coverage where few problems differ:
+
+        m = sum d_i / (n + 2),   v = (sum d_i^2 + 1) / (n + 2) - m^2,   m +- z sqrt(v / (n + 2))
+
+    Args:
+      one: verdicts of one policy, problems by samples.
+      other: verdicts of the other, the same problems in the same order.
+
+    Returns:
+      Lower and upper end, in [-1, 1]. It leaves out 0 where the policies differ.
+    """
+    differences = one.mean(1, dtype=np.float64) - other.mean(1, dtype=np.float64)
+    count = len(differences) + 2
+    mean = float(differences.sum()) / count
+    variance = (float((differences**2).sum()) + 1.0) / count - mean**2
+    half = Z95 * math.sqrt(variance / count)
+    return max(mean - half, -1.0), min(mean + half, 1.0)
 
 
 def resampled_means(
@@ -31,13 +77,13 @@ def resampled_means(
     """
     n = len(scores)
     rng = np.random.default_rng([seed, 9])
-    found = np.empty((resamples, scores.shape[1]))
+    means = np.empty((resamples, scores.shape[1]))
     for start in range(0, resamples, _BLOCK):
         rows = min(_BLOCK, resamples - start)
         drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
-        found[start : start + rows] = counts @ scores / n
-    return found
+        means[start : start + rows] = counts @ scores / n
+    return means
 
 
 def bootstrap_intervals(
@@ -96,6 +142,6 @@ def difference_intervals(
     return ends
 
 
-def columns(scores: Sequence[np.ndarray]) -> Float[np.ndarray, "n s"]:
+def stack_scores(scores: Sequence[np.ndarray]) -> Float[np.ndarray, "n s"]:
     """Scores per problem, side by side."""
     return np.stack([np.asarray(score, np.float64) for score in scores], axis=1)

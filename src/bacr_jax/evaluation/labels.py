@@ -11,7 +11,7 @@ from bacr_jax.runs.folder import write_atomically
 GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25")
 
 
-def write_labels(path: Path, found: Graded) -> dict[str, int]:
+def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     """Writes each problem's avg@k: the share of its k samples that are right.
 
     The paper names pass@8, which is 0 or 1 for a single problem and can't be cut at .25, .5 and
@@ -19,7 +19,7 @@ def write_labels(path: Path, found: Graded) -> dict[str, int]:
 
     Args:
       path: JSONL file; a line {"id", "avg", "samples"} per problem.
-      found: sampled answers.
+      graded: sampled answers.
 
     Returns:
       Number of problems in each difficulty group, the easiest first.
@@ -27,10 +27,10 @@ def write_labels(path: Path, found: Graded) -> dict[str, int]:
     Raises:
       UserError: the file can't be written.
     """
-    rates = found.correct.mean(1)
+    rates = graded.correct.mean(1)
     lines = [
-        json.dumps({"id": id_, "avg": float(rate), "samples": found.samples})
-        for id_, rate in zip(found.ids, rates)
+        json.dumps({"id": id_, "avg": float(rate), "samples": graded.samples})
+        for id_, rate in zip(graded.ids, rates)
     ]
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     groups = groups_from_solve_rate(rates, num_groups=len(GROUPS))

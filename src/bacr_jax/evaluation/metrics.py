@@ -1,97 +1,14 @@
-"""Estimates from graded samples, and how sure they are.
-
-Samples of one problem resemble each other, so that every interval here counts problems, and takes
-samples for what they add.
-"""
+"""Estimates from graded samples: pass@k, maj@k, and accuracy over a range of budgets."""
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 
-
-def wilson_interval(successes: float | int, trials: float | int) -> tuple[float, float]:
-    """95 % Wilson score interval of a proportion: sound also near 0 and 1.
-
-    All p with |p_hat - p| <= z sqrt(p (1 - p) / n), (Wilson 1927).
-
-    Args:
-      successes: number of successes; may be fractional, as may be the trials.
-      trials: number of independent trials n, more than 0.
-
-    Returns:
-      Lower and upper end, in [0, 1].
-    """
-    rate, z2 = successes / trials, Z95**2
-    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z95 / (1 + z2 / trials) * np.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
-    # At 0 and 1 the formula gives the rate itself, but for rounding.
-    return min(max(float(centre - half), 0.0), rate), max(min(float(centre + half), 1.0), rate)
-
-
-def accuracy_interval(correct: Float[np.ndarray, "n samples"]) -> tuple[float, float]:
-    """95 % interval of the accuracy over problems like these.
-
-    Wilson's interval with the effective number of trials, that is the number of independent ones
-    whose mean would vary as much:
-
-        n_eff = p (1 - p) / v,   v = sum_i (x_i - p)^2 / n^2,
-
-    x_i being the share of correct samples of problem i. One sample per problem gives n_eff = n.
-    Equal shares (v = 0) give the number of samples, the most there can be; in a bootstrap over
-    problems the interval would then have no width at all.
-
-    Args:
-      correct: verdicts, 0 or 1 (or a share of credit in between), problems by samples.
-
-    Returns:
-      Lower and upper end, in [0, 1].
-    """
-    problems, samples = correct.shape
-    rates = correct.mean(1, dtype=np.float64)
-    mean = float(rates.mean())
-    variance = float(((rates - mean) ** 2).sum()) / problems**2
-    most = float(problems * samples)
-    if mean in (0.0, 1.0):
-        # All right or all wrong says nothing about how alike the samples of a problem are.
-        trials = float(problems)
-    else:
-        trials = min(mean * (1.0 - mean) / variance, most) if variance > 0.0 else most
-    return wilson_interval(mean * trials, trials)
-
-
-def paired_difference_interval(
-    one: Float[np.ndarray, "n samples"], other: Float[np.ndarray, "n other_samples"]
-) -> tuple[float, float]:
-    """95 % interval of accuracy(one) - accuracy(other) on the same problems.
-
-    The normal interval of the mean of the differences d_i, after adding two imaginary problems,
-    spread evenly over the four ways in which two verdicts can turn out (Agresti and Min 2005),
-    which keeps its coverage where few problems differ:
-
-        m = sum d_i / (n + 2),   v = (sum d_i^2 + 1) / (n + 2) - m^2,   m +- z sqrt(v / (n + 2))
-
-    Args:
-      one: verdicts of one policy, problems by samples.
-      other: verdicts of the other, the same problems in the same order.
-
-    Returns:
-      Lower and upper end, in [-1, 1]. It leaves out 0 where the policies differ.
-    """
-    differences = one.mean(1, dtype=np.float64) - other.mean(1, dtype=np.float64)
-    count = len(differences) + 2
-    mean = float(differences.sum()) / count
-    variance = (float((differences**2).sum()) + 1.0) / count - mean**2
-    half = Z95 * math.sqrt(variance / count)
-    return max(mean - half, -1.0), min(mean + half, 1.0)
-
-
-def pass_at_k_by_problem(correct: Bool[np.ndarray, "n samples"], k: int) -> Float[np.ndarray, "n"]:
+def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> Float[np.ndarray, "n"]:
     """Probability that at least one of k samples is correct, for each problem.
 
     Unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
@@ -111,11 +28,6 @@ def pass_at_k_by_problem(correct: Bool[np.ndarray, "n samples"], k: int) -> Floa
     subsets = math.comb(samples, k)
     none = [math.comb(samples - int(c), k) / subsets for c in correct.sum(1)]
     return 1.0 - np.array(none, np.float64)
-
-
-def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> float:
-    """The mean over problems of `pass_at_k_by_problem`."""
-    return float(pass_at_k_by_problem(correct, k).mean())
 
 
 @functools.lru_cache(maxsize=65536)
@@ -150,7 +62,7 @@ def _vote_of_k(counts: tuple[int, ...], right: tuple[bool, ...], blank: int, k: 
     return share
 
 
-def majority_at_k_by_problem(
+def majority_at_k(
     answers: Int[np.ndarray, "n samples"], correct: Bool[np.ndarray, "n samples"], k: int
 ) -> Float[np.ndarray, "n"]:
     """Probability that the most frequent answer of k samples is correct, for each problem.
@@ -185,15 +97,11 @@ def majority_at_k_by_problem(
     return np.array(shares, np.float64)
 
 
-def majority_at_k(
-    answers: Int[np.ndarray, "n samples"], correct: Bool[np.ndarray, "n samples"], k: int
-) -> float:
-    """The mean over problems of `majority_at_k_by_problem`."""
-    return float(majority_at_k_by_problem(answers, correct, k).mean())
-
-
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
-    """Weight of the accuracy at each budget in the two numbers of `AnytimeAccuracy`.
+    """Weight of the accuracy at each budget in two numbers that sum up a range of budgets.
+
+    The mean is plain. The area is the mean height of the curve of accuracy against log2(budget), by
+    trapezoids: every doubling of the budget counts alike, however the budgets are spaced.
 
     Args:
       budgets: rising thinking budgets, in tokens.
@@ -214,32 +122,3 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
     gaps = np.diff(np.log2(np.asarray(budgets, np.float64)))
     area = (np.append(gaps, 0.0) + np.append(0.0, gaps)) / (2.0 * gaps.sum())
     return np.stack([mean, area])
-
-
-class AnytimeAccuracy(NamedTuple):
-    """Accuracy over a range of budgets in one number.
-
-    Attributes:
-      mean: plain mean over the budgets.
-      area: mean height of the curve of accuracy against log2(budget), by trapezoids: every doubling
-        of the budget counts alike, however the budgets are spaced.
-    """
-
-    mean: float
-    area: float
-
-
-def anytime_accuracy(budgets: Sequence[int], accuracies: Sequence[float]) -> AnytimeAccuracy:
-    """Summarises accuracy by budget.
-
-    Args:
-      budgets: rising thinking budgets, in tokens.
-      accuracies: accuracy at each.
-
-    Raises:
-      ValueError: no budgets, lengths that differ, or budgets that do not rise.
-    """
-    if len(budgets) != len(accuracies):
-        raise ValueError(f"found {len(budgets)} budgets and {len(accuracies)} accuracies")
-    mean, area = anytime_weights(budgets) @ np.asarray(accuracies, np.float64)
-    return AnytimeAccuracy(float(mean), float(area))

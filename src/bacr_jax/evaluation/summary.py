@@ -9,14 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.data.question_set import QuestionSet
-from bacr_jax.evaluation.answer_clusters import vote_numbers
-from bacr_jax.evaluation.intervals import bootstrap_intervals, columns, rate_intervals
-from bacr_jax.evaluation.metrics import (
-    AnytimeAccuracy,
-    anytime_weights,
-    majority_at_k_by_problem,
-    pass_at_k_by_problem,
-)
+from bacr_jax.evaluation.answer_clusters import answer_clusters
+from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, stack_scores
+from bacr_jax.evaluation.metrics import anytime_weights, majority_at_k, pass_at_k
 from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Sample
 
 # {mode: {budget: entry}}; what tables and pictures read.
@@ -27,7 +22,7 @@ _DIGITS = 10
 
 @dataclass(frozen=True)
 class Graded:
-    """The samples of a cell, problems by samples.
+    """The samples of a setting, problems by samples.
 
     Attributes:
       ids: identifier of each problem.
@@ -61,12 +56,12 @@ class Graded:
         return self.correct.shape[1]
 
 
-def graded(samples: Sequence[Sample], cell: EvalSetting) -> Graded:
-    """Collects the samples of a cell, given problem by problem."""
-    heads = samples[:: cell.samples]
+def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
+    """Collects the samples of a setting, given problem by problem."""
+    heads = samples[:: setting.samples]
 
     def table(values: Sequence[Any], kind: type) -> np.ndarray:
-        return np.array(values, kind).reshape(len(heads), cell.samples)
+        return np.array(values, kind).reshape(len(heads), setting.samples)
 
     answers = [sample.extracted for sample in samples]
     return Graded(
@@ -79,7 +74,7 @@ def graded(samples: Sequence[Sample], cell: EvalSetting) -> Graded:
         total=table([sample.total_tokens for sample in samples], np.int64),
         forced=table([sample.closed_by == "budget" for sample in samples], bool),
         timed_out=table([sample.timed_out for sample in samples], bool),
-        answers=[answers[i : i + cell.samples] for i in range(0, len(answers), cell.samples)],
+        answers=[answers[i : i + setting.samples] for i in range(0, len(answers), setting.samples)],
         paths=dict(sorted(collections.Counter(sample.path for sample in samples).items())),
     )
 
@@ -100,37 +95,47 @@ def numbers_of_samples(samples: int) -> list[int]:
     return powers if powers[-1] == samples else [*powers, samples]
 
 
-def _slices(found: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
+def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
     """Accuracy and tokens of some of the problems."""
-    correct = found.correct[keep].mean(1)
+    correct = graded.correct[keep].mean(1)
     ends = rate_intervals(correct[:, None])[0]
     return {
         "problems": int(keep.sum()),
         "accuracy": number(correct.mean()),
         "ci95": interval(ends),
-        "mean_thinking_tokens": number(found.thinking[keep].mean()),
-        "mean_total_tokens": number(found.total[keep].mean()),
-        "forced_share": number(found.forced[keep].mean()),
+        "mean_thinking_tokens": number(graded.thinking[keep].mean()),
+        "mean_total_tokens": number(graded.total[keep].mean()),
+        "forced_share": number(graded.forced[keep].mean()),
     }
 
 
-def _by_level(found: Graded) -> dict[str, Any]:
-    known = sorted(set(found.levels.tolist()) - {0})
-    return {str(level): _slices(found, found.levels == level) for level in known}
+def _by_level(graded: Graded) -> dict[str, Any]:
+    known = sorted(set(graded.levels.tolist()) - {0})
+    return {str(level): _slice(graded, graded.levels == level) for level in known}
 
 
-def _by_subject(found: Graded) -> dict[str, Any]:
-    names = np.array(found.subjects)
-    return {name: _slices(found, names == name) for name in sorted(set(found.subjects) - {""})}
+def _by_subject(graded: Graded) -> dict[str, Any]:
+    names = np.array(graded.subjects)
+    return {name: _slice(graded, names == name) for name in sorted(set(graded.subjects) - {""})}
+
+
+def _rates(graded: Graded, grader: Any, ks: Sequence[int]) -> Float[np.ndarray, "n s"]:
+    """Of each problem: lenient and strict accuracy, pass@k by k, and maj@k by k if it is voted."""
+    scores = [graded.correct.mean(1), graded.strict.mean(1)]
+    scores += [pass_at_k(graded.correct, k) for k in ks]
+    if graded.samples > 1:
+        clusters = answer_clusters(graded.answers, graded.correct, grader)
+        scores += [majority_at_k(clusters, graded.correct, k) for k in ks]
+    return stack_scores(scores)
 
 
 def entry_of(
-    found: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None
+    graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None
 ) -> dict[str, Any]:
-    """Every number of one cell.
+    """Every number of one setting.
 
     Args:
-      found: its samples.
+      graded: its samples.
       grader: decides which wrong answers are the same, for maj@k.
       duplicates: problems that are near-duplicates of training questions; None: not looked for.
 
@@ -141,42 +146,37 @@ def entry_of(
       subjects, and what decided the verdicts. If some problems are near-duplicates and some are
       not, without_near_duplicates holds accuracy and tokens of those that are not.
     """
-    samples = found.samples
-    ks = numbers_of_samples(samples)
-    votes = vote_numbers(found.answers, found.correct, grader) if samples > 1 else None
-    scores = [found.correct.mean(1), found.strict.mean(1)]
-    scores += [pass_at_k_by_problem(found.correct, k) for k in ks]
-    if votes is not None:
-        scores += [majority_at_k_by_problem(votes, found.correct, k) for k in ks]
-    rates = columns(scores)
+    ks = numbers_of_samples(graded.samples)
+    # One set of resamples serves all of them.
+    rates = _rates(graded, grader, ks)
     ends, means = rate_intervals(rates), rates.mean(0)
-    tokens = columns([found.thinking.mean(1), found.total.mean(1)])
+    tokens = stack_scores([graded.thinking.mean(1), graded.total.mean(1)])
     token_ends, (thinking, total) = bootstrap_intervals(tokens), tokens.mean(0)
-    unanswered = [answer is None for row in found.answers for answer in row]
+    unanswered = [answer is None for row in graded.answers for answer in row]
     value = lambda i: {"value": number(means[i]), "ci95": interval(ends[i])}
     entry = {
         "accuracy": number(means[0]),
         "ci95": interval(ends[0]),
         "strict_accuracy": number(means[1]),
         "strict_ci95": interval(ends[1]),
-        "disagreement": number((found.correct != found.strict).mean()),
+        "disagreement": number((graded.correct != graded.strict).mean()),
         "mean_thinking_tokens": number(thinking),
         "thinking_ci95": interval(token_ends[0]),
         "mean_total_tokens": number(total),
         "total_ci95": interval(token_ends[1]),
-        "forced_share": number(found.forced.mean()),
+        "forced_share": number(graded.forced.mean()),
         "no_answer_share": number(np.mean(unanswered)),
-        "grader_timeouts": int(found.timed_out.sum()),
-        "problems": len(found.ids),
-        "samples": samples,
+        "grader_timeouts": int(graded.timed_out.sum()),
+        "problems": len(graded.ids),
+        "samples": graded.samples,
         "pass_at": {str(k): value(2 + i) for i, k in enumerate(ks)},
-        "levels": _by_level(found),
-        "subjects": _by_subject(found),
-        "paths": found.paths,
+        "levels": _by_level(graded),
+        "subjects": _by_subject(graded),
+        "paths": graded.paths,
     }
     if duplicates is not None and duplicates.any() and not duplicates.all():
-        entry["without_near_duplicates"] = _slices(found, ~duplicates)
-    if votes is not None:
+        entry["without_near_duplicates"] = _slice(graded, ~duplicates)
+    if graded.samples > 1:
         entry["maj_at"] = {
             str(k): {
                 **value(2 + len(ks) + i),
@@ -189,24 +189,23 @@ def entry_of(
     return entry
 
 
-def anytime(cells: Mapping[int, Graded]) -> dict[str, Any]:
-    """Accuracy over all budgets in one number, two ways (`statistics.anytime_accuracy`).
+def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
+    """Accuracy over all budgets in one number, two ways (`metrics.anytime_weights`).
 
     Args:
-      cells: samples by budget, of the same problems.
+      by_budget: samples by budget, of the same problems.
 
     Returns:
       mean and area with their intervals, and the budgets.
     """
-    budgets = sorted(cells)
-    rates = columns([cells[budget].correct.mean(1) for budget in budgets])
+    budgets = sorted(by_budget)
+    rates = stack_scores([by_budget[budget].correct.mean(1) for budget in budgets])
     scores = rates @ anytime_weights(budgets).T
-    ends = rate_intervals(scores)
-    found = AnytimeAccuracy(*scores.mean(0))
+    ends, (mean, area) = rate_intervals(scores), scores.mean(0)
     return {
-        "mean": number(found.mean),
+        "mean": number(mean),
         "mean_ci95": interval(ends[0]),
-        "area": number(found.area),
+        "area": number(area),
         "area_ci95": interval(ends[1]),
         "budgets": budgets,
     }
@@ -218,7 +217,7 @@ def self_consistency(
     """Self-Consistency (arXiv 2203.11171) at equal tokens for each sample, and in all.
 
     Args:
-      entries: `entry_of` sampled cells by budget; there may be more than `budgets`.
+      entries: `entry_of` sampled settings by budget; there may be more than `budgets`.
       budgets: those that the report is about.
 
     Returns:
@@ -230,19 +229,19 @@ def self_consistency(
         vote = entries[each]["maj_at"][str(k)]
         return {"budget_each": each, "budget_total": k * each, **vote}
 
-    found: dict[str, Any] = {}
+    votes: dict[str, Any] = {}
     for k in sorted({int(k) for entry in entries.values() for k in entry.get("maj_at", {})}):
         drawn = {b for b, entry in entries.items() if str(k) in entry.get("maj_at", {})}
         if k > 1:
-            found[str(k)] = {
+            votes[str(k)] = {
                 "per_sample": {str(b): row(b, k) for b in budgets if b in drawn},
                 "matched_total": {str(b): row(b // k, k) for b in budgets if b // k in drawn},
             }
-    return found
+    return votes
 
 
 def summarise(
-    cells: Mapping[EvalSetting, Graded],
+    results: Mapping[EvalSetting, Graded],
     grader: Any,
     *,
     budgets: Sequence[int] | None = None,
@@ -251,35 +250,37 @@ def summarise(
     """The numbers of one set.
 
     Args:
-      cells: samples of every cell, all of the same problems.
+      results: samples of every setting, all of the same problems.
       grader: decides which wrong answers are the same.
-      budgets: those that the report is about; other cells only serve votes at equal total tokens.
-      problems: the problems of the cells, for their near-duplicates of training questions.
+      budgets: those that the report is about; other settings only serve votes at equal total
+        tokens.
+      problems: the problems, for their near-duplicates of training questions.
 
     Returns:
       problems; near_duplicates (how many, and of which training set; None where none was looked
       for); by_budget (a `Summary`); anytime by mode; self_consistency.
     """
-    marked, near = None, None
+    duplicates, near = None, None
     if problems is not None and problems.compared_with:
-        marked = problems.duplicates
-        near = {"count": int(marked.sum()), "of": problems.compared_with}
-    entries = {cell: entry_of(found, grader, marked) for cell, found in cells.items()}
-    chosen = sorted({cell.budget for cell in cells}) if budgets is None else list(budgets)
+        duplicates = problems.duplicates
+        near = {"count": int(duplicates.sum()), "of": problems.compared_with}
+    entries = {setting: entry_of(one, grader, duplicates) for setting, one in results.items()}
+    chosen = sorted({setting.budget for setting in results}) if budgets is None else list(budgets)
     by_budget: Summary = {}
-    for cell, entry in entries.items():
-        if cell.budget in chosen:
-            by_budget.setdefault(cell.mode, {})[str(cell.budget)] = entry
-    sampled = {cell.budget: entry for cell, entry in entries.items() if cell.mode == SAMPLED}
+    for setting, entry in entries.items():
+        if setting.budget in chosen:
+            by_budget.setdefault(setting.mode, {})[str(setting.budget)] = entry
     return {
-        "problems": len(next(iter(cells.values())).ids),
+        "problems": len(next(iter(results.values())).ids),
         "near_duplicates": near,
         "by_budget": by_budget,
         "anytime": {
             mode: anytime(
-                {c.budget: f for c, f in cells.items() if c.mode == mode and c.budget in chosen}
+                {s.budget: g for s, g in results.items() if s.mode == mode and s.budget in chosen}
             )
             for mode in by_budget
         },
-        "self_consistency": self_consistency(sampled, chosen),
+        "self_consistency": self_consistency(
+            {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED}, chosen
+        ),
     }

@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+import rich.table
 
-from bacr_jax.report import figures, pictures
-from bacr_jax.report.grids import Grid
-from bacr_jax.report.tables import accuracy_text
+from bacr_jax.evaluation.folder import LATEX, MARKDOWN
+from bacr_jax.report import figures
+from bacr_jax.report.table import NONE, Table, accuracy_text
 from bacr_jax.runs.folder import write_atomically
-
-_NONE = "-"
 
 
 def _percent(rate: float | int) -> str:
@@ -27,8 +25,8 @@ def _rate(entry: Mapping[str, Any], name: str, ends: str) -> str:
 
 
 def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
-    found = entry.get(family, {}).get(str(k))
-    return _NONE if found is None else _rate(found, "value", "ci95")
+    rate = entry.get(family, {}).get(str(k))
+    return NONE if rate is None else _rate(rate, "value", "ci95")
 
 
 def _near(result: Mapping[str, Any]) -> str:
@@ -39,14 +37,14 @@ def _near(result: Mapping[str, Any]) -> str:
     return f"near-duplicates of training questions ({near['of']}): {near['count']:,}"
 
 
-def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
+def _budgets(name: str, result: Mapping[str, Any]) -> Table:
     modes = result["by_budget"]
-    most = max(entry["samples"] for found in modes.values() for entry in found.values())
+    most = max(entry["samples"] for budgets in modes.values() for entry in budgets.values())
     voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
     rows = []
-    for mode, found in modes.items():
-        for budget in sorted(found, key=int):
-            entry = found[budget]
+    for mode, budgets in modes.items():
+        for budget in sorted(budgets, key=int):
+            entry = budgets[budget]
             label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"
             votes = [_of_k(entry, "pass_at", most), _of_k(entry, "maj_at", most)] if voting else []
             rows.append(
@@ -62,7 +60,7 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
                     _percent(entry["forced_share"]),
                 ]
             )
-    return Grid(
+    return Table(
         f"{name}: {result['problems']:,} problems",
         ["decoding", "budget", "accuracy", "strict", "differ", *voting, "think", "total", "forced"],
         rows,
@@ -72,25 +70,25 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Grid:
     )
 
 
-def _without_duplicates(name: str, result: Mapping[str, Any]) -> Grid:
+def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
     """A row per decoding and budget: all problems, and those that training did not come near."""
     count, left = result["near_duplicates"]["count"], 0
     rows = []
-    for mode, found in result["by_budget"].items():
-        for budget in sorted(found, key=int):
-            entry = found[budget]["without_near_duplicates"]
+    for mode, budgets in result["by_budget"].items():
+        for budget in sorted(budgets, key=int):
+            entry = budgets[budget]["without_near_duplicates"]
             left = entry["problems"]
             rows.append(
                 [
                     mode,
                     f"{int(budget):,}",
-                    accuracy_text(found[budget]),
+                    accuracy_text(budgets[budget]),
                     accuracy_text(entry),
                     f"{entry['mean_thinking_tokens']:,.1f}",
                     f"{entry['mean_total_tokens']:,.1f}",
                 ]
             )
-    return Grid(
+    return Table(
         f"{name}: without {count:,} near-duplicates of training questions",
         ["decoding", "budget", f"all {result['problems']:,}", f"the other {left:,}"]
         + ["think", "total"],
@@ -100,19 +98,19 @@ def _without_duplicates(name: str, result: Mapping[str, Any]) -> Grid:
     )
 
 
-def _anytime(name: str, result: Mapping[str, Any]) -> Grid:
+def _anytime(name: str, result: Mapping[str, Any]) -> Table:
     rows = [
-        [mode, _rate(found, "mean", "mean_ci95"), _rate(found, "area", "area_ci95")]
-        for mode, found in result["anytime"].items()
+        [mode, _rate(rates, "mean", "mean_ci95"), _rate(rates, "area", "area_ci95")]
+        for mode, rates in result["anytime"].items()
     ]
-    return Grid(f"{name}: anytime accuracy", ["decoding", "mean over budgets", "area"], rows)
+    return Table(f"{name}: anytime accuracy", ["decoding", "mean over budgets", "area"], rows)
 
 
-def _self_consistency(name: str, result: Mapping[str, Any]) -> Grid:
+def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
     rows = []
     for k, ways in result["self_consistency"].items():
-        for way, found in ways.items():
-            for budget, entry in found.items():
+        for way, budgets in ways.items():
+            for budget, entry in budgets.items():
                 rows.append(
                     [
                         f"maj@{k}",
@@ -124,7 +122,7 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Grid:
                         f"{entry['mean_total_tokens']:,.1f}",
                     ]
                 )
-    return Grid(
+    return Table(
         f"{name}: Self-Consistency",
         ["vote", "accounting", "budget", "samples x tokens", "accuracy", "think", "total"],
         rows,
@@ -134,7 +132,7 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Grid:
     )
 
 
-def _parts(name: str, result: Mapping[str, Any], part: str) -> Grid:
+def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
     """A row per level or subject, a column per budget."""
     modes = result["by_budget"]
     mode = next(reversed(modes))
@@ -144,16 +142,16 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Grid:
     for label in names:
         entries = [modes[mode][budget][f"{part}s"][label] for budget in budgets]
         rows.append([label, f"{entries[0]['problems']:,}", *map(accuracy_text, entries)])
-    return Grid(
+    return Table(
         f"{name}: accuracy by {part}, {mode}",
         [part, "problems", *(f"{int(budget):,}" for budget in budgets)],
         rows,
     )
 
 
-def _difference(name: str, other: str, found: Mapping[str, Any]) -> Grid:
+def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
     rows = []
-    for mode, budgets in found["by_budget"].items():
+    for mode, budgets in comparison["by_budget"].items():
         for budget in sorted(budgets, key=int):
             entry = budgets[budget]
             low, high = entry["ci95"]
@@ -168,11 +166,11 @@ def _difference(name: str, other: str, found: Mapping[str, Any]) -> Grid:
                     f"{entry['thinking_tokens_difference']:+,.1f} [{first:+,.1f}, {last:+,.1f}]",
                 ]
             )
-    for mode, over in found["anytime"].items():
+    for mode, over in comparison["anytime"].items():
         low, high = over["mean_ci95"]
         points = f"{_points(over['mean_difference'])} [{_points(low)}, {_points(high)}]"
-        rows.append([mode, "mean", _NONE, _NONE, points, _NONE])
-    return Grid(
+        rows.append([mode, "mean", NONE, NONE, points, NONE])
+    return Table(
         f"{name}: difference to {other}",
         ["decoding", "budget", "accuracy", "other", "difference", "thinking tokens"],
         rows,
@@ -180,42 +178,42 @@ def _difference(name: str, other: str, found: Mapping[str, Any]) -> Grid:
     )
 
 
-def grids(results: Mapping[str, Any]) -> list[Grid]:
+def tables(results: Mapping[str, Any]) -> list[Table]:
     """Every table of an evaluation.
 
     Args:
       results: what results.json holds.
     """
-    found = []
+    made = []
     for name, result in results["sets"].items():
-        found += [_budgets(name, result), _anytime(name, result)]
+        made += [_budgets(name, result), _anytime(name, result)]
         first = next(iter(next(iter(result["by_budget"].values())).values()))
         if "without_near_duplicates" in first:
-            found.append(_without_duplicates(name, result))
-        found += [_parts(name, result, part) for part in ("level", "subject") if first[f"{part}s"]]
+            made.append(_without_duplicates(name, result))
+        made += [_parts(name, result, part) for part in ("level", "subject") if first[f"{part}s"]]
         if result["self_consistency"]:
-            found.append(_self_consistency(name, result))
+            made.append(_self_consistency(name, result))
         for other, sets in results["comparisons"].items():
             if name in sets:
-                found.append(_difference(name, other, sets[name]))
-    return found
+                made.append(_difference(name, other, sets[name]))
+    return made
 
 
-def write(folder: Path, results: Mapping[str, Any]) -> list[Table]:
+def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Table]:
     """Writes results.md, results.tex and a picture per set.
 
     Args:
-      folder: where.
+      folder: of the evaluation.
       results: what results.json holds.
 
     Returns:
       The tables, for a terminal.
     """
-    tables = grids(results)
+    made = tables(results)
     head = f"# {results['name']}\n\n"
-    write_atomically(folder / "results.md", head + "\n".join(grid.markdown() for grid in tables))
-    write_atomically(folder / "results.tex", "\n".join(grid.latex() for grid in tables))
-    for name, short in pictures.short_names(results["sets"]).items():
+    write_atomically(folder / MARKDOWN, head + "\n".join(table.markdown() for table in made))
+    write_atomically(folder / LATEX, "\n".join(table.latex() for table in made))
+    for name, short in figures.short_names(results["sets"]).items():
         result, compared = results["sets"][name], results["comparisons"]
         others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
         figures.accuracy_by_budget(
@@ -223,4 +221,4 @@ def write(folder: Path, results: Mapping[str, Any]) -> list[Table]:
             {**others, results["name"]: result["by_budget"]},
             f"{name}: accuracy by thinking budget, 95 % intervals",
         )
-    return [grid.terminal() for grid in tables]
+    return [table.terminal() for table in made]

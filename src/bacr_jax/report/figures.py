@@ -1,4 +1,4 @@
-"""Pictures of a run."""
+"""Pictures: of a run, drawn from its files into its folder, and of summaries anywhere."""
 
 import itertools
 import math
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.report.tables import Summary
+from bacr_jax.evaluation.summary import Summary
+from bacr_jax.runs.folder import RunPaths, read_lines
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. Grey, the first, is for the policy
 # that the others are compared with.
@@ -177,8 +178,8 @@ class _Curves:
 
     def numbered(self, prefix: str) -> list[str]:
         """Names that are the prefix and a number, in the order of the numbers."""
-        found = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
-        return sorted(found, key=lambda name: int(name[len(prefix) :]))
+        names = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
+        return sorted(names, key=lambda name: int(name[len(prefix) :]))
 
     def values(self, name: str) -> np.ndarray:
         """A metric at every step, NaN where it is not a number."""
@@ -200,7 +201,7 @@ class _Curves:
         axis.plot(self.steps, values, color=colour, label=label, lw=1.8, marker=marker, **style)
 
 
-def budgets_by_group(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
+def budget_distributions(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
     """Sampled budgets of each difficulty group over the steps: median and the middle 80 %.
 
     Args:
@@ -214,9 +215,9 @@ def budgets_by_group(path: Path, records: Sequence[Mapping[str, Any]], title: st
     figure, axes = _figure(max(len(groups), 1), 1, title)
     for axis, group, colour in zip(axes[0], groups, itertools.cycle(COLOURS[1:])):
         # A step without questions of the group is no gap in its distribution.
-        asked = np.isfinite(curves.values(f"budget/median_{group}"))
-        steps = curves.steps[asked]
-        lines = [curves.values(f"budget/{name}_{group}")[asked] for name in _QUANTILES]
+        present = np.isfinite(curves.values(f"budget/median_{group}"))
+        steps = curves.steps[present]
+        lines = [curves.values(f"budget/{name}_{group}")[present] for name in _QUANTILES]
         if len(steps) >= _SMOOTH_FROM:
             lines = [_smoothed(line) for line in lines]
         low, median, high = lines
@@ -297,3 +298,72 @@ def training_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str
             axis.locator_params(axis="x", integer=True)
         axis.set_xlabel("step")
     _save(figure, path)
+
+
+def short_names(specs: Mapping[str, Any]) -> dict[str, str]:
+    """Names of sets for files: the part before the colon, numbered where it repeats."""
+    short: dict[str, str] = {}
+    for spec in specs:
+        base = "".join(c if c.isalnum() or c in "-_" else "_" for c in spec.partition(":")[0])
+        name, count = base, 2
+        while name in short.values():
+            name, count = f"{base}_{count}", count + 1
+        short[spec] = name
+    return short
+
+
+def sets_of(evaluations: list[dict[str, Any]]) -> list[str]:
+    """Names of the sets that were evaluated."""
+    return list(dict.fromkeys(name for record in evaluations for name in record["sets"]))
+
+
+def first_and_last(evaluations: list[dict[str, Any]], name: str, method: str) -> dict[str, Summary]:
+    """The policy before training, and as it was evaluated last."""
+    records = [record for record in evaluations if name in record["sets"]]
+    first, last = records[0], records[-1]
+    policies = {"before" if first["when"] == "before" else f"step {first['step']}": first}
+    if len(records) > 1:
+        label = method if last["when"] == "after" else f"{method}, step {last['step']}"
+        policies[label] = last
+    return {label: record["sets"][name] for label, record in policies.items()}
+
+
+def draw_run(folder: Path, method: str) -> dict[str, Path]:
+    """Draws what the run's files hold so far.
+
+    Args:
+      folder: the run folder; gets training.png, budgets.png, and for every set accuracy_SET.png
+        and, with more than two evaluations, evaluation_SET.png.
+      method: name of the method, for titles.
+
+    Returns:
+      Pictures by their names, without the ending.
+    """
+    paths, drawn = RunPaths(folder), dict[str, Path]()
+
+    def picture(name: str) -> Path:
+        drawn[name] = paths.picture(name)
+        return drawn[name]
+
+    records, evaluations = read_lines(paths.metrics), read_lines(paths.evaluations)
+    if records:
+        training_curves(picture("training"), records, f"{method}, training")
+    if any(name.startswith("budget/median_") for record in records for name in record):
+        budget_distributions(
+            picture("budgets"), records, f"{method}, sampled budgets by difficulty group"
+        )
+    names = sets_of(evaluations)
+    for name, short in short_names(dict.fromkeys(names)).items():
+        accuracy_by_budget(
+            picture(f"accuracy_{short}"),
+            first_and_last(evaluations, name, method),
+            f"{name}: accuracy by thinking budget, 95 % intervals",
+        )
+        measured = [(r["step"], r["sets"][name]) for r in evaluations if name in r["sets"]]
+        if len(measured) > 2:
+            accuracy_over_steps(
+                picture(f"evaluation_{short}"),
+                measured,
+                f"{name}: accuracy during training, 95 % intervals",
+            )
+    return drawn

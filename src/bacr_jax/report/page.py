@@ -3,16 +3,19 @@
 import base64
 import html
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.report import evaluation, pictures, tables
-from bacr_jax.report.grids import Grid
+from bacr_jax.evaluation.folder import finished_evaluations
+from bacr_jax.evaluation.summary import Summary
+from bacr_jax.report import evaluation, figures
+from bacr_jax.report.table import Table, comparison, title_without, without_near_duplicates
 from bacr_jax.report.traces import traces_section
-from bacr_jax.runs.folder import CONFIG, read_lines, write_atomically
+from bacr_jax.runs.folder import RunPaths, read_lines, write_atomically
+from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import duration
 
 _STYLE = """
@@ -45,17 +48,16 @@ def _image(path: Path, text: str) -> str:
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">\n'
 
 
-def _read_summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
+def _read_summary(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        summary = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        summary = None
+    if not isinstance(summary, dict):
         raise UserError(f"{path}: is damaged; remove it, or run the training again")
-    return found
+    return summary
 
 
 def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
@@ -75,7 +77,7 @@ def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
     return records
 
 
-def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]]) -> Grid:
+def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]]) -> Table:
     steps = summary.get("steps", records[-1]["step"] if records else 0)
     tokens = summary.get("generated_tokens")
     if tokens is None and records:
@@ -97,32 +99,36 @@ def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]
         rows.append(["generated tokens", f"{tokens:,}"])
     if "wall_seconds" in summary:
         rows.append(["time", duration(summary["wall_seconds"])])
-    return Grid("In short", ["", ""], rows, words=2)
-
-
-def _comparison(name: str, policies: dict[str, tables.Summary]) -> Grid:
-    entries = tables.rows(policies)
-    cell = lambda e: "-" if e is None else f"{tables.accuracy_text(e)}, {tables.tokens_text(e)}"
-    return Grid(
-        f"{name}: accuracy in % [95 % interval], mean thinking tokens",
-        ["decoding", "budget", *policies],
-        [[mode, f"{int(budget):,}", *map(cell, found)] for mode, budget, found in entries],
-    )
+    return Table("In short", ["", ""], rows, words=2)
 
 
 def _evaluations(folder: Path) -> str:
     """Tables of the evaluations that were made of this run afterwards."""
     parts = []
-    for path in sorted((folder / "evaluation").glob("*/results.json")):
+    for path in finished_evaluations(folder):
         try:
             results = json.loads(path.read_bytes())
-            grids = evaluation.grids(results)
+            tables = evaluation.tables(results)
         except (ValueError, KeyError, TypeError, StopIteration):
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
-        inside = "".join(grid.html() for grid in grids)
+        inside = "".join(table.html() for table in tables)
         title = html.escape(f"{results['name']} ({path.parent.name})")
         parts.append(f"<details open><summary>{title}</summary>\n{inside}</details>\n")
     return "<h2>Evaluations</h2>\n" + "".join(parts) if parts else ""
+
+
+def _accuracy(
+    name: str, policies: dict[str, Summary], drawn: dict[str, Path], short: str
+) -> Iterator[str]:
+    """Pictures and tables of one evaluation set."""
+    yield _image(drawn[f"accuracy_{short}"], f"{name}: accuracy by thinking budget")
+    what = "accuracy in % [95 % interval], mean thinking tokens"
+    yield comparison(f"{name}: {what}", policies).html()
+    others = without_near_duplicates(policies)
+    if others is not None:
+        yield comparison(f"{title_without(name, policies, others)}: {what}", others).html()
+    if f"evaluation_{short}" in drawn:
+        yield _image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training")
 
 
 def page(folder: Path) -> str:
@@ -134,27 +140,19 @@ def page(folder: Path) -> str:
     Raises:
       UserError: no run there, or a damaged file in it.
     """
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"--run {folder}: holds no {CONFIG}; write the folder of a run")
-    config = config_io.load([folder / CONFIG])
-    summary = _read_summary(folder)
+    paths, config = RunPaths(folder), read_config(folder)
+    summary = _read_summary(paths.summary)
     method = str(summary.get("method", config.method))
-    records = _records(folder / "metrics.jsonl", {"step": int})
-    evaluations = _records(folder / "eval.jsonl", {"step": int, "when": str, "sets": dict})
-    drawn = pictures.draw_run(folder, method)
+    records = _records(paths.metrics, {"step": int})
+    evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
+    drawn = figures.draw_run(folder, method)
     title = html.escape(f"{method}: {folder.absolute().name}")
     parts = [f"<h1>{title}</h1>\n", _facts(config, summary, records).html()]
     if evaluations:
         parts.append("<h2>Accuracy by budget</h2>\n")
-    for name, short in pictures.short_names(dict.fromkeys(pictures.sets_of(evaluations))).items():
-        policies = pictures.first_and_last(evaluations, name, method)
-        parts.append(_image(drawn[f"accuracy_{short}"], f"{name}: accuracy by thinking budget"))
-        parts.append(_comparison(name, policies).html())
-        others = tables.without_near_duplicates(policies)
-        if others is not None:
-            parts.append(_comparison(tables.title_without(name, policies, others), others).html())
-        if f"evaluation_{short}" in drawn:
-            parts.append(_image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training"))
+    for name, short in figures.short_names(dict.fromkeys(figures.sets_of(evaluations))).items():
+        policies = figures.first_and_last(evaluations, name, method)
+        parts += _accuracy(name, policies, drawn, short)
     parts.append(_evaluations(folder))
     if "training" in drawn:
         parts += ["<h2>Training</h2>\n", _image(drawn["training"], "training curves")]
@@ -163,10 +161,10 @@ def page(folder: Path) -> str:
             "<h2>Budgets by difficulty</h2>\n",
             _image(drawn["budgets"], "sampled budgets of each difficulty group"),
         ]
-    parts.append(traces_section(folder / "rollouts", config))
-    settings = html.escape((folder / CONFIG).read_text(encoding="utf-8"))
+    parts.append(traces_section(paths.rollouts, config))
+    name, settings = paths.config.name, html.escape(paths.config.read_text(encoding="utf-8"))
     parts.append(
-        f"<h2>Config</h2>\n<details><summary>{CONFIG}</summary><pre>{settings}</pre></details>\n"
+        f"<h2>Config</h2>\n<details><summary>{name}</summary><pre>{settings}</pre></details>\n"
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -189,7 +187,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     Raises:
       UserError: as `page`, or the file can't be written.
     """
-    path = folder / "report.html" if out is None else out
+    path = RunPaths(folder).report if out is None else out
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; write the name of a file")
     if out is not None and not out.absolute().parent.is_dir():

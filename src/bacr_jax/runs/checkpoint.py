@@ -131,9 +131,9 @@ class Checkpoints:
             args = ocp.args.Composite(
                 state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
             )
-            found = self._manager.restore(at, args=args)
+            saved = self._manager.restore(at, args=args)
         free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
-        return at, jax.tree.map(free, like, found["state"]), found["meta"]
+        return at, jax.tree.map(free, like, saved["state"]), saved["meta"]
 
     def close(self) -> None:
         """Waits for background writing and releases the folder.

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from bacr_jax.config import io as config_io
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 
-CONFIG, LOCK, CHANGES = "config.yaml", ".lock", "changes.jsonl"
+LOCK = ".lock"
 # What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
 Resume = Literal["auto", "never", "required"]
+_CONFIG = "config.yaml"
 # What a run killed while it made its folder can leave behind.
-_DEBRIS = (LOCK, f"{CONFIG}.tmp")
+_DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # A moved or renamed folder still holds the same run, a checkpoint fits any devices, and how often
 # it is saved changes nothing that it learns.
 _MAY_DIFFER = (
@@ -78,7 +79,7 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return []
     *lines, unfinished = path.read_bytes().split(b"\n")
-    found = []
+    whole = []
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode()
@@ -92,8 +93,8 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise UserError(
                 f"{path}, line {number}: is not a JSON record; fix or remove the line"
             ) from None
-        found.append((text, record))
-    return found
+        whole.append((text, record))
+    return whole
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -115,34 +116,89 @@ def _keep_until(path: Path, step: int) -> None:
         write_atomically(path, wanted)
 
 
-class RunFolder:
-    """An opened run folder; a context manager that holds its lock.
+class RunPaths:
+    """What lies where in a run folder; nothing is opened, made or read.
 
     Attributes:
       path: the folder.
       config: the run's resolved config.
+      changes: what the config was before it changed, a JSON line per change.
+      lock: held by the process that writes.
       metrics: a JSON line per logged step.
-      evaluations: a JSON line per evaluation.
+      evaluations: a JSON line per evaluation made in training.
+      later_evaluations: a folder per checkpoint that was evaluated afterwards.
       rollouts: folder of sampled traces, a file per logged step.
-      checkpoints: folder of checkpoints.
+      checkpoints: folder of checkpoints, one subfolder per step.
+      warmup: folder of the supervised warm-up, unless `warmup.dir` names another (`WarmupPaths`).
       tensorboard: folder of TensorBoard's files.
       summary: result of the finished run.
       best: the best evaluation so far and its step.
-      is_new: this process made the folder's config.yaml.
+      report: everything for people, in one file.
     """
 
-    def __init__(self, path: Path, lock: TextIO | None):
-        """Wraps a folder whose lock is held; use `open_run` or `follow_run`."""
-        self.path, self._lock = path, lock
-        self.is_new = False
-        self.config = path / CONFIG
+    def __init__(self, path: Path):
+        """Names the files of the folder `path`."""
+        self.path = path
+        self.config = path / _CONFIG
+        self.changes = path / "changes.jsonl"
+        self.lock = path / LOCK
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "eval.jsonl"
+        self.later_evaluations = path / "evaluation"
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
+        self.warmup = path / "warmup"
         self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
         self.best = path / "best.json"
+        self.report = path / "report.html"
+
+    def traces_of(self, step: int) -> Path:
+        """Sampled traces of a step, a JSON line each."""
+        return self.rollouts / f"{step:06d}.jsonl"
+
+    def evaluation_of(self, step: int) -> Path:
+        """Folder of the evaluation made of a checkpoint afterwards."""
+        return self.later_evaluations / f"step-{step:06d}"
+
+    def picture(self, name: str) -> Path:
+        """A picture drawn from the run's files."""
+        return self.path / f"{name}.png"
+
+
+class WarmupPaths:
+    """What lies where in the folder of a warm-up, which several runs may share.
+
+    Attributes:
+      path: the folder.
+      identity: which warm-up it is, and how well it went; there once it is finished.
+      weights: checkpoint of the finished weights.
+    """
+
+    def __init__(self, path: Path):
+        """Names the files of the folder `path`."""
+        self.path = path
+        self.identity = path / "warmup.json"
+        self.weights = path / "weights"
+        self.unfinished = path / "progress"
+
+    def progress(self, fingerprint: str) -> Path:
+        """Checkpoints of an unfinished warm-up; other settings have others."""
+        return self.unfinished / fingerprint
+
+
+class RunFolder(RunPaths):
+    """An opened run folder; a context manager that holds its lock.
+
+    Attributes:
+      is_new: this process made the folder's config.yaml.
+    """
+
+    def __init__(self, path: Path, held: TextIO | None):
+        """Wraps a folder whose lock is held; use `open_run` or `follow_run`."""
+        super().__init__(path)
+        self._held = held
+        self.is_new = False
 
     def __enter__(self) -> "RunFolder":
         """The folder itself."""
@@ -155,16 +211,16 @@ class RunFolder:
         trace: types.TracebackType | None,
     ) -> None:
         """Releases the lock; the end of the process, however it comes, does so too."""
-        if self._lock is not None:
-            self._lock.close()
+        if self._held is not None:
+            self._held.close()
 
     def discard(self) -> None:
         """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
-        made = {self.config, self.rollouts, self.path / LOCK}
+        made = {self.config, self.rollouts, self.lock}
         if self.is_new and set(self.path.iterdir()) <= made and not any(self.rollouts.iterdir()):
             self.config.unlink()
             self.rollouts.rmdir()
-            (self.path / LOCK).unlink()
+            self.lock.unlink()
             self.path.rmdir()
 
     def truncate_after(self, step: int) -> None:
@@ -204,16 +260,16 @@ def _refuse_unless_ours(
     """Raises a UserError unless the folder is new, empty, or holds a run that may go on."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{where}: is a file; write the name of a folder")
-    found = path.iterdir() if path.exists() else ()
-    entries = sorted(entry.name for entry in found if entry.name not in _DEBRIS)
-    if resume == "required" and CONFIG not in entries:
+    inside = path.iterdir() if path.exists() else ()
+    entries = sorted(entry.name for entry in inside if entry.name not in _DEBRIS)
+    if resume == "required" and _CONFIG not in entries:
         raise UserError(
             f"{where}: holds no run to go on with; write the folder of one, or leave out "
             "--resume required"
         )
     if not entries:
         return
-    if CONFIG not in entries:
+    if _CONFIG not in entries:
         raise UserError(
             f"{where}: is not empty and holds no run (found {entries[0]!r}); write another folder"
         )
@@ -222,7 +278,7 @@ def _refuse_unless_ours(
             f"{where}: holds a run already; write another folder, or leave out --resume never"
         )
     try:
-        differing = _differing(path / CONFIG, config)
+        differing = _differing(path / _CONFIG, config)
     except UserError as error:
         raise UserError(
             f"{where}: holds a run whose config can't be read ({error}); write another folder"
@@ -265,7 +321,7 @@ def _note_changes(folder: RunFolder, config: Config) -> None:
     if differing:
         before = {key: there for key, (there, _) in differing.items()}
         now = {key: here for key, (_, here) in differing.items()}
-        append_line(folder.path / CHANGES, {"before": before, "now": now})
+        append_line(folder.changes, {"before": before, "now": now})
         write_atomically(folder.config, config_io.to_yaml(config))
 
 
@@ -310,6 +366,7 @@ def open_run(
         raise UserError(
             f"{where}: can't be used ({error.strerror}); write a folder that can be written"
         ) from None
+    # It is a ValueError too.
     except UserError:
         raise
     # NUL or half a surrogate pair: no file can be named so.

@@ -21,7 +21,7 @@ MISMATCH = 0.05
 
 
 @dataclass(frozen=True)
-class Alarm:
+class Symptom:
     """One thing that can go wrong.
 
     Attributes:
@@ -44,35 +44,35 @@ def _accuracy(metrics: Metrics) -> float:
     return sum(cuts) / max(len(cuts), 1)
 
 
-ALARMS = {
-    "no_reward": Alarm(
+SYMPTOMS = {
+    "no_reward": Symptom(
         lambda m, _: _accuracy(m) == 0.0,
         f"not one right answer in {PATIENCE} iterations: nothing can be learned. Likely answers "
         "are not in the form that the grader reads, or end before it: look into rollouts/, raise "
         "rollout.answer_tokens or budget.min, or start from a model that can do the task",
     ),
-    "always_right": Alarm(
+    "always_right": Symptom(
         lambda m, _: _accuracy(m) == 1.0,
         f"every answer was right for {PATIENCE} iterations: nothing is left to learn. Choose "
         "harder questions (data.train) or smaller budgets (budget.max)",
     ),
-    "collapse": Alarm(
+    "collapse": Symptom(
         lambda m, best: best > WORTH_LOSING and _accuracy(m) < COLLAPSED_TO * best,
         "the share of right answers has collapsed. Likely the updates are too large: lower "
         "optimizer.learning_rate, or hold the policy with loss.kl_coef; checkpoints/ has the best "
         "one so far (best.json)",
     ),
-    "clipped": Alarm(
+    "clipped": Symptom(
         lambda m, _: m.get("policy/clipped_share", 0.0) > CLIPPED,
         "more than half of the token losses are clipped: most of the batch teaches nothing. Lower "
         "optimizer.learning_rate or train.minibatches",
     ),
-    "verdicts": Alarm(
+    "verdicts": Symptom(
         lambda m, _: _lost(m),
         "the grader's workers die or run out of time on more than a tenth of the answers, which "
         "count as wrong. Look at the memory of the machine and at the answers in rollouts/",
     ),
-    "mismatch": Alarm(
+    "mismatch": Symptom(
         lambda m, _: m.get("mismatch/k3", 0.0) > MISMATCH,
         "the sampler and the learner disagree about the same tokens. Write "
         "loss.importance_cap=2.0, or model.compute_dtype=float32 to see whether it is rounding",
@@ -80,7 +80,7 @@ ALARMS = {
 }
 
 
-class Alarms:
+class RunHealth:
     """Watches the metrics of a run, iteration by iteration."""
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class Alarms:
         self._smoothed: float | None = None
         self._best = 0.0
 
-    def raised_by(self, metrics: Metrics) -> Iterator[str]:
-        """Messages of the alarms that this iteration sets off; each comes once."""
+    def warnings(self, metrics: Metrics) -> Iterator[str]:
+        """Messages of the symptoms that have lasted, as of this iteration; each comes once."""
         now = _accuracy(metrics)
         self._smoothed = now if self._smoothed is None else 0.9 * self._smoothed + 0.1 * now
         self._best = max(self._best, self._smoothed)
-        for name, alarm in ALARMS.items():
-            wrong = alarm.is_wrong(metrics, self._best)
+        for name, symptom in SYMPTOMS.items():
+            wrong = symptom.is_wrong(metrics, self._best)
             self._in_a_row[name] = self._in_a_row[name] + 1 if wrong else 0
             if self._in_a_row[name] == PATIENCE and name not in self._given:
                 self._given.add(name)
-                yield alarm.message
+                yield symptom.message

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
-from bacr_jax.config import Config
+from bacr_jax.data import tokenizers
 from bacr_jax.errors import UserError
-from bacr_jax.data import tokenizers as loading
+from bacr_jax.runs.folder import RunPaths
 
 Params = dict[str, Any]
 
@@ -27,14 +28,15 @@ def read_config(folder: Path) -> Config:
     Raises:
       UserError: no run there, or a config that can't be read.
     """
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"--run {folder}: holds no config.yaml; write the folder of a run")
-    return config_io.load([folder / "config.yaml"])
+    path = RunPaths(folder).config
+    if not path.is_file():
+        raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
+    return config_io.load([path])
 
 
 def finished_steps(folder: Path) -> list[int]:
     """Steps of a run's finished checkpoints, rising."""
-    checkpoints = folder / "checkpoints"
+    checkpoints = RunPaths(folder).checkpoints
     if not checkpoints.is_dir():
         return []
     # Unfinished ones have other names until they are whole.
@@ -63,7 +65,7 @@ def choose_step(folder: Path, step: int | str | None = None) -> int:
 def _best_step(folder: Path) -> int:
     """The step that best.json names."""
     try:
-        return int(json.loads((folder / "best.json").read_bytes())["step"])
+        return int(json.loads(RunPaths(folder).best.read_bytes())["step"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
@@ -89,15 +91,15 @@ def read_params(folder: Path, step: int) -> Params:
         abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         wanted = {"train": {"policy": jax.tree.map(abstract, saved)}}
         on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        how = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
-        return dict(reader.restore(state, args=how)["train"]["policy"])
+        restore = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
+        return dict(reader.restore(state, args=restore)["train"]["policy"])
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _damaged(state, reason) from None
 
 
 def _state_folder(folder: Path, step: int) -> Path:
-    return folder.absolute() / "checkpoints" / str(step) / "state"
+    return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
 def _damaged(state: Path, reason: str) -> UserError:
@@ -139,7 +141,7 @@ def read_run(folder: Path, step: int | str | None = None) -> tuple[Config, int, 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A policy that was found on disk and not read yet.
+    """A policy on disk, not read yet.
 
     Attributes:
       folder: the run folder or the Hugging Face folder.
@@ -181,32 +183,55 @@ class SavedPolicy:
 
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
+    def tokenizer(self) -> Any:
+        """The tokenizer that it was trained with.
 
-def open_run(folder: Path, step: int | str | None = None) -> SavedPolicy:
-    """The checkpoint of a run; nothing but its config is read.
+        Raises:
+          UserError: its folder holds none.
+        """
+        if self.step is not None and self.config.data.train == "ledger":
+            from bacr_jax.data.ledger import ledger_tokenizer
+
+            return ledger_tokenizer()
+        folder = self.config.model.tokenizer or self.config.model.path
+        return tokenizers.load_tokenizer(folder, where="model.tokenizer")
+
+
+def open_policy(
+    run: Path | None, model: Path | None, step: int | str | None = None
+) -> SavedPolicy:
+    """A policy on disk; nothing but its config is read.
+
+    Args:
+      run: run folder, or None.
+      model: Hugging Face folder, if it is no run.
+      step: checkpoint of the run, see `choose_step`.
 
     Raises:
-      UserError: no run there, or no such checkpoint.
+      UserError: no policy there, or no such checkpoint.
     """
-    config = read_config(folder)
-    step = choose_step(folder, step)
+    if run is None:
+        assert model is not None
+        return _policy_of_model(model)
+    config = read_config(run)
+    step = choose_step(run, step)
     identity = {"run": config_io.fingerprint(config), "method": config.method, "step": step}
-    return SavedPolicy(folder, step, config, identity)
+    return SavedPolicy(run, step, config, identity)
 
 
-def open_model(folder: Path) -> SavedPolicy:
-    """A Hugging Face folder; nothing but its config.json is read.
+def _policy_of_model(folder: Path) -> SavedPolicy:
+    """The policy of a Hugging Face folder.
 
-    The policy is conditioned if the folder has a budget module, and computes in the type that its
-    weights are stored in.
+    It is conditioned if the folder has a budget module, and computes in the type that its weights
+    are stored in.
 
     Raises:
       UserError: the folder holds no Qwen2 model.
     """
-    from bacr_jax.model.hf import read_budget_module, read_config
+    from bacr_jax.model import hf
 
-    read_config(folder)
-    module = read_budget_module(folder)
+    hf.read_config(folder)
+    module = hf.read_budget_module(folder)
     raw = json.loads((folder / "config.json").read_bytes())
     stored = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
     config = Config()
@@ -226,29 +251,15 @@ def open_model(folder: Path) -> SavedPolicy:
 
 def _weights_fingerprint(folder: Path) -> str:
     """A short hash of a folder's config and of pieces all over its weight files."""
-    found = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{folder}: holds no safetensors weights; write a Hugging Face folder")
     for path in files:
         size = path.stat().st_size
-        found.update(f"{path.name} {size}".encode())
+        digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
             for place in np.linspace(0, max(size - _PIECE_BYTES, 0), _PIECES).astype(int):
                 file.seek(int(place))
-                found.update(file.read(_PIECE_BYTES))
-    return found.hexdigest()[:12]
-
-
-def load_tokenizer(saved: SavedPolicy) -> Any:
-    """The tokenizer that a saved policy was trained with.
-
-    Raises:
-      UserError: its folder holds none.
-    """
-    if saved.step is not None and saved.config.data.train == "ledger":
-        from bacr_jax.data.ledger import ledger_tokenizer
-
-        return ledger_tokenizer()
-    folder = saved.config.model.tokenizer or saved.config.model.path
-    return loading.load_tokenizer(folder, where="model.tokenizer")
+                digest.update(file.read(_PIECE_BYTES))
+    return digest.hexdigest()[:12]

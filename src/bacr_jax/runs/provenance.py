@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bacr_jax.config import io as config_io
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.data.question_set import QuestionSet
 
 # Software whose version can change what a run computes.
@@ -25,12 +25,12 @@ def provenance(config: Config, questions: QuestionSet, mesh: Mesh | None) -> dic
       questions: trained on.
       mesh: of the learner; None for one device.
     """
-    asked = json.dumps([questions.ids, questions.questions, questions.answers]).encode()
+    texts = json.dumps([questions.ids, questions.questions, questions.answers]).encode()
     return {
         "seed": config.seed,
         "config": json.loads(json.dumps(config_io.flatten(config))),
         "config_fingerprint": config_io.fingerprint(config),
-        "data_fingerprint": hashlib.sha256(asked).hexdigest()[:12],
+        "data_fingerprint": hashlib.sha256(texts).hexdigest()[:12],
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
         "devices": [jax.device_count(), jax.devices()[0].device_kind],

@@ -22,11 +22,11 @@ from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods import load_method
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
-from bacr_jax.report import tables
+from bacr_jax.report import table
 from bacr_jax.report.page import write_report
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder, append_line, read_lines, write_json
-from bacr_jax.runs.health import Alarms
+from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import differences, provenance
@@ -81,7 +81,7 @@ class Trainer:
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
-        self.alarms = Alarms()
+        self.health = RunHealth()
         self.phase = Phase(self.progress, "training", self.steps)
 
     def _total_steps(self) -> int:
@@ -171,7 +171,7 @@ class Trainer:
         metrics = done.metrics
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
-            path = self.folder.rollouts / f"{step + 1:06d}.jsonl"
+            path = self.folder.traces_of(step + 1)
             count = self.config.output.rollouts
             write_traces(path, step + 1, self.environment, done.rollout, done.outcomes, count=count)
         cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
@@ -182,8 +182,8 @@ class Trainer:
             thinking=metrics["rollout/thinking_mean"],
             tokens_per_s=metrics["time/tokens_per_s"],
         )
-        for alarm in self.alarms.raised_by(metrics):
-            self.progress.say(f"WARNING, step {step + 1}: {alarm}")
+        for warning in self.health.warnings(metrics):
+            self.progress.say(f"WARNING, step {step + 1}: {warning}")
         return state
 
     def maintain(self, state: RunState, step: int) -> None:
@@ -264,7 +264,7 @@ class Trainer:
             write_json(self.folder.best, self.best)
         if when not in FRAME:
             for name, summary in sets.items():
-                self.progress.say(f"step {step}, {name}: {tables.in_one_line(summary)}")
+                self.progress.say(f"step {step}, {name}: {table.in_one_line(summary)}")
 
     def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
@@ -289,11 +289,11 @@ class Trainer:
                 self.method.name: self.evaluations["after"][name],
             }
             title = "accuracy by thinking budget, 95 % intervals"
-            self.progress.say(tables.comparison_table(f"{name}: {title}", policies))
-            others = tables.without_near_duplicates(policies)
+            self.progress.say(table.comparison_table(f"{name}: {title}", policies))
+            others = table.without_near_duplicates(policies)
             if others is not None:
-                which = tables.title_without(name, policies, others)
-                self.progress.say(tables.comparison_table(f"{which}: {title}", others))
+                which = table.title_without(name, policies, others)
+                self.progress.say(table.comparison_table(f"{which}: {title}", others))
             if questions.set.note:
                 self.progress.say(questions.set.note)
         write_report(self.folder.path)

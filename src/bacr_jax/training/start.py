@@ -86,7 +86,7 @@ def _warmed_up(
 ) -> Params:
     """Weights after the supervised warm-up, with a fresh budget module."""
     config = run.config
-    place = Path(config.warmup.dir) if config.warmup.dir else folder.path / "warmup"
+    place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     environment = shared_format_environment(run)
     with (
         progress.phase("warm-up", config.warmup.steps) as phase,

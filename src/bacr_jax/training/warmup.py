@@ -28,7 +28,7 @@ from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.folder import lock_folder, write_atomically
+from bacr_jax.runs.folder import WarmupPaths, lock_folder, write_atomically
 from bacr_jax.types import Prompts
 
 Params = dict[str, Any]
@@ -304,15 +304,15 @@ def warm_up(
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
     params = policy.make(lambda: qwen2.init(key, spec.model))
-    identity = folder / "warmup.json"
-    if identity.exists():
-        return _read(config, folder, json.loads(identity.read_text()), params)
+    paths = WarmupPaths(folder)
+    if paths.identity.exists():
+        return _read(config, paths, params)
     if processes.is_first():
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if processes.is_first():
             stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
-        saved = Checkpoints(folder / "progress" / warmup_fingerprint(config), keep=1)
+        saved = Checkpoints(paths.progress(warmup_fingerprint(config)), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
         run = WarmUp(config, spec, tx, params, opt_state, on_progress, poll, saved)
@@ -327,35 +327,36 @@ def warm_up(
             raise
         finally:
             saved.close()
-        _keep(run, folder, measured)
+        _keep(run, paths, measured)
     return run.params
 
 
-def _read(config: Config, folder: Path, identity: dict[str, Any], like: Params) -> Params:
+def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     """The finished weights in a folder, shaped and placed like `like`.
 
     Raises:
       UserError: they are another warm-up's.
     """
+    identity = json.loads(paths.identity.read_text())
     if identity["fingerprint"] != warmup_fingerprint(config):
         raise UserError(
-            f"{folder}: holds a warm-up with other settings (seed, model, data.ledger or "
+            f"{paths.path}: holds a warm-up with other settings (seed, model, data.ledger or "
             "warmup differ); write another warmup.dir"
         )
-    checkpoints = Checkpoints(folder / "weights", keep=1)
+    checkpoints = Checkpoints(paths.weights, keep=1)
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
     return params
 
 
-def _keep(run: WarmUp, folder: Path, measured: dict[str, float]) -> None:
+def _keep(run: WarmUp, paths: WarmupPaths, measured: dict[str, float]) -> None:
     """Saves the finished weights, then what says whose they are; drops the unfinished ones."""
     record = {"steps": run.step, **measured}
-    checkpoints = Checkpoints(folder / "weights", keep=1)
+    checkpoints = Checkpoints(paths.weights, keep=1)
     if checkpoints.latest != run.step:
         checkpoints.save(run.step, run.params, record)
     checkpoints.close()
     if processes.is_first():
         identity = {"fingerprint": warmup_fingerprint(run.config), **record}
-        write_atomically(folder / "warmup.json", json.dumps(identity) + "\n")
-        shutil.rmtree(folder / "progress")
+        write_atomically(paths.identity, json.dumps(identity) + "\n")
+        shutil.rmtree(paths.unfinished)

@@ -1,11 +1,13 @@
-"""Tables hold the numbers of the summaries, in an order that reads well, within a terminal."""
+"""Tables hold the numbers of the summaries in a good order, and escape every text."""
 
 import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from bacr_jax.report import tables
+from bacr_jax.report import table
+from bacr_jax.report.table import Table
 
 
 def entry(accuracy, low, high, tokens):
@@ -26,13 +28,13 @@ POLICIES = {"before": BEFORE, "BACR": AFTER}
 
 def printed(policies, width=80, **kwargs):
     console = Console(file=io.StringIO(), width=width, **kwargs)
-    console.print(tables.comparison_table("ledger", policies))
+    console.print(table.comparison_table("ledger", policies))
     return console.file.getvalue()
 
 
 class TestRows:
     def test_are_sorted_by_budget_as_a_number(self):
-        order = [(mode, budget) for mode, budget, _ in tables.rows(POLICIES)]
+        order = [(mode, budget) for mode, budget, _ in table.rows(POLICIES)]
         assert order == [
             ("greedy", "512"),
             ("greedy", "1024"),
@@ -41,7 +43,7 @@ class TestRows:
         ]
 
     def test_budgets_of_only_one_policy_appear_with_a_gap_for_the_others(self):
-        found = tables.rows({"before": BEFORE, "other": GREEDY_ONLY})
+        found = table.rows({"before": BEFORE, "other": GREEDY_ONLY})
         gaps = {(mode, budget): [e is None for e in entries] for mode, budget, entries in found}
         assert gaps == {
             ("greedy", "512"): [False, False],
@@ -83,38 +85,33 @@ class TestTerminal:
         assert "[red]" in printed({"[red]": BEFORE})
 
 
-class TestMarkdown:
-    def test_every_row_has_the_columns_of_the_header(self):
-        lines = tables.markdown_table(POLICIES).splitlines()
-        assert lines[0] == "| decoding | budget | before | BACR |"
-        assert lines[1] == "| --- | ---: | ---: | ---: |"
-        assert lines[2] == (
-            "| greedy | 512 | 31.0 [20.0, 40.2], 480.0 tok | 60.0 [50.0, 70.0], 400.0 tok |"
-        )
-        assert len(lines) == 6
-        assert {line.count("|") for line in lines} == {5}
-
-    def test_a_bar_in_a_name_does_not_make_a_column(self):
-        header = tables.markdown_table({"a|b": BEFORE}).splitlines()[0]
-        assert header == "| decoding | budget | a\\|b |"
+TABLE = Table("A & B", ["set", "n"], [["x|<b>", Text("1_0", style="red")]], caption="50 % & more")
 
 
-class TestLatex:
-    def test_rows_end_and_columns_match(self):
-        text = tables.latex_table(POLICIES)
-        assert text.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
-        assert text.endswith("\\bottomrule\n\\end{tabular}\n")
-        rows = [line for line in text.splitlines() if line.endswith("\\\\")]
-        assert {row.count("&") for row in rows[1:]} == {5}
-        assert text.count("\\midrule") == 2
+def test_markdown_escapes_bars():
+    lines = TABLE.markdown().splitlines()
+    assert lines[0] == "### A & B"
+    assert lines[2:5] == ["| set | n |", "| --- | ---: |", "| x\\|<b> | 1_0 |"]
 
-    def test_the_best_of_a_row_is_bold_and_ties_as_printed_share_it(self):
-        text = tables.latex_table({"one": GREEDY_ONLY, "two": AFTER})
-        tied = next(line for line in text.splitlines() if "& 512 &" in line)
-        assert tied.count("\\textbf{60.0}") == 2
-        alone = next(line for line in text.splitlines() if "& 2048 &" in line)
-        assert "\\textbf{70.0}" in alone and alone.endswith("-- & -- \\\\")
 
-    def test_special_characters_are_escaped(self):
-        text = tables.latex_table({"50%_a&b\\": BEFORE})
-        assert r"\multicolumn{2}{c}{50\%\_a\&b\textbackslash{}}" in text
+def test_html_escapes_markup():
+    found = TABLE.html()
+    assert '<td class="words">x|&lt;b&gt;</td><td>1_0</td>' in found
+    assert "<h3>A &amp; B</h3>" in found and "50 % &amp; more" in found
+
+
+def test_latex_escapes_its_own_characters():
+    lines = TABLE.latex().splitlines()
+    assert lines[1] == r"\begin{tabular}{lr}"
+    assert r"x|<b> & 1\_0 \\" in lines
+
+
+def test_rows_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="other lengths"):
+        Table("", ["a"], [["1", "2"]])
+
+
+def test_a_comparison_in_html_has_a_column_for_the_decoding():
+    found = table.comparison("ledger", POLICIES).html()
+    cells = "<td>31.0 [20.0, 40.2], 480.0 tok</td><td>60.0 [50.0, 70.0], 400.0 tok</td>"
+    assert f'<tr><td class="words">greedy</td><td>512</td>{cells}</tr>' in found

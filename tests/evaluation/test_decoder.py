@@ -10,15 +10,18 @@ import hf_world
 from bacr_jax import evaluate
 from bacr_jax.config import EvalConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.data.environment import build_environment
 from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.data.prompts import FORMATS, encode_prompts
-from bacr_jax.evaluation import samples
-from bacr_jax.evaluation.samples import declaration
+from bacr_jax.evaluation import decoder
+from bacr_jax.evaluation.by_budget import evaluate_set
+from bacr_jax.evaluation.decoder import declaration, for_grader, with_declared_budget
+from bacr_jax.learner import policy as policies
+from bacr_jax.methods import load_method
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import open_run
-from bacr_jax.training.loop import Trainer
-from bacr_jax.training.start import initial_state
 
 CONFIG = """
 method: selfbudgeter
@@ -45,7 +48,7 @@ def asked(monkeypatch):
         found.append(jax.tree.map(np.asarray, prompts))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(samples, "generate", spy)
+    monkeypatch.setattr(decoder, "generate", spy)
     return found
 
 
@@ -54,17 +57,6 @@ def texts(tokenizer, prompts):
         tokenizer.decode(row[:length])
         for row, length in zip(prompts.tokens, prompts.lengths, strict=True)
     ]
-
-
-def test_one_question_at_several_budgets_is_told_each():
-    from bacr_jax.generate import _asked
-
-    tokenizer, style = ledger_tokenizer(), FORMATS["ledger_budget"]
-    question, _ = encode_prompts(tokenizer, ["7a2b3"], style, max_tokens=32)
-    prompts = _asked(question, tokenizer, style, [8, None, 12], EvalConfig())
-    said = texts(tokenizer, prompts)
-    assert [text.removeprefix(said[1]) for text in said] == ["8h", "", "12h"]
-    assert len({len(row) for row in prompts.tokens}) == 1
 
 
 def test_only_a_format_with_a_place_for_it_is_given_a_budget():
@@ -79,10 +71,7 @@ def test_all_budgets_are_told_in_one_width():
     tokenizer, style = ledger_tokenizer(), FORMATS["ledger_budget"]
     prompts, _ = encode_prompts(tokenizer, ["4a2", "1a3b1"], style, max_tokens=20)
     config = EvalConfig(budgets=(8, 128))
-    told = {
-        b: samples.with_declared_budget(prompts, tokenizer, style, config, b)
-        for b in config.budgets
-    }
+    told = {b: with_declared_budget(prompts, tokenizer, style, config, b) for b in config.budgets}
     assert told[8].tokens.shape == told[128].tokens.shape
     for budget, found in told.items():
         ends = ["4a2<think>g", "1a3b1<think>g"]
@@ -93,15 +82,27 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     (tmp_path / "small.yaml").write_text(CONFIG)
     run = tmp_path / "run"
     settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
+    tokenizer = ledger_tokenizer()
+    policy = policies.make_policy(settings, load_method(settings), len(tokenizer))
+    params = policies.initial_params(jax.random.key(0), policy, None)
     with open_run(run, settings) as folder:
-        trainer = Trainer(settings, folder)
-        # A random policy answers nothing, so it can't be taught; the tag is what matters here.
-        state = initial_state(trainer.run, folder, trainer.progress)
-        with pytest.raises(KeyboardInterrupt):
-            trainer.evaluate(state, 0, "before")
-        trainer.save(state, 1)
-        trainer.checkpoints.close()
-        trainer.environment.close()
+        checkpoints = Checkpoints(folder.checkpoints, keep=1)
+        checkpoints.save(1, {"train": {"policy": params}}, {})
+        checkpoints.close()
+    style = FORMATS["ledger_budget"]
+    environment = build_environment(settings, tokenizer, len(tokenizer), style=style)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_set(
+            policy.decode_params(params),
+            environment,
+            environment.eval["ledger"],
+            jax.random.key(0),
+            config=settings.eval,
+            spec=policy.evaluation,
+            seed=0,
+            phi_of=None,
+        )
+    environment.close()
     for budget in ("8", "12"):
         out = ["--out", str(tmp_path / budget)]
         assert evaluate.main(["--run", str(run), "--budgets", budget, *out]) == 130
@@ -162,5 +163,5 @@ def test_a_box_in_a_solution_is_no_strict_answer():
 
     cut = "so it is \\boxed{7}, wait\n</solution>\n<answer>\n1"
     with Grader(workers=1) as grader:
-        (verdict,) = grader.grade([samples._for_grader(cut, style)], ["7"], mode="lenient")
+        (verdict,) = grader.grade([for_grader(cut, style)], ["7"], mode="lenient")
     assert verdict.correct and not verdict.strict

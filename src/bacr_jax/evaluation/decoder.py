@@ -1,0 +1,230 @@
+"""Drawing and grading answers at a budget: the one place where a policy is evaluated."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax.config import EvalConfig
+from bacr_jax.data.environment import Environment, Questions
+from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
+from bacr_jax.data.tokenizers import decode_ids
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, EvalSetting, Sample
+from bacr_jax.grading import LENIENT, Verdict
+from bacr_jax.learner import policy as policies
+from bacr_jax.methods import load_method
+from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.parallel import processes
+from bacr_jax.rollout import RolloutSpec, generate, sampling_params
+from bacr_jax.runs.open import SavedPolicy
+from bacr_jax.types import Branches, Prompts, Trunks
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A policy ready to answer.
+
+    Attributes:
+      params: decoding parameters.
+      spec: rollout shapes; its thinking width holds every budget asked for.
+      phi_of: budget embedding; None for an unconditioned policy.
+    """
+
+    params: DecodeParams
+    spec: RolloutSpec
+    phi_of: Callable[[jax.Array], jax.Array] | None
+
+
+def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slots: int) -> Decoder:
+    """A saved policy on the device, in its compute type.
+
+    Args:
+      saved: the policy, with the settings it is decoded with.
+      vocab_size: rows of its embedding.
+      max_thinking: largest budget to come.
+      slots: rows decoded together.
+
+    Raises:
+      UserError: the policy's files and its config disagree.
+    """
+    policy = policies.make_policy(saved.config, load_method(saved.config), vocab_size)
+    params = saved.params()
+    conditioned = policy.learner.conditioning is not None
+    if conditioned and "budget" not in params:
+        raise UserError(f"{saved.folder}: its policy has no budget module; copy it again")
+    shape = policy.learner.model
+    if params["embed"].shape != (shape.vocab_size, shape.hidden_size):
+        raise UserError(
+            f"{saved.folder}: its embedding has shape {params['embed'].shape}, but its config "
+            f"says {(shape.vocab_size, shape.hidden_size)}; write model.path=FOLDER"
+        )
+    module = {"budget": params["budget"]} if conditioned else {}
+    # Cast before they go to the device, which then never holds them in float32.
+    dtype = policy.learner.dtype
+    body = {name: leaf for name, leaf in params.items() if name != "budget"}
+    body = jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), body)
+    decode = policy.decode_params({**body, **module})
+    spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
+    module = jax.tree.map(jnp.asarray, module)
+    return Decoder(decode, spec, policy.phi_of(module))
+
+
+def declaration(
+    tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
+) -> Int[np.ndarray, "n"]:
+    """What follows the prompt of a policy that opens with a budget, if it is given that budget."""
+    if not style.budget_close or config.budget_tag == "declared":
+        return np.zeros(0, np.int32)
+    return encode_text(tokenizer, f"{budget}{style.budget_close}")
+
+
+def with_declared_budget(
+    prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
+) -> Prompts:
+    """Prompts with the budget in them, where the format has a place for it.
+
+    All budgets of the config give prompts of one width.
+    """
+    declared = lambda b: declaration(tokenizer, style, config, b)
+    given = declared(budget)
+    if not len(given):
+        return prompts
+    longer = with_declaration(prompts, given)
+    # All budgets in one width, so that nothing is compiled for each.
+    width = max(len(declared(b)) for b in (*config.budgets, budget)) - len(given)
+    tokens: Any = np.pad(np.asarray(longer.tokens), ((0, 0), (0, width)))
+    return dataclasses.replace(longer, tokens=tokens)
+
+
+def draw_samples(
+    decoder: Decoder,
+    environment: Environment,
+    questions: Questions,
+    chosen: Int[np.ndarray, "n"],
+    rows: Int[np.ndarray, "rows"],
+    setting: EvalSetting,
+    key: jax.Array,
+    *,
+    name: str,
+    config: EvalConfig,
+    poll: Callable[[], None] | None = None,
+) -> list[Sample]:
+    """Answers and grades some rows of a setting.
+
+    Args:
+      decoder: the policy.
+      environment: tokenizer, rules and grader.
+      questions: the set.
+      chosen: places of the problems evaluated.
+      rows: row numbers, as `batches` gives them.
+      setting: decoding and budget.
+      key: of the evaluation; what a sample says depends on it, its row number and its budget.
+      name: of the set, for the records.
+      config: temperature and nucleus of sampled answers, and what a budget tag holds.
+      poll: called regularly, so that a caller can stop by raising.
+
+    Returns:
+      A sample per row, in their order.
+    """
+    places, data = chosen[rows // setting.samples], questions.set
+    trunks, branches = _generate(
+        decoder, environment, questions.take(places), rows, setting, key, config, poll
+    )
+    written = branches.forced[:, 0] + branches.sampled[:, 0]
+    texts = _texts(environment, trunks, branches, written)
+    references = [data.answers[place] for place in places]
+    verdicts = _verdicts(environment.graded_like(questions), texts, references, poll)
+    return [
+        Sample(
+            set=name,
+            id=data.ids[place],
+            mode=setting.mode,
+            budget=setting.budget,
+            sample=int(row % setting.samples),
+            level=int(data.levels[place]),
+            subject=data.subjects[place],
+            text=texts[i],
+            gold=references[i],
+            **_judged(verdicts[i]),
+            thinking_tokens=int(trunks.thinking[i]),
+            total_tokens=int(trunks.sampled[i] + written[i]),
+            closed_by=CLOSE_NAMES[int(trunks.close[i])],
+            finished=bool(branches.finished[i, 0]),
+        )
+        for i, (row, place) in enumerate(zip(rows, places))
+    ]
+
+
+def _verdicts(
+    environment: Environment,
+    texts: Sequence[str],
+    references: Sequence[str],
+    poll: Callable[[], None] | None,
+) -> list[Verdict]:
+    graded = [for_grader(text, environment.style) for text in texts]
+    # Several processes wait for their graders for different times: none may poll there.
+    polled = None if processes.several() else poll
+    return environment.grader.grade(graded, references, mode=LENIENT, poll=polled)
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    """The fields of a `Sample` that the grader fills."""
+    names = ("extracted", "correct", "strict", "path", "timed_out")
+    return {name: getattr(verdict, name) for name in names}
+
+
+def for_grader(text: str, style: PromptFormat) -> str:
+    """The text with the tag that ends thinking for the grader, whatever the format's own is."""
+    return text.replace(style.think_close, "</think>", 1) if style.think_close else text
+
+
+def _generate(
+    decoder: Decoder,
+    environment: Environment,
+    prompts: Prompts,
+    rows: Int[np.ndarray, "rows"],
+    setting: EvalSetting,
+    key: jax.Array,
+    config: EvalConfig,
+    poll: Callable[[], None] | None,
+) -> tuple[Trunks, Branches]:
+    """Thinking up to the budget, and one answer after it, for each row; on the host."""
+    greedy = setting.mode == GREEDY
+    budgets = np.full(len(rows), setting.budget, np.int32)
+    rollout = generate(
+        decoder.params,
+        with_declared_budget(
+            prompts, environment.tokenizer, environment.style, config, setting.budget
+        ),
+        budgets,
+        budgets[:, None],
+        jax.random.fold_in(key, setting.budget),
+        spec=decoder.spec,
+        rules=environment.rules,
+        sampling=sampling_params(0.0)
+        if greedy
+        else sampling_params(config.temperature, config.top_p),
+        phi_of=decoder.phi_of,
+        rows=rows.astype(np.int32),
+        poll=poll,
+    )
+    return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+
+
+def _texts(environment: Environment, trunks: Trunks, branches: Branches, written: Any) -> list[str]:
+    """Everything after each prompt: thinking, forced suffix, answer."""
+    begin = trunks.prompt_lengths
+    end = begin + trunks.sampled
+
+    def text_of(i: int) -> str:
+        thinking = trunks.tokens[i, begin[i] : end[i]].tolist()
+        answer = branches.tokens[i, 0, : written[i]].tolist()
+        return decode_ids(environment.tokenizer, thinking + answer)
+
+    return [text_of(i) for i in range(len(written))]
