@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.methods import problems
 from bacr_jax.learner.policy import initial_params, make_policy, random_head
 from bacr_jax.methods import Observed, load_method
 from bacr_jax.training.algorithm import Iteration
@@ -37,7 +38,7 @@ def load(folder, preset=None, *overrides):
     base.write_text(SMALL)
     files = [base] if preset is None else [base, PRESETS / f"{preset}.yaml"]
     config = config_io.load(files, [f"output.dir={folder / 'run'}", *overrides])
-    config_io.check(config)
+    config_io.check(config, also=problems)
     return config
 
 

@@ -14,8 +14,8 @@ from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
+    entry_point,
     failure,
-    refusal,
     whole_number,
 )
 from bacr_jax.config.methods import SELF_BUDGETER
@@ -209,7 +209,8 @@ class _Live:
         self.shown = max(self.shown, len(text))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
     """Entry point: 0 when answered, 2 with one line on stderr when the input can't be used."""
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -222,8 +223,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         ask(parse(argv), say)
     except OutOfMemory as error:
         return failure(f"{error}; write fewer or smaller numbers in --budget")
-    except (UserError, OSError) as error:
-        return refusal(error)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -13,8 +13,8 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, failure, refusal
-from bacr_jax.config.methods import EVALUATION_ONLY
+from bacr_jax.config.cli import Parser, entry_point, failure
+from bacr_jax.config.methods import problems as method_problems
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -71,9 +71,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     if not arguments.config:
         raise UserError("command line: no config; write --config configs/quickstart.yaml")
     config = config_io.load(arguments.config, arguments.overrides)
-    config_io.check(config)
-    if config.method in EVALUATION_ONLY:
-        raise UserError(EVALUATION_ONLY[config.method])
+    config_io.check(config, also=method_problems)
     if arguments.check:
         print(f"{', '.join(arguments.config)}: a good config")
         raise SystemExit(0)
@@ -150,16 +148,14 @@ def train(
     return trainer.finish(state, step, time.time() - started)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
     """Entry point; see EPILOG for the exit codes."""
-    try:
-        config, resume, allowed = parse(argv)
-        # XLA reads its flags once, when the first device is used.
-        make_reproducible(config)
-        with joint_run(config, resume, allowed) as folder:
-            return _train(config, folder)
-    except (UserError, OSError) as error:
-        return refusal(error)
+    config, resume, allowed = parse(argv)
+    # XLA reads its flags once, when the first device is used.
+    make_reproducible(config)
+    with joint_run(config, resume, allowed) as folder:
+        return _train(config, folder)
 
 
 def _train(config: Config, folder: RunFolder) -> int:

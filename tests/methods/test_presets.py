@@ -9,7 +9,7 @@ import pytest
 
 from bacr_jax import curriculum
 from bacr_jax.config import io as config_io
-from bacr_jax.config.methods import EVALUATION_ONLY, built_in_methods
+from bacr_jax.config.methods import EVALUATION_ONLY, built_in_methods, problems
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from methods_world import NAMES, PRESETS, load, seen
@@ -54,7 +54,7 @@ def test_a_preset_is_a_good_config_and_gives_finite_credit(tmp_path, name):
 def test_a_preset_also_fits_over_the_quickstart_and_the_7b_config(name):
     for base in ("quickstart", "qwen2.5-7b-math"):
         config = config_io.load([PRESETS.parent / f"{base}.yaml", PRESETS / f"{name}.yaml"])
-        config_io.check(config)
+        config_io.check(config, also=problems)
         load_method(config)
 
 

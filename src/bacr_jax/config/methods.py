@@ -1,4 +1,4 @@
-"""What `config_checks` knows of methods: names, and settings that contradict each other."""
+"""What configs are checked for by method: names, and settings that contradict each other."""
 
 import difflib
 import importlib.util
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config.schema import Config
+from bacr_jax.config.values import written
 
 # Methods that train nothing, and what to do with them.
 EVALUATION_ONLY = {
@@ -18,15 +19,11 @@ EVALUATION_ONLY = {
 }
 # The method whose responses open with a budget of their own.
 SELF_BUDGETER = "selfbudgeter"
+# Baselines and methods that compare the rollouts of one question with each other.
+GROUP_BASELINES = ("group", "residual_loo", "shrink")
+GROUP_METHODS = ("grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter")
 # Modules of the room `methods` that are no methods of training.
 _NO_METHODS = ("__init__", "method", "grpo_family", "baselines", *EVALUATION_ONLY)
-
-
-def show(value: Any) -> str:
-    """A value as one would write it in a config."""
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(show, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def built_in_methods() -> list[str]:
@@ -37,9 +34,10 @@ def built_in_methods() -> list[str]:
 
 
 def method_name(config: Config) -> Iterator[str]:
-    """A `method` that is neither here, nor a file, nor a module."""
+    """A `method` that is neither here, nor a file, nor a module; or one that trains nothing."""
     name, known = config.method, built_in_methods()
     if name in EVALUATION_ONLY:
+        yield EVALUATION_ONLY[name]
         return
     if name.endswith(".py"):
         if not Path(name).is_file():
@@ -75,13 +73,13 @@ def loss_problems(config: Config, wanted: Mapping[str, Any]) -> Iterator[str]:
             other = getattr(config.loss, want[1])
             if not found > other:
                 yield (
-                    f"loss.{name}={show(found)}: method={config.method} needs more than "
-                    f"loss.{want[1]}={show(other)}; write a larger one ({preset})"
+                    f"loss.{name}={written(found)}: method={config.method} needs more than "
+                    f"loss.{want[1]}={written(other)}; write a larger one ({preset})"
                 )
         elif found != want:
             yield (
-                f"loss.{name}={show(found)}: method={config.method} is defined with "
-                f"{show(want)}; write loss.{name}={show(want)} ({preset})"
+                f"loss.{name}={written(found)}: method={config.method} is defined with "
+                f"{written(want)}; write loss.{name}={written(want)} ({preset})"
             )
 
 
@@ -105,8 +103,8 @@ def steep_weights(config: Config) -> Iterator[str]:
         if (1.0 + reward.coefficient) * weight - reward.coefficient * following < -1e-6:
             most = weight / (following - weight)
             yield (
-                f"cuts.weights={show(cuts.weights)}: with reward.coefficient="
-                f"{show(reward.coefficient)} a right answer at cut {j + 1} would be punished, "
+                f"cuts.weights={written(cuts.weights)}: with reward.coefficient="
+                f"{written(reward.coefficient)} a right answer at cut {j + 1} would be punished, "
                 f"since losing it pays for progress at cut {j + 2}; write reward.coefficient of at "
                 f"most {most:.3g}, reward.dense=false, or flatter weights such as "
                 "[.12, .12, .16, .6]"
@@ -116,46 +114,44 @@ def steep_weights(config: Config) -> Iterator[str]:
 
 def method_settings(config: Config) -> Iterator[str]:
     """Settings of methods that contradict each other."""
-    own, schedule, advantage = config.selfbudgeter, config.curriculum, config.advantage
+    own, advantage = config.selfbudgeter, config.advantage
     for name in ("correct_range", "wrong_range"):
         found = getattr(own, name)
         if len(found) != 2 or found[0] > found[1]:
-            yield f"selfbudgeter.{name}: found {show(found)}; write [low, high]"
+            yield f"selfbudgeter.{name}: found {written(found)}; write [low, high]"
             return
     if config.method == "selfbudgeter" and (
         own.correct_range[0] + own.budget_penalty < own.wrong_range[1]
     ):
         yield (
-            f"selfbudgeter.budget_penalty={show(own.budget_penalty)}: a correct response could "
+            f"selfbudgeter.budget_penalty={written(own.budget_penalty)}: a correct response could "
             "earn less than a wrong one; write at least "
-            f"{show(own.wrong_range[1] - own.correct_range[0])}"
-        )
-    if schedule.difficulty == "continuous" and schedule.pass_rate != "ema":
-        yield (
-            f"curriculum.pass_rate={schedule.pass_rate}: difficulty=continuous keeps its own "
-            "record of every problem; write curriculum.pass_rate=ema"
-        )
-    if schedule.difficulty == "continuous" and config.data.order == "shuffled":
-        yield (
-            "data.order=shuffled: shuffles within groups, but curriculum.difficulty=continuous "
-            "draws every problem by itself; write data.order=drawn"
-        )
-    if (schedule.probe_budget or 0) > config.budget.max:
-        yield (
-            f"curriculum.probe_budget={schedule.probe_budget}: is above budget.max="
-            f"{config.budget.max}; write at most {config.budget.max}"
+            f"{written(own.wrong_range[1] - own.correct_range[0])}"
         )
     if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
         yield (
             f"advantage.history=true: needs credit that starts at the segment, found "
             f"advantage.credit={advantage.credit}; write to_go"
         )
-    if config.warmup.style is not None and config.data.ledger.variant != "tradeoff":
-        yield (
-            f"warmup.style={config.warmup.style}: data.ledger.variant="
-            f"{config.data.ledger.variant} teaches too many styles to stop by one; write "
-            "data.ledger.variant=tradeoff, or warmup.style=null"
-        )
-    band = config.warmup.style_accuracy
-    if len(band) != 2 or band[0] >= band[1]:
-        yield f"warmup.style_accuracy: found {show(band)}; write [low, high]"
+
+
+def single_rollouts(config: Config) -> Iterator[str]:
+    """Comparisons of a question's rollouts where there is one."""
+    if config.rollout.group_size > 1:
+        return
+    name, advantage = config.method, config.advantage
+    comparing = {
+        f"method={name}": name in GROUP_METHODS,
+        f"advantage.baseline={advantage.baseline}": name == "bacr"
+        and advantage.baseline in GROUP_BASELINES,
+        f"advantage.normalise={advantage.normalise}": name == "bacr"
+        and advantage.normalise == "group",
+    }
+    for what in (what for what, compares in comparing.items() if compares):
+        yield (f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or more")
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of `config.method`, one line each."""
+    for find in (method_name, single_rollouts, steep_weights, method_settings):
+        yield from find(config)
