@@ -16,8 +16,8 @@ from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
+    entry_point,
     failure,
-    refusal,
     whole_number,
 )
 from bacr_jax.config.values import shown
@@ -297,19 +297,18 @@ def evaluate(
     return results
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
     """Entry point: 0 when evaluated, 2 when the input can't be used, 75 when a signal came."""
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
+    arguments = parse(argv)
     try:
-        arguments = parse(argv)
         return _evaluate(arguments)
     except OutOfMemory as error:
         # Slots are part of what the samples depend on, so that the folder is another one.
         fewer = max(arguments.slots // 2, 1)
         return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
-    except (UserError, OSError) as error:
-        return refusal(error)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config.cli import Parser, refusal
+from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import model_shape
 from bacr_jax.methods.registry import built_in_methods, declares_budget
@@ -108,22 +108,19 @@ def export(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    try:
-        arguments = parse(argv)
-        files = export(arguments.run, arguments.out, base=arguments.base, dtype=arguments.dtype)
-    except (UserError, OSError) as error:
-        return refusal(error)
+    arguments = parse(argv)
+    files = export(arguments.run, arguments.out, base=arguments.base, dtype=arguments.dtype)
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
     if config.method in built_in_methods() and declares_budget(config):
         needs = f"evaluate and generate need method={config.method}"
         print(f"its responses open with a budget: {needs}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
+    entry_point,
     failure,
-    refusal,
     whole_number,
 )
 from bacr_jax.config.values import shown
@@ -141,7 +141,8 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
         say(f"\n{said.answer}\n[{said.thinking_tokens} thinking tokens]\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
     """Entry point: 0 when answered, 2 with one line on stderr when the input can't be used."""
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -154,8 +155,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         generate(parse(argv), say)
     except OutOfMemory as error:
         return failure(f"{error}; write fewer or smaller numbers in --budget")
-    except (UserError, OSError) as error:
-        return refusal(error)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, refusal, whole_number
+from bacr_jax.config.cli import Parser, entry_point, whole_number
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
@@ -216,17 +216,14 @@ def answer(question: Question) -> "Plan":
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
-    try:
-        question = parse(argv)
-        plan = answer(question)
-    except (UserError, OSError) as error:
-        return refusal(error)
+    question = parse(argv)
+    plan = answer(question)
     from bacr_jax.planning.report import as_object, as_text
 
     print(json.dumps(as_object(plan)) if question.as_json else as_text(plan))
-    return 0
 
 
 if __name__ == "__main__":

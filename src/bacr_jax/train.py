@@ -13,7 +13,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, failure, refusal
+from bacr_jax.config.cli import Parser, entry_point, failure
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -150,16 +150,14 @@ def train(
     return trainer.finish(state, step, time.time() - started)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
     """Entry point; see EPILOG for the exit codes."""
-    try:
-        config, resume, allowed = parse(argv)
-        # XLA reads its flags once, when the first device is used.
-        make_reproducible(config)
-        with joint_run(config, resume, allowed) as folder:
-            return _train(config, folder)
-    except (UserError, OSError) as error:
-        return refusal(error)
+    config, resume, allowed = parse(argv)
+    # XLA reads its flags once, when the first device is used.
+    make_reproducible(config)
+    with joint_run(config, resume, allowed) as folder:
+        return _train(config, folder)
 
 
 def _train(config: Config, folder: RunFolder) -> int:

@@ -1,15 +1,16 @@
 """`reproducible: true` tells XLA what it needs, beside what the user told it."""
 
 import dataclasses
+import importlib.metadata
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from bacr_jax import train
 from bacr_jax.config import Config, OutputConfig
-from bacr_jax.config import reproducible as reproducible_module
 from bacr_jax.config.reproducible import choices_file, flags_for, make_reproducible
 from bacr_jax.errors import UserError
 
@@ -96,7 +97,7 @@ def test_processes_and_versions_keep_files_of_their_own(tmp_path, monkeypatch):
     second = flags_for(tmp_path, {"JAX_PROCESS_ID": "1"})
     assert second != alone
     assert second == flags_for(tmp_path, {"SLURM_PROCID": "1"})
-    monkeypatch.setattr(reproducible.importlib.metadata, "version", lambda _: "9.9")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "9.9")
     assert flags_for(tmp_path, {}) != alone
 
 
@@ -107,7 +108,9 @@ def test_a_path_that_xla_can_not_read_is_refused(tmp_path):
 
 
 def test_gpus_that_are_in_use_are_too_late_to_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproducible_module, "_gpus_in_use", lambda: True)
+    backend = SimpleNamespace(backends_are_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", backend)
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(default_backend=lambda: "gpu"))
     with pytest.raises(UserError, match="used its GPUs already"):
         make_reproducible(config_in(tmp_path), {})
     make_reproducible(config_in(tmp_path), {"XLA_FLAGS": " ".join(FIXED)})

@@ -106,7 +106,7 @@ class TestHub:
         class Hub:
             @staticmethod
             def snapshot_download(repo, **how):
-                asked.append((repo, sampling))
+                asked.append((repo, how))
                 return str(folder)
 
         monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)

@@ -201,7 +201,7 @@ def test_the_exported_model_generates_what_we_generate(told):
         torch.tensor(rows), budget=torch.tensor(budgets), max_new_tokens=24, do_sample=False
     )[:, 6:]
     phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
-    found = hf_world.greedy(params, list(rows), config, 24, phi, sampling)
+    found = hf_world.greedy(params, list(rows), config, 24, phi, how)
     np.testing.assert_array_equal(found, want.numpy())
 
 

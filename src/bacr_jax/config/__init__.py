@@ -1,29 +1,31 @@
 """Every setting of a run: its keys, how they are read and checked, and the command line."""
 
-from bacr_jax.config.schema import (
+from bacr_jax.config.method_settings import (
     AdvantageConfig,
     AnytimeConfig,
     BudgetConfig,
-    CheckpointConfig,
     ConditioningConfig,
-    Config,
     CurriculumConfig,
     CutsConfig,
     DapoConfig,
+    HapoConfig,
+    LossConfig,
+    RewardConfig,
+    SelfBudgeterConfig,
+    ValueConfig,
+)
+from bacr_jax.config.schema import (
+    CheckpointConfig,
+    Config,
     DataConfig,
     EvalConfig,
-    HapoConfig,
     LedgerConfig,
-    LossConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
     OutputConfig,
-    RewardConfig,
     RolloutConfig,
-    SelfBudgeterConfig,
     TrainConfig,
-    ValueConfig,
     WarmupConfig,
 )
 

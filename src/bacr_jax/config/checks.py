@@ -3,131 +3,15 @@
 A problem is a line that names the dotted keys, what was found and what to write instead.
 """
 
-import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bacr_jax.config.methods import method_settings
+from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.schema import Config
-from bacr_jax.config.values import written as _shown
+from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
-
-# Legal range of every number, in interval notation; a list is checked number by number. Infinity
-# is only legal where the interval says so.
-BOUNDS = {
-    # jax.random.key keeps 32 bits: larger seeds would repeat smaller ones.
-    "seed": "[0, 4294967295]",
-    "output.rollouts": "[0, inf)",
-    "output.log_every": "[1, inf)",
-    "model.hidden_size": "[2, inf)",
-    "model.intermediate_size": "[1, inf)",
-    "model.num_layers": "[1, inf)",
-    "model.num_heads": "[1, inf)",
-    "model.num_kv_heads": "[1, inf)",
-    "model.head_dim": "[2, inf)",
-    "model.rope_theta": "(0, inf)",
-    "model.logprob_chunk": "[1, inf)",
-    "conditioning.gate_bias": "(-inf, inf)",
-    "data.max_prompt_tokens": "[1, inf)",
-    "data.num_groups": "[1, inf)",
-    # Operands are single digits, one token each.
-    "data.ledger.max_operand": "[1, 9]",
-    "data.ledger.train_size": "[1, inf)",
-    "warmup.steps": "[0, inf)",
-    # The longest supervised examples are padded to 80 tokens.
-    "warmup.batch_tokens": "[80, inf)",
-    "warmup.learning_rate": "(0, inf)",
-    "warmup.target_accuracy": "[0, 1]",
-    "warmup.hold_accuracy": "[0, 1]",
-    "warmup.max_hold": "[0, inf)",
-    "warmup.style_level": "[1, 5]",
-    "warmup.style_accuracy": "[0, 1]",
-    "budget.min": "[1, inf)",
-    "budget.max": "[1, inf)",
-    "budget.choices": "[1, inf)",
-    "curriculum.alpha": "[0, 1]",
-    "curriculum.beta": "[0, 1]",
-    "curriculum.mu0": "(0, inf)",
-    "curriculum.sigma": "(0, inf)",
-    "curriculum.ema_decay": "[0, 1)",
-    "curriculum.update_every": "[1, inf)",
-    "curriculum.weight_epsilon": "[0, inf)",
-    "curriculum.probe_size": "[1, inf)",
-    "curriculum.probe_budget": "[1, inf)",
-    "curriculum.bandwidth": "(0, inf)",
-    "curriculum.strength": "(0, inf)",
-    "curriculum.forgetting": "(0, 1]",
-    "cuts.count": "[1, 64]",
-    "cuts.weights": "[0, 1]",
-    "reward.coefficient": "[0, inf)",
-    "advantage.floor": "(0, inf)",
-    "value.hidden_size": "[1, inf)",
-    "value.learning_rate": "(0, inf)",
-    "value.inner_steps": "[0, inf)",
-    "value.warmup_iterations": "[0, inf)",
-    "anytime.answers": "[1, inf)",
-    "dapo.max_rounds": "[1, inf)",
-    "dapo.overlong_penalty": "[0, inf)",
-    "dapo.overlong_share": "(0, 1]",
-    "hapo.weight": "[0, inf)",
-    # A lower floor would rank a long right answer below wrong ones.
-    "hapo.floor": "(-1, 0]",
-    "selfbudgeter.alpha_start": "(0, inf)",
-    "selfbudgeter.alpha_end": "(0, inf)",
-    "selfbudgeter.correct_range": "(-inf, inf)",
-    "selfbudgeter.wrong_range": "(-inf, inf)",
-    "selfbudgeter.budget_penalty": "(-inf, 0]",
-    "selfbudgeter.format_penalty": "(-inf, inf)",
-    "selfbudgeter.cold_start_steps": "[0, inf)",
-    "selfbudgeter.cold_start_questions": "[1, inf)",
-    "selfbudgeter.cold_start_rate": "(0, inf)",
-    "selfbudgeter.cold_start_tokens": "[1, inf)",
-    # A range of ratios that is empty or reaches 0 or below would not clip.
-    "loss.clip_low": "(0, 1)",
-    "loss.clip_high": "(0, inf)",
-    "loss.value_coef": "[0, inf)",
-    "loss.entropy_coef": "[0, inf)",
-    "loss.kl_coef": "[0, inf)",
-    # Below 1 it would shrink the loss where sampler and learner agree.
-    "loss.importance_cap": "[1, inf)",
-    "rollout.questions": "[1, inf)",
-    "rollout.group_size": "[1, inf)",
-    "rollout.temperature": "(0, inf)",
-    "rollout.answer_tokens": "[1, inf)",
-    "rollout.slots": "[1, inf)",
-    "rollout.chunk": "[1, inf)",
-    "optimizer.learning_rate": "[0, inf)",
-    "optimizer.conditioning_learning_rate": "[0, inf)",
-    "optimizer.final_fraction": "[0, 1]",
-    "optimizer.warmup_steps": "[0, inf)",
-    "optimizer.b1": "[0, 1)",
-    "optimizer.b2": "[0, 1)",
-    "optimizer.weight_decay": "[0, inf)",
-    # Infinity: no clipping. 0 would scale every gradient to nothing.
-    "optimizer.grad_clip": "(0, inf]",
-    "train.steps": "[1, inf)",
-    "train.epochs": "(0, inf)",
-    "train.max_generated_tokens": "[1, inf)",
-    "train.minibatches": "[1, inf)",
-    "train.micro_batch_rows": "[1, inf)",
-    "train.micro_batch_tokens": "[1, inf)",
-    "train.length_buckets": "[1, inf)",
-    "eval.every": "[1, inf)",
-    "eval.budgets": "[1, inf)",
-    "eval.size": "[1, inf)",
-    "eval.samples": "[0, inf)",
-    "eval.temperature": "(0, inf)",
-    "eval.top_p": "(0, 1]",
-    "checkpoint.every": "[1, inf)",
-    "train.max_skipped_updates": "[1, inf)",
-    "checkpoint.keep": "[1, inf)",
-    "mesh.data": "[1, inf)",
-    "mesh.fsdp": "[-1, inf)",
-    "mesh.tensor": "[1, inf)",
-    "mesh.decode_tensor": "[1, inf)",
-}
 
 # Shapes that `model.preset` may name (their numbers are in model/sizes.py).
 PRESETS = tuple(f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"))
@@ -141,53 +25,26 @@ NUM_LEVELS = 5
 Finder = Callable[[Config], Iterator[str]]
 
 
-def _bounds(interval: str) -> tuple[float, float, bool, bool]:
-    low, high = interval[1:-1].split(",")
-    return float(low), float(high), interval[0] == "[", interval[-1] == "]"
-
-
-def _inside(value: int | float, interval: str) -> bool:
-    low, high, with_low, with_high = _bounds(interval)
-    if value in (low, high):
-        return (value == low and with_low) or (value == high and with_high)
-    return low < value < high
-
-
-def range_text(interval: str) -> str:
-    """The numbers of an interval, in words."""
-    low, high, with_low, with_high = _bounds(interval)
-    if math.isinf(low):
-        return "any finite number"
-    if not math.isinf(high):
-        return f"in {interval}"
-    least = f"{low:g} or more" if with_low else f"more than {low:g}"
-    return f"{least} (.inf: no limit)" if with_high else least
-
-
-def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _values(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value
+def _items(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _out_of_range(config: Config) -> Iterator[str]:
-    for key, value in _values(config):
-        interval = BOUNDS.get(key, "(-inf, inf)")
-        for number in value if isinstance(value, tuple) else (value,):
-            is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            if is_number and not _inside(number, interval):
-                yield f"{key}: found {_shown(number)}; write {range_text(interval)}"
-                break
+    for name, key in walk(config):
+        bounds = key.bounds
+        if bounds is None:
+            continue
+        # Words and null may stand where numbers do.
+        numbers = [item for item in _items(key.value) if isinstance(item, int | float)]
+        outside = [number for number in numbers if not inside(number, bounds)]
+        if outside:
+            yield f"{name}: found {written(outside[0])}; write {range_text(bounds)}"
 
 
 def _blank_texts(config: Config) -> Iterator[str]:
-    for key, value in _values(config):
-        for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str) and not text.strip():
-                yield f"{key}: found blank text; write a name"
+    for name, key in walk(config):
+        if any(isinstance(item, str) and not item.strip() for item in _items(key.value)):
+            yield f"{name}: found blank text; write a name"
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -272,8 +129,8 @@ def _sources(config: Config) -> Iterator[str]:
         )
 
 
-def _groups_and_warmup(config: Config) -> Iterator[str]:
-    data, warmup = config.data, config.warmup
+def _groups(config: Config) -> Iterator[str]:
+    data = config.data
     procedural = data.train == "ledger"
     if data.groups == "level" and data.num_groups > NUM_LEVELS:
         yield (
@@ -299,7 +156,11 @@ def _groups_and_warmup(config: Config) -> Iterator[str]:
         yield (
             f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
         )
-    if warmup.steps and not procedural:
+
+
+def _warmup(config: Config) -> Iterator[str]:
+    data, warmup = config.data, config.warmup
+    if warmup.steps and data.train != "ledger":
         yield (
             f"warmup.steps={warmup.steps}: only data.train=ledger has a supervised warm-up, found "
             f"data.train={data.train}; write 0"
@@ -309,6 +170,14 @@ def _groups_and_warmup(config: Config) -> Iterator[str]:
             f"warmup.dir={warmup.dir}: is not read, since warmup.steps=0; write the steps of that "
             "warm-up, or warmup.dir=null"
         )
+    if warmup.style is not None and data.ledger.variant != "tradeoff":
+        yield (
+            f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
+            "many styles to stop by one; write data.ledger.variant=tradeoff, or warmup.style=null"
+        )
+    band = warmup.style_accuracy
+    if len(band) != 2 or band[0] >= band[1]:
+        yield f"warmup.style_accuracy: found {written(band)}; write [low, high]"
 
 
 def _budgets(config: Config) -> Iterator[str]:
@@ -333,25 +202,19 @@ def _budgets(config: Config) -> Iterator[str]:
             )
         elif abs(total - 1.0) > 1e-4:
             yield f"cuts.weights: found weights that sum to {total:g}; write weights that sum to 1"
-    mu0, groups = config.curriculum.mu0, config.data.num_groups
-    if isinstance(mu0, tuple) and len(mu0) != groups:
-        yield (
-            f"curriculum.mu0: found {len(mu0)} values for data.num_groups={groups}; write one "
-            "number, or one per group"
-        )
     budgets = config.eval.budgets
     if not budgets:
         yield f"eval.budgets: found an empty list; write budgets such as [{budget.max}]"
     elif list(budgets) != sorted(set(budgets)):
         yield (
-            f"eval.budgets: found {_shown(budgets)}; write every budget once, in rising order: "
-            f"{_shown(tuple(sorted(set(budgets))))}"
+            f"eval.budgets: found {written(budgets)}; write every budget once, in rising order: "
+            f"{written(tuple(sorted(set(budgets))))}"
         )
     answers = config.rollout.answer_tokens
     longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + answers
     if model.preset in PRESETS and longest > PRESET_POSITIONS:
         yield (
-            f"budget.max={budget.max}, eval.budgets={_shown(budgets)}: with "
+            f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
             f"{answers} a row has {longest} tokens, and {model.preset} was made for "
             f"{PRESET_POSITIONS}; write smaller ones"
@@ -361,23 +224,47 @@ def _budgets(config: Config) -> Iterator[str]:
 def _choices(config: Config) -> Iterator[str]:
     budget = config.budget
     rising = tuple(sorted(set(budget.choices)))
-    inside = tuple(b for b in rising if budget.min <= b <= budget.max)
+    within = tuple(b for b in rising if budget.min <= b <= budget.max)
     if not rising:
         yield (
             "budget.choices: found an empty list, and budget.prior=choices draws from it; write "
-            f"budgets such as [{_shown(budget.min)}, {_shown(budget.max)}]"
+            f"budgets such as [{written(budget.min)}, {written(budget.max)}]"
         )
-    elif inside != rising:
-        outside = next(b for b in rising if b not in inside)
+    elif within != rising:
+        outside = next(b for b in rising if b not in within)
         yield (
             f"budget.choices: {outside} is not between budget.min={budget.min} and "
-            f"budget.max={budget.max}; write {_shown(inside or (budget.min, budget.max))}, or "
+            f"budget.max={budget.max}; write {written(within or (budget.min, budget.max))}, or "
             "another range"
         )
     elif budget.choices != rising:
         yield (
-            f"budget.choices: found {_shown(budget.choices)}; write every budget once, in rising "
-            f"order: {_shown(rising)}"
+            f"budget.choices: found {written(budget.choices)}; write every budget once, in rising "
+            f"order: {written(rising)}"
+        )
+
+
+def _curriculum(config: Config) -> Iterator[str]:
+    schedule, groups = config.curriculum, config.data.num_groups
+    if isinstance(schedule.mu0, tuple) and len(schedule.mu0) != groups:
+        yield (
+            f"curriculum.mu0: found {len(schedule.mu0)} values for data.num_groups={groups}; write "
+            "one number, or one per group"
+        )
+    if schedule.difficulty == "continuous" and schedule.pass_rate != "ema":
+        yield (
+            f"curriculum.pass_rate={schedule.pass_rate}: difficulty=continuous keeps its own "
+            "record of every problem; write curriculum.pass_rate=ema"
+        )
+    if schedule.difficulty == "continuous" and config.data.order == "shuffled":
+        yield (
+            "data.order=shuffled: shuffles within groups, but curriculum.difficulty=continuous "
+            "draws every problem by itself; write data.order=drawn"
+        )
+    if (schedule.probe_budget or 0) > config.budget.max:
+        yield (
+            f"curriculum.probe_budget={schedule.probe_budget}: is above budget.max="
+            f"{config.budget.max}; write at most {config.budget.max}"
         )
 
 
@@ -404,15 +291,15 @@ def _batches(config: Config) -> Iterator[str]:
         )
     if train.drop_zero_advantage:
         loss = config.loss
-        also = [
+        others = [
             f"loss.{k}={getattr(loss, k):g}"
             for k in ("entropy_coef", "kl_coef")
             if getattr(loss, k)
         ]
-        if also:
+        if others:
             yield (
-                f"train.drop_zero_advantage: would change the loss, since {', '.join(also)} count "
-                "every token; write false, or 0 for them"
+                f"train.drop_zero_advantage: would change the loss, since {', '.join(others)} "
+                "count every token; write false, or 0 for them"
             )
         if train.micro_batch_tokens is None:
             yield (
@@ -421,15 +308,15 @@ def _batches(config: Config) -> Iterator[str]:
             )
 
 
-_SECTIONS: tuple[Finder, ...] = (
-    _out_of_range,
+_GENERAL: tuple[Finder, ...] = (
     _blank_texts,
     _model,
     _sources,
-    _groups_and_warmup,
+    _groups,
+    _warmup,
     _budgets,
+    _curriculum,
     _batches,
-    method_settings,
 )
 
 
@@ -442,11 +329,11 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
       config: the settings.
       also: finds what is wrong with the settings of a method.
     """
-    for find in (*_SECTIONS, *filter(None, [also])):
-        found = list(find(config))
-        yield from found
-        if found and find is _out_of_range:
-            return
+    found = list(_out_of_range(config))
+    yield from found
+    if not found:
+        for find in (*_GENERAL, *filter(None, [also])):
+            yield from find(config)
 
 
 def check_ranges(config: Config) -> None:
@@ -472,5 +359,4 @@ def check(config: Config, *, also: Finder | None = None) -> None:
     found = list(problems(config, also))
     if found:
         more = f" ({len(found) - 1} more to fix)" if len(found) > 1 else ""
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in found[0])
-        raise UserError(line + more)
+        raise UserError(found[0] + more)

@@ -1,15 +1,18 @@
 """Command lines that refuse like everything else here: in one line."""
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, printable
 
 # Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
 BAD_INPUT, FAILED = 2, 1
+# The words of a command line; None: those of the process.
+Arguments = Sequence[str] | None
 # The checkpoint whose evaluation was the best.
 BEST = "best"
 
@@ -29,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"command line: {message}; {self.advice}")
 
     def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
+        self, args: Arguments = None, namespace: Any = None
     ) -> Any:
         """As in argparse, but without NUL, which no file's name and no setting can hold."""
         given = sys.argv[1:] if args is None else list(args)
@@ -109,5 +112,21 @@ def failure(message: str) -> int:
 
 
 def _say(message: str) -> None:
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
+
+
+def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
+    """A command's `main`, which ends with one line and exit code 2 if its input can't be used.
+
+    Args:
+      main: from the command line to the exit code; None stands for 0.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Arguments = None) -> int:
+        try:
+            return main(argv) or 0
+        except (UserError, OSError) as error:
+            return refusal(error)
+
+    return run

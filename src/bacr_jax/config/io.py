@@ -1,8 +1,8 @@
 """Reading, overriding, printing and identifying a config.
 
-Everything here follows from the annotations in `config`: a key added there is read, overridden,
-shown by `--help` and written to config.yaml without a line here. Which values make sense, alone and
-together, is the business of `config_checks`.
+Everything here follows from the fields in `schema`: a key added there is read, overridden, shown by
+`--help` and written to config.yaml without a line here. Which values make sense, alone and
+together, is the business of `checks`.
 """
 
 import dataclasses
@@ -11,17 +11,18 @@ import hashlib
 import json
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bacr_jax.config.checks import BOUNDS, check, range_text
+from bacr_jax.config.checks import check
+from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.schema import Config
-from bacr_jax.config.values import convert, describe, expected, shown
-from bacr_jax.config.yaml import Entry, entries, nearest_key, parse_file, parse_override, refusal
+from bacr_jax.config.values import convert, describe, expected, shown, written
+from bacr_jax.config.yaml import Entry, entries, nearest_key, parse_file, parse_override
+from bacr_jax.errors import UserError
 
 __all__ = [
     "check",
@@ -37,37 +38,10 @@ __all__ = [
 COMMAND_LINE = "command line"
 
 
-@dataclass(frozen=True)
-class Key:
-    """A setting or a section, as the annotations state it.
-
-    Attributes:
-      hint: its type.
-      default: its value if nobody sets it.
-      meaning: one line.
-      is_section: it has keys instead of a value.
-    """
-
-    hint: Any
-    default: Any
-    meaning: str
-    is_section: bool
-
-
-def _walk(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    hints = typing.get_type_hints(type(section))
-    for field in dataclasses.fields(section):
-        value, inside = getattr(section, field.name), prefix + field.name
-        nested = dataclasses.is_dataclass(value)
-        yield inside, Key(hints[field.name], value, field.metadata["meaning"], nested)
-        if nested:
-            yield from _walk(value, f"{inside}.")
-
-
 @functools.cache
 def schema() -> Mapping[str, Key]:
-    """Every key and section by its dotted name, in the order of `config`."""
-    return dict(_walk(Config()))
+    """Every key and section by its dotted name, in the order of `Config`."""
+    return dict(walk(Config()))
 
 
 def _read(entry: Entry) -> Any:
@@ -75,18 +49,18 @@ def _read(entry: Entry) -> Any:
     name = entry.key
     if name not in schema():
         advice = nearest_key(name, {known: key.is_section for known, key in schema().items()})
-        raise refusal(entry.where, f"{shown(name, quote=False)}: no such key; write {advice}")
+        raise UserError(f"{entry.where}: {shown(name, quote=False)}: no such key; write {advice}")
     key = schema()[name]
     if key.is_section:
         inside = [known for known in schema() if known.rpartition(".")[0] == name]
-        raise refusal(
-            entry.where,
-            f"{name}: found {entry.text}, but it is a section; write one of {', '.join(inside)}",
+        raise UserError(
+            f"{entry.where}: {name}: found {entry.text}, but it is a section; write one of "
+            f"{', '.join(inside)}"
         )
     fits, value = convert(key.hint, entry.value, text=entry.raw if entry.lenient else None)
     if not fits:
         wanted = expected(key.hint, entry.value)
-        raise refusal(entry.where, f"{name}: found {entry.text}; write {wanted}")
+        raise UserError(f"{entry.where}: {name}: found {entry.text}; write {wanted}")
     return value
 
 
@@ -98,7 +72,7 @@ def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
         if key.is_section:
             fields[field.name] = _build(key.hint, f"{name}.", values)
         else:
-            fields[field.name] = values.get(name, key.default)
+            fields[field.name] = values.get(name, key.value)
     return cls(**fields)
 
 
@@ -158,8 +132,8 @@ def to_yaml(config: Config) -> str:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Values by dotted key, in the order of `config`."""
-    return {name: key.default for name, key in _walk(config) if not key.is_section}
+    """Values by dotted key, in the order of `Config`."""
+    return {name: key.value for name, key in walk(config) if not key.is_section}
 
 
 def fingerprint(config: Config, *sections: str) -> str:
@@ -188,12 +162,6 @@ def fingerprint(config: Config, *sections: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _default_text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_default_text, value))}]"
-    return f"{value:g}" if isinstance(value, float) else shown(value, quote=False)
-
-
 def help_text(width: int = 100) -> str:
     """Every key with its default, its meaning and what can be written, section by section.
 
@@ -201,7 +169,7 @@ def help_text(width: int = 100) -> str:
       width: columns of the text, at least 80.
     """
     settings = {name: key for name, key in schema().items() if not key.is_section}
-    defaults = {name: _default_text(key.default) for name, key in settings.items()}
+    defaults = {name: written(key.value) for name, key in settings.items()}
     # One long name or default would push every meaning to the right.
     name_width, default_width = 30, 14
     margin = 2 + name_width + default_width
@@ -217,11 +185,10 @@ def help_text(width: int = 100) -> str:
         if len(start) > margin:
             lines.append(start.rstrip())
             start = " " * margin
-        kind = describe(settings[name].hint)
-        if name in BOUNDS:
-            kind = f"{kind}, {range_text(BOUNDS[name])}"
+        key = settings[name]
+        possible = [describe(key.hint), *map(range_text, filter(None, [key.bounds]))]
         lines += textwrap.wrap(
-            f"{settings[name].meaning} ({kind})",
+            f"{key.meaning} ({', '.join(possible)})",
             max(width, 80),
             initial_indent=start,
             subsequent_indent=" " * margin,

@@ -5,6 +5,7 @@ import re
 import reprlib
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 # Whole numbers beyond 64 bits are typing errors, and can't be printed beyond 4300 digits.
@@ -53,6 +54,11 @@ def written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else shown(value, quote=False)
 
 
+def any_of(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """The members of a union; a type that is none is its only member."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -75,7 +81,7 @@ def describe(hint: Any) -> str:
             words.append(f"a list of {_PLURALS.get(inner, 'values')}")
         else:
             words.append(_NAMES.get(member, getattr(member, "__name__", str(member))))
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return any_of(words)
 
 
 def _number(value: Any) -> float | None:

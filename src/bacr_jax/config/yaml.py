@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from bacr_jax.config.values import shown
+from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
 # A config has a few kilobytes; a larger file is something else (weights, a data set).
@@ -59,12 +59,6 @@ class Parsed:
         return f"{self.source}, line {node.start_mark.line + 1}" if self.lines else self.source
 
 
-def refusal(where: str, message: str) -> UserError:
-    """The error for an input, on one line whatever the input holds."""
-    line = f"{where}: {message}"
-    return UserError("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
-
-
 def _document(text: str, source: str, prefix: str = "", *, lines: bool = True) -> Parsed:
     try:
         loader = yaml.SafeLoader(text)
@@ -74,11 +68,11 @@ def _document(text: str, source: str, prefix: str = "", *, lines: bool = True) -
     except Exception as error:
         problem, line = _problem(error, text)
     if not lines:
-        raise refusal(source, f"{prefix[:-1]}: not valid YAML ({problem}); put the value in quotes")
-    raise refusal(
-        f"{source}, line {line}" if line else source,
-        f"not valid YAML ({problem}); write lines such as `seed: 0`",
-    )
+        raise UserError(
+            f"{source}: {prefix[:-1]}: not valid YAML ({problem}); put the value in quotes"
+        )
+    where = f"{source}, line {line}" if line else source
+    raise UserError(f"{where}: not valid YAML ({problem}); write lines such as `seed: 0`")
 
 
 def _problem(error: Exception, text: str) -> tuple[str, int | None]:
@@ -104,27 +98,27 @@ def parse_file(path: Path) -> Parsed:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
-        raise refusal(source, f"no such file; write {_nearest_file(path)}") from None
+        raise UserError(f"{source}: no such file; write {_nearest_file(path)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise refusal(source, f"can't be read ({reason}); write a YAML file") from None
+        raise UserError(f"{source}: can't be read ({reason}); write a YAML file") from None
     if len(content) > LARGEST_FILE:
-        raise refusal(source, f"is larger than {LARGEST_FILE:,} bytes; write a YAML config")
+        raise UserError(f"{source}: is larger than {LARGEST_FILE:,} bytes; write a YAML config")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise refusal(
-            f"{source}, line {line}",
-            f"byte {content[error.start]:#04x} is not UTF-8; write the file as UTF-8 text",
+        raise UserError(
+            f"{source}, line {line}: byte {content[error.start]:#04x} is not UTF-8; write the file "
+            "as UTF-8 text"
         ) from None
     parsed = _document(text, source)
     if parsed.node is not None and not isinstance(parsed.node, yaml.MappingNode):
         if _is_null(parsed.node):
             return Parsed(None, parsed.loader, source)
-        raise refusal(
-            parsed.where(parsed.node),
-            f"found {_text(parsed, parsed.node)}, not keys; write lines such as `seed: 0`",
+        raise UserError(
+            f"{parsed.where(parsed.node)}: found {_text(parsed, parsed.node)}, not keys; write "
+            "lines such as `seed: 0`"
         )
     return parsed
 
@@ -147,7 +141,7 @@ def parse_override(override: str, source: str) -> Parsed:
     """
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
-        raise refusal(source, f"found {shown(override)}; write key=value, such as seed=1")
+        raise UserError(f"{source}: found {shown(override)}; write key=value, such as seed=1")
     return _document(value, source, f"{key.strip()}.", lines=False)
 
 
@@ -161,8 +155,8 @@ def _value(parsed: Parsed, key: str, node: yaml.Node) -> Any:
     # A tag that does not fit its text (`!!int x`), a date that does not exist or a number of
     # thousands of digits: the YAML library raises whatever its conversion happened to raise.
     except Exception:
-        raise refusal(
-            parsed.where(node), f"{key}: not a YAML value; put it in quotes, or write another"
+        raise UserError(
+            f"{parsed.where(node)}: {key}: not a YAML value; put it in quotes, or write another"
         ) from None
 
 
@@ -203,13 +197,13 @@ def _under(
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
             if not name:
                 found = "an empty key" if name == "" else "a list or mapping as a key"
-                raise refusal(parsed.where(name_node), f"found {found}; write a name")
+                raise UserError(f"{parsed.where(name_node)}: found {found}; write a name")
             dotted = f"{key}.{name}" if key else name
             where = parsed.where(name_node)
             if dotted in seen:
                 first = seen[dotted].rpartition(", ")[2]
                 name = shown(dotted, quote=False)
-                raise refusal(where, f"{name}: already given in {first}; write it once")
+                raise UserError(f"{where}: {name}: already given in {first}; write it once")
             seen[dotted] = where
             yield from _under(parsed, dotted, child, sections, seen)
     elif not (inside and _is_null(node) and parsed.lines):
@@ -245,7 +239,7 @@ def nearest_key(key: str, known: Mapping[str, bool]) -> str:
     settings = [name for name, section in known.items() if not section]
     same = [name for name in settings if name.rpartition(".")[2] == last]
     if same:
-        return " or ".join([*filter(None, [", ".join(same[:-1])]), same[-1]])
+        return any_of(same)
     close = difflib.get_close_matches(key, known, n=1)
     if close:
         return close[0]

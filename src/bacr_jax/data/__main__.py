@@ -12,13 +12,12 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, refusal
+from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.ledger import Split, ledger_tokenizer
 from bacr_jax.data.prompts import encode_prompts, format_for
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.tokenizers import load_tokenizer
-from bacr_jax.errors import UserError
 from bacr_jax.grading import parse_gold
 from bacr_jax.methods.registry import declares_budget
 
@@ -153,19 +152,16 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     yield from report(questions, config, against=against, tokenizer=tokenizer)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
     try:
-        options = parse(argv)
-        for line in inspect(options):
+        for line in inspect(parse(argv)):
             print(line)
     except BrokenPipeError:
         # The reader has seen enough (head); nothing may be written to the closed pipe at exit.
         with contextlib.suppress(OSError):
             sys.stdout.close()
-    except (UserError, OSError) as error:
-        return refusal(error)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,218 @@
+"""Values and combinations that make no sense: one line each."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+
+from bacr_jax.config import Config
+from bacr_jax.config.checks import NUM_LEVELS, PRESETS, check, check_ranges, problems
+from bacr_jax.errors import UserError
+from config_world import changed, values_by_key, with_value
+
+# Changed sections, and pieces of the line that refuses them.
+MATH = {"train": "math:data/train.jsonl", "eval": ("math:data/test.jsonl",)}
+BAD_CONFIGS = [
+    ({"seed": -1}, "seed: found -1; write in [0, 4294967295]"),
+    ({"seed": 2**32}, "seed: found 4294967296; write in [0, 4294967295]"),
+    ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
+    ({"output": {"log_every": 0}}, "output.log_every: found 0; write 1 or more"),
+    ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; write qwen2.5-7b"),
+    (
+        {"model": {"num_heads": 4, "num_kv_heads": 3}},
+        "num_kv_heads=3: must divide model.num_heads=4",
+    ),
+    ({"model": {"hidden_size": 65, "head_dim": 32}}, "model.hidden_size=65: must be even"),
+    ({"model": {"hidden_size": 64, "num_heads": 3}}, "is not a multiple of model.num_heads=3"),
+    ({"model": {"head_dim": 7}}, "model.head_dim=7: must be even"),
+    ({"model": {"hidden_size": 6}}, "model.hidden_size/model.num_heads=3: must be even"),
+    (
+        {"model": {"attention": "cudnn", "compute_dtype": "float32"}},
+        "model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype=float32",
+    ),
+    ({"mesh": {"tensor": 2}}, "mesh.tensor=2: must divide model.num_kv_heads=1; write 1"),
+    (
+        {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 64}},
+        "train.micro_batch_tokens=64: train.micro_batch_rows=8 splits the update too; write null",
+    ),
+    (
+        {"train": {"drop_zero_advantage": True, "micro_batch_tokens": 64}},
+        "train.drop_zero_advantage: would change the loss, since loss.entropy_coef=0.01",
+    ),
+    (
+        {"train": {"drop_zero_advantage": True}, "loss": {"entropy_coef": 0.0}},
+        "write train.micro_batch_tokens, or false",
+    ),
+    ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; write a number of shards, or -1"),
+    ({"mesh": {"data": -1}}, "mesh.data: found -1; write 1 or more"),
+    ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),
+    ({"data": {"train": ":x"}}, "data.train: found ':x'"),
+    ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; write ledger"),
+    ({"data": {"eval": ()}}, "data.eval: found an empty list; write at least one set"),
+    ({"data": {"eval": ("ledger", "ledger")}}, "data.eval: holds 'ledger' twice"),
+    ({"data": {"eval": ("math:x",)}}, "data.eval: holds 'math:x', but data.train is 'ledger'"),
+    ({"data": MATH}, "model.path: is null, but data.train=math:data/train.jsonl needs a tokenizer"),
+    ({"model": {"path": "qwen"}}, "model.path: data.train=ledger has its own small model"),
+    (
+        {"data": {"num_groups": 6}},
+        "data.num_groups=6: data.groups=level makes groups from 5 levels",
+    ),
+    ({"data": {"groups": "solve_rate"}}, "data.groups=solve_rate: the ledger has levels"),
+    (
+        {"data": {**MATH, "groups": "solve_rate"}, "model": {"path": "qwen"}},
+        "data.labels: is null, but data.groups=solve_rate",
+    ),
+    ({"data": {"labels": "rates.jsonl"}}, "data.labels=rates.jsonl: is not read"),
+    ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
+    ({"data": {"max_prompt_tokens": 0}}, "data.max_prompt_tokens: found 0; write 1 or more"),
+    (
+        {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
+        "warmup.steps=5: only data.train=ledger has a supervised warm-up",
+    ),
+    ({"warmup": {"dir": "x"}}, "warmup.dir=x: is not read, since warmup.steps=0"),
+    ({"warmup": {"batch_tokens": 79}}, "warmup.batch_tokens: found 79; write 80 or more"),
+    ({"warmup": {"target_accuracy": 95.0}}, "warmup.target_accuracy: found 95; write in [0, 1]"),
+    ({"budget": {"min": 0}}, "budget.min: found 0; write 1 or more"),
+    ({"budget": {"min": 300, "max": 200}}, "budget.min=300: is above budget.max=200"),
+    ({"budget": {"prior": "choices"}}, "found an empty list, and budget.prior=choices draws"),
+    (
+        {"budget": {"prior": "choices", "choices": (512, 5000)}},
+        "budget.choices: 5000 is not between budget.min=256 and budget.max=4096; write [512], or",
+    ),
+    (
+        {"budget": {"prior": "choices", "choices": (1024, 512, 512)}},
+        "budget.choices: found [1024, 512, 512]; write every budget once, in rising order: "
+        "[512, 1024]",
+    ),
+    (
+        {"budget": {"min": 3}},
+        "cuts.count=4: a trace of budget.min=3 tokens has fewer distinct cuts",
+    ),
+    ({"cuts": {"count": 0}}, "cuts.count: found 0; write in [1, 64]"),
+    ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights: found 2 weights for cuts.count=4"),
+    ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: found weights that sum to 2"),
+    ({"cuts": {"weights": (1.0, -0.5, 0.5, 0.0)}}, "cuts.weights: found -0.5; write in [0, 1]"),
+    ({"curriculum": {"mu0": (1.0, 2.0)}}, "curriculum.mu0: found 2 values for data.num_groups=4"),
+    ({"curriculum": {"mu0": 0.0}}, "curriculum.mu0: found 0; write more than 0"),
+    ({"curriculum": {"alpha": 1.1}}, "curriculum.alpha: found 1.1; write in [0, 1]"),
+    ({"curriculum": {"beta": -0.1}}, "curriculum.beta: found -0.1; write in [0, 1]"),
+    ({"curriculum": {"sigma": math.nan}}, "curriculum.sigma: found nan; write more than 0"),
+    ({"curriculum": {"sigma": math.inf}}, "curriculum.sigma: found inf; write more than 0"),
+    ({"curriculum": {"update_every": 0}}, "curriculum.update_every: found 0; write 1 or more"),
+    ({"curriculum": {"ema_decay": 1.0}}, "curriculum.ema_decay: found 1; write in [0, 1)"),
+    (
+        {"curriculum": {"difficulty": "continuous", "pass_rate": "probe"}},
+        "curriculum.pass_rate=probe: difficulty=continuous keeps its own record",
+    ),
+    (
+        {"curriculum": {"difficulty": "continuous"}, "data": {"order": "shuffled"}},
+        "data.order=shuffled: shuffles within groups",
+    ),
+    ({"curriculum": {"probe_budget": 4097}}, "probe_budget=4097: is above budget.max=4096"),
+    ({"warmup": {"style": "steps"}}, "warmup.style=steps: data.ledger.variant=redundant teaches"),
+    ({"warmup": {"style_accuracy": (0.9, 0.5)}}, "found [0.9, 0.5]; write [low, high]"),
+    ({"selfbudgeter": {"budget_penalty": 0.1}}, "budget_penalty: found 0.1; write in (-inf, 0]"),
+    ({"reward": {"coefficient": -0.3}}, "reward.coefficient: found -0.3; write 0 or more"),
+    ({"loss": {"clip_low": 1.0}}, "loss.clip_low: found 1; write in (0, 1)"),
+    ({"optimizer": {"learning_rate": -1e-6}}, "optimizer.learning_rate: found -1e-06; write 0 or"),
+    ({"optimizer": {"b2": 1.0}}, "optimizer.b2: found 1; write in [0, 1)"),
+    ({"optimizer": {"grad_clip": 0.0}}, "grad_clip: found 0; write more than 0 (.inf: no limit)"),
+    ({"rollout": {"temperature": 0.0}}, "rollout.temperature: found 0; write more than 0"),
+    ({"rollout": {"group_size": 0}}, "rollout.group_size: found 0; write 1 or more"),
+    (
+        {"rollout": {"questions": 10}, "train": {"minibatches": 4}},
+        "train.minibatches=4: must divide rollout.questions=10; write 2",
+    ),
+    (
+        {"train": {"micro_batch_rows": 24}},
+        "train.micro_batch_rows=24: must divide the 256 rows of an update",
+    ),
+    ({"train": {"steps": 0}}, "train.steps: found 0; write 1 or more"),
+    ({"train": {"epochs": 0.0}}, "train.epochs: found 0; write more than 0"),
+    ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
+    ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 1 or more"),
+    ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
+    ({"eval": {"top_p": 0.0}}, "eval.top_p: found 0; write in (0, 1]"),
+    ({"eval": {"samples": -1}}, "eval.samples: found -1; write 0 or more"),
+    ({"checkpoint": {"keep": 0}}, "checkpoint.keep: found 0; write 1 or more"),
+    (
+        {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},
+        "a row has 33920 tokens, and qwen2.5-7b was made for 32768",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "fragment"), BAD_CONFIGS)
+def test_a_value_that_makes_no_sense_is_refused_in_one_line(sections, fragment):
+    with pytest.raises(UserError) as excinfo:
+        check(changed(**sections))
+    line = str(excinfo.value)
+    assert fragment in line and line.isprintable()
+
+
+def test_the_defaults_pass():
+    assert list(problems(Config())) == []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"curriculum": {"mu0": (1.0, 2.0, 3.0, 4.0), "alpha": 0.0, "beta": 1.0}},
+        {"cuts": {"weights": (0.1, 0.2, 0.3, 0.4)}},
+        {"optimizer": {"grad_clip": math.inf, "learning_rate": 0.0}},
+        {"budget": {"min": 4, "max": 4}},
+        {"rollout": {"questions": 4, "group_size": 2}, "train": {"micro_batch_rows": 32}},
+        {"model": {"path": "qwen"}, "data": MATH, "mesh": {"tensor": 4}},
+        {"model": {"preset": "qwen2.5-7b", "tokenizer": "qwen"}, "data": MATH},
+        {"model": {"head_dim": 8, "hidden_size": 62}},
+    ],
+)
+def test_an_unusual_but_possible_config_passes(sections):
+    assert list(problems(changed(**sections))) == []
+
+
+def test_several_problems_are_counted():
+    with pytest.raises(UserError, match=r"seed: found -1.*\(1 more to fix\)"):
+        check(changed(seed=-1, train={"steps": 0}))
+
+
+def test_problems_of_a_method_count_too():
+    blank = changed(output={"dir": " "})
+    with pytest.raises(UserError, match=r"output.dir: found blank text.*\(2 more to fix\)"):
+        check(blank, also=lambda config: iter([config.method, "another"]))
+    with pytest.raises(UserError, match="^bacr$"):
+        check(Config(), also=lambda config: iter([config.method]))
+
+
+def test_nobody_is_asked_about_combinations_of_numbers_out_of_range():
+    def never(config):
+        raise AssertionError
+
+    found = list(problems(changed(seed=-1, budget={"min": 300, "max": 200}), never))
+    assert found == ["seed: found -1; write in [0, 4294967295]"]
+
+
+def test_ranges_can_be_checked_alone():
+    check_ranges(changed(budget={"min": 300, "max": 200}))
+    with pytest.raises(UserError, match="seed: found -1"):
+        check_ranges(changed(seed=-1))
+
+
+def test_presets_and_levels_are_those_of_their_rooms():
+    from bacr_jax.data import groups
+    from bacr_jax.model import sizes
+
+    assert set(PRESETS) == set(sizes.PRESETS)
+    assert groups.NUM_LEVELS == NUM_LEVELS
+
+
+@given(values_by_key())
+@settings(max_examples=200, deadline=None)
+def test_any_typed_config_is_accepted_or_refused_never_a_crash(values):
+    config = Config()
+    for name, value in values.items():
+        config = with_value(config, name, value)
+    try:
+        check(config)
+    except UserError as error:
+        assert str(error).isprintable()

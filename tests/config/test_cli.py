@@ -1,0 +1,100 @@
+"""Command lines: what is refused, and how a command ends."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.config import cli
+from bacr_jax.errors import UserError
+
+
+def parser(**settings):
+    made = cli.Parser(prog="x", **settings)
+    cli.add_saved_policy(made)
+    return made
+
+
+def test_an_error_of_the_command_line_is_one_of_the_user():
+    with pytest.raises(UserError, match=r"^command line: unrecognized.*; --help shows what"):
+        parser().parse_args(["--oops"])
+    with pytest.raises(UserError, match="; write x$"):
+        parser(advice="write x").parse_args(["--oops"])
+    with pytest.raises(UserError, match="which holds NUL"):
+        parser().parse_args(["--run", "a\0b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "step"), [([], None), (["--step", "007"], 7), (["--step", "best"], "best")]
+)
+def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
+    arguments = parser().parse_args(["--run", "runs/a", *words])
+    cli.check_saved_policy(arguments)
+    assert (arguments.run, arguments.step) == (Path("runs/a"), step)
+    cli.check_saved_policy(parser().parse_args(["--model", "hf"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("", "write --run DIR or --model HFDIR"),
+        ("--run a --model b", "write --run DIR or --model HFDIR"),
+        ("--model b --step 3", "only a run has steps"),
+        ("--run a --step -3", "found '-3'; write the number of a step, or best"),
+        ("--run a --step 3.5", "found '3.5'; write the number of a step, or best"),
+    ],
+)
+def test_no_policy_and_two_are_refused(words, says):
+    with pytest.raises(UserError, match=says):
+        cli.check_saved_policy(parser().parse_args(words.split()))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (" 12 ", 12),
+        ("000100", 100),
+        ("0", 0),
+        ("101", None),
+        ("-1", None),
+        ("1.0", None),
+        ("", None),
+        ("\u0663", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_whole_numbers_are_plain_digits(text, number):
+    assert cli.whole_number(text, most=100) == number
+
+
+def ending(main, capsys):
+    code = cli.entry_point(main)(["word"])
+    return code, capsys.readouterr().err
+
+
+def test_a_command_ends_with_its_own_code_or_0(capsys):
+    assert ending(lambda argv: None, capsys) == (0, "")
+    assert ending(lambda argv: 75, capsys) == (75, "")
+    assert ending(lambda argv: cli.failure("no\nmemory"), capsys) == (1, "error: no\\nmemory\n")
+
+
+def test_bad_input_is_one_line_and_code_2(capsys):
+    def bad(argv):
+        raise UserError(f"found {argv[0]}\n; write another")
+
+    def missing(argv):
+        Path("/no/such").read_text()
+
+    assert ending(bad, capsys) == (2, "error: found word\\n; write another\n")
+    code, line = ending(missing, capsys)
+    assert code == 2 and line.startswith("error: /no/such: No such file or directory; make room")
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(capsys):
+    for mistake in (ValueError("x"), OSError("about no file"), argparse.ArgumentTypeError("x")):
+
+        def broken(argv, mistake=mistake):
+            raise mistake
+
+        with pytest.raises(type(mistake)):
+            cli.entry_point(broken)(None)

@@ -1,0 +1,170 @@
+"""YAML as keys, values and places; and the one line for what is none."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bacr_jax.config.yaml import entries, nearest_key, parse_file, parse_override
+from bacr_jax.errors import UserError
+from config_world import write
+
+SECTIONS = {"budget", "eval", "output", "data", "data.ledger"}
+
+
+def read(path):
+    return list(entries(parse_file(path), SECTIONS))
+
+
+def override(text):
+    return list(entries(parse_override(text, "command line"), SECTIONS))
+
+
+def test_an_entry_knows_its_key_its_value_and_its_place(tmp_path):
+    path = write(tmp_path, "seed: 1\ndata:\n  ledger: {max_operand: [2, x]}\nbudget.max: '8'\n")
+    found = [(e.key, e.value, e.text, e.raw, e.where, e.lenient) for e in read(path)]
+    assert found == [
+        ("seed", 1, "1", "1", f"{path}, line 1", False),
+        ("data.ledger.max_operand", [2, "x"], "[2, 'x']", None, f"{path}, line 3", False),
+        ("budget.max", "8", "'8'", None, f"{path}, line 4", False),
+    ]
+
+
+def test_an_override_is_one_entry_that_a_plain_number_makes_text(tmp_path):
+    (entry,) = override("output.dir=2024")
+    assert (entry.key, entry.value, entry.raw, entry.where) == (
+        "output.dir",
+        2024,
+        "2024",
+        "command line",
+    )
+    assert entry.lenient
+    assert [e.value for e in override("budget={min: 1, max: 2}")] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "null\n", "---\n", "\ufeff", "budget:\n"])
+def test_a_file_that_sets_nothing_has_no_entries(tmp_path, text):
+    assert read(write(tmp_path, text)) == []
+
+
+# Content of a file, and pieces of the line that refuses it.
+BAD_FILES = [
+    ("seed: 1\nseed: 2", "line 2: seed: already given in line 1; write it once"),
+    ("budget: {min: 1}\nbudget.min: 2", "line 2: budget.min: already given in line 1"),
+    ("budget: {min: 1}\nbudget: {max: 2}", "line 2: budget: already given in line 1"),
+    ("- seed", "line 1: found ['seed'], not keys; write lines such as `seed: 0`"),
+    ("seed = 1", "line 1: found 'seed = 1', not keys"),
+    ("42", "found 42, not keys"),
+    ("seed: [", "not valid YAML"),
+    ("seed: 1\n\tmethod: bacr", "line 2: not valid YAML"),
+    ("seed: 1\n--- \nseed: 2", "not valid YAML"),
+    ("seed: *nowhere", "line 1: not valid YAML (found undefined alias 'nowhere')"),
+    ("seed: !!python/object:os.system {}", "seed: not a YAML value"),
+    ("seed: !!int x", "line 1: seed: not a YAML value"),
+    ("seed: " + "9" * 5000, "seed: not a YAML value"),
+    ("output: {dir: 2026-13-45}", "output.dir: not a YAML value"),
+    ("eval: {budgets: &a [*a]}", "eval.budgets: not a YAML value"),
+    ("budget: &a {budget: *a}", "budget.budget: not a YAML value"),
+    ("? [a]\n: 1", "found a list or mapping as a key; write a name"),
+    ("'': 1", "line 1: found an empty key; write a name"),
+    ("[" * 2000, "not valid YAML (nested too deeply)"),
+    ('seed: "\\U99999999"', "not valid YAML"),
+    (b"\xff\xfe", "line 1: byte 0xff is not UTF-8; write the file as UTF-8 text"),
+    (b"seed: 1\nmethod: \xe9", "line 2: byte 0xe9 is not UTF-8"),
+    ("seed: \x01", "line 1: not valid YAML (special characters are not allowed)"),
+    ("#" * 1_000_001, "is larger than 1,000,000 bytes; write a YAML config"),
+]
+
+BAD_OVERRIDES = [
+    ("seed", "command line: found 'seed'; write key=value, such as seed=1"),
+    ("=1", "command line: found '=1'; write key=value"),
+    ("", "command line: found ''; write key=value"),
+    ("budget={max: 3, max: 4}", "command line: budget.max: already given"),
+    ("seed=[", "command line: seed: not valid YAML (expected the node content"),
+    ("seed=1\nmethod: 2", "command line: seed: not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "fragment"), BAD_FILES, ids=[t[:30] for t, _ in BAD_FILES])
+def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, text, fragment):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as excinfo:
+        read(path)
+    line = str(excinfo.value)
+    assert line.isprintable() and line.startswith(str(path)) and fragment in line
+    assert len(line) < len(str(path)) + 400
+
+
+@pytest.mark.parametrize(("text", "fragment"), BAD_OVERRIDES)
+def test_a_bad_override_is_refused_in_one_line(text, fragment):
+    with pytest.raises(UserError) as excinfo:
+        override(text)
+    line = str(excinfo.value)
+    assert line.isprintable() and line.startswith("command line: ") and fragment in line
+
+
+def test_files_that_can_not_be_read_are_refused(tmp_path):
+    write(tmp_path, "", "quickstart.yaml")
+    cases = {
+        tmp_path / "quikstart.yaml": f"no such file; write {tmp_path / 'quickstart.yaml'}",
+        tmp_path / "no" / "such": "no such file; write the path of a YAML file",
+        tmp_path: "can't be read (Is a directory)",
+        tmp_path / "quickstart.yaml" / "x": "can't be read (Not a directory)",
+        tmp_path / "a\0b": "can't be read (embedded null",
+        tmp_path / ("x" * 1000): "can't be read (File name too long)",
+    }
+    for path, fragment in cases.items():
+        with pytest.raises(UserError) as excinfo:
+            parse_file(path)
+        assert str(excinfo.value).isprintable() and fragment in str(excinfo.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("budget.mix", "budget.min"),
+        ("budgt", "budget"),
+        # The same last name elsewhere, then the nearest one.
+        ("rate", "warmup.rate or value.rate"),
+        ("hidden_siz", "value.hidden_size"),
+        ("zzz", "one of seed, budget, warmup, value"),
+        ("seed.qqqqqqqqq", "seed itself, which has no keys inside"),
+        ("no.such.thing", "a key that --help lists"),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_one(key, advice):
+    known = dict.fromkeys(["seed", "budget.min", "warmup.rate", "value.rate"], False)
+    known |= dict.fromkeys(["budget", "warmup", "value"], True) | {"value.hidden_size": False}
+    assert nearest_key(key, known) == advice
+
+
+YAML_LIKE = st.text("seedbgtmaxin01.:-_{}[]&*!|>'\"\\#%@?, \n\t~<=", max_size=60)
+
+
+@given(st.one_of(st.binary(max_size=200), YAML_LIKE.map(str.encode)))
+@example(b"!!timestamp x")
+@example(b"seed: !!bool x")
+@example(b"seed: !!float ''")
+@example(b"seed: !!binary x")
+@example(b"budget: !!set {a, b}")
+@example(b"%YAML 99999999999999999999.1\n---\nseed: 1")
+@example(b"%TAG ! tag:%ff\n---\nseed: !a 1")
+@example(b"<<: {seed: 1}")
+@example(b"=: 1")
+@example(b"eval: {budgets: !!omap [a: 1]}")
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_entries_or_one_line(tmp_path_factory, content):
+    entries_or_one_line(lambda: read(write(tmp_path_factory.getbasetemp(), content)))
+
+
+@given(st.text(max_size=40), YAML_LIKE)
+@settings(max_examples=150, deadline=None)
+def test_any_override_is_entries_or_one_line(text, value):
+    for line in (text, f"eval.budgets={value}", f"{value}=1"):
+        entries_or_one_line(lambda line=line: override(line))
+
+
+def entries_or_one_line(call):
+    try:
+        call()
+    except UserError as error:
+        assert str(error) and str(error).isprintable()
