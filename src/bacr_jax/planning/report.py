@@ -20,7 +20,7 @@ PREDICTED_FOR = ("a100-80", "h100", "h200")
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found out about a run.
+    """What is known of a run before it starts.
 
     Attributes:
       work: sizes.
