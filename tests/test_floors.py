@@ -10,8 +10,8 @@ import bacr_jax
 ROOT = Path(bacr_jax.__file__).parent
 FLOORS = {
     0: "errors types masked oom",
-    1: "config curriculum rewards advantages losses",
-    2: "parallel grading",
+    1: "config curriculum rewards losses",
+    2: "advantages parallel grading",
     3: "model data",
     4: "rollout methods",
     5: "learner runs",
