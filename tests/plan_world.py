@@ -1,29 +1,47 @@
 """Workloads and meshes for the tests of planning."""
 
+import dataclasses
+import functools
+import tempfile
 from pathlib import Path
 
 from bacr_jax.config import io as config_io
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning.workload import model_shape, workload_of
+from bacr_jax.planning.workload import sizes_of
 
 ROOT = Path(__file__).parents[1]
 SEVEN = ROOT / "configs" / "qwen2.5-7b-math.yaml"
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+TINY = """
+model: {hidden_size: 16, intermediate_size: 32, num_layers: 2, num_heads: 2, num_kv_heads: 2,
+        compute_dtype: float32, logprob_chunk: 16}
+data: {max_prompt_tokens: 8}
+budget: {min: 4, max: 16}
+cuts: {count: 2}
+rollout: {questions: 4, group_size: 2, answer_tokens: 4, chunk: 4}
+eval: {budgets: [16]}
+"""
 
 
-def workload(*overrides, conditioned=True, uses_value=True, cuts=4, fused_attention=True):
-    """The paper's 7B run with overrides."""
-    config = config_io.load([SEVEN], overrides)
-    return workload_of(
-        config,
-        *model_shape(config),
-        row_shards=8,
-        conditioned=conditioned,
-        uses_value=uses_value,
-        branches=cuts,
-        fused_attention=fused_attention,
-    )
+@functools.cache
+def sizes(overrides):
+    return sizes_of(config_io.load([SEVEN], overrides), 8)[0]
+
+
+def workload(*overrides, **changed):
+    """The paper's 7B run on eight devices with overrides, and with sizes that no config says."""
+    return dataclasses.replace(sizes(overrides), **changed)
 
 
 def mesh(data=1, fsdp=8, tensor=1, decode_tensor=1):
     return MeshShape(data, fsdp, tensor, decode_tensor)
+
+
+def tiny_config(*overrides):
+    """A config whose programs are lowered in a moment."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tiny.yaml"
+        file.write_text(TINY)
+        config = config_io.load([file], overrides)
+    config_io.check(config)
+    return config

@@ -1,6 +1,7 @@
 """A module imports only from floors below its own; the rooms are those of docs/architecture.md."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def files():
 def test_every_room_has_a_floor():
     rooms = {room_of_file(path) for path in files()}
     assert rooms - FLOOR_OF.keys() == set()
+
+
+def test_the_drawing_in_the_docs_has_these_floors():
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
+    drawn = re.findall(r"^ +(\d) +(\S+(?:  \S+)*) {3,}", page, re.MULTILINE)
+    of_docs = {int(floor): set(rooms.split()) for floor, rooms in drawn}
+    rooms_of = {floor: set(rooms.split()) - {"__main__"} for floor, rooms in FLOORS.items()}
+    assert of_docs == rooms_of
 
 
 def test_imports_point_down_or_stay_in_their_room():

@@ -55,10 +55,10 @@ def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
         leaf: Any = params
         for key in entry.path:
             leaf = leaf.get(key, {})
-        found, expected = getattr(leaf, "shape", None), entry.leaf_shape(shape.num_layers)
-        if found != expected:
+        own, expected = getattr(leaf, "shape", None), entry.leaf_shape(shape.num_layers)
+        if own != expected:
             raise UserError(
-                f"checkpoint: {'/'.join(entry.path)} has shape {found}, but "
+                f"checkpoint: {'/'.join(entry.path)} has shape {own}, but "
                 f"{base or 'config.yaml'} says {expected}; write the --base it was trained from"
             )
     return shape

@@ -20,10 +20,7 @@ from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from bacr_jax.parallel import MeshShape
-    from bacr_jax.planning.compiling import Measured
     from bacr_jax.planning.report import Plan
-    from bacr_jax.planning.workload import Workload
 
 EPILOG = """\
 Every key of the config can be overridden, as in training:
@@ -35,12 +32,12 @@ MOST_DEVICES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """A command line that makes sense.
 
     Attributes:
       config: checked settings.
-      devices: number of devices.
+      num_devices: devices of the run.
       device: name in `planning.devices.DEVICES`.
       memory_gib: memory of one.
       compiler: gpu, cpu or none.
@@ -48,14 +45,42 @@ class Question:
     """
 
     config: Config
-    devices: int
+    num_devices: int
     device: str
     memory_gib: float
     compiler: str
     as_json: bool
 
 
-def parse(argv: Sequence[str] | None) -> Question:
+def _parser(known_devices: Sequence[str]) -> Parser:
+    parser = Parser(
+        prog="python -m bacr_jax.plan",
+        description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", action="append", default=[], metavar="FILE", help="repeatable; later files win")
+    add("--devices", default="8", metavar="N", help="number of GPUs (8)")
+    add(
+        "--device",
+        metavar="NAME",
+        help=f"one of {', '.join(known_devices)}; the smallest with enough memory if not given",
+    )
+    add("--device-memory", metavar="GIB", help="memory of a GPU in GiB; the device's if not given")
+    add(
+        "--compile",
+        default="gpu",
+        choices=["gpu", "cpu", "none"],
+        help="compile the real programs with XLA's GPU compiler (extra `plan`; without it with the "
+        "CPU compiler), with the CPU compiler, or not at all: arithmetic only, a second",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    add("overrides", nargs="*", metavar="key.sub=value")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> PlanRequest:
     """The command line, checked.
 
     Raises:
@@ -64,38 +89,11 @@ def parse(argv: Sequence[str] | None) -> Question:
     """
     from bacr_jax.planning.devices import DEVICES, find, smallest_with
 
-    parser = Parser(
-        prog="python -m bacr_jax.plan",
-        description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--config", action="append", default=[], metavar="FILE", help="repeatable; later files win"
-    )
-    parser.add_argument("--devices", default="8", metavar="N", help="number of GPUs (8)")
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help=f"one of {', '.join(DEVICES)}; the smallest with enough memory if not given",
-    )
-    parser.add_argument(
-        "--device-memory", metavar="GIB", help="memory of a GPU in GiB; the device's if not given"
-    )
-    parser.add_argument(
-        "--compile",
-        default="gpu",
-        choices=["gpu", "cpu", "none"],
-        help="compile the real programs with XLA's GPU compiler (extra `plan`; without it with the "
-        "CPU compiler), with the CPU compiler, or not at all: arithmetic only, a second",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = _parser(tuple(DEVICES)).parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config configs/qwen2.5-7b-math.yaml")
-    devices = whole_number(arguments.devices, most=MOST_DEVICES)
-    if not devices:
+    num_devices = whole_number(arguments.devices, most=MOST_DEVICES)
+    if not num_devices:
         raise UserError(
             f"--devices: found {shown(arguments.devices)}; write a number of GPUs, 1 to "
             f"{MOST_DEVICES}"
@@ -107,12 +105,13 @@ def parse(argv: Sequence[str] | None) -> Question:
     if name is None:
         name = "a100-80" if memory_gib is None else smallest_with(memory_gib)
     config = config_io.load(arguments.config, arguments.overrides)
+    # Imports JAX, which no other check needs.
     from bacr_jax.methods.registry import problems
 
     config_io.check(config, also=problems)
-    return Question(
+    return PlanRequest(
         config=config,
-        devices=devices,
+        num_devices=num_devices,
         device=name,
         memory_gib=find(name).memory_gib if memory_gib is None else memory_gib,
         compiler=arguments.compile,
@@ -124,12 +123,12 @@ def _memory(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        found = float(text)
+        memory_gib = float(text)
     except ValueError:
-        found = 0.0
-    if not (0 < found < math.inf):
+        memory_gib = 0.0
+    if not (0 < memory_gib < math.inf):
         raise UserError(f"--device-memory: found {text!r}; write GiB of a GPU, such as 80")
-    return found
+    return memory_gib
 
 
 @contextlib.contextmanager
@@ -146,11 +145,11 @@ def _muted() -> Iterator[None]:
         os.close(kept)
 
 
-def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
-    """Sizes and mesh of the run.
+def answer(request: PlanRequest) -> "Plan":
+    """The plan of a run.
 
     Raises:
-      UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
+      UserError: the run can't be planned (`sizes_of`), or the compiler refused it.
     """
     with _muted():
         import jax
@@ -159,71 +158,36 @@ def _sizes(question: Question) -> "tuple[Workload, MeshShape]":
         jax.config.update("jax_platforms", "cpu")
         jax.devices()
 
-    from bacr_jax.planning.oom_hints import sizes_of
-
-    return sizes_of(question.config, question.devices)
-
-
-def _compiled(
-    question: Question, work: "Workload", layout: "MeshShape"
-) -> "tuple[dict[str, Measured], str, bool]":
-    """Compiled programs, where they come from, and whether by the GPU compiler."""
-    from bacr_jax.planning import compiling
-
-    backend = question.compiler
-    if backend == "none":
-        return {}, "arithmetic only (--compile none)", False
-    source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
-    if backend == "gpu" and not compiling.can_compile_for_gpus():
-        backend = "cpu"
-        source = (
-            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is "
-            'not here (pip install "bacr_jax[plan]")'
-        )
-    elif backend == "cpu":
-        source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
-    box = compiling.PER_HOST
-    if backend == "gpu" and question.devices > box and question.devices % box:
-        raise UserError(
-            f"--devices: found {question.devices}; write up to {box}, or whole boxes of {box}"
-        )
-    found = compiling.measure(
-        question.config,
-        work.model,
-        devices=question.devices,
-        device=question.device,
-        backend=backend,
-        fused_attention=work.fused_attention and backend == "gpu",
-    )
-    return found, source, backend == "gpu"
-
-
-def answer(question: Question) -> "Plan":
-    """The plan of a run."""
-    work, layout = _sizes(question)
+    from bacr_jax.planning.compiling import compile_run
     from bacr_jax.planning.devices import find
     from bacr_jax.planning.report import make_plan
+    from bacr_jax.planning.workload import sizes_of
 
-    compiled, source, exact = _compiled(question, work, layout)
+    work, layout = sizes_of(request.config, request.num_devices)
+    compilation = compile_run(
+        request.config,
+        work,
+        num_devices=request.num_devices,
+        device=request.device,
+        compiler=request.compiler,
+    )
     return make_plan(
         work,
         layout,
-        device=find(question.device),
-        memory_gib=question.memory_gib,
-        compiled=compiled,
-        source=source,
-        exact=exact,
+        device=find(request.device),
+        memory_gib=request.memory_gib,
+        compilation=compilation,
     )
 
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
-    question = parse(argv)
-    plan = answer(question)
+    request = parse(argv)
+    plan = answer(request)
     from bacr_jax.planning.report import as_object, as_text
 
-    print(json.dumps(as_object(plan)) if question.as_json else as_text(plan))
+    print(json.dumps(as_object(plan)) if request.as_json else as_text(plan))
 
 
 if __name__ == "__main__":

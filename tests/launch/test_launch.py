@@ -79,9 +79,9 @@ def test_a_job_that_ran_out_of_time_goes_back_into_the_queue(
     }
     done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
     assert done.returncode == code, done.stderr
-    asked = tmp_path / "asked"
-    assert asked.exists() == requeued
-    assert not requeued or asked.read_text() == "requeue 17\n"
+    requeue = tmp_path / "asked"
+    assert requeue.exists() == requeued
+    assert not requeued or requeue.read_text() == "requeue 17\n"
 
 
 def test_machines_without_slurm_are_told_who_they_are():
@@ -95,9 +95,9 @@ def test_the_processes_of_a_run_understand_what_they_are_told():
     from bacr_jax.parallel import processes
 
     settings, _ = dry_run("hosts.sh", "--gpu", "a100", *HOSTS, "--config", "c.yaml")
-    found = processes.settings(settings)
-    assert (found["coordinator_address"], found["num_processes"]) == ("node0:12355", 4)
-    assert found["process_id"] == 3
+    joined = processes.settings(settings)
+    assert (joined["coordinator_address"], joined["num_processes"]) == ("node0:12355", 4)
+    assert joined["process_id"] == 3
 
 
 @pytest.mark.parametrize("gpu", ["a100", "hopper"])

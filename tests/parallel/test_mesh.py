@@ -58,5 +58,5 @@ def test_what_is_offered_is_legal(data, fsdp, tensor, devices, kv_heads):
             sizes = [int(part.partition("=")[2]) for part in advice.split()]
             assert math.prod(resolve(MeshConfig(*sizes), devices, **model)[:3]) == devices
         return
-    assert shape.devices == devices and shape.row_shards == shape.data * shape.fsdp
+    assert shape.num_devices == devices and shape.row_shards == shape.data * shape.fsdp
     assert kv_heads % shape.tensor == 0 and 64 % shape.fsdp == 0

@@ -34,30 +34,30 @@ CASES = {
 }
 
 
+def planned_by(*arguments):
+    return plan.answer(plan.parse(["--config", str(SEVEN), *arguments]))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_memory_is_within_15_percent_of_what_xla_allocates(case):
-    question = plan.parse(["--config", str(SEVEN), *CASES[case].split()])
-    found = plan.answer(question)
-    assert found.compiled.keys() == {"train", "decode"}
+    planned = planned_by(*CASES[case].split())
+    assert planned.compilation.programs.keys() == {"train", "decode"}
     for name, phase in (("update", memory.update_phase), ("rollout", memory.rollout_phase)):
-        computed = phase(found.work, found.layout).peak
-        assert computed == pytest.approx(found.phases[name].peak, rel=0.15), name
+        computed = phase(planned.work, planned.layout).peak
+        assert computed == pytest.approx(planned.phases[name].peak, rel=0.15), name
 
 
 def test_what_is_resident_is_exact():
-    question = plan.parse(["--config", str(SEVEN), "--devices", "8"])
-    found = plan.answer(question)
-    train, decode = found.compiled["train"], found.compiled["decode"]
+    planned = planned_by("--devices", "8")
+    programs, sizes = planned.compilation.programs, (planned.work, planned.layout)
     # Beside them stand a batch and the tables of the vocabulary.
-    assert memory.state_bytes(found.work, found.layout) == pytest.approx(train.arguments, rel=0.002)
-    held = costs.decode_copy_bytes(found.work, found.layout) + memory.trunk_cache_bytes(
-        found.work, found.layout
-    )
-    assert held == pytest.approx(decode.arguments, rel=0.005)
+    state = memory.state_bytes(*sizes)
+    assert state == pytest.approx(programs["train"].arguments, rel=0.002)
+    held = costs.decode_copy_bytes(*sizes) + memory.trunk_cache_bytes(*sizes)
+    assert held == pytest.approx(programs["decode"].arguments, rel=0.005)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_xla_takes_every_device_description(device):
     overrides = ["model.preset=qwen2.5-0.5b", "rollout.questions=8", "rollout.slots=8"]
-    question = plan.parse(["--config", str(SEVEN), "--device", device, *overrides])
-    assert plan.answer(question).phases["update"].temporaries > 0
+    assert planned_by("--device", device, *overrides).phases["update"].temporaries > 0

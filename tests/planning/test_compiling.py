@@ -1,67 +1,73 @@
-"""The real programs of a tiny run, compiled for made-up devices in a process of their own."""
+"""What is asked of the compiler, and what it is like in a process of its own."""
 
-import math
+import re
 
-import jax
 import pytest
 
 from bacr_jax.config import io as config_io
-from bacr_jax.planning import compiling, workload
-
-TINY = """
-model: {hidden_size: 16, intermediate_size: 32, num_layers: 2, num_heads: 2, num_kv_heads: 2,
-        compute_dtype: float32, logprob_chunk: 16}
-data: {max_prompt_tokens: 8}
-budget: {min: 4, max: 16}
-cuts: {count: 2}
-rollout: {questions: 4, group_size: 2, answer_tokens: 4, chunk: 4}
-eval: {budgets: [16]}
-"""
+from bacr_jax.errors import UserError
+from bacr_jax.planning import compiling
+from bacr_jax.planning.workload import sizes_of
+from plan_world import SEVEN, tiny_config, workload
 
 
 @pytest.fixture
-def config_of(tmp_path):
-    def make(*overrides):
-        path = tmp_path / "tiny.yaml"
-        path.write_text(TINY)
-        config = config_io.load([path], overrides)
-        config_io.check(config)
-        return config
+def backends(monkeypatch):
+    """A compiler that answers at once, and the backends it was asked for."""
+    asked = []
+    monkeypatch.setattr(compiling, "measure", lambda *_, backend, **__: asked.append(backend) or {})
+    return asked
 
-    return make
+
+def compile_seven(compiler, num_devices=8):
+    config = config_io.load([SEVEN])
+    return compiling.compile_run(
+        config, workload(), num_devices=num_devices, device="a100-80", compiler=compiler
+    )
+
+
+@pytest.mark.parametrize(
+    ("compiler", "plugin", "backend", "words"),
+    [
+        ("gpu", True, "gpu", "compiled for this GPU"),
+        ("gpu", False, "cpu", r"for CPUs.*bacr_jax\[plan\]"),
+        ("cpu", True, "cpu", r"for CPUs.*--compile cpu"),
+    ],
+)
+def test_what_compiles_is_said_in_words(monkeypatch, backends, compiler, plugin, backend, words):
+    monkeypatch.setattr(compiling, "can_compile_for_gpus", lambda: plugin)
+    compilation = compile_seven(compiler)
+    assert backends == [backend] and compilation.exact == (backend == "gpu")
+    assert re.search(words, compilation.source)
+
+
+def test_arithmetic_alone_compiles_nothing(backends):
+    assert compile_seven("none").programs == {} and backends == []
+
+
+def test_whole_boxes_can_be_compiled_for(monkeypatch, backends):
+    monkeypatch.setattr(compiling, "can_compile_for_gpus", lambda: True)
+    with pytest.raises(UserError, match="whole boxes of 8"):
+        compile_seven("gpu", 28)
+    assert compile_seven("gpu", 16).exact
+
+
+def test_the_exception_of_a_traceback_is_found():
+    text = (
+        "Traceback ...\n  File x\njax.errors.JaxRuntimeError: INTERNAL: no\n----\nJAX has removed"
+    )
+    assert compiling.last_exception(text) == "jax.errors.JaxRuntimeError: INTERNAL: no"
 
 
 @pytest.mark.slow
-def test_two_devices_hold_half_of_the_state_each(config_of):
-    config = config_of("train.micro_batch_rows=2")
-    shape, _ = workload.model_shape(config)
-    how = {"device": "a100-80", "backend": "cpu", "fused_attention": False}
-    two = compiling.measure(config, shape, devices=2, **how)
+def test_two_devices_hold_half_of_the_state_each():
+    config = tiny_config("train.micro_batch_rows=2")
+    shape = sizes_of(config, 2)[0].model
+    two = compiling.measure(
+        config, shape, num_devices=2, device="a100-80", backend="cpu", fused_attention=False
+    )
     assert two.keys() == {"train", "decode"}
     assert two["train"].temporaries > 0
     embed = shape.vocab_size * shape.hidden_size
     # fp32 masters and moments of everything but the small whole things, and then those.
     assert two["train"].arguments > 12 * embed / 2
-
-
-@pytest.mark.parametrize("by", ["train.micro_batch_rows=4", "train.micro_batch_tokens=200"])
-def test_every_way_to_split_an_update_can_be_lowered(config_of, by):
-    config = config_of(by, "loss.kl_coef=0.1")
-    shape, _ = workload.model_shape(config)
-    described = compiling.described(config, shape, fused_attention=False)
-    programs = compiling.Programs(described, shape.vocab_size, jax.devices()[:1])
-    state = 12 * shape.num_parameters
-    size = lambda leaf: math.prod(leaf.shape) * leaf.dtype.itemsize
-    given = sum(map(size, jax.tree.leaves(programs.train().args_info)))
-    assert given > state
-
-
-def test_a_decoding_step_can_be_lowered(config_of):
-    config = config_of("rollout.slots=4")
-    shape, _ = workload.model_shape(config)
-    described = compiling.described(config, shape, fused_attention=False)
-    programs = compiling.Programs(described, shape.vocab_size, jax.devices()[:1])
-    shapes = [leaf.shape for leaf in jax.tree.leaves(programs.decode().args_info)]
-    # Keys and values of two layers: 4 slots of 8 + 16 positions, 2 heads of 8.
-    cached = [x for x in shapes if math.prod(x) == 4 * 24 * 2 * 8 and x[0] == 4 and len(x) == 4]
-    assert len(cached) == 4

@@ -14,14 +14,14 @@ POLICY = SEVEN_B + 2 * 3584**2 + 28 * 3584
 
 
 def test_masters_and_moments_are_twelve_bytes_a_parameter_over_the_shards():
-    plain = workload(uses_value=False)
+    plain = workload(value_hidden=0)
     assert memory.state_bytes(plain, mesh(fsdp=8)) == 12 * POLICY / 8
     assert memory.state_bytes(plain, mesh(fsdp=4, tensor=2)) == 12 * POLICY / 8
     assert memory.state_bytes(plain, mesh(data=2, fsdp=4)) == 12 * POLICY / 4
 
 
 def test_a_reference_policy_is_four_bytes_more():
-    plain = workload("loss.kl_coef=0.1", uses_value=False)
+    plain = workload("loss.kl_coef=0.1", value_hidden=0)
     assert memory.state_bytes(plain, mesh()) == 16 * POLICY / 8
 
 

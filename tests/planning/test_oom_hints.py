@@ -8,6 +8,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.oom import OutOfMemory
 from bacr_jax.planning import memory, oom_hints
 from bacr_jax.planning.devices import GIB, MEMORY_FRACTION
+from bacr_jax.planning.workload import sizes_of
 from plan_world import SEVEN
 
 BOX, LIMIT = 8, 80 * GIB * MEMORY_FRACTION
@@ -21,7 +22,7 @@ def ran_out(*phases, on_host=False):
 @pytest.fixture
 def box(monkeypatch):
     """Eight devices of 80 GiB."""
-    monkeypatch.setattr(advice, "device_memory", lambda: LIMIT)
+    monkeypatch.setattr(oom_hints, "device_memory", lambda: LIMIT)
     monkeypatch.setattr(oom_hints.jax, "device_count", lambda: BOX)
 
 
@@ -29,8 +30,8 @@ def box(monkeypatch):
 @pytest.mark.parametrize("phase", ["decode", "learner"])
 def test_the_choice_is_smaller_where_it_failed_whatever_the_arithmetic_says(phase, gib):
     limit = gib * GIB * MEMORY_FRACTION
-    work, layout = oom_hints.sizes_of(CONFIG, BOX)
-    choice = oom_hints.smaller_choice(CONFIG, BOX, limit, phase)
+    work, layout = sizes_of(CONFIG, BOX)
+    choice = oom_hints.smaller_choice(work, layout, limit, phase)
     assert choice is not None
     peak_of = memory.rollout_phase if phase == "decode" else memory.update_phase
     chosen = dataclasses.replace(work, slots=choice.slots, micro_rows=choice.micro_rows)
@@ -43,11 +44,11 @@ def test_the_choice_is_smaller_where_it_failed_whatever_the_arithmetic_says(phas
 
 
 def test_where_no_portion_is_small_enough_the_layout_changes():
-    config = config_io.override(CONFIG, ["mesh.data=8", "mesh.fsdp=1"])
-    choice = oom_hints.smaller_choice(config, BOX, LIMIT, "learner")
+    sizes = sizes_of(config_io.override(CONFIG, ["mesh.data=8", "mesh.fsdp=1"]), BOX)
+    choice = oom_hints.smaller_choice(*sizes, LIMIT, "learner")
     assert choice is not None and choice.layout.fsdp > 1
-    assert oom_hints.smaller_choice(config, BOX, LIMIT / 100, "learner") is None
-    assert oom_hints.smaller_choice(config, BOX, LIMIT, "start") is None
+    assert oom_hints.smaller_choice(*sizes, LIMIT / 100, "learner") is None
+    assert oom_hints.smaller_choice(*sizes, LIMIT, "start") is None
 
 
 def test_the_line_is_a_config_that_the_plan_says_fits(box):
@@ -57,7 +58,7 @@ def test_the_line_is_a_config_that_the_plan_says_fits(box):
     overrides = line.partition("the plan would choose ")[2].split()
     changed = config_io.override(CONFIG, overrides)
     config_io.check(changed)
-    work, layout = oom_hints.sizes_of(changed, BOX)
+    work, layout = sizes_of(changed, BOX)
     assert work.slots < CONFIG.rollout.questions * CONFIG.rollout.group_size
     assert memory.rollout_phase(work, layout).peak <= LIMIT
     assert memory.update_phase(work, layout).peak <= LIMIT
@@ -75,7 +76,7 @@ def test_micro_batches_by_tokens_are_advised_in_tokens(box, monkeypatch):
     config = config_io.override(CONFIG, by_tokens)
     line = oom_hints.explain(ran_out("learner"), config)
     assert "train.micro_batch_tokens=" in line and "micro_batch_rows" not in line
-    monkeypatch.setattr(advice, "device_memory", lambda: None)
+    monkeypatch.setattr(oom_hints, "device_memory", lambda: None)
     line = oom_hints.explain(ran_out("learner"), config)
     assert "write a smaller train.micro_batch_tokens or model.logprob_chunk" in line
 

@@ -23,21 +23,21 @@ def update_peak(work, layout, rows):
 @pytest.mark.parametrize("gib", [22.0, 30.0, 50.0, 74.0])
 def test_the_next_larger_micro_batch_would_not_fit(gib):
     work = workload()
-    found = search.largest_micro_batch(work, mesh(), gib * GIB, NONE)
-    legal = [rows for rows in (8, 16, 32, 64, 128, 256) if rows > found]
-    assert found == 0 or update_peak(work, mesh(), found) <= gib * GIB
-    assert not legal or update_peak(work, mesh(), legal[0]) > gib * GIB
+    largest = search.largest_micro_batch(work, mesh(), gib * GIB, NONE)
+    larger = [rows for rows in (8, 16, 32, 64, 128, 256) if rows > largest]
+    assert largest == 0 or update_peak(work, mesh(), largest) <= gib * GIB
+    assert not larger or update_peak(work, mesh(), larger[0]) > gib * GIB
 
 
 @given(gib=st.floats(30.0, 80.0))
 @settings(max_examples=10, deadline=None)
 def test_eight_more_slots_would_not_fit(gib):
     work = workload()
-    found = search.largest_slots(work, mesh(), gib * GIB, NONE)
+    slots = search.largest_slots(work, mesh(), gib * GIB, NONE)
     peak = lambda slots: memory.rollout_phase(dataclasses.replace(work, slots=slots), mesh()).peak
-    assert found % 8 == 0
-    assert found == 0 or peak(found) <= gib * GIB
-    assert found == 512 or peak(found + 8) > gib * GIB
+    assert slots % 8 == 0
+    assert slots == 0 or peak(slots) <= gib * GIB
+    assert slots == 512 or peak(slots + 8) > gib * GIB
 
 
 def test_temporaries_that_the_compiler_finds_larger_leave_less_room():
@@ -48,12 +48,14 @@ def test_temporaries_that_the_compiler_finds_larger_leave_less_room():
 
 def test_every_layout_offered_is_one_that_training_accepts():
     work = workload()
-    found = list(search.layouts(work, 8))
-    assert mesh() in found
-    assert all(layout.devices == 8 and 4 % layout.tensor == 0 for layout in found)
-    assert len(set(found)) == len(found)
+    layouts = search.layouts(work, 8)
+    assert mesh() in layouts and mesh(fsdp=2, tensor=4, decode_tensor=4) in layouts
+    assert len(set(layouts)) == len(layouts)
+    for layout in layouts:
+        keys = [f"mesh.{axis}={size}" for axis, size in layout._asdict().items()]
+        assert mesh_shape(config_io.load([SEVEN], keys), work.model, 8) == layout
     # Fewer messages first.
-    assert found[0].tensor == found[0].decode_tensor == 1
+    assert layouts[0].tensor == layouts[0].decode_tensor == 1
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
-from bacr_jax.planning import workload as reading
+from bacr_jax.planning.workload import SUFFIX_TOKENS, planned_shape, sizes_of
 from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
 
 def shape_of(*overrides, config=SEVEN):
-    return reading.model_shape(config_io.load([config], overrides))
+    return planned_shape(config_io.load([config], overrides))
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,24 @@ def test_portions_of_the_papers_run():
     work = workload()
     assert (work.rows, work.update_rows, work.micro_rows, work.slots) == (512, 256, 16, 512)
     # 1024 of prompt, 4096 of thinking, four times 128 of answer behind a suffix.
-    assert work.row_tokens == 5120 + 4 * (128 + reading.SUFFIX_TOKENS)
+    assert work.row_tokens == 5120 + 4 * (128 + SUFFIX_TOKENS)
 
 
 def test_portions_are_never_larger_than_the_whole():
     work = workload("rollout.questions=2", "rollout.slots=1000", "train.micro_batch_rows=100")
     assert (work.rows, work.slots, work.micro_rows) == (16, 16, 8)
+
+
+def test_micro_batches_by_tokens_hold_as_many_rows_as_fit():
+    # 90624 = 16 rows of 5664 tokens.
+    work = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
+    assert (work.by_tokens, work.micro_rows, work.buckets) == (True, 16, 4)
+
+
+def test_slots_for_every_device_are_asked_for():
+    config = config_io.load([SEVEN], ["rollout.slots=12"])
+    with pytest.raises(UserError, match="over the 8 devices .* write rollout.slots=8"):
+        sizes_of(config, 8)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +108,7 @@ def test_thinking_is_expected_to_use_the_budget_up(overrides, mean, longest):
     assert (work.mean_thinking, work.longest_thinking) == (mean, longest)
 
 
-def test_the_bridge_has_room_for_the_real_one():
+def test_the_suffix_has_room_for_the_real_one():
     from tokenizers import Tokenizer
 
     from bacr_jax.data.prompts import FORMATS
@@ -108,4 +120,4 @@ def test_the_bridge_has_room_for_the_real_one():
     tokenizer, style = Tokenizer.from_file(str(file)), FORMATS["think_answer"]
     suffixes = (style.forced_suffix, style.natural_suffix)
     tokens = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in suffixes]
-    assert 1 < max(tokens) <= reading.SUFFIX_TOKENS
+    assert 1 < max(tokens) <= SUFFIX_TOKENS

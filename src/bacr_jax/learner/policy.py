@@ -218,7 +218,7 @@ def make_policy(
     implementation = _implementation(config)
     learner_mesh = None if mesh is None else parallel.make_mesh(mesh)
     decode_mesh = None
-    if mesh is not None and learner_mesh is not None and mesh.devices > 1:
+    if mesh is not None and learner_mesh is not None and mesh.num_devices > 1:
         decode_mesh = parallel.decode_mesh(learner_mesh, mesh.decode_tensor)
     learner = LearnerSpec(
         model=shape,

@@ -1,6 +1,6 @@
 """Devices and processes: a mesh, one table of shardings, and what several hosts must agree on."""
 
-from bacr_jax.parallel.mesh import AXES, MeshShape, decode_mesh, make_mesh, resolve
+from bacr_jax.parallel.mesh import AXES, MeshShape, decode_mesh, layouts, make_mesh, resolve
 from bacr_jax.parallel.shardings import (
     DECODE,
     TRAIN,
@@ -26,6 +26,7 @@ __all__ = [
     "constrain_cache",
     "constrain_rows",
     "decode_mesh",
+    "layouts",
     "make_mesh",
     "place",
     "replicated",

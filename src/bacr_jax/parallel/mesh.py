@@ -33,14 +33,24 @@ class MeshShape(NamedTuple):
     decode_tensor: int
 
     @property
-    def devices(self) -> int:
-        """Number of devices."""
+    def num_devices(self) -> int:
+        """Devices of all axes together."""
         return self.data * self.fsdp * self.tensor
 
     @property
     def row_shards(self) -> int:
         """Parts that the rows of a batch are split into."""
         return self.data * self.fsdp
+
+    @property
+    def param_shards(self) -> int:
+        """Parts that a parameter of the learner is split into."""
+        return self.fsdp * self.tensor
+
+    @property
+    def slot_shards(self) -> int:
+        """Parts that decoded rows are split into."""
+        return self.num_devices // self.decode_tensor
 
 
 def _divisors(n: int) -> list[int]:
@@ -58,6 +68,16 @@ def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int,
             tensor = num_devices // data // fsdp
             if width % fsdp == 0 and kv_heads % tensor == 0:
                 yield data, fsdp, tensor
+
+
+def layouts(
+    num_devices: int, *, hidden_size: int, intermediate_size: int, num_kv_heads: int
+) -> Iterator[MeshShape]:
+    """Every layout of so many devices that `resolve` accepts for a model."""
+    kv_heads = math.gcd(num_kv_heads, intermediate_size)
+    for data, fsdp, tensor in _layouts(num_devices, hidden_size, kv_heads):
+        for decode_tensor in _divisors(math.gcd(fsdp * tensor, kv_heads)):
+            yield MeshShape(data, fsdp, tensor, decode_tensor)
 
 
 def _written(shape: Sequence[int]) -> str:
@@ -85,17 +105,17 @@ def resolve(
       UserError: the layout does not fit the devices or the model; names the nearest that does.
     """
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
-    layouts = list(_layouts(num_devices, hidden_size, kv_heads))
+    fitting = list(_layouts(num_devices, hidden_size, kv_heads))
     rest = num_devices // (config.data * config.tensor)
     fsdp = max(rest, 1) if config.fsdp == -1 else config.fsdp
     wanted = (config.data, fsdp, config.tensor)
     model = f"{num_kv_heads} key/value heads, width {hidden_size}, MLP {intermediate_size}"
-    if not layouts:
+    if not fitting:
         raise UserError(
             f"mesh: no layout of {num_devices} devices fits the model ({model}), whose width and "
             "heads must divide by the shards; use another number of devices (CUDA_VISIBLE_DEVICES)"
         )
-    nearest = min(layouts, key=lambda layout: _distance(layout, wanted))
+    nearest = min(fitting, key=lambda layout: _distance(layout, wanted))
     if math.prod(wanted) != num_devices:
         asked = f"{config.data} x {config.fsdp} x {config.tensor}"
         raise UserError(

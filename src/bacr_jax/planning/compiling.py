@@ -1,7 +1,7 @@
-"""The real programs of a run, compiled on abstract shapes: no weights, no data, no GPUs.
+"""What XLA will allocate for a run: its programs compiled, with no weights, no data and no GPUs.
 
-Meshes of devices that are not here have to be arranged before JAX starts, so this module is run as
-a process of its own (`measure` starts it and reads its answer). Two ways to compile:
+Meshes of devices that are not here have to be arranged before JAX starts, so the compiler is a
+process of its own: `measure` runs this module and reads its answer. Two ways to compile:
 
 gpu  XLA's own GPU compiler for a described device; needs the plugin of the extra `plan`, but no
      GPU and no driver. What it says is what the GPU will allocate.
@@ -9,8 +9,8 @@ cpu  XLA's CPU compiler for as many made-up CPU devices. Arguments and outputs a
      temporaries are not those of a GPU (measured: 2 to 5 times too large) and are not used.
 """
 
+import contextlib
 import dataclasses
-import functools
 import importlib.util
 import json
 import os
@@ -18,27 +18,36 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.planning.devices import DEVICES, target_config
+from bacr_jax.planning.devices import CUDNN, DEVICES, Device, target_config
+from bacr_jax.planning.workload import Workload
 
 GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 # Devices of one box, NVIDIA's HGX and DGX boards.
 PER_HOST = 8
 
-PROGRAMS = ("train", "decode")
-
 # Kernels are not timed, there being no GPU, and library products are taken; both change which
 # kernel is used for a product, hardly its memory.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
+# What a config says about the shape of a model.
+SHAPE_KEYS = (
+    *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+    *("head_dim", "rope_theta", "tie_embeddings"),
+)
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
 class Measured:
     """Bytes of a compiled program, per device.
 
@@ -54,15 +63,67 @@ class Measured:
     temporaries: int
     seconds: float
 
-    @property
-    def peak(self) -> int:
-        """Bytes held at the worst moment."""
-        return self.arguments + self.outputs + self.temporaries
+
+@dataclass(frozen=True)
+class Compilation:
+    """What compilers said about a run.
+
+    Attributes:
+      source: who said it, in words.
+      programs: an update ("train") and a chunk of decoding ("decode"); empty without a compiler.
+      exact: temporaries are those of the GPU too.
+    """
+
+    source: str
+    programs: dict[str, Measured]
+    exact: bool
 
 
 def can_compile_for_gpus() -> bool:
     """Whether JAX's CUDA plugin is installed."""
     return any(importlib.util.find_spec(name) is not None for name in GPU_PLUGINS)
+
+
+def compile_run(
+    config: Config, work: Workload, *, num_devices: int, device: str, compiler: str
+) -> Compilation:
+    """Compiles the programs of a run as far as that is possible here.
+
+    Args:
+      config: checked settings.
+      work: sizes of the run.
+      num_devices: devices of the run.
+      device: name in `DEVICES`.
+      compiler: gpu (that of CPUs where its plugin is not installed), cpu or none.
+
+    Raises:
+      UserError: the compiler refused, or can't compile for so many devices.
+    """
+    if compiler == "none":
+        return Compilation("arithmetic only (--compile none)", {}, exact=False)
+    backend = "gpu" if compiler == "gpu" and can_compile_for_gpus() else "cpu"
+    if backend == "gpu":
+        source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
+    elif compiler == "gpu":
+        source = (
+            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is "
+            'not here (pip install "bacr_jax[plan]")'
+        )
+    else:
+        source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
+    if backend == "gpu" and num_devices > PER_HOST and num_devices % PER_HOST:
+        raise UserError(
+            f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
+        )
+    programs = measure(
+        config,
+        work.model,
+        num_devices=num_devices,
+        device=device,
+        backend=backend,
+        fused_attention=work.fused_attention and backend == "gpu",
+    )
+    return Compilation(source, programs, exact=backend == "gpu")
 
 
 def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
@@ -71,15 +132,8 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
         config.model,
         path=None,
         preset="custom",
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        rope_theta=shape.rope_theta,
-        tie_embeddings=shape.tie_embeddings,
         attention="cudnn" if fused_attention else "xla",
+        **{key: getattr(shape, key) for key in SHAPE_KEYS},
     )
     return dataclasses.replace(config, model=model)
 
@@ -88,46 +142,42 @@ def measure(
     config: Config,
     shape: Qwen2Config,
     *,
-    devices: int,
+    num_devices: int,
     device: str,
     backend: str,
     fused_attention: bool,
-    programs: tuple[str, ...] = PROGRAMS,
 ) -> dict[str, Measured]:
-    """Compiles programs of a run in another process, one after the other to spare memory.
+    """Compiles the programs of a run in another process, one after the other to spare memory.
 
     Args:
       config: checked settings.
       shape: of the model.
-      devices: number of devices.
+      num_devices: devices of the run.
       device: name in `DEVICES`; only matters on the gpu backend.
       backend: gpu or cpu.
       fused_attention: use cuDNN for the trunk's attention.
-      programs: some of `PROGRAMS`.
 
     Raises:
       UserError: the compiler refused.
     """
-    from bacr_jax.config import io as config_io
-
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if backend == "gpu":
         # The plugin would look for a driver.
         environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
     else:
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "config.yaml"
-        described_config = described(config, shape, fused_attention=fused_attention)
-        written.write_text(config_io.to_yaml(described_config))
+        file = Path(folder) / "config.yaml"
+        file.write_text(
+            config_io.to_yaml(described(config, shape, fused_attention=fused_attention))
+        )
         request = {
-            "config": str(written),
-            "vocabulary": shape.vocab_size,
-            "devices": devices,
+            "config": str(file),
+            "vocab_size": shape.vocab_size,
+            "num_devices": num_devices,
             "device": device,
             "backend": backend,
-            "programs": programs,
         }
         done = subprocess.run(
             [sys.executable, "-m", "bacr_jax.planning.compiling"],
@@ -138,310 +188,91 @@ def measure(
             check=False,
         )
     if done.returncode != 0:
-        raise UserError(f"--compile {backend}: the compiler stopped ({_reason(done.stderr)})")
+        raise UserError(
+            f"--compile {backend}: the compiler stopped ({last_exception(done.stderr)})"
+        )
     answer = json.loads(done.stdout.splitlines()[-1])
-    return {name: Measured(**found) for name, found in answer.items()}
+    return {name: Measured(**measured) for name, measured in answer.items()}
 
 
-def _reason(stderr: str) -> str:
+def last_exception(stderr: str) -> str:
     """The exception of a traceback, on one short line."""
     lines = [line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
-    found = (lines or stderr.split("\n") or ["no message"])[-1]
-    return found.strip()[:300]
+    return (lines or stderr.split("\n"))[-1].strip()[:300]
 
 
 # In the process of its own -----------------------------------------------------------------------
 
 
-def _abstract_devices(backend: str, device: str, count: int) -> list[Any]:
-    import jax
+@contextlib.contextmanager
+def _cudnn_of(device: Device) -> Iterator[None]:
+    """JAX's fused attention asks the machine for its cuDNN and GPU; `device` answers instead.
 
-    here = jax.devices()
-    if backend == "cpu":
-        return here[:count]
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+    JAX has no public way to say which GPU is compiled for, so its own checks are replaced.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as checks
+
+    major, minor, patch = CUDNN
+    capability = lambda text: tuple(map(int, text.split(".")))
+    answers: dict[str, Any] = {
+        "check_cudnn_version": lambda: 10_000 * major + 100 * minor + patch,
+        "check_compute_capability": lambda wanted: capability(wanted) <= device.capability,
+        "is_cuda_compute_capability_equal": lambda wanted: capability(wanted) == device.capability,
+    }
+    own = {name: getattr(checks, name) for name in answers}
+    try:
+        vars(checks).update(answers)
+        yield
+    finally:
+        vars(checks).update(own)
+
+
+def _described_devices(device: Device, count: int) -> list[Any]:
+    """Devices that are not here, in boxes of `PER_HOST`."""
     from jax.experimental import topologies
 
-    facts = DEVICES[device]
-    # These ask the machine for its cuDNN and its GPU; the described device answers instead.
-    cudnn.check_cudnn_version = lambda: 91002
-    cudnn.check_compute_capability = lambda wanted: (
-        tuple(map(int, wanted.split("."))) <= facts.capability
-    )
-    cudnn.is_cuda_compute_capability_equal = lambda wanted: (
-        tuple(map(int, wanted.split("."))) == facts.capability
-    )
     hosts = max(count // PER_HOST, 1)
-    described_topology = topologies.get_topology_desc(
+    topology = topologies.get_topology_desc(
         topology_name="planned",
         platform="cuda",
         topology=f"1x{hosts}x{count // hosts}",
-        target_config=target_config(facts),
+        target_config=target_config(device),
     )
-    return list(described_topology.devices)
+    return list(topology.devices)
 
 
-class Programs:
-    """The jitted functions of a run with abstract arguments, laid out as in a run."""
+def _compile(config: Config, vocab_size: int, devices: list[Any]) -> dict[str, Measured]:
+    """Compiles an update and a chunk of decoding for the given devices."""
+    from bacr_jax.planning.programs import Programs
 
-    def __init__(self, config: Config, vocabulary: int, devices: list[Any]):
-        """Prepares settings and shapes.
-
-        Args:
-          config: settings with the model's shape written out.
-          vocabulary: rows of the embedding.
-          devices: real, made-up or described ones.
-        """
-        import jax
-
-        from bacr_jax import parallel
-        from bacr_jax.learner import policy as policies
-        from bacr_jax.methods import load_method
-        from bacr_jax.model import qwen2
-
-        self.config = config
-        self.method = load_method(config)
-        self.policy = policies.make_policy(config, self.method, vocabulary)
-        shape = self.policy.learner.model
-        self.layout = policies.mesh_shape(config, shape, len(devices))
-        self.mesh = parallel.make_mesh(self.layout, devices)
-        self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        self.params = jax.eval_shape(
-            lambda k: policies.with_budget_module(k, self.policy, qwen2.init(k, shape)), key
-        )
-        self.head = jax.eval_shape(lambda k: policies.random_head(k, self.policy), key)
-        self.key = key
-
-    def _rows(self, count: int, *shape: int, dtype: Any = "int32") -> Any:
-        import jax
-
-        from bacr_jax import parallel
-
-        return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=parallel.rows(self.mesh))
-
-    def _whole(self, tree: Any, mesh: Any = None) -> Any:
-        from bacr_jax import parallel
-
-        return self._laid_out(tree, parallel.replicated(mesh or self.mesh))
-
-    def _laid_out(self, tree: Any, shardings: Any) -> Any:
-        import jax
-
-        if isinstance(shardings, jax.sharding.Sharding):
-            one = shardings
-            shardings = jax.tree.map(lambda _: one, tree)
-        return jax.tree.map(
-            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-            tree,
-            shardings,
-        )
-
-    def _batch(self, rows: int) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        from bacr_jax.learner.batch import Batch
-        from bacr_jax.planning.workload import SUFFIX_TOKENS
-
-        config = self.config
-        one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        cuts = self.method.answers * jax.eval_shape(self.method.cuts, one_budget).shape[-1]
-        thinking, answer = config.budget.max, config.rollout.answer_tokens
-        real = functools.partial(self._rows, rows, dtype="float32")
-        whole = functools.partial(self._rows, rows)
-        return Batch(
-            trunk=whole(config.data.max_prompt_tokens + thinking),
-            prompt_lengths=whole(),
-            question_start=whole(),
-            question_end=whole(),
-            sampled=whole(),
-            budgets=whole(),
-            cuts=whole(cuts),
-            branches=whole(cuts, SUFFIX_TOKENS + answer),
-            context=whole(cuts),
-            forced=whole(cuts),
-            answered=whole(cuts),
-            thinking_advantages=real(thinking),
-            answer_advantages=real(cuts),
-            returns=real(cuts),
-            thinking_logprobs=real(thinking),
-            answer_logprobs=real(cuts, answer),
-        )
-
-    def _scores(self, batch: Any) -> Any:
-        from bacr_jax.learner.objective import TokenScores
-
-        rows, width = batch.trunk.shape[0], self.learner.model.hidden_size
-        real = functools.partial(self._rows, dtype="float32")
-        thinking = real(*batch.thinking_logprobs.shape)
-        answers = real(*batch.answer_logprobs.shape)
-        return TokenScores(thinking, answers, thinking, answers, real(rows, width))
-
-    def _legal(self) -> Any:
-        import jax
-
-        vocabulary = self.learner.model.vocab_size
-        return self._whole(jax.ShapeDtypeStruct((vocabulary,), bool))
-
-    def train(self) -> Any:
-        """One update: gradients over micro-batches, one Adam step."""
-        import jax
-
-        from bacr_jax import parallel
-        from bacr_jax.learner import train_step as learning
-        from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
-
-        config = self.config
-        policy_tx = policy_optimizer(config.optimizer, 1000)
-        head_tx = value_optimizer(config.value)
-        fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
-        state = jax.eval_shape(fresh, self.params, self.head)
-        state = self._laid_out(state, parallel.shardings(state, self.mesh))
-        if config.train.micro_batch_tokens is not None:
-            return self._accumulation(state)
-        rows = config.rollout.questions * config.rollout.group_size // config.train.minibatches
-        batch = self._batch(rows)
-        return learning.train_step.lower(
-            state,
-            batch,
-            self._legal(),
-            *self._old_and_reference(batch),
-            spec=self.learner,
-            policy_tx=policy_tx,
-            head_tx=head_tx,
-            micro_batches=max(rows // (config.train.micro_batch_rows or rows), 1),
-        )
-
-    def _old_and_reference(self, batch: Any) -> tuple[Any, Any]:
-        several, kl = self.config.train.minibatches > 1, self.config.loss.kl_coef > 0
-        return self._scores(batch) if several else None, self._scores(batch) if kl else None
-
-    def _accumulation(self, state: Any) -> Any:
-        """The gradient of one micro-batch of the widest bucket, added to those before it."""
-        import jax
-
-        from bacr_jax import parallel
-        from bacr_jax.learner import train_step as learning
-        from bacr_jax.learner.micro_batches import Shapes
-        from bacr_jax.learner.objective import denominators
-
-        one = self._batch(1)
-        positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
-        tokens = self.config.train.micro_batch_tokens
-        assert tokens is not None
-        shapes = Shapes(tokens, multiple=self.layout.row_shards)
-        batch = self._batch(shapes.rows(positions, 0))
-        totals = self._whole(
-            jax.eval_shape(functools.partial(denominators, spec=self.learner), batch)
-        )
-        given = (state, batch, self._legal(), *self._old_and_reference(batch), totals)
-        found = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
-        found = self._laid_out(found, parallel.shardings(found, self.mesh))
-        return learning.accumulate.lower(found, *given, spec=self.learner)
-
-    def decode(self) -> Any:
-        """One chunk of decoding with every slot in use and the whole cache in the window."""
-        import jax
-        import jax.numpy as jnp
-
-        from bacr_jax import parallel
-        from bacr_jax.model.kv_cache import decode_params
-        from bacr_jax.rollout import trunks
-
-        mesh = parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
-        spec = dataclasses.replace(self.policy.evaluation, mesh=mesh)
-        conditioned = spec.conditioning is not None
-        copy = jax.eval_shape(
-            functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned),
-            self.params,
-        )
-        phi, phi_of = None, self.policy.phi_of(self.params)
-        if phi_of is not None:
-            phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
-        width = self.config.data.max_prompt_tokens
-        slots = functools.partial(
-            trunks.free_slots,
-            spec=spec.decode,
-            slots=spec.slots,
-            prompt_width=width,
-            max_new=spec.max_thinking,
-            length=width + spec.max_thinking,
-        )
-        state = jax.eval_shape(lambda phi: slots(phi=phi), phi)
-        over = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-        by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
-        sharded = self._laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row))
-        per_layer = phi is not None and phi.ndim == 3
-        sharded = dataclasses.replace(
-            sharded,
-            cache=self._laid_out(state.cache, over(by_row, tensor)),
-            phi=self._laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
-        )
-        return trunks.decode_trunks.lower(
-            self._laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
-            sharded,
-            self._whole(self.key, mesh),
-            self._whole(self._rules(), mesh),
-            self._whole(self._sampler(), mesh),
-            spec=spec.decode,
-            num_steps=spec.chunk,
-        )
-
-    def _rules(self) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        from bacr_jax.data.decode_rules import Automaton, DecodeRules
-        from bacr_jax.planning.workload import SUFFIX_TOKENS
-
-        vocabulary = self.learner.model.vocab_size
-        array: Any = jax.ShapeDtypeStruct
-        flags = array((vocabulary,), bool)
-        # One state per byte of "</answer>", and the accepting one.
-        states = len("</answer>") + 1
-        table = Automaton(
-            array((states, vocabulary), jnp.int32),
-            array((states, vocabulary), bool),
-        )
-        suffix = array((SUFFIX_TOKENS,), jnp.int32)
-        return DecodeRules(flags, flags, table, table, suffix, suffix)
-
-    def _sampler(self) -> Any:
-        import jax
-
-        from bacr_jax.rollout import sampling_params
-
-        return jax.eval_shape(lambda: sampling_params(1.0))
-
-
-def compile_programs(config: Config, vocabulary: int, devices: list[Any], names: Any) -> Any:
-    """Compiles the named programs for the given devices."""
-    import time
-
-    programs = Programs(config, vocabulary, devices)
-    found = {}
-    for name in names:
+    programs = Programs(config, vocab_size, devices)
+    measured = {}
+    for name, lower in (("train", programs.train), ("decode", programs.decode)):
         started = time.time()
-        memory = getattr(programs, name)().compile().memory_analysis()
-        found[name] = Measured(
+        memory: Any = lower().compile().memory_analysis()
+        measured[name] = Measured(
             arguments=memory.argument_size_in_bytes,
             outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
             temporaries=memory.temp_size_in_bytes,
             seconds=time.time() - started,
         )
-    return found
+    return measured
 
 
 def main() -> int:
     """Reads a request on stdin, compiles, answers on stdout in one line."""
-    from bacr_jax.config import io as config_io
+    import jax
 
     request = json.load(sys.stdin)
-    config = config_io.load([request["config"]])
-    devices = _abstract_devices(request["backend"], request["device"], request["devices"])
-    found = compile_programs(config, request["vocabulary"], devices, request["programs"])
-    print(json.dumps({name: dataclasses.asdict(one) for name, one in found.items()}))
+    config, count = config_io.load([request["config"]]), request["num_devices"]
+    made_up = jax.devices()
+    if request["backend"] == "gpu":
+        device = DEVICES[request["device"]]
+        with _cudnn_of(device):
+            measured = _compile(config, request["vocab_size"], _described_devices(device, count))
+    else:
+        measured = _compile(config, request["vocab_size"], made_up[:count])
+    print(json.dumps({name: dataclasses.asdict(one) for name, one in measured.items()}))
     return 0
 
 

@@ -23,16 +23,6 @@ BANDWIDTH_SHARE = 0.6
 LINK_SHARE = 0.7
 
 
-def param_shards(layout: MeshShape) -> int:
-    """Parts that a parameter of the learner is split into."""
-    return layout.fsdp * layout.tensor
-
-
-def slot_shards(layout: MeshShape) -> int:
-    """Parts that decoded rows are split into."""
-    return layout.devices // layout.decode_tensor
-
-
 # Parameters ---------------------------------------------------------------------------------------
 
 
@@ -160,7 +150,7 @@ def decode_step_bytes(work: Workload, layout: MeshShape, window: float) -> float
     embedding = vocabulary_matrix(work.model) * work.float_bytes / layout.decode_tensor
     # Of an embedding that is not also the output head only a few rows are read.
     weights = decode_copy_bytes(work, layout) - (0 if work.model.tie_embeddings else embedding)
-    rows = math.ceil(work.slots / slot_shards(layout))
+    rows = math.ceil(work.slots / layout.slot_shards)
     return weights + rows * window * kv_bytes_per_token(work) / layout.decode_tensor
 
 
@@ -183,7 +173,7 @@ def decode_bytes(work: Workload, layout: MeshShape) -> float:
 
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
     """Reads and writes of one Adam step on one device: master, two moments, and the gradient."""
-    return 7 * FP32 * policy_parameters(work) / param_shards(layout)
+    return 7 * FP32 * policy_parameters(work) / layout.param_shards
 
 
 def gathered_bytes(work: Workload, layout: MeshShape) -> float:
@@ -205,33 +195,17 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
 # Seconds ------------------------------------------------------------------------------------------
 
 
-def step_seconds(
-    work: Workload,
-    layout: MeshShape,
-    device: Device,
-    *,
-    matmul_share: float = MATMUL_SHARE,
-    bandwidth_share: float = BANDWIDTH_SHARE,
-    link_share: float = LINK_SHARE,
-) -> dict[str, float]:
+def step_seconds(work: Workload, layout: MeshShape, device: Device) -> dict[str, float]:
     """Predicted seconds of one iteration by phase, from the device's ceilings; grading left out.
 
     Products and collectives of the learner are added, not overlapped. Tensor parallelism inside a
     layer is taken as free.
-
-    Args:
-      work: sizes.
-      layout: devices.
-      device: ceilings.
-      matmul_share: reached share of the matrix rate.
-      bandwidth_share: reached share of the memory bandwidth.
-      link_share: reached share of the links' bandwidth.
     """
     flops = step_flops(work)
-    rate = device.matmul_flops * matmul_share * (1.0 if work.float_bytes == 2 else 0.5)
-    bandwidth = device.memory_bandwidth * bandwidth_share
-    links = device.link_bandwidth * link_share
-    compute = {name: count / layout.devices / rate for name, count in flops.items()}
+    rate = device.matmul_flops * MATMUL_SHARE * (1.0 if work.float_bytes == 2 else 0.5)
+    bandwidth = device.memory_bandwidth * BANDWIDTH_SHARE
+    links = device.link_bandwidth * LINK_SHARE
+    compute = {name: count / layout.num_devices / rate for name, count in flops.items()}
     update = work.minibatches * (
         gathered_bytes(work, layout) / links + optimizer_bytes(work, layout) / bandwidth
     )

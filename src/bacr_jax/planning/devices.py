@@ -7,11 +7,13 @@ Programming Guide, table of technical specifications per compute capability. Mat
 ones: the sheets of H100 and H200 print twice as much, "with sparsity".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bacr_jax.errors import UserError
 
 GIB = 2**30
+# The cuDNN that described devices have: major, minor, patch.
+CUDNN = (9, 10, 2)
 
 
 @dataclass(frozen=True)
@@ -48,47 +50,43 @@ class Device:
     clock_ghz: float
 
 
-def _ampere(name: str, memory_gib: float, memory_bandwidth: float) -> Device:
-    return Device(
-        name=name,
-        memory_gib=memory_gib,
-        matmul_flops=312e12,
-        memory_bandwidth=memory_bandwidth,
-        # 12 third-generation links, 600 GB/s in both directions together.
-        link_bandwidth=300e9,
-        capability=(8, 0),
-        cores=108,
-        fp32_per_core=64,
-        shared_per_core=164 * 1024,
-        shared_per_block=163 * 1024,
-        l2=40 * 2**20,
-        clock_ghz=1.41,
-    )
-
-
-def _hopper(name: str, memory_gib: float, memory_bandwidth: float) -> Device:
-    return Device(
-        name=name,
-        memory_gib=memory_gib,
-        matmul_flops=989e12,
-        memory_bandwidth=memory_bandwidth,
-        # 18 fourth-generation links, 900 GB/s in both directions together.
-        link_bandwidth=450e9,
-        capability=(9, 0),
-        cores=132,
-        fp32_per_core=128,
-        shared_per_core=228 * 1024,
-        shared_per_block=227 * 1024,
-        l2=50 * 2**20,
-        clock_ghz=1.98,
-    )
-
-
+_A100 = Device(
+    name="NVIDIA A100-SXM4-80GB",
+    memory_gib=80.0,
+    matmul_flops=312e12,
+    memory_bandwidth=2039e9,
+    # 12 third-generation links, 600 GB/s in both directions together.
+    link_bandwidth=300e9,
+    capability=(8, 0),
+    cores=108,
+    fp32_per_core=64,
+    shared_per_core=164 * 1024,
+    shared_per_block=163 * 1024,
+    l2=40 * 2**20,
+    clock_ghz=1.41,
+)
+_H100 = Device(
+    name="NVIDIA H100 80GB HBM3",
+    memory_gib=80.0,
+    matmul_flops=989e12,
+    memory_bandwidth=3350e9,
+    # 18 fourth-generation links, 900 GB/s in both directions together.
+    link_bandwidth=450e9,
+    capability=(9, 0),
+    cores=132,
+    fp32_per_core=128,
+    shared_per_core=228 * 1024,
+    shared_per_block=227 * 1024,
+    l2=50 * 2**20,
+    clock_ghz=1.98,
+)
 DEVICES: dict[str, Device] = {
-    "a100-40": _ampere("NVIDIA A100-SXM4-40GB", 40.0, 1555e9),
-    "a100-80": _ampere("NVIDIA A100-SXM4-80GB", 80.0, 2039e9),
-    "h100": _hopper("NVIDIA H100 80GB HBM3", 80.0, 3350e9),
-    "h200": _hopper("NVIDIA H200", 141.0, 4800e9),
+    "a100-40": replace(
+        _A100, name="NVIDIA A100-SXM4-40GB", memory_gib=40.0, memory_bandwidth=1555e9
+    ),
+    "a100-80": _A100,
+    "h100": _H100,
+    "h200": replace(_H100, name="NVIDIA H200", memory_gib=141.0, memory_bandwidth=4800e9),
 }
 
 # Share of the card's memory that JAX may use. The launch scripts give it exactly this
@@ -142,7 +140,7 @@ gpu_device_info {{
   cuda_compute_capability {{ major: {major} minor: {minor} }}
 }}
 platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 patch: 2 }}
+dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} patch: {CUDNN[2]} }}
 runtime_version {{ major: 12 minor: 8 }}
 device_description_str: "{device.name}"
 """

@@ -16,7 +16,7 @@ from bacr_jax.planning.workload import Workload
 
 
 @dataclass(frozen=True)
-class Phase:
+class MemoryPhase:
     """Bytes on one device during a phase.
 
     Attributes:
@@ -37,7 +37,7 @@ class Phase:
 
 def parameter_bytes(work: Workload, layout: MeshShape) -> float:
     """Masters of the policy, fp32."""
-    return FP32 * costs.policy_parameters(work) / costs.param_shards(layout)
+    return FP32 * costs.policy_parameters(work) / layout.param_shards
 
 
 def head_bytes(work: Workload) -> float:
@@ -111,7 +111,7 @@ def gradient_bytes(work: Workload, layout: MeshShape) -> float:
     return parameter_bytes(work, layout) * (2 if accumulates else 1)
 
 
-def update_phase(work: Workload, layout: MeshShape) -> Phase:
+def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     """One update: gradients over micro-batches, then Adam.
 
     With several micro-batches in one program XLA casts the masters once, outside their loop, and
@@ -124,17 +124,17 @@ def update_phase(work: Workload, layout: MeshShape) -> Phase:
     alive = max(
         layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
     )
-    return Phase(
+    return MemoryPhase(
         resident=state_bytes(work, layout),
         own=0.0,
         temporaries=kept + saved_activations(work, layout, rows) + alive,
     )
 
 
-def score_phase(work: Workload, layout: MeshShape) -> Phase:
+def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     """The forward pass over a micro-batch; nothing without scoring."""
     if not work.scored:
-        return Phase(state_bytes(work, layout), 0.0, 0.0)
+        return MemoryPhase(state_bytes(work, layout), 0.0, 0.0)
     model = work.model
     rows = math.ceil(work.micro_rows / layout.row_shards)
     tokens = rows * work.row_tokens
@@ -143,17 +143,17 @@ def score_phase(work: Workload, layout: MeshShape) -> Phase:
     scores = 2 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
     weights = costs.layer_matrices(model) / layout.tensor * work.float_bytes
     alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
-    return Phase(state_bytes(work, layout), 0.0, stream + alive)
+    return MemoryPhase(state_bytes(work, layout), 0.0, stream + alive)
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
-    rows = math.ceil(work.slots / costs.slot_shards(layout))
+    rows = math.ceil(work.slots / layout.slot_shards)
     return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
 
 
 def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
     """Keys and values of the trunks one device decodes, of training or evaluation."""
-    return _cache_bytes(work, layout, work.prompt + max(work.thinking, work.eval_thinking))
+    return _cache_bytes(work, layout, work.window)
 
 
 def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
@@ -175,10 +175,9 @@ def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
 
 def decode_temporaries(work: Workload, layout: MeshShape) -> float:
     """A decoding step: a few arrays of scores of the vocabulary, and of attention's scores."""
-    rows = math.ceil(work.slots / costs.slot_shards(layout))
+    rows = math.ceil(work.slots / layout.slot_shards)
     heads = work.model.num_heads / layout.decode_tensor
-    length = work.prompt + max(work.thinking, work.eval_thinking)
-    return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * length)
+    return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.window)
 
 
 def prefill_bytes(work: Workload, layout: MeshShape) -> float:
@@ -186,16 +185,15 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
 
     The caches have a quarter of their length by then; the prompts' own are copied into them.
     """
-    rows = math.ceil(work.slots / costs.slot_shards(layout))
-    length = work.prompt + max(work.thinking, work.eval_thinking)
-    entering = _cache_bytes(work, layout, max(length // 4, work.prompt) + work.prompt)
+    rows = math.ceil(work.slots / layout.slot_shards)
+    entering = _cache_bytes(work, layout, max(work.window // 4, work.prompt) + work.prompt)
     mlp = 3 * work.model.intermediate_size / layout.decode_tensor
     return entering + rows * work.prompt * work.float_bytes * (mlp + 4 * work.model.hidden_size)
 
 
-def rollout_phase(work: Workload, layout: MeshShape) -> Phase:
+def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     """Decoding with every slot in use, the train state waiting beside it."""
     cache = kv_cache_bytes(work, layout)
     beside = max(decode_temporaries(work, layout), prefill_bytes(work, layout) - cache)
     own = costs.decode_copy_bytes(work, layout) + cache
-    return Phase(state_bytes(work, layout), own, beside)
+    return MemoryPhase(state_bytes(work, layout), own, beside)

@@ -6,9 +6,9 @@ from typing import Any
 
 from bacr_jax.parallel import MeshShape
 from bacr_jax.planning import costs, memory, search
-from bacr_jax.planning.compiling import Measured
+from bacr_jax.planning.compiling import Compilation
 from bacr_jax.planning.devices import DEVICES, GIB, MEMORY_FRACTION, Device
-from bacr_jax.planning.memory import Phase
+from bacr_jax.planning.memory import MemoryPhase
 from bacr_jax.planning.search import Choice, Correction
 from bacr_jax.planning.workload import Workload
 
@@ -20,37 +20,33 @@ PREDICTED_FOR = ("a100-80", "h100", "h200")
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found out about a run.
+    """What is known of a run before it starts.
 
     Attributes:
       work: sizes.
       layout: mesh.
       device: kind of device.
       memory_gib: memory of a device.
-      source: how temporaries were found.
+      compilation: what compilers said.
       phases: bytes per device, by phase.
-      correction: of the arithmetic temporaries.
       max_micro_batch: the most rows per gradient accumulation step that fit.
       max_slots: the most rows decoded together that fit.
       suggestion: what would fit on these devices, if the config does not; else None.
       larger: what would fit on more such devices, if nothing fits on these.
       smaller: a smaller model that fits on these devices, and how, if this one does not.
-      compiled: what the compiler said, by program.
     """
 
     work: Workload
     layout: MeshShape
     device: Device
     memory_gib: float
-    source: str
-    phases: dict[str, Phase]
-    correction: Correction
+    compilation: Compilation
+    phases: dict[str, MemoryPhase]
     max_micro_batch: int
     max_slots: int
-    suggestion: Choice | None
-    larger: Choice | None
-    smaller: tuple[str, Choice] | None
-    compiled: dict[str, Measured]
+    suggestion: Choice | None = None
+    larger: Choice | None = None
+    smaller: tuple[str, Choice] | None = None
 
     @property
     def limit(self) -> float:
@@ -68,44 +64,33 @@ class Plan:
         return self.peak <= self.limit
 
 
-def _measured_phases(
-    work: Workload, layout: MeshShape, compiled: dict[str, Measured], *, exact: bool
-) -> tuple[dict[str, Phase], Correction]:
-    """Phases by arithmetic, with what the compiler knows better put in its place.
-
-    The CPU compiler knows arguments and outputs only (`exact` False).
-    """
-    phases = {
-        "rollout": memory.rollout_phase(work, layout),
-        "score": memory.score_phase(work, layout),
-        "update": memory.update_phase(work, layout),
-    }
-    factors = {}
-    state = phases["update"].resident
-    if "train" in compiled and not work.by_tokens:
+def _corrected_phases(
+    work: Workload, layout: MeshShape, compilation: Compilation
+) -> tuple[dict[str, MemoryPhase], Correction]:
+    """Phases by arithmetic, with what a compiler knows better put in its place."""
+    update, rollout = memory.update_phase(work, layout), memory.rollout_phase(work, layout)
+    state, own = update.resident, rollout.own
+    of_update, of_rollout = update.temporaries, rollout.temporaries
+    train, decode = compilation.programs.get("train"), compilation.programs.get("decode")
+    # Gradients alone don't read the moments: by tokens only arithmetic knows the state.
+    if train is not None and not work.by_tokens:
         # The arguments of an update are the train state and a batch; a reference is kept beside.
-        extra = memory.parameter_bytes(work, layout) if work.reference else 0.0
-        state = compiled["train"].arguments + compiled["train"].outputs + extra
-    elsewhere = {
-        # Gradients alone don't read the moments, so that only arithmetic knows the state.
-        "update": memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0,
-        "rollout": memory.answer_cache_bytes(work, layout),
+        reference = memory.parameter_bytes(work, layout) if work.reference else 0.0
+        state = train.arguments + train.outputs + reference
+    if decode is not None:
+        own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
+    if compilation.exact and train is not None and decode is not None:
+        # The sum of earlier gradients is given to the program of a micro-batch.
+        earlier = memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0
+        of_update = train.temporaries + earlier
+        prefill = memory.prefill_bytes(work, layout) - memory.kv_cache_bytes(work, layout)
+        of_rollout = max(float(decode.temporaries), prefill)
+    phases = {
+        "rollout": MemoryPhase(state, own, of_rollout),
+        "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
+        "update": MemoryPhase(state, update.own, of_update),
     }
-    for name, program in (("update", "train"), ("rollout", "decode")):
-        found, phase = compiled.get(program), phases[name]
-        own, temporaries = phase.own, phase.temporaries
-        if found is not None and program == "decode":
-            own = found.arguments + found.outputs + elsewhere[name]
-        if found is not None and exact:
-            temporaries = float(found.temporaries + elsewhere["update"])
-            if program == "decode":
-                cache = memory.kv_cache_bytes(work, layout)
-                prefill = memory.prefill_bytes(work, layout) - cache
-                temporaries = max(float(found.temporaries), prefill)
-            factors[name] = temporaries / phase.temporaries
-        phases[name] = Phase(state, own, temporaries)
-    phases["score"] = dataclasses.replace(phases["score"], resident=state)
-    return phases, Correction(**factors)
+    return phases, Correction(of_update / update.temporaries, of_rollout / rollout.temporaries)
 
 
 def make_plan(
@@ -114,9 +99,7 @@ def make_plan(
     *,
     device: Device,
     memory_gib: float,
-    compiled: dict[str, Measured],
-    source: str,
-    exact: bool,
+    compilation: Compilation,
 ) -> Plan:
     """Puts arithmetic and compiled programs together.
 
@@ -125,37 +108,31 @@ def make_plan(
       layout: mesh.
       device: kind of device.
       memory_gib: memory of a device.
-      compiled: programs by name; may be empty.
-      source: how they were compiled, in words.
-      exact: the compiler was that of GPUs.
+      compilation: what compilers said.
     """
-    phases, correction = _measured_phases(work, layout, compiled, exact=exact)
+    phases, correction = _corrected_phases(work, layout, compilation)
     limit = memory_gib * GIB * MEMORY_FRACTION
     plan = Plan(
         work=work,
         layout=layout,
         device=device,
         memory_gib=memory_gib,
-        source=source,
+        compilation=compilation,
         phases=phases,
-        correction=correction,
         max_micro_batch=search.largest_micro_batch(work, layout, limit, correction),
         max_slots=search.largest_slots(work, layout, limit, correction),
-        suggestion=None,
-        larger=None,
-        smaller=None,
-        compiled=compiled,
     )
     if plan.fits:
         return plan
-    suggestion = search.suggest(work, layout.devices, limit, correction)
+    suggest_on = lambda count: search.suggest(work, count, limit, correction)
+    suggestion = suggest_on(layout.num_devices)
     if suggestion is not None:
         return dataclasses.replace(plan, suggestion=suggestion)
-    larger = (search.suggest(work, layout.devices * factor, limit, correction) for factor in LARGER)
+    larger = (suggest_on(layout.num_devices * factor) for factor in LARGER)
     return dataclasses.replace(
         plan,
         larger=next((choice for choice in larger if choice is not None), None),
-        smaller=search.smaller_model(work, layout.devices, limit, correction),
+        smaller=search.smaller_model(work, layout.num_devices, limit, correction),
     )
 
 
@@ -163,7 +140,7 @@ def parts(plan: Plan) -> dict[str, float]:
     """Bytes on one device by what they are for; not all of them are there at the same time."""
     work, layout = plan.work, plan.layout
     gradients = memory.gradient_bytes(work, layout)
-    found = {
+    bytes_of = {
         "parameters": memory.parameter_bytes(work, layout),
         "optimizer": 2 * memory.parameter_bytes(work, layout),
         "value_head": memory.head_bytes(work),
@@ -175,8 +152,8 @@ def parts(plan: Plan) -> dict[str, float]:
         "decode_temporaries": plan.phases["rollout"].temporaries,
     }
     if work.reference:
-        found["reference"] = memory.parameter_bytes(work, layout)
-    return found
+        bytes_of["reference"] = memory.parameter_bytes(work, layout)
+    return bytes_of
 
 
 def traffic(plan: Plan) -> dict[str, float]:
@@ -200,7 +177,7 @@ def predictions(plan: Plan) -> dict[str, dict[str, float]]:
 
 def _choice(choice: Choice, work: Workload) -> dict[str, Any]:
     return {
-        "devices": choice.layout.devices,
+        "devices": choice.layout.num_devices,
         "overrides": choice.overrides(work),
         "peak_gib": round(choice.peak / GIB, 3),
     }
@@ -239,12 +216,14 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "max_micro_batch": plan.max_micro_batch,
         "max_slots": plan.max_slots,
         "model": plan.work.shape_source,
-        "devices": plan.layout.devices,
+        "devices": plan.layout.num_devices,
         "device": plan.device.name,
         "device_memory_gib": plan.memory_gib,
         "mesh": plan.layout._asdict(),
-        "memory_from": plan.source,
-        "compile_s": {name: round(one.seconds, 1) for name, one in plan.compiled.items()},
+        "memory_from": plan.compilation.source,
+        "compile_s": {
+            name: round(one.seconds, 1) for name, one in plan.compilation.programs.items()
+        },
         "suggestion": plan.suggestion and _choice(plan.suggestion, work),
         "more_devices": plan.larger and _choice(plan.larger, work),
         "smaller_model": smaller,
@@ -271,12 +250,13 @@ def _verdict(plan: Plan) -> list[str]:
     over = (plan.peak - plan.limit) / GIB
     lines = [f"DOES NOT FIT: peak {plan.peak / GIB:.1f} of {limit}, {over:.1f} GiB too much"]
     if plan.suggestion is not None:
-        lines += _shown("What would fit here", plan.suggestion, plan.work)
-        return lines
-    lines.append(f"No mesh, micro-batch and number of slots fits {plan.layout.devices} of these.")
+        return lines + _shown("What would fit here", plan.suggestion, plan.work)
+    lines.append(
+        f"No mesh, micro-batch and number of slots fits {plan.layout.num_devices} of these."
+    )
     if plan.larger is not None:
-        devices = plan.larger.layout.devices
-        lines += _shown(f"What would fit on {devices} of them", plan.larger, plan.work)
+        count = plan.larger.layout.num_devices
+        lines += _shown(f"What would fit on {count} of them", plan.larger, plan.work)
     if plan.smaller is not None:
         name, choice = plan.smaller
         lines += _shown(f"What would fit here: model.preset={name}", choice, plan.work)
@@ -294,12 +274,12 @@ def as_text(plan: Plan) -> str:
     phases = plan.phases
     lines = [
         f"Model    {costs.policy_parameters(work) / 1e9:.2f}e9 parameters ({work.shape_source})",
-        f"Devices  {layout.devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, decode "
-        f"tensor {layout.decode_tensor}",
+        f"Devices  {layout.num_devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, "
+        f"decode tensor {layout.decode_tensor}",
         f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
         f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} in "
         "branches",
-        f"Memory   {plan.source}",
+        f"Memory   {plan.compilation.source}",
         "",
         "Per device, GiB",
     ]

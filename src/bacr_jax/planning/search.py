@@ -1,15 +1,13 @@
 """Which portions and layouts fit into a given memory."""
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bacr_jax.config import MeshConfig
-from bacr_jax.errors import UserError
+from bacr_jax import parallel
 from bacr_jax.model.sizes import PRESETS
-from bacr_jax.parallel import MeshShape, resolve
-from bacr_jax.planning import costs, memory
-from bacr_jax.planning.memory import Phase
+from bacr_jax.parallel import MeshShape
+from bacr_jax.planning import memory
+from bacr_jax.planning.memory import MemoryPhase
 from bacr_jax.planning.workload import Workload
 
 
@@ -59,11 +57,11 @@ class Choice:
         return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
-def _corrected(phase: Phase, factor: float) -> float:
+def _corrected(phase: MemoryPhase, factor: float) -> float:
     return phase.resident + phase.own + factor * phase.temporaries
 
 
-def _legal(work: Workload, layout: MeshShape, most: int) -> list[int]:
+def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
     """Rows of a micro-batch that split evenly, over devices and into an update."""
     multiples = range(layout.row_shards, most + 1, layout.row_shards)
     return [rows for rows in multiples if work.by_tokens or work.update_rows % rows == 0]
@@ -78,7 +76,7 @@ def largest_micro_batch(
       0 if not even one row per device fits.
     """
     best = 0
-    for rows in _legal(work, layout, work.update_rows):
+    for rows in _micro_batches(work, layout, work.update_rows):
         phase = memory.update_phase(dataclasses.replace(work, micro_rows=rows), layout)
         if _corrected(phase, correction.update) <= limit:
             best = rows
@@ -87,7 +85,7 @@ def largest_micro_batch(
 
 def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
     """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
-    shards = costs.slot_shards(layout)
+    shards = layout.slot_shards
     best = 0
     for slots in range(shards, work.rows + 1, shards):
         phase = memory.rollout_phase(dataclasses.replace(work, slots=slots), layout)
@@ -97,34 +95,21 @@ def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: C
     return best
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def layouts(work: Workload, devices: int) -> Iterator[MeshShape]:
+def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
     """Every legal layout, the ones with the least communication first."""
-    model, found = work.model, []
-    for tensor in _divisors(devices):
-        for fsdp in _divisors(devices // tensor):
-            for decode in _divisors(fsdp * tensor):
-                wanted = MeshConfig(devices // tensor // fsdp, fsdp, tensor, decode)
-                try:
-                    found.append(
-                        resolve(
-                            wanted,
-                            devices,
-                            hidden_size=model.hidden_size,
-                            intermediate_size=model.intermediate_size,
-                            num_kv_heads=model.num_kv_heads,
-                        )
-                    )
-                except UserError:
-                    continue
+    legal = parallel.layouts(
+        num_devices,
+        hidden_size=work.model.hidden_size,
+        intermediate_size=work.model.intermediate_size,
+        num_kv_heads=work.model.num_kv_heads,
+    )
     # Tensor parallelism talks twice per layer, in decoding at every token; FSDP once per layer.
-    yield from sorted(found, key=lambda one: (one.tensor, one.decode_tensor, one.fsdp))
+    return sorted(legal, key=lambda layout: (layout.tensor, layout.decode_tensor, layout.fsdp))
 
 
-def suggest(work: Workload, devices: int, limit: float, correction: Correction) -> Choice | None:
+def suggest(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> Choice | None:
     """The first layout that fits with portions worth having, or None.
 
     Portions are the config's own where they fit, else the largest that do. Worth having: enough
@@ -133,18 +118,18 @@ def suggest(work: Workload, devices: int, limit: float, correction: Correction) 
 
     Args:
       work: sizes.
-      devices: number of devices.
+      num_devices: devices of the run.
       limit: bytes per device.
       correction: of the temporaries.
     """
     best: Choice | None = None
-    for layout in layouts(work, devices):
+    for layout in layouts(work, num_devices):
         most = largest_micro_batch(work, layout, limit, correction)
         if work.rows % layout.row_shards or not most:
             continue
-        micro = work.micro_rows if work.micro_rows in _legal(work, layout, most) else most
-        shards = costs.slot_shards(layout)
-        slots = min(largest_slots(work, layout, limit, correction), work.slots) // shards * shards
+        micro = work.micro_rows if work.micro_rows in _micro_batches(work, layout, most) else most
+        slots = min(largest_slots(work, layout, limit, correction), work.slots)
+        slots -= slots % layout.slot_shards
         scoring = memory.score_phase(dataclasses.replace(work, micro_rows=micro), layout).peak
         if not slots or scoring > limit:
             continue
@@ -163,12 +148,12 @@ def suggest(work: Workload, devices: int, limit: float, correction: Correction) 
 
 
 def smaller_model(
-    work: Workload, devices: int, limit: float, correction: Correction
+    work: Workload, num_devices: int, limit: float, correction: Correction
 ) -> tuple[str, Choice] | None:
     """The largest released shape below this one that fits, and how; None if none does."""
     for name, shape in sorted(PRESETS.items(), key=lambda item: -item[1].num_parameters):
         if shape.num_parameters < work.model.num_parameters:
-            choice = suggest(dataclasses.replace(work, model=shape), devices, limit, correction)
+            choice = suggest(dataclasses.replace(work, model=shape), num_devices, limit, correction)
             if choice is not None:
                 return name, choice
     return None

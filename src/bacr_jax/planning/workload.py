@@ -4,13 +4,20 @@ Where the real sizes depend on data (prompt lengths, how long a trace thinks), t
 the config allows is taken, so that a plan errs on the safe side.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
-from bacr_jax.model.sizes import PRESETS, Qwen2Config, preset
+from bacr_jax.methods import Method, load_method
+from bacr_jax.model.sizes import PRESETS, Qwen2Config
+from bacr_jax.parallel import MeshShape
 
 # Tokens of the longer suffix, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
 SUFFIX_TOKENS = 8
@@ -40,10 +47,9 @@ class Workload:
       cuts: branches per trace: M, or M times the answers that a method samples at each cut.
       answer: sampled answer tokens of a branch, padded.
       slots: rows decoded together, on all devices.
-      eval_thinking: largest budget of an evaluation.
+      eval_thinking: largest budget of training and evaluation.
       float_bytes: bytes of the compute type.
       logprob_chunk: tokens per chunk of the output head.
-      scan: the learner loops over layers.
       remat: layers are recomputed in the backward pass.
       fused_attention: the trunk's attention never stores its scores (cuDNN).
     """
@@ -70,7 +76,6 @@ class Workload:
     eval_thinking: int
     float_bytes: int
     logprob_chunk: int
-    scan: bool
     remat: bool
     fused_attention: bool
 
@@ -83,6 +88,11 @@ class Workload:
     def trunk(self) -> int:
         """Tokens of a trunk: prompt and thinking."""
         return self.prompt + self.thinking
+
+    @property
+    def window(self) -> int:
+        """Cache positions of a slot: a prompt and the largest budget, of evaluations too."""
+        return self.prompt + self.eval_thinking
 
     @property
     def row_tokens(self) -> int:
@@ -110,11 +120,16 @@ class Workload:
         return self.rows // self.minibatches
 
 
-def _named_preset(path: str) -> str | None:
-    """The released model that a folder's name begins with: Qwen2.5-7B-Instruct is qwen2.5-7b."""
+def _preset_of(path: str) -> str:
+    """The released model that a folder is named after: Qwen2.5-7B-Instruct is qwen2.5-7b."""
     name = Path(path).name.lower()
-    found = [known for known in PRESETS if name == known or name.startswith(f"{known}-")]
-    return found[0] if found else None
+    for preset in PRESETS:
+        if name == preset or name.startswith(f"{preset}-"):
+            return preset
+    raise UserError(
+        f"model.path: no {path}/config.json here, and the name is not that of a "
+        f"Qwen2.5 model; write its shape as model.preset (one of {', '.join(PRESETS)})"
+    )
 
 
 def _vocabulary(config: Config) -> int:
@@ -134,8 +149,8 @@ def _vocabulary(config: Config) -> int:
     return len(AutoTokenizer.from_pretrained(folder))
 
 
-def model_shape(config: Config) -> tuple[Qwen2Config, str]:
-    """The shape of the policy and where it was found; weights are never needed.
+def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
+    """The shape of the policy and where it was read; weights are never needed.
 
     A folder that is here gives its own shape. Else `model.preset` does, and last the name of the
     folder, if it is that of a released model.
@@ -143,33 +158,25 @@ def model_shape(config: Config) -> tuple[Qwen2Config, str]:
     Raises:
       UserError: no way to know the shape.
     """
-    model = config.model
+    model, vocab_size = config.model, 0
     if model.path is not None and (Path(model.path) / "config.json").is_file():
-        from bacr_jax.model.hf.hf_config import read_config
+        source = f"{model.path}/config.json"
+    elif model.preset != "custom":
+        source = f"model.preset={model.preset}"
+        model = dataclasses.replace(model, path=None)
+    elif model.path is not None:
+        preset = _preset_of(model.path)
+        source = f"{preset}, after the name of {model.path}, which is not here"
+        model = dataclasses.replace(model, path=None, preset=preset)
+    else:
+        source, vocab_size = "model.* of the config", _vocabulary(config)
+    return policy.model_shape(dataclasses.replace(config, model=model), vocab_size), source
 
-        return read_config(model.path), f"{model.path}/config.json"
-    if model.preset != "custom":
-        return preset(model.preset), f"model.preset={model.preset}"
-    if model.path is not None:
-        named = _named_preset(model.path)
-        if named is None:
-            raise UserError(
-                f"model.path: no {model.path}/config.json here, and the name is not that of a "
-                f"Qwen2.5 model; write its shape as model.preset (one of {', '.join(PRESETS)})"
-            )
-        return preset(named), f"{named}, after the name of {model.path}, which is not here"
-    shape = Qwen2Config(
-        vocab_size=_vocabulary(config),
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim or model.hidden_size // model.num_heads,
-        rope_theta=model.rope_theta,
-        tie_embeddings=model.tie_embeddings,
-    )
-    return shape, "model.* of the config"
+
+def branches_per_trace(method: Method) -> int:
+    """Answers that a method samples per trace, of all its truncation points."""
+    one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return method.answers * int(jax.eval_shape(method.cuts, one_budget).shape[-1])
 
 
 def _thinking(config: Config) -> tuple[float, float]:
@@ -189,65 +196,67 @@ def _thinking(config: Config) -> tuple[float, float]:
     return sum(inside) / len(inside), float(longest)
 
 
-def workload_of(
-    config: Config,
-    shape: Qwen2Config,
-    shape_source: str,
-    *,
-    row_shards: int,
-    conditioned: bool,
-    uses_value: bool,
-    branches: int,
-    fused_attention: bool,
-) -> Workload:
-    """The sizes of one iteration of a config.
+def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
+    """Sizes and mesh of a run on so many devices, without touching one.
 
     Args:
       config: checked settings.
-      shape: of the model (`model_shape`).
-      shape_source: where it was found.
-      row_shards: parts that the learner's rows are split into.
-      conditioned: the method tells the policy its budget.
-      uses_value: the method has a value head.
-      branches: answers per trace, of all truncation points of the method.
-      fused_attention: the trunk's attention is cuDNN's.
+      num_devices: devices of the run.
+
+    Raises:
+      UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
     """
-    rollout, train = config.rollout, config.train
+    shape, source = planned_shape(config)
+    layout = policy.mesh_shape(config, shape, num_devices)
+    slots, shards = config.rollout.slots, layout.slot_shards
+    if slots is not None and slots % shards:
+        raise UserError(
+            f"rollout.slots={slots}: can't be split evenly over the {shards} devices that decode "
+            f"rows of their own; write rollout.slots={max(slots // shards, 1) * shards}"
+        )
+    return _workload(config, shape, source, load_method(config), layout), layout
+
+
+def _workload(
+    config: Config, shape: Qwen2Config, source: str, method: Method, layout: MeshShape
+) -> Workload:
+    """The sizes of one iteration."""
+    model, rollout, train = config.model, config.rollout, config.train
     rows = rollout.questions * rollout.group_size
     update = rows // train.minibatches
     mean, longest = _thinking(config)
     reference = config.loss.kl_coef > 0
-    branch = SUFFIX_TOKENS + rollout.answer_tokens
-    row = config.data.max_prompt_tokens + config.budget.max + branches * branch
-    micro = min(train.micro_batch_rows or update, update)
-    buckets = 1
-    if train.micro_batch_tokens is not None:
-        micro = Shapes(train.micro_batch_tokens, multiple=row_shards).rows(row, 0)
-        buckets = train.length_buckets
-    return Workload(
+    bfloat16 = model.compute_dtype == "bfloat16"
+    work = Workload(
         model=shape,
-        shape_source=shape_source,
-        conditioned=conditioned,
-        per_layer_phi=conditioned and config.conditioning.sharing == "per_layer",
-        value_hidden=config.value.hidden_size if uses_value else 0,
+        shape_source=source,
+        conditioned=method.conditioned,
+        per_layer_phi=method.conditioned and config.conditioning.sharing == "per_layer",
+        value_hidden=config.value.hidden_size if method.uses_value else 0,
         reference=reference,
         rows=rows,
         minibatches=train.minibatches,
-        micro_rows=micro,
+        micro_rows=min(train.micro_batch_rows or update, update),
         scored=(train.minibatches > 1) + reference,
-        by_tokens=train.micro_batch_tokens is not None,
-        buckets=buckets,
+        by_tokens=False,
+        buckets=1,
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max,
         mean_thinking=mean,
         longest_thinking=longest,
-        cuts=branches,
+        cuts=branches_per_trace(method),
         answer=rollout.answer_tokens,
         slots=min(rollout.slots or rows, rows),
         eval_thinking=max(config.budget.max, *config.eval.budgets),
-        float_bytes=2 if config.model.compute_dtype == "bfloat16" else 4,
-        logprob_chunk=config.model.logprob_chunk,
-        scan=config.model.scan_layers,
-        remat=config.model.remat,
-        fused_attention=fused_attention,
+        float_bytes=2 if bfloat16 else 4,
+        logprob_chunk=model.logprob_chunk,
+        remat=model.remat,
+        fused_attention=model.attention == "cudnn" or (model.attention == "auto" and bfloat16),
+    )
+    if train.micro_batch_tokens is None:
+        return work
+    shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
+    micro_rows = shapes.rows(work.row_tokens, 0)
+    return dataclasses.replace(
+        work, micro_rows=micro_rows, by_tokens=True, buckets=train.length_buckets
     )

@@ -1,0 +1,195 @@
+"""The jitted functions of a run on abstract arguments, laid out on its devices as in training.
+
+Nothing is allocated, and the devices may be real, made-up or only described ones (`compiling`).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.stages import Lowered
+
+from bacr_jax import parallel
+from bacr_jax.config import Config
+from bacr_jax.data.decode_rules import Automaton, DecodeRules
+from bacr_jax.learner import policy as policies
+from bacr_jax.learner import train_step as learning
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.micro_batches import Shapes
+from bacr_jax.learner.objective import TokenScores, denominators
+from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.methods import load_method
+from bacr_jax.model import qwen2
+from bacr_jax.model.kv_cache import decode_params
+from bacr_jax.planning.workload import SUFFIX_TOKENS, branches_per_trace
+from bacr_jax.rollout import RolloutSpec, sampling_params, trunks
+
+
+def _laid_out(tree: Any, shardings: Any) -> Any:
+    """The tree's shapes and types with one sharding for all, or with a tree of them."""
+    if isinstance(shardings, Sharding):
+        one = shardings
+        shardings = jax.tree.map(lambda _: one, tree)
+    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    return jax.tree.map(struct, tree, shardings)
+
+
+def _whole(tree: Any, mesh: Mesh) -> Any:
+    """The same on every device."""
+    return _laid_out(tree, parallel.replicated(mesh))
+
+
+def _decode_rules(vocab_size: int) -> DecodeRules:
+    array: Any = jax.ShapeDtypeStruct
+    flags = array((vocab_size,), bool)
+    # One state per byte of "</answer>", and the accepting one.
+    states = len("</answer>") + 1
+    table = Automaton(array((states, vocab_size), jnp.int32), array((states, vocab_size), bool))
+    suffix = array((SUFFIX_TOKENS,), jnp.int32)
+    return DecodeRules(flags, flags, table, table, suffix, suffix)
+
+
+class Programs:
+    """What a run compiles, ready to be lowered: an update and a chunk of decoding."""
+
+    def __init__(self, config: Config, vocab_size: int, devices: list[Any]):
+        """Prepares settings and shapes.
+
+        Args:
+          config: settings with the model's shape written out.
+          vocab_size: rows of the embedding.
+          devices: real, made-up or described ones.
+        """
+        self.config = config
+        self.method = load_method(config)
+        self.policy = policies.make_policy(config, self.method, vocab_size)
+        shape = self.policy.learner.model
+        self.layout = policies.mesh_shape(config, shape, len(devices))
+        self.mesh = parallel.make_mesh(self.layout, devices)
+        self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
+        self.key = jax.eval_shape(lambda: jax.random.key(0))
+        self.params = jax.eval_shape(
+            lambda k: policies.with_budget_module(k, self.policy, qwen2.init(k, shape)), self.key
+        )
+        self.head = jax.eval_shape(lambda k: policies.random_head(k, self.policy), self.key)
+
+    def train(self) -> Lowered:
+        """One update: gradients over micro-batches, one Adam step."""
+        config = self.config
+        policy_tx = policy_optimizer(config.optimizer, 1000)
+        head_tx = value_optimizer(config.value)
+        fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
+        state = jax.eval_shape(fresh, self.params, self.head)
+        state = _laid_out(state, parallel.shardings(state, self.mesh))
+        if config.train.micro_batch_tokens is not None:
+            return self._accumulation(state, config.train.micro_batch_tokens)
+        rows = config.rollout.questions * config.rollout.group_size // config.train.minibatches
+        return learning.train_step.lower(
+            state,
+            *self._batch_arguments(self._batch(rows)),
+            spec=self.learner,
+            policy_tx=policy_tx,
+            head_tx=head_tx,
+            micro_batches=max(rows // (config.train.micro_batch_rows or rows), 1),
+        )
+
+    def _accumulation(self, state: Any, tokens: int) -> Lowered:
+        """The gradient of one micro-batch of the widest bucket, added to those before it."""
+        one = self._batch(1)
+        positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
+        batch = self._batch(Shapes(tokens, multiple=self.layout.row_shards).rows(positions, 0))
+        totals = jax.eval_shape(functools.partial(denominators, spec=self.learner), batch)
+        given = (state, *self._batch_arguments(batch), _whole(totals, self.mesh))
+        earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
+        earlier = _laid_out(earlier, parallel.shardings(earlier, self.mesh))
+        return learning.accumulate.lower(earlier, *given, spec=self.learner)
+
+    def decode(self) -> Lowered:
+        """One chunk of decoding with every slot in use and the whole cache in the window."""
+        mesh, spec = self._decode_mesh(), self._rollout_spec()
+        conditioned = spec.conditioning is not None
+        copy = jax.eval_shape(
+            functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned), self.params
+        )
+        return trunks.decode_trunks.lower(
+            _laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
+            self._slots(),
+            _whole(self.key, mesh),
+            _whole(_decode_rules(self.learner.model.vocab_size), mesh),
+            _whole(jax.eval_shape(lambda: sampling_params(1.0)), mesh),
+            spec=spec.decode,
+            num_steps=spec.chunk,
+        )
+
+    def _slots(self) -> Any:
+        """The state of decoding with a cache as long as it gets."""
+        spec, width = self._rollout_spec(), self.config.data.max_prompt_tokens
+        phi, phi_of = None, self.policy.phi_of(self.params)
+        if phi_of is not None:
+            phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
+        empty = functools.partial(
+            trunks.free_slots,
+            spec=spec.decode,
+            slots=spec.slots,
+            prompt_width=width,
+            max_new=spec.max_thinking,
+            length=width + spec.max_thinking,
+        )
+        state = jax.eval_shape(lambda phi: empty(phi=phi), phi)
+        mesh, by_row, tensor = self._decode_mesh(), parallel.AXES[:2], parallel.AXES[2]
+        over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+        per_layer = phi is not None and phi.ndim == 3
+        return dataclasses.replace(
+            _laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row)),
+            cache=_laid_out(state.cache, over(by_row, tensor)),
+            phi=_laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
+        )
+
+    def _rollout_spec(self) -> RolloutSpec:
+        return dataclasses.replace(self.policy.evaluation, mesh=self._decode_mesh())
+
+    def _decode_mesh(self) -> Mesh:
+        return parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
+
+    def _rows(self, *shape: int, dtype: Any = "int32") -> Any:
+        """An array whose leading axis is that of rows."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.rows(self.mesh))
+
+    def _batch(self, rows: int) -> Batch:
+        config, cuts = self.config, branches_per_trace(self.method)
+        thinking, answer = config.budget.max, config.rollout.answer_tokens
+        real = functools.partial(self._rows, rows, dtype="float32")
+        whole = functools.partial(self._rows, rows)
+        return Batch(
+            trunk=whole(config.data.max_prompt_tokens + thinking),
+            prompt_lengths=whole(),
+            question_start=whole(),
+            question_end=whole(),
+            sampled=whole(),
+            budgets=whole(),
+            cuts=whole(cuts),
+            branches=whole(cuts, SUFFIX_TOKENS + answer),
+            context=whole(cuts),
+            forced=whole(cuts),
+            answered=whole(cuts),
+            thinking_advantages=real(thinking),
+            answer_advantages=real(cuts),
+            returns=real(cuts),
+            thinking_logprobs=real(thinking),
+            answer_logprobs=real(cuts, answer),
+        )
+
+    def _batch_arguments(self, batch: Batch) -> tuple[Any, ...]:
+        """The batch, the allowed tokens, and old and reference scores where the run has them."""
+        allowed = jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool)
+        real = functools.partial(self._rows, dtype="float32")
+        thinking = real(*batch.thinking_logprobs.shape)
+        answers = real(*batch.answer_logprobs.shape)
+        hidden = real(batch.trunk.shape[0], self.learner.model.hidden_size)
+        scores = TokenScores(thinking, answers, thinking, answers, hidden)
+        old = scores if self.config.train.minibatches > 1 else None
+        reference = scores if self.config.loss.kl_coef > 0 else None
+        return batch, _whole(allowed, self.mesh), old, reference

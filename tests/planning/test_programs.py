@@ -1,0 +1,35 @@
+"""The programs of a tiny run, lowered on abstract arguments."""
+
+import math
+
+import jax
+import pytest
+
+from bacr_jax.planning import compiling
+from bacr_jax.planning.programs import Programs
+from bacr_jax.planning.workload import planned_shape
+from plan_world import tiny_config
+
+
+def programs_of(*overrides):
+    config = tiny_config(*overrides)
+    shape, _ = planned_shape(config)
+    described = compiling.described(config, shape, fused_attention=False)
+    return Programs(described, shape.vocab_size, jax.devices()[:1]), shape
+
+
+@pytest.mark.parametrize("by", ["train.micro_batch_rows=4", "train.micro_batch_tokens=200"])
+def test_every_way_to_split_an_update_can_be_lowered(by):
+    programs, shape = programs_of(by, "loss.kl_coef=0.1")
+    size = lambda leaf: math.prod(leaf.shape) * leaf.dtype.itemsize
+    arguments = sum(map(size, jax.tree.leaves(programs.train().args_info)))
+    # Masters and two moments in fp32, and a batch.
+    assert arguments > 12 * shape.num_parameters
+
+
+def test_a_decoding_step_can_be_lowered():
+    programs, _ = programs_of("rollout.slots=4")
+    shapes = [leaf.shape for leaf in jax.tree.leaves(programs.decode().args_info)]
+    # Keys and values of two layers: 4 slots of 8 + 16 positions, 2 heads of 8.
+    cached = [x for x in shapes if math.prod(x) == 4 * 24 * 2 * 8 and x[0] == 4 and len(x) == 4]
+    assert len(cached) == 4

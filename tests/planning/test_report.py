@@ -1,0 +1,108 @@
+"""A plan: arithmetic, what a compiler knows better, and the two ways to print it."""
+
+import json
+
+import pytest
+
+from bacr_jax.planning import memory
+from bacr_jax.planning.compiling import Compilation, Measured
+from bacr_jax.planning.devices import DEVICES, GIB
+from bacr_jax.planning.report import as_object, as_text, make_plan
+from plan_world import mesh, workload
+
+ARITHMETIC = Compilation("arithmetic", {}, exact=False)
+PROGRAMS = {
+    "train": Measured(arguments=11 * GIB, outputs=0, temporaries=20 * GIB, seconds=1.0),
+    "decode": Measured(arguments=30 * GIB, outputs=0, temporaries=5 * GIB, seconds=1.0),
+}
+
+
+BOX = mesh()
+
+
+def planned(*overrides, gib=80, layout=BOX, compilation=ARITHMETIC):
+    return make_plan(
+        workload(*overrides),
+        layout,
+        device=DEVICES["a100-80"],
+        memory_gib=float(gib),
+        compilation=compilation,
+    )
+
+
+def test_the_object_answers_every_question():
+    answers = json.loads(json.dumps(as_object(planned())))
+    assert {
+        *("fits", "peak_gib", "limit_gib", "parts_gib", "phases_gib", "flops"),
+        *("predicted_step_s", "max_micro_batch", "max_slots", "bytes_per_device", "mesh"),
+    } <= answers.keys()
+    assert {"parameters", "optimizer", "gradients", "activations", "kv_cache", "decode_copy"} <= (
+        answers["parts_gib"].keys()
+    )
+    assert answers["predicted_step_s"].keys() == {"a100-80", "h100", "h200"}
+
+
+def test_the_papers_run_fits_one_box():
+    plan, answers = planned(), as_object(planned())
+    assert plan.fits and answers["peak_gib"] == max(answers["phases_gib"].values())
+    # 7,641,406,976 parameters in fp32 over eight devices.
+    by_hand = 7_641_406_976 * 4 / 8 / GIB
+    assert answers["parts_gib"]["parameters"] == pytest.approx(by_hand, abs=1e-3)
+    assert (plan.max_micro_batch >= 16, plan.max_slots) == (True, 512)
+
+
+def test_it_says_by_how_much_a_run_does_not_fit_and_what_would():
+    plan = planned(gib=40, layout=mesh(fsdp=4))
+    answers, text = as_object(plan), as_text(plan)
+    assert not plan.fits and plan.suggestion is None
+    assert f"{answers['peak_gib'] - answers['limit_gib']:.1f} GiB too much" in text
+    assert answers["more_devices"]["devices"] == 8
+    assert answers["more_devices"]["overrides"] in text
+    assert answers["smaller_model"]["model.preset"] == "qwen2.5-3b"
+
+
+def test_what_it_suggests_fits_when_planned_again():
+    fourteen = "model.preset=qwen2.5-14b"
+    suggestion = planned(fourteen).suggestion
+    overrides = suggestion.overrides(workload(fourteen)).split()
+    again = planned(fourteen, *overrides, layout=suggestion.layout)
+    assert again.fits and again.peak == suggestion.peak
+
+
+def test_the_largest_portions_fit_when_planned_again():
+    plan = planned()
+    micro_rows, slots = plan.max_micro_batch, plan.max_slots
+    assert planned(f"train.micro_batch_rows={micro_rows}", f"rollout.slots={slots}").fits
+
+
+def test_the_text_holds_every_number_of_the_object():
+    answers, text = as_object(planned()), as_text(planned())
+    for gib in (*answers["parts_gib"].values(), *answers["phases_gib"].values()):
+        assert f"{gib:.2f}" in text
+    for seconds in answers["predicted_step_s"].values():
+        assert f"{seconds:.0f}" in text
+
+
+def test_the_gpu_compilers_numbers_are_taken():
+    phases = planned(compilation=Compilation("XLA", PROGRAMS, exact=True)).phases
+    assert phases["update"].peak == 31 * GIB
+    # Branches have their own cache, 64 rows of 4 x 136 tokens of 57,344 bytes; the state waits.
+    branches = 64 * 544 * 57_344
+    assert phases["rollout"].peak == (11 + 35) * GIB + branches
+
+
+def test_a_run_split_by_tokens_keeps_the_state_of_arithmetic():
+    keys = ("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
+    update = planned(*keys, compilation=Compilation("XLA", PROGRAMS, exact=True)).phases["update"]
+    assert update.resident == memory.state_bytes(workload(*keys), mesh())
+    # The sum of earlier gradients is none of the program's temporaries.
+    gradient = 4 * 7_641_406_976 / 8
+    assert update.temporaries == 20 * GIB + gradient
+
+
+def test_of_the_cpu_compilers_numbers_only_arguments_are_taken():
+    cpu = planned(compilation=Compilation("XLA for CPUs", PROGRAMS, exact=False)).phases
+    own = planned().phases
+    assert cpu["update"].resident == cpu["score"].resident == 11 * GIB
+    assert cpu["update"].temporaries == own["update"].temporaries
+    assert cpu["rollout"].temporaries == own["rollout"].temporaries

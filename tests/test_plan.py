@@ -1,0 +1,91 @@
+"""`python -m bacr_jax.plan`: what it prints, and how it refuses."""
+
+import json
+
+import pytest
+
+from bacr_jax import __main__, plan
+from bacr_jax.errors import UserError
+from bacr_jax.planning import compiling
+from plan_world import QUICKSTART, SEVEN
+
+
+def run(capsys, *arguments, config=SEVEN, compiler="none"):
+    code = plan.main(["--config", str(config), "--compile", compiler, *arguments])
+    done = capsys.readouterr()
+    return code, done.out, done.err
+
+
+def as_json(capsys, *arguments, **options):
+    code, out, err = run(capsys, "--json", *arguments, **options)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    return json.loads(out)
+
+
+def test_the_papers_run_fits_one_box_and_both_outputs_say_so(capsys):
+    keys = ("--devices", "8", "--device-memory", "80")
+    assert as_json(capsys, *keys)["fits"] is True
+    assert "FITS: peak" in run(capsys, *keys)[1]
+
+
+def test_a_run_that_does_not_fit_is_an_answer_too(capsys):
+    keys = ("--devices", "4", "--device-memory", "40")
+    code, out, err = run(capsys, *keys)
+    assert (code, err) == (0, "") and "DOES NOT FIT: peak" in out
+    assert as_json(capsys, *keys)["device"] == "NVIDIA A100-SXM4-40GB"
+
+
+def test_memory_decides_on_the_device_unless_one_is_named(capsys):
+    assert as_json(capsys)["device"] == "NVIDIA A100-SXM4-80GB"
+    assert as_json(capsys, "--device", "h200")["device_memory_gib"] == 141
+    named = as_json(capsys, "--device", "h100", "--device-memory", "64")
+    assert (named["device"], named["device_memory_gib"]) == ("NVIDIA H100 80GB HBM3", 64)
+
+
+def test_small_runs_are_planned_too(capsys):
+    assert as_json(capsys, "--devices", "1", config=QUICKSTART)["fits"] is True
+
+
+def test_it_is_a_command_of_the_package(capsys):
+    assert __main__.main(["plan", "--config", str(SEVEN), "--compile", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+
+
+BAD = {
+    "a number of devices": (["--devices", "0"], "--devices: found '0'"),
+    "a known device": (["--device", "v100"], "write one of a100-40, a100-80, h100, h200"),
+    "a memory": (["--device-memory", "0"], "--device-memory: found '0'"),
+    "a finite memory": (["--device-memory", "nan"], "--device-memory: found 'nan'"),
+    "a mesh of all devices": (["--devices", "8", "mesh.fsdp=3"], "does not make 8 devices"),
+    "devices that divide the width": (["--devices", "3"], "must divide the model's width"),
+    "heads for every tensor shard": (["mesh.tensor=8"], "mesh.tensor=8: must divide"),
+    "rows for every device": (["train.micro_batch_rows=4"], "write train.micro_batch_rows=8"),
+    "slots for every device": (["rollout.slots=12"], "write rollout.slots=8"),
+    "a config in range": (["budget.max=0"], "budget.max: found 0"),
+    "keys that exist": (["model.size=7"], "no such key"),
+    "a model that is known": (["model.path=mine"], "model.path: no mine/config.json here"),
+}
+
+
+@pytest.mark.parametrize("wanted", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, wanted):
+    arguments, line = BAD[wanted]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert line in err
+
+
+def test_a_config_is_needed(capsys):
+    assert plan.main(["--devices", "8"]) == 2
+    assert "no config" in capsys.readouterr().err
+
+
+def test_a_compiler_that_stops_is_reported_in_one_line(capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise UserError("--compile gpu: the compiler stopped (INTERNAL: no)")
+
+    monkeypatch.setattr(compiling, "can_compile_for_gpus", lambda: True)
+    monkeypatch.setattr(compiling, "measure", refuse)
+    code, _, err = run(capsys, compiler="gpu")
+    assert (code, err) == (2, "error: --compile gpu: the compiler stopped (INTERNAL: no)\n")
