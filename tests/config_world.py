@@ -54,7 +54,9 @@ def values_of(hint):
 
 def values_by_key(keep=lambda value: True):
     """A few keys, each with a value of its type."""
-    pairs = st.sampled_from(sorted(KEYS)).flatmap(
-        lambda name: st.tuples(st.just(name), values_of(KEYS[name].hint).filter(keep))
-    )
-    return st.lists(pairs, max_size=6).map(dict)
+    pairs = {
+        name: st.tuples(st.just(name), values_of(key.hint).filter(keep))
+        for name, key in KEYS.items()
+    }
+    pair = st.sampled_from(sorted(KEYS)).flatmap(pairs.__getitem__)
+    return st.lists(pair, max_size=6).map(dict)
