@@ -145,9 +145,9 @@ def model_shape(config: Config) -> tuple[Qwen2Config, str]:
     """
     model = config.model
     if model.path is not None and (Path(model.path) / "config.json").is_file():
-        from bacr_jax.model.hf.hf_config import read_config
+        from bacr_jax.model.hf.hf_config import read_hf_config
 
-        return read_config(model.path), f"{model.path}/config.json"
+        return read_hf_config(model.path), f"{model.path}/config.json"
     if model.preset != "custom":
         return preset(model.preset), f"model.preset={model.preset}"
     if model.path is not None:

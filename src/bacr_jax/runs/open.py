@@ -203,9 +203,9 @@ def open_model(folder: Path) -> SavedPolicy:
     Raises:
       UserError: the folder holds no Qwen2 model.
     """
-    from bacr_jax.model.hf import read_budget_module, read_config
+    from bacr_jax.model.hf import read_budget_module, read_hf_config
 
-    read_config(folder)
+    read_hf_config(folder)
     module = read_budget_module(folder)
     raw = json.loads((folder / "config.json").read_bytes())
     stored = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
