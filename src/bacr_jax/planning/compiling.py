@@ -218,7 +218,9 @@ class Programs:
 
         from bacr_jax import parallel
 
-        return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=parallel.rows(self.mesh))
+        return jax.ShapeDtypeStruct(
+            (count, *shape), dtype, sharding=parallel.row_sharding(self.mesh)
+        )
 
     def _whole(self, tree: Any, mesh: Any = None) -> Any:
         from bacr_jax import parallel
@@ -324,7 +326,7 @@ class Programs:
         from bacr_jax import parallel
         from bacr_jax.learner import train_step as learning
         from bacr_jax.learner.micro_batches import Shapes
-        from bacr_jax.learner.objective import denominators
+        from bacr_jax.learner.objective import loss_normalizers
 
         one = self._batch(1)
         positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
@@ -333,7 +335,7 @@ class Programs:
         shapes = Shapes(tokens, multiple=self.layout.row_shards)
         batch = self._batch(shapes.rows(positions, 0))
         totals = self._whole(
-            jax.eval_shape(functools.partial(denominators, spec=self.learner), batch)
+            jax.eval_shape(functools.partial(loss_normalizers, spec=self.learner), batch)
         )
         given = (state, batch, self._legal(), *self._old_and_reference(batch), totals)
         found = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)

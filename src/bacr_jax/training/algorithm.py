@@ -21,7 +21,7 @@ from bacr_jax.curriculum.difficulty import DifficultyPosterior
 from bacr_jax.data.environment import Environment
 from bacr_jax.data.stream import QuestionStream
 from bacr_jax.learner import train_step as learning
-from bacr_jax.learner.batch import Batch, make_batch, only_rows
+from bacr_jax.learner.batch import Batch, empty_batch, make_batch, only_rows
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.train_step import TrainState
@@ -206,7 +206,7 @@ class Iteration:
         return new, metrics, chosen.rollout, logged
 
     def precompile(self, state: RunState) -> None:
-        """Compiles every form of the rollout, so that no iteration after the first compiles."""
+        """Compiles every form of rollouts and updates: no iteration after the first compiles."""
         params = state.train.policy
         decode, prompts = self.policy.decode_params(params), self.environment.train.prompts
         settings, phi_of = self.config.rollout, self.policy.phi_of(params)
@@ -216,6 +216,15 @@ class Iteration:
         if self.config.curriculum.pass_rate == "probe":
             rows = min(self.config.curriculum.probe_size, len(self.levels))
             precompile(decode, prompts, 1, **self.how(answers=1), phi_of=phi_of, rows=rows)
+        batch = empty_batch(
+            settings.questions * settings.group_size,
+            prompt=prompts.tokens.shape[1],
+            thinking=self.config.budget.max,
+            cuts=cuts * self.method.answers,
+            suffix=self.environment.rules.suffix_length,
+            answer=settings.answer_tokens,
+        )
+        self.updates.compile(state.train, batch, reference=self.reference)
 
     # Its lines --------------------------------------------------------------------------------
 
