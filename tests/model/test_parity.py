@@ -150,7 +150,7 @@ CONDITIONINGS = {
 
 
 @pytest.fixture(scope="module", params=CONDITIONINGS)
-def with_declared_budget(request, tmp_path_factory):
+def told(request, tmp_path_factory):
     """The exported PyTorch model with a budget module that does something, and ours."""
     how = CONDITIONINGS[request.param]
     config = hf_world.TINY
@@ -201,7 +201,7 @@ def test_the_exported_model_generates_what_we_generate(told):
         torch.tensor(rows), budget=torch.tensor(budgets), max_new_tokens=24, do_sample=False
     )[:, 6:]
     phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
-    found = hf_world.greedy(params, list(rows), config, 24, phi, sampling)
+    found = hf_world.greedy(params, list(rows), config, 24, phi, how)
     np.testing.assert_array_equal(found, want.numpy())
 
 
