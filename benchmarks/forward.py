@@ -81,9 +81,9 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
 
     def loss(params: dict) -> jax.Array:
         hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)
-        head, targets = qwen2.output_head(params), tokens[:, 1:].reshape(-1)
+        lm_head, targets = qwen2.output_head(params), tokens[:, 1:].reshape(-1)
         # One chunk, as the other side has it: model.logprob_chunk trades memory for time.
-        return -token_logprobs(hidden, head, targets, chunk=len(targets))[0].mean()
+        return -token_logprobs(hidden, lm_head, targets, chunk=len(targets))[0].mean()
 
     forward = jax.jit(lambda params: qwen2.logits(params, states(params)))
     gradient = jax.jit(jax.value_and_grad(loss))

@@ -32,10 +32,10 @@ import numpy as np
 
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
-from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec, denominators, objective
+from bacr_jax.learner.objective import LearnerSpec, loss_normalizers, objective
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.train_step import init_state, train_step
 from bacr_jax.model import logprobs, qwen2
 from bacr_jax.model.sizes import Qwen2Config, preset
 
@@ -91,7 +91,7 @@ def make_batch(rows: int, prompt: int, thinking: int, cuts: int, answer: int, vo
     )
 
 
-def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, totals: Any) -> jax.Array:
+def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: Any) -> jax.Array:
     """The same loss from one sequence per cut: its thinking segment and its answer are targets."""
     prompt = batch.trunk.shape[1] - batch.thinking_advantages.shape[1]
     start, loss = 0, jnp.float32(0.0)
@@ -118,7 +118,7 @@ def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, totals: Any) ->
         logp, _ = logprobs.token_logprobs(
             states, qwen2.output_head(params), tokens[:, at].reshape(-1), chunk=states.shape[0]
         )
-        loss -= (advantages * logp.reshape(advantages.shape)).sum() / totals.tokens
+        loss -= (advantages * logp.reshape(advantages.shape)).sum() / normalizers.tokens
         start = cut
     return loss
 
@@ -164,14 +164,11 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
         remat=False,
         chunk=10**9,
     )
-    totals = denominators(batch, spec=spec)
+    normalizers = loss_normalizers(batch, spec=spec)
     allowed_tokens = jnp.ones(arguments.vocab, bool)
-    one = jax.jit(
-        jax.grad(
-            lambda p: objective(p, None, batch, allowed_tokens, None, None, totals, spec=spec)[0]
-        )
-    )
-    separate = jax.jit(jax.grad(lambda p: separate_loss(p, batch, spec, totals)))
+    given = (batch, allowed_tokens, None, None, normalizers)
+    one = jax.jit(jax.grad(lambda p: objective(p, None, *given, spec=spec)[0]))
+    separate = jax.jit(jax.grad(lambda p: separate_loss(p, batch, spec, normalizers)))
     gap = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), one(params), separate(params))
     norm = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(one(params)))
     worst = max(map(float, jax.tree.leaves(gap))) / norm
@@ -230,11 +227,11 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
         shape, None, LossConfig(), None, 4096, dtype=jnp.bfloat16, implementation="cudnn", mesh=mesh
     )
     policy_tx, head_tx = policy_optimizer(OptimizerConfig(), 100), value_optimizer(ValueConfig())
-    init = lambda key: learning.init_state(qwen2.init(key, shape), None, policy_tx, head_tx)
+    init = lambda key: init_state(qwen2.init(key, shape), None, policy_tx, head_tx)
     held = [jax.jit(init)(jax.random.key(0))]
-    placed = parallel.place(batch, parallel.rows(mesh))
+    placed = parallel.place(batch, parallel.row_sharding(mesh))
     allowed_tokens = jnp.ones(shape.vocab_size, bool)
-    step = functools.partial(learning.train_step, spec=spec, policy_tx=policy_tx, head_tx=head_tx)
+    step = functools.partial(train_step, spec=spec, policy_tx=policy_tx, head_tx=head_tx)
 
     def update() -> Any:
         held[0], metrics = step(held[0], placed, allowed_tokens, None, None)

@@ -48,33 +48,30 @@ class Step:
         from bacr_jax.config import LossConfig, OptimizerConfig
         from bacr_jax.data.decode_rules import decode_rules
         from bacr_jax.data.tokenizers import load_tokenizer
-        from bacr_jax.learner import train_step as learning
         from bacr_jax.learner.objective import LearnerSpec
         from bacr_jax.learner.optimizer import policy_optimizer
+        from bacr_jax.learner.train_step import init_state
         from bacr_jax.model import kv_cache
         from bacr_jax.model.hf import load_policy
-        from bacr_jax.rollout import RolloutSpec
+        from bacr_jax.rollout.engine import RolloutSpec
         from bacr_jax.types import Prompts
 
         shape, params = load_policy(arguments.model)
         tokenizer = load_tokenizer(arguments.model, where="--model")
         lines = arguments.prompts.read_text().splitlines()[:PROMPTS]
-        texts = [json.loads(line)["prompt"] for line in lines]
-        ids = [tokenizer(text)["input_ids"] for text in texts]
+        ids = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
         tokens = np.array([(row * PROMPT)[:PROMPT] for row in ids], np.int32)
         tokens = np.repeat(tokens, arguments.group, axis=0)
-        rows, v = len(tokens), shape.vocab_size
-        lengths = np.full(rows, PROMPT, np.int32)
+        self.rows, self.group, v = len(tokens), arguments.group, shape.vocab_size
+        lengths = np.full(self.rows, PROMPT, np.int32)
         self.prompts = Prompts(tokens, lengths, 0 * lengths, lengths)
-        self.rows, self.group = rows, arguments.group
 
         class Never:
             next_state = np.stack([np.zeros(v, int), np.ones(v, int)])
             opens = np.zeros((2, v), bool)
 
-        allowed = np.arange(v) < len(tokenizer)
         end = tokenizer.eos_token_id
-        allowed[end] = False
+        allowed = (np.arange(v) < len(tokenizer)) & (np.arange(v) != end)
         self.rules = decode_rules(
             allowed_tokens=allowed,
             eos_ids=[end],
@@ -84,7 +81,7 @@ class Step:
             natural_suffix=[int(tokens[0, 1])],
         )
         self.rollout = RolloutSpec(
-            shape, None, max_thinking=NEW, answer_tokens=ANSWER, slots=rows, windows=4
+            shape, None, max_thinking=NEW, answer_tokens=ANSWER, slots=self.rows, windows=4
         )
         self.learner = LearnerSpec(
             model=shape,
@@ -98,7 +95,7 @@ class Step:
         )
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
         self.tx = policy_optimizer(settings, 100)
-        self.state = learning.init_state(params, None, self.tx, self.tx)
+        self.state = init_state(params, None, self.tx, self.tx)
         self.decode = jax.jit(
             lambda p: kv_cache.decode_params(p, dtype=jnp.float32, conditioned=False)
         )
@@ -111,8 +108,8 @@ class Step:
         import numpy as np
 
         from bacr_jax import advantages
-        from bacr_jax.learner import train_step as learning
         from bacr_jax.learner.batch import make_batch
+        from bacr_jax.learner.train_step import train_step
         from bacr_jax.rollout import generate, sampling_params
 
         started = time.perf_counter()
@@ -144,7 +141,7 @@ class Step:
             answer_advantages=np.broadcast_to(advantage, (self.rows, num_cuts)),
             returns=np.broadcast_to(rewards[:, None], (self.rows, num_cuts)),
         )
-        self.state, metrics = learning.train_step(
+        self.state, metrics = train_step(
             self.state,
             batch,
             self.rules.allowed_tokens,

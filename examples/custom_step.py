@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax import advantages
-from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import make_batch
+from bacr_jax.learner.train_step import question_values, train_step
 from bacr_jax.rollout import generate, sampling_params
 
 
@@ -38,7 +38,7 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
     correct = environment.verify(rollout.branches, references)
     reward = jnp.asarray(brevity(correct, rollout.trunks.thinking[:, None], policy.b_max))
 
-    values, features = learning.question_values(
+    values, features = question_values(
         state.policy, state.head, prompts, budgets, budgets[:, None], spec=policy.learner
     )
     residual = advantages.bcae_advantage(reward.reshape(shape), values.reshape(shape))
@@ -59,7 +59,7 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
         environment.rules.allowed_tokens,
         {"policy_tx": policy_tx, "head_tx": head_tx},
     )
-    state, metrics = learning.train_step(
+    state, metrics = train_step(
         state, batch, allowed_tokens, None, None, spec=policy.learner, **txs
     )
     return state, {**metrics, "reward/mean": reward.mean()}, features

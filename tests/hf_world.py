@@ -1,17 +1,21 @@
 """Small Hugging Face folders and the model's own answers, shared by tests of several rooms."""
 
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.errors import UserError
 from bacr_jax.model import budget, hf, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout import DecodeSpec, trunks
 from bacr_jax.types import Prompts
 
+WEIGHTS = "model.safetensors"
 TINY = Qwen2Config(37, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
 
 
@@ -59,6 +63,19 @@ def make_folder(path, config=TINY, seed=0, **how):
     return params
 
 
+def same(one, two):
+    """Equal leaf by leaf, bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def refusal(folder):
+    """The one line that says why a folder can't be loaded."""
+    with pytest.raises(UserError) as caught:
+        hf.load_policy(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def edit_config(folder, drop=(), **changes):
     raw = json.loads((folder / "config.json").read_text())
     for key in drop:
@@ -66,9 +83,13 @@ def edit_config(folder, drop=(), **changes):
     (folder / "config.json").write_text(json.dumps(raw | changes))
 
 
+@functools.partial(jax.jit, static_argnames=("config", "conditioning"))
+def _logits(params, tokens, *, config, **how):
+    return qwen2.logits(params, qwen2.forward(params, tokens, config=config, **how))
+
+
 def logits(params, tokens, config, **how):
-    hidden = qwen2.forward(params, jnp.asarray(tokens), config=config, **how)
-    return np.asarray(qwen2.logits(params, hidden))
+    return np.asarray(_logits(params, jnp.asarray(tokens), config=config, **how))
 
 
 def told_logits(params, tokens, budgets, config, conditioning, b_max, mask=None):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.test_sharded import run_on_devices
+from devices_world import run_on_devices
 
 ROOT = Path(__file__).parents[1]
 SHORT = (

@@ -201,15 +201,16 @@ def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
     [("train_step", 1, "learner"), ("score_batch", 2, "scoring")],
 )
 def test_the_learner_names_its_phase_and_sizes(monkeypatch, world, piece, minibatches, phase):
-    monkeypatch.setattr(updating.learning, piece, failing(MESSAGES[0][0]))
+    monkeypatch.setattr(updating, piece, failing(MESSAGES[0][0]))
     shapes = {"trunk": (8, 17), "branches": (8, 4, 5)}
     names = [field.name for field in dataclasses.fields(Batch)]
     batch = Batch(**{name: np.zeros(shapes.get(name, (8,)), np.int32) for name in names})
     config = TrainConfig(minibatches=minibatches, micro_batch_rows=2)
     spec = LearnerSpec(world.shape, None, LossConfig(), None, b_max=12)
+    rest = [field.name for field in dataclasses.fields(TrainState)][1:]
     updates = updating.Updates(spec, config, optax.sgd(1.0), optax.sgd(1.0), None)
     with pytest.raises(OutOfMemory) as caught:
-        updates(TrainState(*[None] * len(dataclasses.fields(TrainState))), batch)
+        updates(TrainState(policy={}, **dict.fromkeys(rest)), batch)
     assert caught.value.phases == (phase,)
     rows = 8 // minibatches
     assert caught.value.sizes == {

@@ -50,7 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
     """The model's shape, checked against its parameters."""
     rows = params["embed"].shape[0]
-    shape = model_shape(config, rows) if base is None else hf.read_config(base)
+    shape = model_shape(config, rows) if base is None else hf.read_hf_config(base)
     for entry in names.backbone(shape):
         leaf: Any = params
         for key in entry.path:

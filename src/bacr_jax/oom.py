@@ -87,8 +87,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def asked_for(text: str) -> int | None:
     """Bytes that an allocator was asked for, if its message says so."""
-    found = _ASKED.search(text)
-    return None if found is None else round(float(found["number"]) * _UNITS[found["unit"]])
+    amount = _ASKED.search(text)
+    return None if amount is None else round(float(amount["number"]) * _UNITS[amount["unit"]])
 
 
 @contextlib.contextmanager

@@ -1,11 +1,43 @@
-"""What a run's config asks of its devices, checked before anything is put on them."""
+"""What a run's config asks of its model and devices, checked before anything is put on them."""
 
 import pytest
 
-from bacr_jax.config import Config, MeshConfig, ModelConfig, RolloutConfig, TrainConfig
+from bacr_jax.config import (
+    BudgetConfig,
+    Config,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainConfig,
+)
 from bacr_jax.errors import UserError
-from bacr_jax.learner.policy import mesh_shape, model_shape
+from bacr_jax.learner.policy import check_model, mesh_shape, model_shape, vocabulary_rows
+from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
+
+
+def test_a_custom_model_has_its_tokenizers_rows_and_a_preset_its_own():
+    custom = Config(model=ModelConfig(hidden_size=48, num_heads=4, num_kv_heads=2))
+    shape = model_shape(custom, 29)
+    assert (shape.vocab_size, shape.hidden_size, shape.head_dim) == (29, 48, 12)
+    preset = Config(model=ModelConfig(preset="qwen2.5-7b"))
+    assert model_shape(preset, 29) == PRESETS["qwen2.5-7b"]
+    assert vocabulary_rows(preset, 151665) == 152064
+    with pytest.raises(UserError, match="has 152065 ids, .* only 152064 embedding rows"):
+        vocabulary_rows(preset, 152065)
+
+
+def test_rows_longer_than_the_model_was_made_for_are_refused():
+    config = Config(
+        budget=BudgetConfig(max=1000),
+        eval=EvalConfig(budgets=(1000,)),
+        rollout=RolloutConfig(answer_tokens=24),
+    )
+    shape = model_shape(config, 29)
+    check_model(config, shape, shape.max_positions - 1024)
+    with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; write at mo"):
+        check_model(config, shape, shape.max_positions - 1023)
 
 
 def layout(devices=8, **sections):

@@ -1,20 +1,17 @@
 """One update on eight devices is the update of one, in a process of its own with eight of them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from devices_world import run_on_devices
 
 PROGRAM = """
 import dataclasses, re, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, ValueConfig
-from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.learner.train_step import init_state, train_step
 from bacr_jax.model import qwen2, value
 from bacr_jax.model.sizes import Qwen2Config
 from rollout_world import World
@@ -34,7 +31,7 @@ batch = Batch(
     trunk=ids(16, b, p + t), prompt_lengths=full(p, b), question_start=full(0, b),
     question_end=full(p, b), sampled=ids(t + 1, b), budgets=full(t, b),
     cuts=np.tile(np.array([6, 12], np.int32), (b, 1)), branches=ids(16, b, m, 5),
-    context=ids(12, b, m) + 4, suffix=full(2, b, m), answered=ids(4, b, m),
+    context=ids(12, b, m) + 4, forced=full(2, b, m), answered=ids(4, b, m),
     thinking_advantages=rng.normal(size=(b, t)).astype(np.float32),
     answer_advantages=rng.normal(size=(b, m)).astype(np.float32),
     returns=rng.random((b, m)).astype(np.float32),
@@ -44,7 +41,7 @@ batch = Batch(
 # The difference of the parameters is then the gradient itself.
 tx = optax.sgd(1.0)
 spec = LearnerSpec(shape, conditioning, LossConfig(), ValueConfig(hidden_size=8), 12, chunk=16)
-start = jax.tree.map(np.asarray, learning.init_state(params, head, tx, tx))
+start = jax.tree.map(np.asarray, init_state(params, head, tx, tx))
 
 
 def update(sizes, parts):
@@ -57,11 +54,11 @@ def update(sizes, parts):
         for device in mesh.devices.flat
     )
     arguments = (
-        state, parallel.place(batch, parallel.rows(mesh)),
+        state, parallel.place(batch, parallel.row_sharding(mesh)),
         parallel.place(np.ones(16, bool), parallel.replicated(mesh)), None, None,
     )
     how = dict(spec=dataclasses.replace(spec, mesh=mesh), policy_tx=tx, head_tx=tx)
-    program = learning.train_step.lower(*arguments, **how, micro_batches=parts).compile()
+    program = train_step.lower(*arguments, **how, micro_batches=parts).compile()
     old = state.policy["layers"]["q_kernel"]
     after, metrics = program(*arguments)
     assert old.is_deleted()
@@ -89,26 +86,7 @@ print("fine")
 """
 
 
-def run_on_devices(program, *arguments, devices=8):
-    """Runs a program text in a process with that many CPU devices; its standard output."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}",
-            # Devices that wait for each other each need a thread, however few cores there are.
-            "NPROC": str(4 * devices),
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
-
-
 @pytest.mark.slow
 def test_eight_devices_give_the_gradient_of_one():
+    """Slow: four updates compiled for up to eight devices."""
     assert run_on_devices(PROGRAM) == "fine"

@@ -105,17 +105,19 @@ def test_cudnn_refuses_32_bit_floats():
         attention.causal_attention(q, k, v, implementation="cudnn")
 
 
-@pytest.mark.parametrize("length", [127, 128, 129, 300, 1100])
+@pytest.mark.parametrize("length", [127, 128, 129, 1100])
 def test_causal_blocks_equal_one_softmax_over_the_full_mask(length):
     q, k, v = random_qkv(5, 2, length, length, 2, 1, 4)
     real = jnp.arange(length) >= jnp.array([[0], [130]])
     blocked = lambda q, k, v: attention.causal_attention(q, k, v, real=real)
     mask = attention.causal_mask(length) & real[:, None]
     whole = lambda q, k, v: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
-    np.testing.assert_allclose(blocked(q, k, v), whole(q, k, v), atol=2e-6)
-    found, want = (
-        jax.grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2))(q, k, v)  # noqa: B023
-        for f in (blocked, whole)
-    )
+    results = []
+    for attend in (blocked, whole):
+        # The gradient of half the sum of squares: the output itself is what flows back.
+        run = jax.jit(lambda *x, f=attend: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(f, *x)))
+        results.append(run(q, k, v))
+    (out, found), (whole_out, want) = results
+    np.testing.assert_allclose(out, whole_out, atol=2e-6)
     for a, b in zip(found, want):
         np.testing.assert_allclose(a, b, atol=1e-4)

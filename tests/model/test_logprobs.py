@@ -19,8 +19,7 @@ def plain(hidden, head, temperature):
     return jnp.take_along_axis(logp, TARGETS[:, None], axis=-1)[:, 0], entropy
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("chunk", "temperature"), [(1, 1.0), (4, 0.6), (11, 0.6), (100, 1.0)])
 def test_values_and_gradients_equal_the_plain_form(chunk, temperature):
     def chunked(hidden, head):
         return token_logprobs(
@@ -54,5 +53,6 @@ def test_peak_memory_does_not_grow_with_tokens_times_vocabulary():
         return compiled.memory_analysis().temp_size_in_bytes
 
     full_logits = 4096 * 2048 * 4
-    assert temporaries(4096) < full_logits / 8
-    assert temporaries(4096) - temporaries(1024) < full_logits / 16
+    needed = temporaries(4096)
+    assert needed < full_logits / 8
+    assert needed - temporaries(1024) < full_logits / 16

@@ -150,7 +150,7 @@ CONDITIONINGS = {
 
 
 @pytest.fixture(scope="module", params=CONDITIONINGS)
-def with_declared_budget(request, tmp_path_factory):
+def told(request, tmp_path_factory):
     """The exported PyTorch model with a budget module that does something, and ours."""
     how = CONDITIONINGS[request.param]
     config = hf_world.TINY

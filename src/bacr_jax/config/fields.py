@@ -50,7 +50,8 @@ def _hints_of(cls: Any) -> dict[str, Any]:
 
 def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """Every key and section of a dataclass by its dotted name, in the order written there."""
-    hints = _hints_of(type(config))
+    cls: Any = type(config)
+    hints = _hints_of(cls)
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         nested = dataclasses.is_dataclass(value)

@@ -109,6 +109,42 @@ def make_batch(
     return Batch(**fields)
 
 
+def empty_batch(
+    rows: int, *, prompt: int, thinking: int, cuts: int, suffix: int, answer: int
+) -> Batch:
+    """Rows without a token, to compile for the batches to come.
+
+    Args:
+      rows: B.
+      prompt: width P of the prompts.
+      thinking: most thinking tokens T.
+      cuts: branches M of a row.
+      suffix: most forced tokens of a branch.
+      answer: most answer tokens of a branch.
+    """
+    whole = lambda *shape: np.zeros((rows, *shape), np.int32)
+    real = lambda *shape: np.zeros((rows, *shape), np.float32)
+    fields: dict[str, Any] = {
+        "trunk": whole(prompt + thinking),
+        "prompt_lengths": whole(),
+        "question_start": whole(),
+        "question_end": whole(),
+        "sampled": whole(),
+        "budgets": whole(),
+        "cuts": whole(cuts),
+        "branches": whole(cuts, suffix + answer),
+        "context": whole(cuts),
+        "forced": whole(cuts),
+        "answered": whole(cuts),
+        "thinking_advantages": real(thinking),
+        "answer_advantages": real(cuts),
+        "returns": real(cuts),
+        "thinking_logprobs": real(thinking),
+        "answer_logprobs": real(cuts, answer),
+    }
+    return Batch(**fields)
+
+
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:
     """The same rows, of which those not kept have no sampled tokens and so no part in the loss.
 

@@ -64,7 +64,7 @@ def _narrowed(batch: Batch, width: int) -> Batch:
     )
 
 
-def take(batch: Batch, index: np.ndarray, *, width: int, rows: int) -> Batch:
+def padded_rows(batch: Batch, index: np.ndarray, *, width: int, rows: int) -> Batch:
     """Rows `index` at trunk width `width`, filled up to `rows` with empty rows (no prompt)."""
 
     def pick(leaf: Any) -> np.ndarray:
@@ -97,7 +97,7 @@ def micro_batches(
         index = index[np.argsort(lengths[index], kind="stable")]
         rows = shapes.rows(width, branch_positions)
         for start in range(0, len(index), rows):
-            yield take(batch, index[start : start + rows], width=width, rows=rows)
+            yield padded_rows(batch, index[start : start + rows], width=width, rows=rows)
         shortest = width
 
 
@@ -106,4 +106,4 @@ def empty_micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
     branch_positions = batch.branches.shape[1] * batch.branches.shape[2]
     for width in shapes.widths(batch.trunk.shape[1]):
         rows = shapes.rows(width, branch_positions)
-        yield take(batch, np.zeros(0, int), width=width, rows=rows)
+        yield padded_rows(batch, np.zeros(0, int), width=width, rows=rows)

@@ -17,6 +17,7 @@ from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
 from bacr_jax.types import pytree
 
 Params = dict[str, Any]
+Metrics = dict[str, Float[Array, ""]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class TokenScores:
 
 @pytree
 class LossNormalizers:
-    """LossNormalizers of the whole batch, so that a split into micro-batches changes nothing.
+    """Denominators of the whole batch, so that a split into micro-batches changes nothing.
 
     Attributes:
       tokens: of the aggregation of token losses.
@@ -95,7 +96,7 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
 
 def chunked_logprobs(
     states: Float[Array, "B T D"],
-    head: Float[Array, "V D"],
+    lm_head: Float[Array, "V D"],
     targets: Int[Array, "B T"],
     *,
     allowed_tokens: Bool[Array, "V"] | None,
@@ -108,42 +109,40 @@ def chunked_logprobs(
 
     Args:
       states: final states that predict a token each.
-      head: output matrix.
+      lm_head: output matrix.
       targets: the tokens.
       allowed_tokens: ids that can be drawn; None for all.
       spec: temperature, chunk and mesh.
     """
     b, t, _ = states.shape
     # Gathered once, not once per chunk.
-    head = constrain({"head": head}, spec.mesh, rules=DECODE)["head"]
+    lm_head = constrain({"lm_head": lm_head}, spec.mesh, rules=DECODE)["lm_head"]
     shards = 1 if spec.mesh is None else row_shards(spec.mesh)
     width = min(max(spec.chunk * shards // b, 1), t)
 
     def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         states, ids = constrain_rows(inputs, spec.mesh)
-        found = logprobs.token_logprobs(
+        scores = logprobs.token_logprobs(
             states.reshape(b * width, -1),
-            head,
+            lm_head,
             ids.reshape(-1),
             allowed_tokens=allowed_tokens,
             temperature=spec.temperature,
             chunk=b * width,
         )
-        return jax.tree.map(lambda x: x.reshape(b, width), found)
+        return jax.tree.map(lambda x: x.reshape(b, width), scores)
 
     if width == t:
         return of_chunk((states, targets))
     pad = -t % width
-    split = lambda x: jnp.moveaxis(
-        jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2)).reshape(
-            b, -1, width, *x.shape[2:]
-        ),
-        1,
-        0,
-    )
+
+    def split(x: Array) -> Array:
+        padded = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(padded.reshape(b, -1, width, *x.shape[2:]), 1, 0)
+
     recomputed = jax.checkpoint(of_chunk, prevent_cse=False)
-    found = jax.lax.map(recomputed, (split(states), split(targets)))
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :t], found)
+    scores = jax.lax.map(recomputed, (split(states), split(targets)))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :t], scores)
 
 
 def score_tokens(
@@ -196,7 +195,12 @@ def score_tokens(
 
 
 def predict_values(
-    policy: Params, head: Params, question: Float[Array, "B D"], batch: Batch, *, spec: LearnerSpec
+    policy: Params,
+    value_head: Params,
+    question: Float[Array, "B D"],
+    batch: Batch,
+    *,
+    spec: LearnerSpec,
 ) -> Float[Array, "B M"]:
     """V(q, b[, b_j]) at every cut (paper Eq. 11); with stop_gradient it cannot steer the policy."""
     assert spec.value is not None
@@ -211,11 +215,11 @@ def predict_values(
         b_max=spec.b_max,
         cut_input=spec.value.cut_input,
     )
-    return value.values(head, features)
+    return value.values(value_head, features)
 
 
-def denominators(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
-    """LossNormalizers over all rows of an update."""
+def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
+    """What the losses of all rows of an update are divided by."""
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     as_float = lambda x: jnp.asarray(x, jnp.float32)
@@ -227,106 +231,146 @@ def _joined(thinking: Array, answers: Array) -> Array:
     return jnp.concatenate([thinking, answers.reshape(answers.shape[0], -1)], axis=1)
 
 
-def _ratios(new: Array, old: Array, mask: Array, kind: str) -> Array:
-    """Importance ratio of every token of [R, T] rows (paper Eq. 15)."""
-    if kind == "token":
-        return losses.token_ratio(new, old)
-    of_rows = losses.sequence_ratio if kind == "sequence" else losses.gspo_ratio
-    return jnp.broadcast_to(of_rows(new, old, mask), new.shape)
+def importance_ratio(
+    scores: TokenScores, before: TokenScores, batch: Batch, *, kind: str
+) -> Float[Array, "B T"]:
+    """Importance ratio of every sampled token, thinking then answers (paper Eq. 15).
+
+    A sequence-level ratio is taken over a trunk's thinking and over each of its answers apart.
+    """
+
+    def of_rows(new: Array, old: Array, mask: Array) -> Array:
+        if kind == "token":
+            return losses.token_ratio(new, old)
+        ratio = losses.sequence_ratio if kind == "sequence" else losses.gspo_ratio
+        return jnp.broadcast_to(ratio(new, old, mask), new.shape)
+
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    thinking = of_rows(scores.thinking, before.thinking, batch.thinking_mask)
+    answers = of_rows(flat(scores.answers), flat(before.answers), flat(batch.answer_mask))
+    return _joined(thinking, answers.reshape(scores.answers.shape))
+
+
+def policy_terms(
+    scores: TokenScores,
+    before: TokenScores,
+    batch: Batch,
+    normalizers: LossNormalizers,
+    *,
+    spec: LearnerSpec,
+) -> tuple[Float[Array, ""], Metrics]:
+    """The clipped policy loss (paper Eq. 15) and metrics of the ratios and of the sampler.
+
+    Args:
+      scores: of the policy that learns.
+      before: of the policy when the batch was sampled, as the learner computes them.
+      batch: rows, with advantages and the sampler's own log-probabilities.
+      normalizers: of the whole batch.
+      spec: settings.
+    """
+    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
+    answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
+    advantages = _joined(batch.thinking_advantages, answers)
+    clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
+    surrogate = losses.policy_loss(ratio, advantages, **clip)
+    sampler = _joined(batch.thinking_logprobs, batch.answer_logprobs)
+    logp_before = _joined(before.thinking, before.answers)
+    token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / normalizers.count
+    metrics = {}
+    if spec.loss.importance_cap is not None:
+        weight = losses.truncated_importance_weight(
+            logp_before, sampler, cap=spec.loss.importance_cap
+        )
+        surrogate = surrogate * weight
+        metrics["mismatch/weight"] = token_mean(weight)
+    loss = losses.aggregate_sum(surrogate, mask, mode=spec.loss.aggregate) / normalizers.tokens
+    gap = jnp.where(mask, logp_before - sampler, 0.0)
+    return loss, {
+        "loss/policy": loss,
+        "policy/clipped_share": token_mean(losses.is_clipped(ratio, advantages, **clip)),
+        "policy/ratio": token_mean(ratio),
+        "mismatch/k1": token_mean(-gap),
+        "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
+        **metrics,
+    }
+
+
+def value_terms(
+    policy: Params,
+    value_head: Params | None,
+    question: Float[Array, "B D"],
+    batch: Batch,
+    normalizers: LossNormalizers,
+    *,
+    spec: LearnerSpec,
+) -> tuple[Float[Array, ""], Metrics]:
+    """The value loss (paper Eq. 12) and its metrics; zero and none without a value head."""
+    if value_head is None:
+        return jnp.float32(0.0), {}
+    predicted = predict_values(policy, value_head, question, batch, spec=spec)
+    over_rows = lambda x: jnp.where(batch.real[:, None], x, 0.0).sum() / normalizers.rows
+    loss = over_rows(losses.value_loss(predicted, batch.returns))
+    return loss, {"value/loss": loss, "value/mean": over_rows(predicted)}
 
 
 def objective(
     policy: Params,
-    head: Params | None,
+    value_head: Params | None,
     batch: Batch,
     allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
-    totals: LossNormalizers,
+    normalizers: LossNormalizers,
     *,
     spec: LearnerSpec,
-) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+) -> tuple[Float[Array, ""], Metrics]:
     """L = L_pi + c_v L_V - c_h H (paper Eq. 16) on part of a batch.
 
     Args:
       policy: policy parameters.
-      head: value head parameters; None when the method has none.
+      value_head: its parameters; None when the method has none.
       batch: rows.
       allowed_tokens: ids the sampler may draw.
       old: the policy's scores when the batch was sampled; None on the first update, where the
         ratio is exactly 1.
       reference: scores of the reference policy, needed with a KL term.
-      totals: denominators of the whole batch.
+      normalizers: of the whole batch.
       spec: settings.
 
     Returns:
       This part's share of the loss, and its share of each metric: both add up over micro-batches.
     """
     scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
-    mask = _joined(batch.thinking_mask, batch.answer_mask)
-    new_thinking, new_answers = scores.thinking, scores.answers
     before = old if old is not None else jax.lax.stop_gradient(scores)
-    flat = lambda x: x.reshape(-1, x.shape[-1])
-    thinking_ratio = _ratios(new_thinking, before.thinking, batch.thinking_mask, spec.loss.ratio)
-    answer_ratio = _ratios(
-        flat(new_answers), flat(before.answers), flat(batch.answer_mask), spec.loss.ratio
-    ).reshape(new_answers.shape)
-    ratio = _joined(thinking_ratio, answer_ratio)
-    answer_advantages = jnp.broadcast_to(batch.answer_advantages[..., None], new_answers.shape)
-    advantages = _joined(batch.thinking_advantages, answer_advantages)
-    logp, entropy = (
-        _joined(new_thinking, new_answers),
-        _joined(scores.thinking_entropy, scores.answers_entropy),
+    policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
+    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    aggregate = lambda x: (
+        losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / normalizers.tokens
     )
-    clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
-    aggregate = lambda x: losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / totals.tokens
-    sampler = _joined(batch.thinking_logprobs, batch.answer_logprobs)
-    sampled_with = before_logp(before)
-    surrogate = losses.policy_loss(ratio, advantages, **clip)
-    weights = {}
-    if spec.loss.importance_cap is not None:
-        weight = losses.truncated_importance_weight(
-            sampled_with, sampler, cap=spec.loss.importance_cap
-        )
-        surrogate, weights = surrogate * weight, {"mismatch/weight": weight}
-    policy_loss = aggregate(surrogate)
-    entropy_bonus = aggregate(entropy)
+    entropy = _joined(scores.thinking_entropy, scores.answers_entropy)
     kl = jnp.float32(0.0)
     if reference is not None:
-        ref = _joined(reference.thinking, reference.answers)
-        kl = aggregate(losses.kl_penalty(logp, ref, kind=spec.loss.kl_kind))
-    value_loss, value_metrics = jnp.float32(0.0), {}
-    if head is not None:
-        predicted = predict_values(policy, head, scores.question, batch, spec=spec)
-        over_rows = lambda x: jnp.where(batch.real[:, None], x, 0.0).sum() / totals.rows
-        value_loss = over_rows(losses.value_loss(predicted, batch.returns))
-        value_metrics = {"value/loss": value_loss, "value/mean": over_rows(predicted)}
+        logp = _joined(scores.thinking, scores.answers)
+        logp_reference = _joined(reference.thinking, reference.answers)
+        kl = aggregate(losses.kl_penalty(logp, logp_reference, kind=spec.loss.kl_kind))
+    value_loss, value_metrics = value_terms(
+        policy, value_head, scores.question, batch, normalizers, spec=spec
+    )
     total = losses.total_loss(
         policy_loss,
         value_loss,
-        entropy_bonus,
+        aggregate(entropy),
         value_coef=spec.loss.value_coef,
         entropy_coef=spec.loss.entropy_coef,
         kl=kl,
         kl_coef=spec.loss.kl_coef,
     )
-    token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / totals.count
-    gap = jnp.where(mask, sampled_with - sampler, 0.0)
     metrics = {
         "loss/total": total,
-        "loss/policy": policy_loss,
         "loss/kl": kl,
-        "policy/entropy": token_mean(entropy),
-        "policy/clipped_share": token_mean(losses.is_clipped(ratio, advantages, **clip)),
-        "policy/ratio": token_mean(ratio),
-        "mismatch/k1": token_mean(-gap),
-        "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
-        **{name: token_mean(x) for name, x in weights.items()},
+        "policy/entropy": jnp.where(mask, entropy, 0.0).sum() / normalizers.count,
+        **policy_metrics,
         **value_metrics,
     }
     return jnp.asarray(total), jax.lax.stop_gradient(metrics)
-
-
-def before_logp(scores: TokenScores) -> Float[Array, "B T"]:
-    """Log-probabilities of all sampled tokens as one row per rollout."""
-    return _joined(scores.thinking, scores.answers)

@@ -15,7 +15,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.methods import Method
 from bacr_jax.model import budget, kv_cache, qwen2, value
-from bacr_jax.model.hf import check_folder, load_policy, read_config
+from bacr_jax.model.hf import check_folder, load_policy, read_hf_config
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape
@@ -25,10 +25,16 @@ Params = dict[str, Any]
 
 
 def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
-    """The shape that `config.model` describes."""
+    """The shape that `config.model` describes.
+
+    Args:
+      config: settings.
+      vocab_size: of a custom shape, which has as many rows as its tokenizer has ids; a preset and a
+        folder say their own.
+    """
     model = config.model
     if model.path is not None:
-        return read_config(model.path)
+        return read_hf_config(model.path)
     if model.preset != "custom":
         return preset(model.preset)
     return Qwen2Config(
@@ -97,14 +103,14 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
     Raises:
       UserError: it does not fit the devices, the model or the rows.
     """
-    found = parallel.resolve(
+    layout = parallel.resolve(
         config.mesh,
         num_devices,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
         num_kv_heads=shape.num_kv_heads,
     )
-    rollout, train, shards = config.rollout, config.train, found.row_shards
+    rollout, train, shards = config.rollout, config.train, layout.row_shards
     rows = rollout.questions * rollout.group_size
     devices = f"mesh.data x mesh.fsdp = {shards} devices"
     if rows % shards:
@@ -116,22 +122,22 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
         )
     update = rows // train.minibatches
     if train.micro_batch_tokens is None and update % shards:
-        legal = [n for n in range(1, rollout.questions + 1) if rollout.questions % n == 0]
-        legal = [n for n in legal if rows // n % shards == 0]
-        nearest = min(legal, key=lambda n: abs(n - train.minibatches))
+        whole = [n for n in range(1, rollout.questions + 1) if rollout.questions % n == 0]
+        even = [n for n in whole if rows // n % shards == 0]
+        nearest = min(even, key=lambda n: abs(n - train.minibatches))
         raise UserError(
             f"train.minibatches={train.minibatches}: the {update} rows of an update can't be split "
             f"evenly over {devices}; write train.minibatches={nearest}"
         )
     micro = train.micro_batch_rows
     if micro is not None and micro < update and micro % shards:
-        legal = [n for n in range(shards, update + 1, shards) if update % n == 0]
-        nearest = min(legal, key=lambda n: abs(n - micro))
+        even = [n for n in range(shards, update + 1, shards) if update % n == 0]
+        nearest = min(even, key=lambda n: abs(n - micro))
         raise UserError(
             f"train.micro_batch_rows={micro}: can't be split evenly over {devices}; write "
             f"train.micro_batch_rows={nearest}"
         )
-    return found
+    return layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,9 @@ from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
     LearnerSpec,
     LossNormalizers,
+    Metrics,
     TokenScores,
-    denominators,
+    loss_normalizers,
     objective,
     phi_of,
     score_tokens,
@@ -24,7 +25,6 @@ from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Prompts, pytree
 
 Params = dict[str, Any]
-Metrics = dict[str, Float[Array, ""]]
 
 
 @pytree
@@ -35,7 +35,7 @@ class TrainState:
       policy: policy parameters, fp32 masters.
       head: value head parameters; None when the method has none.
       policy_opt: optimizer state of the policy.
-      head_opt: optimizer state of the head.
+      head_opt: optimizer state of the value head.
       updates: policy updates done.
       skipped: updates skipped because a gradient was not finite.
     """
@@ -50,16 +50,16 @@ class TrainState:
 
 def init_state(
     policy: Params,
-    head: Params | None,
+    value_head: Params | None,
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
 ) -> TrainState:
     """Fresh optimizer states around given parameters."""
     return TrainState(
         policy=policy,
-        head=head,
+        head=value_head,
         policy_opt=policy_tx.init(policy),
-        head_opt=None if head is None else head_tx.init(head),
+        head_opt=None if value_head is None else head_tx.init(value_head),
         updates=jnp.int32(0),
         skipped=jnp.int32(0),
     )
@@ -96,21 +96,21 @@ def gradients(
     allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
-    totals: LossNormalizers,
+    normalizers: LossNormalizers,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments."""
-    (_, metrics), (policy, head) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(
-        state.policy, state.head, batch, allowed_tokens, old, reference, totals, spec=spec
-    )
-    policy, head = constrain((policy, head), spec.mesh)
-    return Gradients(policy, head, metrics)
+    (_, metrics), (policy, value_head) = jax.value_and_grad(
+        objective, argnums=(0, 1), has_aux=True
+    )(state.policy, state.head, batch, allowed_tokens, old, reference, normalizers, spec=spec)
+    policy, value_head = constrain((policy, value_head), spec.mesh)
+    return Gradients(policy, value_head, metrics)
 
 
-def _moved(
+def apply_update(
     state: TrainState,
-    found: Gradients,
+    grads: Gradients,
     *,
     spec: LearnerSpec,
     policy_tx: optax.GradientTransformation,
@@ -118,24 +118,24 @@ def _moved(
     update_policy: Bool[Array, ""] | bool,
 ) -> tuple[TrainState, Metrics]:
     """One Adam step, or none and a count where a gradient is not finite."""
-    norm = optax.global_norm(found.policy)
-    head_norm = optax.global_norm(found.head) if found.head is not None else jnp.float32(0.0)
+    norm = optax.global_norm(grads.policy)
+    head_norm = optax.global_norm(grads.head) if grads.head is not None else jnp.float32(0.0)
     finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
     moves = finite & update_policy
-    policy, policy_opt = _apply(policy_tx, found.policy, state.policy_opt, state.policy, moves)
-    head, head_opt = state.head, state.head_opt
-    if head is not None and found.head is not None:
-        head, head_opt = _apply(head_tx, found.head, head_opt, head, finite)
+    policy, policy_opt = _apply(policy_tx, grads.policy, state.policy_opt, state.policy, moves)
+    value_head, head_opt = state.head, state.head_opt
+    if value_head is not None and grads.head is not None:
+        value_head, head_opt = _apply(head_tx, grads.head, head_opt, value_head, finite)
     new = TrainState(
         policy=policy,
-        head=head,
+        head=value_head,
         policy_opt=policy_opt,
         head_opt=head_opt,
         updates=state.updates + moves,
         skipped=state.skipped + ~finite,
     )
     new = constrain(new, spec.mesh)
-    return new, {**found.metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
+    return new, {**grads.metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
 
 
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
@@ -181,56 +181,71 @@ def train_step(
     Returns:
       The new state and metrics (means over the whole batch).
     """
-    totals = denominators(batch, spec=spec)
+    normalizers = loss_normalizers(batch, spec=spec)
 
     def part(rows: tuple) -> Gradients:
         batch, old, reference = rows
-        return gradients(state, batch, allowed_tokens, old, reference, totals, spec=spec)
+        return gradients(state, batch, allowed_tokens, old, reference, normalizers, spec=spec)
 
     rows = (batch, old, reference)
     if micro_batches == 1:
-        found = part(rows)
+        grads = part(rows)
     else:
         split = _split(rows, micro_batches, spec)
         shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], split))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         add = lambda total, rows: (jax.tree.map(jnp.add, total, part(rows)), None)
-        found, _ = jax.lax.scan(add, zeros, split)
-    how = {"spec": spec, "policy_tx": policy_tx, "head_tx": head_tx}
-    return _moved(state, found, **how, update_policy=update_policy)
+        grads, _ = jax.lax.scan(add, zeros, split)
+    return apply_update(
+        state,
+        grads,
+        spec=spec,
+        policy_tx=policy_tx,
+        head_tx=head_tx,
+        update_policy=update_policy,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("spec",), donate_argnums=(0,))
 def accumulate(
-    found: Gradients,
+    grads: Gradients,
     state: TrainState,
     batch: Batch,
     allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
-    totals: LossNormalizers,
+    normalizers: LossNormalizers,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Adds the gradients of one more micro-batch, of whatever shape; `found` is donated."""
-    part = gradients(state, batch, allowed_tokens, old, reference, totals, spec=spec)
-    return jax.tree.map(jnp.add, found, part)
+    """Adds the gradients of one more micro-batch, of whatever shape; `grads` is donated."""
+    part = gradients(state, batch, allowed_tokens, old, reference, normalizers, spec=spec)
+    return jax.tree.map(jnp.add, grads, part)
 
 
-@functools.partial(jax.jit, static_argnames=("names", "spec"))
+@functools.partial(jax.jit, static_argnames=("spec",))
 def no_gradients(
-    policy: Params, head: Params | None, *, names: tuple[str, ...], spec: LearnerSpec
+    state: TrainState,
+    batch: Batch,
+    allowed_tokens: Bool[Array, "V"],
+    old: TokenScores | None,
+    reference: TokenScores | None,
+    normalizers: LossNormalizers,
+    *,
+    spec: LearnerSpec,
 ) -> Gradients:
-    """Zeros to start accumulating from, with the metrics `names`."""
-    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
-    policy, head = constrain((zeros(policy), zeros(head)), spec.mesh)
-    return Gradients(policy, head, {name: jnp.float32(0.0) for name in names})
+    """Zeros in the form of `gradients` of the same arguments, to start accumulating from."""
+    rows = (batch, allowed_tokens, old, reference, normalizers)
+    shapes = jax.eval_shape(functools.partial(gradients, spec=spec), state, *rows)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    policy, value_head = constrain((zeros.policy, zeros.head), spec.mesh)
+    return Gradients(policy, value_head, zeros.metrics)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,))
 def apply_gradients(
     state: TrainState,
-    found: Gradients,
+    grads: Gradients,
     *,
     spec: LearnerSpec,
     policy_tx: optax.GradientTransformation,
@@ -238,8 +253,8 @@ def apply_gradients(
     update_policy: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
     """The Adam step of `train_step`, on gradients accumulated one micro-batch at a time."""
-    return _moved(
-        state, found, spec=spec, policy_tx=policy_tx, head_tx=head_tx, update_policy=update_policy
+    return apply_update(
+        state, grads, spec=spec, policy_tx=policy_tx, head_tx=head_tx, update_policy=update_policy
     )
 
 
@@ -263,7 +278,7 @@ def score_batch(
 @functools.partial(jax.jit, static_argnames=("spec",))
 def question_values(
     policy: Params,
-    head: Params,
+    value_head: Params,
     prompts: Prompts,
     budgets: Int[Array, "B"],
     cuts: Int[Array, "B M"],
@@ -302,12 +317,12 @@ def question_values(
         cut_input=spec.value.cut_input,
     )
     # Whole everywhere: the host reads them.
-    return constrain((value.values(head, features), features), spec.mesh)
+    return constrain((value.values(value_head, features), features), spec.mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("head_tx", "num_steps"))
 def fit_value(
-    head: Params,
+    value_head: Params,
     head_opt: Any,
     features: Float[Array, "B M F"],
     returns: Float[Array, "B M"],
@@ -326,4 +341,4 @@ def fit_value(
         finite = jnp.isfinite(optax.global_norm(grads))
         return _apply(head_tx, grads, opt, params, finite)
 
-    return jax.lax.fori_loop(0, num_steps, body, (head, head_opt))
+    return jax.lax.fori_loop(0, num_steps, body, (value_head, head_opt))

@@ -7,21 +7,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_ILLEGAL = -1e30
+_IMPOSSIBLE = -1e30
 
 
 def masked_logits(
     hidden: Float[Array, "R D"],
-    head: Float[Array, "V D"],
+    lm_head: Float[Array, "V D"],
     allowed_tokens: Bool[Array, "V"] | None,
     temperature: float = 1.0,
 ) -> Float[Array, "R V"]:
     """Logits / temperature in fp32, ids that may never be sampled pushed to the bottom."""
     scores = jnp.einsum(
-        "rd,vd->rv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32
+        "rd,vd->rv", hidden, lm_head.astype(hidden.dtype), preferred_element_type=jnp.float32
     )
     scores = scores / temperature
-    return scores if allowed_tokens is None else jnp.where(allowed_tokens, scores, _ILLEGAL)
+    return scores if allowed_tokens is None else jnp.where(allowed_tokens, scores, _IMPOSSIBLE)
 
 
 @jax.custom_vjp
@@ -47,7 +47,7 @@ def logprob_and_entropy(
 def _logprob_and_entropy(scores: Array, ids: Array) -> tuple[tuple[Array, Array], Any]:
     normaliser = jax.nn.logsumexp(scores, axis=-1)
     chosen = jnp.take_along_axis(scores, ids[:, None], axis=-1)[:, 0]
-    # Illegal ids have probability exactly 0 and a finite score, so 0 * score stays 0.
+    # Ids that can't be drawn have probability exactly 0 and a finite score, so 0 * score stays 0.
     expected = jnp.sum(jnp.exp(scores - normaliser[:, None]) * scores, axis=-1)
     entropy = normaliser - expected
     return (chosen - normaliser, entropy), (scores, ids, normaliser, entropy)
@@ -68,7 +68,7 @@ logprob_and_entropy.defvjp(_logprob_and_entropy, _logprob_and_entropy_gradient)
 
 def token_logprobs(
     hidden: Float[Array, "R D"],
-    head: Float[Array, "V D"],
+    lm_head: Float[Array, "V D"],
     targets: Int[Array, "R"],
     *,
     allowed_tokens: Bool[Array, "V"] | None = None,
@@ -82,7 +82,7 @@ def token_logprobs(
 
     Args:
       hidden: final states of the rows that predict a token.
-      head: output matrix.
+      lm_head: output matrix.
       targets: the token each row must explain.
       allowed_tokens: ids that the sampler may draw; the same mask it uses.
       temperature: divides the logits, as in the sampler.
@@ -91,12 +91,12 @@ def token_logprobs(
     Returns:
       Log-probabilities (nats) and entropies (nats), fp32.
     """
-    chex.assert_rank([hidden, head, targets], [2, 2, 1])
+    chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
     rows, width = hidden.shape
 
     def of_chunk(inputs: Any) -> tuple[Array, Array]:
         states, ids = inputs
-        return logprob_and_entropy(masked_logits(states, head, allowed_tokens, temperature), ids)
+        return logprob_and_entropy(masked_logits(states, lm_head, allowed_tokens, temperature), ids)
 
     if rows <= chunk:
         return of_chunk((hidden, targets))

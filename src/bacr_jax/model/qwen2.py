@@ -1,8 +1,6 @@
 """Qwen2.5 with the budget embedding as an explicit input.
 
-One Flax module, `Block`, holds a layer's parameters; pure functions stack it. What differs between
-the learner, the prefill and decoding is only where keys and values live, so a block takes its
-attention as a function: `attend(q, k, v) -> (output, anything)`.
+`block.Block` holds a layer's parameters; the pure functions here stack it.
 
 Parameters (fp32 masters):
 
@@ -13,7 +11,6 @@ Parameters (fp32 masters):
     budget      w1, w2, gate   absent without a budget module
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,115 +23,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import attention, budget
+from bacr_jax.model.block import Block, Params, apply_block, rms_norm, rotation
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import constrain_rows
-
-Params = dict[str, Any]
-Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
-Rotation = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
-
-
-def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
-    """Root-mean-square norm, x / rms(x) * scale.
-
-    The normalised value is cast back before the product, as released weights expect.
-    """
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-    return y.astype(x.dtype) * scale.astype(x.dtype)
-
-
-def rotation(positions: Int[Array, "B T"], *, head_dim: int, theta: float) -> Rotation:
-    """Cosines and sines of the rotary embedding, halves repeated, fp32."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    angles = jnp.concatenate([angles, angles], axis=-1)
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
-    """Rotates each head; component i is paired with component i + H/2 (half-split layout)."""
-    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in by)
-    first, second = jnp.split(x, 2, axis=-1)
-    return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
-
-
-def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array, "*B E"]:
-    """One product of [rows, D] with [D, E], whatever the leading axes of x.
-
-    With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
-    gradient and takes half as long again.
-    """
-    rows = x.reshape(-1, x.shape[-1]) @ weight
-    return rows.reshape(*x.shape[:-1], weight.shape[-1])
-
-
-class Block(nn.Module):
-    """A decoder layer: grouped-query attention and a gated MLP, each on a normed residual stream.
-
-    Attributes:
-      config: the model's shape.
-      dtype: compute type; parameters are cast to it where they are used.
-    """
-
-    config: Qwen2Config
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        by: Rotation,
-        attend: Attend,
-        condition: Callable[[Array], Array] | None = None,
-        site: str = "after_block",
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        """One layer.
-
-        Args:
-          x: residual stream.
-          by: rotary cosines and sines of the tokens' positions.
-          attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
-          condition: adds the gated budget embedding to the residual stream; None: plain Qwen2.5.
-          site: where `condition` is applied.
-
-        Returns:
-          The residual stream after the layer, and what `attend` returned beside its output.
-        """
-        c = self.config
-        d, h = c.hidden_size, c.head_dim
-        normal, zeros, ones = (
-            nn.initializers.normal(0.02),
-            nn.initializers.zeros,
-            nn.initializers.ones,
-        )
-
-        def weight(name: str, init: Any, *shape: int) -> Array:
-            return self.param(name, init, shape, jnp.float32).astype(self.dtype)
-
-        def project(y: Array, name: str, heads: int) -> Array:
-            out = matmul(y, weight(f"{name}_kernel", normal, d, heads * h))
-            out = out + weight(f"{name}_bias", zeros, heads * h)
-            return out.reshape(*y.shape[:-1], heads, h)
-
-        if condition is not None and site == "before_block":
-            x = condition(x)
-        y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
-        q = rotate(project(y, "q", c.num_heads), by)
-        k = rotate(project(y, "k", c.num_kv_heads), by)
-        v = project(y, "v", c.num_kv_heads)
-        mixed, extra = attend(q, k, v)
-        mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
-        x = x + matmul(mixed, weight("o_kernel", normal, c.num_heads * h, d))
-        if condition is not None and site == "after_attention":
-            x = condition(x)
-        y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
-        gate = nn.silu(matmul(y, weight("gate_kernel", normal, d, c.intermediate_size)))
-        up = matmul(y, weight("up_kernel", normal, d, c.intermediate_size))
-        x = x + matmul(gate * up, weight("down_kernel", normal, c.intermediate_size, d))
-        if condition is not None and site == "after_block":
-            x = condition(x)
-        return x, extra
 
 
 def init(
@@ -180,28 +71,6 @@ def init(
     return params
 
 
-def apply_block(
-    layer: Params,
-    x: Float[Array, "B T D"],
-    by: Rotation,
-    attend: Attend,
-    *,
-    config: Qwen2Config,
-    phi: Float[Array, "B D"] | None = None,
-    gate: Float[Array, "D"] | None = None,
-    conditioning: ConditioningConfig | None = None,
-    mask: Bool[Array, "B T"] | None = None,
-) -> tuple[Float[Array, "B T D"], Any]:
-    """One layer with its budget gate; without `phi` no budget code is traced at all."""
-    block = Block(config, x.dtype)
-    if phi is None or gate is None or conditioning is None:
-        return block.apply({"params": layer}, x, by, attend)
-    condition = functools.partial(
-        budget.add_gated, gate=gate, phi=phi, conditioning=conditioning, mask=mask
-    )
-    return block.apply({"params": layer}, x, by, attend, condition, conditioning.site)
-
-
 def unstack(layers: Params, num_layers: int) -> list[Params]:
     """The pytree of each layer from one with stacked leaves.
 
@@ -214,11 +83,20 @@ def unstack(layers: Params, num_layers: int) -> list[Params]:
     return [of_layer(index) for index in range(num_layers)]
 
 
+def _layer_inputs(params: Params, phi: Array | None) -> tuple[Params, Array | None]:
+    """What differs from layer to layer, with a leading L, and the phi that all layers share."""
+    per_layer: Params = {"layer": params["layers"]}
+    if phi is None:
+        return per_layer, None
+    per_layer["gate"] = params["budget"]["gate"]
+    return ({**per_layer, "phi": phi}, None) if phi.ndim == 3 else (per_layer, phi)
+
+
 def run_layers(
     params: Params,
     x: Float[Array, "B T D"],
     positions: Int[Array, "B T"],
-    attend: Attend,
+    attend: Callable[[Array, Array, Array], Array],
     *,
     config: Qwen2Config,
     budget_embedding: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
@@ -227,14 +105,14 @@ def run_layers(
     scan: bool = True,
     remat: bool = True,
     mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B T D"], Any]:
+) -> Float[Array, "B T D"]:
     """All layers and the final norm.
 
     Args:
       params: model parameters.
       x: embedded tokens in the compute type.
       positions: rotary positions.
-      attend: the attention of every layer.
+      attend: the attention of every layer, from rotated q, k and v to its output.
       config: shape.
       budget_embedding: phi(b), shared or per layer; None gives exactly plain Qwen2.5.
       conditioning: how phi joins the stream; needed with `budget_embedding`.
@@ -244,44 +122,34 @@ def run_layers(
       mesh: keeps rows split over its devices, so that weights travel and activations don't.
 
     Returns:
-      Final-norm output, and what `attend` returned beside its output, stacked over layers.
+      Final-norm output.
     """
     by = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    per_layer: Params = {"layer": params["layers"]}
-    shared = None
-    if budget_embedding is not None:
-        per_layer["gate"] = params["budget"]["gate"]
-        if budget_embedding.ndim == 3:
-            per_layer["phi"] = budget_embedding
-        else:
-            shared = budget_embedding
+    per_layer, shared = _layer_inputs(params, budget_embedding)
 
-    def body(x: Array, inputs: Params) -> tuple[Array, Any]:
-        return apply_block(
+    def body(x: Array, inputs: Params) -> tuple[Array, None]:
+        x, _ = apply_block(
             inputs["layer"],
             constrain_rows(x, mesh),
             by,
-            attend,
+            lambda q, k, v: (attend(q, k, v), None),
             config=config,
             phi=inputs.get("phi", shared),
             gate=inputs.get("gate"),
             conditioning=conditioning,
             mask=mask,
         )
+        return x, None
 
     if remat:
         # Inside a scan the loop already keeps the compiler from merging the two computations.
         body = jax.checkpoint(body, prevent_cse=not scan)
     if scan:
-        x, extra = jax.lax.scan(body, x, per_layer)
+        x, _ = jax.lax.scan(body, x, per_layer)
     else:
-        extras = []
         for layer in unstack(per_layer, config.num_layers):
-            x, extra = body(x, layer)
-            extras.append(extra)
-        extra = jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras)
-    x = constrain_rows(x, mesh)
-    return rms_norm(x, params["final_norm"], config.rms_norm_eps), extra
+            x, _ = body(x, layer)
+    return rms_norm(constrain_rows(x, mesh), params["final_norm"], config.rms_norm_eps)
 
 
 def embed_tokens(params: Params, tokens: Int[Array, "*B"], dtype: Any) -> Float[Array, "*B D"]:
@@ -290,14 +158,14 @@ def embed_tokens(params: Params, tokens: Int[Array, "*B"], dtype: Any) -> Float[
 
 
 def output_head(params: Params) -> Float[Array, "V D"]:
-    """The matrix that maps final states to logits: the embedding itself when tied."""
+    """The language-model head, final states to logits: the embedding itself when tied."""
     return params["lm_head"] if "lm_head" in params else params["embed"]
 
 
 def logits(params: Params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Scores of every vocabulary row, fp32 accumulation."""
-    head = output_head(params).astype(hidden.dtype)
-    return jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+    lm_head = output_head(params).astype(hidden.dtype)
+    return jnp.einsum("...d,vd->...v", hidden, lm_head, preferred_element_type=jnp.float32)
 
 
 def padded_positions(real: Bool[Array, "B T"]) -> Int[Array, "B T"]:
@@ -322,7 +190,7 @@ def forward(
     remat: bool = False,
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
-    """Final states of padded rows; see `run_layers` for the other arguments.
+    """Final states of padded rows.
 
     Rows padded on the right need nothing: causality hides the padding. Rows padded elsewhere say
     which tokens are real and where they stand (`padded_positions`).
@@ -345,20 +213,14 @@ def forward(
 
     Returns:
       Final-norm states; `logits` turns them into scores. States of padding are meaningless.
-
-    Raises:
-      UserError: the attention implementation cannot do what is asked.
     """
     chex.assert_rank(tokens, 2)
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    attend = lambda q, k, v: (
-        attention.causal_attention(
-            q, k, v, implementation=implementation, lengths=lengths, real=real
-        ),
-        None,
+    attend = lambda q, k, v: attention.causal_attention(
+        q, k, v, implementation=implementation, lengths=lengths, real=real
     )
-    hidden, _ = run_layers(
+    return run_layers(
         params,
         embed_tokens(params, tokens, dtype),
         positions,
@@ -371,7 +233,26 @@ def forward(
         remat=remat,
         mesh=mesh,
     )
-    return hidden
+
+
+def _tree_rows(
+    trunk: Int[Array, "B S"],
+    branches: Int[Array, "B M A"],
+    context: Int[Array, "B M"],
+    trunk_mask: Bool[Array, "B S"] | None,
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"] | None]:
+    """Tokens, positions and mask of trunks and their branches as one row each, T = S + M A."""
+    chex.assert_rank([trunk, branches, context], [2, 3, 2])
+    b, s = trunk.shape
+    _, m, a = branches.shape
+    tokens = jnp.concatenate([trunk, branches.reshape(b, m * a)], axis=1)
+    branch_positions = (context[:, :, None] + jnp.arange(a)).reshape(b, m * a)
+    trunk_positions = jnp.broadcast_to(jnp.arange(s), (b, s))
+    positions = jnp.concatenate([trunk_positions, branch_positions], axis=1)
+    if trunk_mask is None:
+        return tokens, positions, None
+    branch_mask = jnp.ones((b, m * a), bool)
+    return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
 
 
 def forward_tree(
@@ -415,25 +296,15 @@ def forward_tree(
     Returns:
       Final states of the trunk and of the branches.
     """
-    chex.assert_rank([trunk, branches, context], [2, 3, 2])
-    b, s = trunk.shape
-    _, m, a = branches.shape
-    tokens = jnp.concatenate([trunk, branches.reshape(b, m * a)], axis=1)
-    branch_positions = (context[:, :, None] + jnp.arange(a)).reshape(b, m * a)
-    trunk_positions = jnp.broadcast_to(jnp.arange(s), (b, s))
-    mask = None
-    if trunk_mask is not None:
-        mask = jnp.concatenate([trunk_mask, jnp.ones((b, m * a), bool)], axis=1)
-    attend = lambda q, k, v: (
-        attention.tree_attention(
-            q, k, v, context, trunk_length=s, implementation=implementation, lengths=lengths
-        ),
-        None,
+    s = trunk.shape[1]
+    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask)
+    attend = lambda q, k, v: attention.tree_attention(
+        q, k, v, context, trunk_length=s, implementation=implementation, lengths=lengths
     )
-    hidden, _ = run_layers(
+    hidden = run_layers(
         params,
         embed_tokens(params, tokens, dtype),
-        jnp.concatenate([trunk_positions, branch_positions], axis=1),
+        positions,
         attend,
         config=config,
         budget_embedding=budget_embedding,
@@ -443,4 +314,4 @@ def forward_tree(
         remat=remat,
         mesh=mesh,
     )
-    return hidden[:, :s], hidden[:, s:].reshape(b, m, a, hidden.shape[-1])
+    return hidden[:, :s], hidden[:, s:].reshape(*branches.shape, hidden.shape[-1])

@@ -4,7 +4,6 @@ from typing import Any
 
 import chex
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -99,4 +98,4 @@ def shared_phi(
     """One embedding per row for the head: the mean over layers where each has its own."""
     if phi is None or phi.ndim == 2:
         return phi
-    return jax.numpy.mean(phi, axis=0)
+    return jnp.mean(phi, axis=0)

@@ -10,8 +10,8 @@ from bacr_jax.parallel.shardings import (
     constrain_rows,
     place,
     replicated,
+    row_sharding,
     row_shards,
-    rows,
     sharding_of,
     shardings,
 )
@@ -31,8 +31,8 @@ __all__ = [
     "place",
     "replicated",
     "resolve",
+    "row_sharding",
     "row_shards",
-    "rows",
     "sharding_of",
     "shardings",
 ]

@@ -133,11 +133,11 @@ def resolve(
         )
     decode = config.tensor if config.decode_tensor is None else config.decode_tensor
     shards = fsdp * config.tensor
-    legal = _divisors(math.gcd(shards, kv_heads))
-    if decode not in legal:
+    sizes = _divisors(math.gcd(shards, kv_heads))
+    if decode not in sizes:
         raise UserError(
             f"mesh.decode_tensor={decode}: must divide the heads and MLP ({model}) and mesh.fsdp x "
-            f"mesh.tensor={shards}; write {min(legal, key=lambda d: _distance([d], [decode]))}"
+            f"mesh.tensor={shards}; write {min(sizes, key=lambda d: _distance([d], [decode]))}"
         )
     return MeshShape(*wanted, decode)
 

@@ -1,4 +1,4 @@
-"""Leaving a run in good order when the system asks for it (SIGTERM, SIGINT, Slurm's SIGUSR1)."""
+"""Preemption: leaving a run in good order on SIGTERM, SIGINT or Slurm's SIGUSR1."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ _SAME_REQUEST_SECONDS = 0.5
 
 
 class Preempted(Exception):
-    """The system has asked the process to end; its message is the signal's name."""
+    """The process was asked to end before its work was done; the message is the signal's name."""
 
 
 class PreemptionHandler:
     """Notes the first signal, for `poll` to raise at a good moment; a second one ends the process.
 
     A context manager: outside of it signals do what they always do. A rollout or an evaluation is
-    left where it polls; the caller saves what is whole and ends with `EXIT_CODE`.
+    preempted where it polls; the caller saves what is whole and ends with `EXIT_CODE`.
     """
 
     def __init__(self) -> None:

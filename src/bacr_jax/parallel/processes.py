@@ -57,13 +57,13 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1:
         return None
-    found: dict[str, Any] = {"num_processes": tasks}
+    step: dict[str, Any] = {"num_processes": tasks}
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     one_per_node = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
     if one_per_node and gpus.isdecimal() and "JAX_LOCAL_DEVICE_IDS" not in environment:
         # JAX would give each task one GPU.
-        found["local_device_ids"] = list(range(int(gpus)))
-    return found
+        step["local_device_ids"] = list(range(int(gpus)))
+    return step
 
 
 def join() -> bool:
@@ -75,17 +75,17 @@ def join() -> bool:
     Raises:
       UserError: the environment is incomplete, or the others can't be reached.
     """
-    found = settings(os.environ)
-    if found is not None and not jax.distributed.is_initialized():
+    others = settings(os.environ)
+    if others is not None and not jax.distributed.is_initialized():
         try:
-            jax.distributed.initialize(**found)
+            jax.distributed.initialize(**others)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"{COORDINATOR}: the processes of this run did not find each other ({reason}); "
                 "start all of them, where process 0 can be reached"
             ) from None
-    return found is not None
+    return others is not None
 
 
 def is_first() -> bool:

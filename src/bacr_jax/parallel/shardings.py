@@ -119,7 +119,7 @@ def sharding_of(
     )
 
 
-def rows(mesh: AnyMesh) -> NamedSharding:
+def row_sharding(mesh: AnyMesh) -> NamedSharding:
     """Leading axis split over data x fsdp: batches, rollout rows, decode states."""
     return NamedSharding(mesh, _canonical(mesh, [ROW_AXES]))
 

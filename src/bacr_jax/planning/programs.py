@@ -19,7 +19,7 @@ from bacr_jax.learner import policy as policies
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.micro_batches import Shapes
-from bacr_jax.learner.objective import TokenScores, denominators
+from bacr_jax.learner.objective import TokenScores, loss_normalizers
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.methods import load_method
 from bacr_jax.model import qwen2
@@ -101,7 +101,7 @@ class Programs:
         one = self._batch(1)
         positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
         batch = self._batch(Shapes(tokens, multiple=self.layout.row_shards).rows(positions, 0))
-        totals = jax.eval_shape(functools.partial(denominators, spec=self.learner), batch)
+        totals = jax.eval_shape(functools.partial(loss_normalizers, spec=self.learner), batch)
         given = (state, *self._batch_arguments(batch), _whole(totals, self.mesh))
         earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
         earlier = _laid_out(earlier, parallel.shardings(earlier, self.mesh))
@@ -156,7 +156,7 @@ class Programs:
 
     def _rows(self, *shape: int, dtype: Any = "int32") -> Any:
         """An array whose leading axis is that of rows."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.rows(self.mesh))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.row_sharding(self.mesh))
 
     def _batch(self, rows: int) -> Batch:
         config, cuts = self.config, branches_per_trace(self.method)

@@ -228,10 +228,10 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     Raises:
       UserError: the folder holds no Qwen2 model.
     """
-    from bacr_jax.model import hf
+    from bacr_jax.model.hf import read_budget_module, read_hf_config
 
-    hf.read_config(folder)
-    module = hf.read_budget_module(folder)
+    read_hf_config(folder)
+    module = read_budget_module(folder)
     raw = json.loads((folder / "config.json").read_bytes())
     stored = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
     config = Config()

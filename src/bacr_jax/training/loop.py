@@ -153,7 +153,7 @@ class Trainer:
             yield
             return
         with self.progress.phase("training", self.steps) as self.phase:
-            precompile(self.run, state)
+            precompile(self.run, state, self.reference)
             yield
 
     # The loop ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from bacr_jax.curriculum.difficulty import DifficultyPosterior
 from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.data.stream import QuestionStream
 from bacr_jax.learner import train_step
+from bacr_jax.learner.batch import empty_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.train_step import TrainState
@@ -159,9 +160,16 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
     )
 
 
-def precompile(run: Run, state: RunState) -> None:
-    """Compiles every form of the rollout, so that no iteration after the first compiles."""
+def precompile(run: Run, state: RunState, reference: Any = None) -> None:
+    """Compiles every form of rollouts and updates: no iteration after the first compiles.
+
+    Args:
+      run: what stays fixed.
+      state: the first.
+      reference: parameters of the reference policy, for a KL term; None without one.
+    """
     params, settings = state.train.policy, run.config
+    prompts = run.environment.train.prompts
     cuts = int(run.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])
     forms = [(cuts, run.method.answers, settings.rollout.questions * settings.rollout.group_size)]
     if settings.curriculum.pass_rate == "probe":
@@ -169,7 +177,7 @@ def precompile(run: Run, state: RunState) -> None:
     for num_cuts, answers, rows in forms:
         precompile_rollout(
             run.policy.decode_params(params),
-            run.environment.train.prompts,
+            prompts,
             num_cuts,
             spec=run.rollout_spec(answers),
             rules=run.environment.rules,
@@ -177,3 +185,13 @@ def precompile(run: Run, state: RunState) -> None:
             phi_of=run.policy.phi_of(params),
             rows=rows,
         )
+    rollout = settings.rollout
+    batch = empty_batch(
+        rollout.questions * rollout.group_size,
+        prompt=prompts.tokens.shape[1],
+        thinking=settings.budget.max,
+        cuts=cuts * run.method.answers,
+        suffix=run.environment.rules.suffix_length,
+        answer=rollout.answer_tokens,
+    )
+    run.updates.compile(state.train, batch, reference=reference)

@@ -1,9 +1,7 @@
 """Reading into shards of several devices, in a process of its own with eight of them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from devices_world import run_on_devices
+from hf_world import make_folder
 
 PROGRAM = """
 import sys
@@ -33,15 +31,5 @@ print("fine")
 
 
 def test_every_device_gets_its_part(tmp_path):
-    from hf_world import make_folder
-
     make_folder(tmp_path / "hf", max_shard_bytes=4000)
-    flags = "--xla_force_host_platform_device_count=8"
-    source = str(Path(__file__).parents[3] / "src")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "hf")],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "fine", done.stderr
+    assert run_on_devices(PROGRAM, tmp_path / "hf") == "fine"

@@ -71,8 +71,8 @@ def open_archive(folder: Path) -> Archive:
     Raises:
       UserError: no weights, a truncated or missing file, or an index that disagrees with its files.
     """
-    found = _files(folder)
-    paths = found if isinstance(found, list) else sorted(set(found.values()))
+    listed = _files(folder)
+    paths = listed if isinstance(listed, list) else sorted(set(listed.values()))
     archive = Archive({}, {}, {})
     for path in paths:
         with _opened(path) as file:
@@ -81,22 +81,22 @@ def open_archive(folder: Path) -> Archive:
                 archive.files[name] = path
                 archive.dtypes[name] = piece.get_dtype()
                 archive.shapes[name] = tuple(piece.get_shape())
-    if isinstance(found, dict):
-        wrong = sorted(name for name in found if archive.files.get(name) != found[name])
+    if isinstance(listed, dict):
+        wrong = sorted(name for name in listed if archive.files.get(name) != listed[name])
         if wrong:
             raise UserError(
-                f"{folder / INDEX}: {wrong[0]} is not in {found[wrong[0]].name}; "
+                f"{folder / INDEX}: {wrong[0]} is not in {listed[wrong[0]].name}; "
                 "download both again"
             )
     return archive
 
 
-def _listed(names: Sequence[str]) -> str:
+def _first_of(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more}"
 
 
-def check(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
+def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
     """Every expected tensor is there in its shape and a float type, and nothing else is.
 
     Raises:
@@ -106,12 +106,12 @@ def check(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
     missing = [name for name in expected if name not in archive.files]
     if missing:
         raise UserError(
-            f"{folder}: missing tensor {_listed(missing)}; write a folder with all of its shards"
+            f"{folder}: missing tensor {_first_of(missing)}; write a folder with all of its shards"
         )
     extra = sorted(name for name in archive.files if name not in expected)
     if extra:
         raise UserError(
-            f"{folder}: extra tensor {_listed(extra)}, which this Qwen2 shape does not have; "
+            f"{folder}: extra tensor {_first_of(extra)}, which this Qwen2 shape does not have; "
             "write a folder whose config.json and weights belong together"
         )
     for name, entry in expected.items():

@@ -37,32 +37,32 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: no such file, or something else in it.
     """
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(
             f"{path}: can't read it ({error.strerror}); write a Hugging Face folder"
         ) from None
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: found a {type(found).__name__}; write a JSON object")
-    return found
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: found a {type(content).__name__}; write a JSON object")
+    return content
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
-    found = raw.get(key)
-    if found is None:
-        found = default
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise UserError(f"{where}: {key} is {found!r}; write a positive whole number")
-    return found
+    number = raw.get(key)
+    if number is None:
+        number = default
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise UserError(f"{where}: {key} is {number!r}; write a positive whole number")
+    return number
 
 
 def _positive_float(raw: dict[str, Any], key: str, where: Path, default: float) -> float:
-    found = raw.get(key, default)
-    if not isinstance(found, int | float) or isinstance(found, bool) or not found > 0:
-        raise UserError(f"{where}: {key} is {found!r}; write a positive number")
-    return float(found)
+    number = raw.get(key, default)
+    if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
+        raise UserError(f"{where}: {key} is {number!r}; write a positive number")
+    return float(number)
 
 
 def _rope_theta(raw: dict[str, Any], where: Path) -> float:
@@ -136,7 +136,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     )
 
 
-def read_config(folder: str | Path) -> Qwen2Config:
+def read_hf_config(folder: str | Path) -> Qwen2Config:
     """The shape of the model in a Hugging Face folder.
 
     Raises:
@@ -213,16 +213,16 @@ def to_json(
     for key in ("auto_map", "budget_module", "dtype", "torch_dtype"):
         kept.pop(key, None)
     kind = PLAIN if module is None else CONDITIONED
-    head: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}
+    ours: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}
     if module is not None:
-        how = dataclasses.asdict(module.conditioning)
-        head["auto_map"] = {
+        conditioning = dataclasses.asdict(module.conditioning)
+        ours["auto_map"] = {
             "AutoConfig": f"{MODELING}.BacrQwen2Config",
             "AutoModelForCausalLM": f"{MODELING}.BacrQwen2ForCausalLM",
         }
-        head["budget_module"] = {
-            **{key: value for key, value in how.items() if key != "enabled"},
+        ours["budget_module"] = {
+            **{key: value for key, value in conditioning.items() if key != "enabled"},
             "b_max": module.b_max,
         }
     # transformers 5 writes `dtype`, 4 reads `torch_dtype`; both read this one.
-    return {**kept, **head, "torch_dtype": dtype}
+    return {**kept, **ours, "torch_dtype": dtype}

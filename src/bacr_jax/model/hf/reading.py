@@ -20,7 +20,7 @@ from bacr_jax.model.sizes import Qwen2Config
 Params = dict[str, Any]
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding | None]
 
-_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+_LM_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _ROWS_COMPARED = 8192
 
 
@@ -95,26 +95,26 @@ def _stream(
     return params
 
 
-def _drop_copied_head(archive: Archive, folder: Path) -> None:
+def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
     """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one.
 
     Raises:
       UserError: lm_head is something else, so the model is not tied.
     """
-    same = archive.shapes[_HEAD] == archive.shapes.get(_EMBED)
+    same = archive.shapes[_LM_HEAD] == archive.shapes.get(_EMBED)
     if same:
-        with archive.open(_HEAD) as one, archive.open(_EMBED) as two:
-            head, embed = one.get_slice(_HEAD), two.get_slice(_EMBED)
-            for start in range(0, archive.shapes[_HEAD][0], _ROWS_COMPARED):
-                rows = slice(start, min(start + _ROWS_COMPARED, archive.shapes[_HEAD][0]))
-                same = same and np.array_equal(head[rows], embed[rows])
+        with archive.open(_LM_HEAD) as one, archive.open(_EMBED) as two:
+            lm_head, embed = one.get_slice(_LM_HEAD), two.get_slice(_EMBED)
+            for start in range(0, archive.shapes[_LM_HEAD][0], _ROWS_COMPARED):
+                rows = slice(start, min(start + _ROWS_COMPARED, archive.shapes[_LM_HEAD][0]))
+                same = same and np.array_equal(lm_head[rows], embed[rows])
     if not same:
         raise UserError(
-            f"{folder}: extra tensor {_HEAD}, which differs from the embedding although "
+            f"{folder}: extra tensor {_LM_HEAD}, which differs from the embedding although "
             "config.json says tie_word_embeddings true; write tie_word_embeddings false"
         )
     for table in (archive.files, archive.dtypes, archive.shapes):
-        table.pop(_HEAD)
+        table.pop(_LM_HEAD)
 
 
 def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
@@ -123,17 +123,17 @@ def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
     Raises:
       UserError: as `load_policy`.
     """
-    config = hf_config.read_config(folder)
+    config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
     archive = archives.open_archive(folder)
-    if config.tie_embeddings and _HEAD in archive.files:
-        _drop_copied_head(archive, folder)
+    if config.tie_embeddings and _LM_HEAD in archive.files:
+        _drop_copied_lm_head(archive, folder)
     entries = list(names.backbone(config))
     if module is not None:
         per_layer = module.conditioning.sharing == "per_layer"
         entries += names.budget_module(config, per_layer=per_layer)
-    archives.check(archive, entries, folder)
+    archives.check_tensors(archive, entries, folder)
     return config, archive, entries
 
 

@@ -1,9 +1,11 @@
 """Parameters become a Hugging Face folder."""
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ Params = dict[str, Any]
 
 TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NUMPY = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
-BUDGET_FILE = "budget.safetensors"
+BUDGET_FILE, MODELING_FILE = "budget.safetensors", f"{hf_config.MODELING}.py"
 
 
 def _fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
@@ -48,20 +50,20 @@ def _source_dtype(source: Path | None) -> str:
     """The type a folder's weights are stored in; float32 if mixed or if there is no folder."""
     if source is None:
         return "F32"
-    found = set(archives.open_archive(source).dtypes.values())
-    return found.pop() if len(found) == 1 and found <= set(archives.FLOATS) else "F32"
+    stored = set(archives.open_archive(source).dtypes.values())
+    return stored.pop() if len(stored) == 1 and stored <= set(archives.FLOATS) else "F32"
 
 
 def _choose_dtype(
-    asked: str | None, params: Params, entries: list[Entry], source: Path | None
+    wanted: str | None, params: Params, entries: list[Entry], source: Path | None
 ) -> str:
     by_name = {name: stored for stored, name in TORCH_NAME.items()}
-    if asked is not None:
-        if asked not in by_name:
-            raise UserError(f"dtype: found {asked!r}; write one of {', '.join(by_name)}")
-        return by_name[asked]
-    found = _source_dtype(source)
-    return found if found == "F32" or _holds(params, entries, found) else "F32"
+    if wanted is not None:
+        if wanted not in by_name:
+            raise UserError(f"dtype: found {wanted!r}; write one of {', '.join(by_name)}")
+        return by_name[wanted]
+    stored = _source_dtype(source)
+    return stored if stored == "F32" or _holds(params, entries, stored) else "F32"
 
 
 def check_free(out: Path) -> None:
@@ -122,6 +124,28 @@ def save_policy(
         vocabulary.check_fits(words, config.vocab_size)
     backbone = names.backbone(config)
     stored = _choose_dtype(dtype, params, backbone, source)
+    described = _describe(config, stored, module, source, tokenizer)
+    with _complete_or_absent(out) as folder:
+        _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
+        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        for home, files in ((source, vocabulary.GENERATION), (words, vocabulary.TOKENIZER)):
+            if home is not None:
+                vocabulary.copy_companions(home, folder, files)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        if module is not None:
+            shutil.copyfile(Path(__file__).with_name(MODELING_FILE), folder / MODELING_FILE)
+    return sorted(path.name for path in out.iterdir())
+
+
+def _describe(
+    config: Qwen2Config,
+    stored: str,
+    module: BudgetModule | None,
+    source: Path | None,
+    tokenizer: Any,
+) -> dict[str, Any]:
+    """What config.json says; with a transformers tokenizer also its special ids."""
     old = None
     if source is not None and (source / "config.json").exists():
         old = hf_config.read_json(source / "config.json")
@@ -130,23 +154,23 @@ def save_policy(
         # What `generate` stops at and pads with.
         special = ("bos_token_id", "eos_token_id", "pad_token_id")
         described |= {key: getattr(tokenizer, key) for key in special}
+    return described
+
+
+@contextlib.contextmanager
+def _complete_or_absent(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its name at the end, or leaves nothing.
+
+    Raises:
+      UserError: the disk refuses something, or `out` has come to be in the meantime.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise UserError(f"{out}: can't write there ({error.strerror})") from None
     try:
-        _write_weights(temporary, params, backbone, stored, module, config, max_shard_bytes)
-        (temporary / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-        if source is not None:
-            vocabulary.copy_companions(source, temporary, vocabulary.GENERATION)
-        if words is not None:
-            vocabulary.copy_companions(words, temporary, vocabulary.TOKENIZER)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(temporary)
-        if module is not None:
-            name = f"{hf_config.MODELING}.py"
-            shutil.copyfile(Path(__file__).with_name(name), temporary / name)
+        yield temporary
         # mkdtemp makes private folders; a model folder is an ordinary one.
         umask = os.umask(0)
         os.umask(umask)
@@ -157,7 +181,6 @@ def save_policy(
         raise UserError(f"{out}: can't write there ({error.strerror or error})") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return sorted(path.name for path in out.iterdir())
 
 
 def _write_weights(

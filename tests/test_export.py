@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
 
 
 def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tmp_path):
-    source = str(Path(__file__).parents[3] / "src")
+    source = str(Path(__file__).parents[1] / "src")
     command = [sys.executable, "-m", "bacr_jax.export", "--run", str(ledger_run[0])]
     run = lambda: subprocess.run(
         [*command, "--out", str(tmp_path / "out")],

@@ -1,0 +1,147 @@
+"""One decoder layer of Qwen2.5: norms, rotary embedding, attention, gated MLP, budget gate.
+
+What differs between the learner, the prefill and decoding is only where keys and values live, so a
+block takes its attention as a function: `attend(q, k, v) -> (output, anything)`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.model import budget
+from bacr_jax.model.sizes import Qwen2Config
+
+Params = dict[str, Any]
+Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+Rotation = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
+    """Root-mean-square norm, x / rms(x) * scale.
+
+    The normalised value is cast back before the product, as released weights expect.
+    """
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return y.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def rotation(positions: Int[Array, "B T"], *, head_dim: int, theta: float) -> Rotation:
+    """Cosines and sines of the rotary embedding, halves repeated, fp32."""
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
+    """Rotates each head; component i is paired with component i + H/2 (half-split layout)."""
+    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in by)
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
+
+
+def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array, "*B E"]:
+    """One product of [rows, D] with [D, E], whatever the leading axes of x.
+
+    With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
+    gradient and takes half as long again.
+    """
+    rows = x.reshape(-1, x.shape[-1]) @ weight
+    return rows.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+class Block(nn.Module):
+    """A decoder layer: grouped-query attention and a gated MLP, each on a normed residual stream.
+
+    Attributes:
+      config: the model's shape.
+      dtype: compute type; parameters are cast to it where they are used.
+    """
+
+    config: Qwen2Config
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        by: Rotation,
+        attend: Attend,
+        condition: Callable[[Array], Array] | None = None,
+        site: str = "after_block",
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """One layer.
+
+        Args:
+          x: residual stream.
+          by: rotary cosines and sines of the tokens' positions.
+          attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
+          condition: adds the gated budget embedding to the residual stream; None: plain Qwen2.5.
+          site: where `condition` is applied.
+
+        Returns:
+          The residual stream after the layer, and what `attend` returned beside its output.
+        """
+        c = self.config
+        d, h = c.hidden_size, c.head_dim
+        normal, zeros, ones = (
+            nn.initializers.normal(0.02),
+            nn.initializers.zeros,
+            nn.initializers.ones,
+        )
+
+        def weight(name: str, init: Any, *shape: int) -> Array:
+            return self.param(name, init, shape, jnp.float32).astype(self.dtype)
+
+        def project(y: Array, name: str, heads: int) -> Array:
+            out = matmul(y, weight(f"{name}_kernel", normal, d, heads * h))
+            out = out + weight(f"{name}_bias", zeros, heads * h)
+            return out.reshape(*y.shape[:-1], heads, h)
+
+        if condition is not None and site == "before_block":
+            x = condition(x)
+        y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
+        q = rotate(project(y, "q", c.num_heads), by)
+        k = rotate(project(y, "k", c.num_kv_heads), by)
+        v = project(y, "v", c.num_kv_heads)
+        mixed, extra = attend(q, k, v)
+        mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
+        x = x + matmul(mixed, weight("o_kernel", normal, c.num_heads * h, d))
+        if condition is not None and site == "after_attention":
+            x = condition(x)
+        y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
+        gate = nn.silu(matmul(y, weight("gate_kernel", normal, d, c.intermediate_size)))
+        up = matmul(y, weight("up_kernel", normal, d, c.intermediate_size))
+        x = x + matmul(gate * up, weight("down_kernel", normal, c.intermediate_size, d))
+        if condition is not None and site == "after_block":
+            x = condition(x)
+        return x, extra
+
+
+def apply_block(
+    layer: Params,
+    x: Float[Array, "B T D"],
+    by: Rotation,
+    attend: Attend,
+    *,
+    config: Qwen2Config,
+    phi: Float[Array, "B D"] | None = None,
+    gate: Float[Array, "D"] | None = None,
+    conditioning: ConditioningConfig | None = None,
+    mask: Bool[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B T D"], Any]:
+    """One layer with its budget gate; without `phi` no budget code is traced at all."""
+    block = Block(config, x.dtype)
+    if phi is None or gate is None or conditioning is None:
+        return block.apply({"params": layer}, x, by, attend)
+    condition = functools.partial(
+        budget.add_gated, gate=gate, phi=phi, conditioning=conditioning, mask=mask
+    )
+    return block.apply({"params": layer}, x, by, attend, condition, conditioning.site)

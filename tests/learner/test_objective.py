@@ -1,0 +1,235 @@
+"""The objective: what counts as a target, ratios, trees and sequences, and Eq. 15-16 by hand."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bacr_jax.rollout.generate import generate
+
+from bacr_jax.config import LossConfig, ValueConfig
+from bacr_jax.learner.batch import make_batch
+from bacr_jax.learner.objective import loss_normalizers, objective
+from bacr_jax.learner.train_step import gradients, score_batch
+from bacr_jax.model import budget, qwen2
+from bacr_jax.rollout.sampling import sampling_params
+from learner_world import (
+    RULES,
+    SPEC,
+    VALUE_HEAD,
+    WORLD,
+    close,
+    joined,
+    make_batch_by_hand,
+    state_of,
+)
+from rollout_world import ANSWER, make_prompts
+
+compiled_gradients = jax.jit(gradients, static_argnames=("spec",))
+compiled_objective = jax.jit(objective, static_argnames=("spec",))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return make_batch_by_hand()
+
+
+def gradient(batch, spec=SPEC, old=None, value_head=VALUE_HEAD):
+    """Gradients of the policy and of the value head."""
+    grads = compiled_gradients(
+        state_of(value_head),
+        batch,
+        RULES.allowed_tokens,
+        old,
+        None,
+        loss_normalizers(batch, spec=spec),
+        spec=spec,
+    )
+    return grads.policy, grads.head
+
+
+@functools.cache
+def rolled():
+    """Rollouts of the policy itself; the second row's cuts lie at one token of thinking."""
+    budgets = np.array([12, 1, 7, 4])
+    cuts = np.ceil(budgets[:, None] * np.arange(1, 3) / 2).astype(int)
+    prompts = make_prompts([3, 5, 2, 4], 5)
+    rollout = generate(
+        WORLD.decode,
+        prompts,
+        budgets,
+        cuts,
+        jax.random.key(5),
+        spec=WORLD.spec(4),
+        rules=RULES,
+        sampling=sampling_params(1.0),
+        phi_of=WORLD.phi_of,
+    )
+    return make_batch(
+        prompts,
+        rollout.trunks,
+        rollout.branches,
+        cuts=cuts,
+        thinking_advantages=np.zeros((4, 12), np.float32),
+        answer_advantages=np.zeros((4, 2), np.float32),
+        returns=np.zeros((4, 2), np.float32),
+    )
+
+
+def test_the_learner_reproduces_the_samplers_logprobs():
+    rows = rolled()
+    scores = score_batch(WORLD.params, rows, RULES.allowed_tokens, spec=SPEC)
+    for ours, theirs, mask in (
+        (scores.thinking, rows.thinking_logprobs, rows.thinking_mask),
+        (scores.answers, rows.answer_logprobs, rows.answer_mask),
+    ):
+        assert mask.any()
+        np.testing.assert_allclose(np.where(mask, ours, 0), np.where(mask, theirs, 0), atol=1e-5)
+
+
+def test_forced_tokens_are_never_targets():
+    """Every branch holds a forced `<answer>`. Scored as if it could not be sampled, it would show
+    up as an impossible target; only those that the policy itself sampled may.
+    """
+    rows, sampled = rolled(), 0
+    for i in range(4):
+        n, m = int(rows.prompt_lengths[i]), int(rows.sampled[i])
+        sampled += int((rows.trunk[i, n : n + m] == ANSWER).sum())
+        for j in range(2):
+            k, a = int(rows.forced[i, j]), int(rows.answered[i, j])
+            assert int(rows.branches[i, j, k - 1]) == ANSWER
+            sampled += int((rows.branches[i, j, k : k + a] == ANSWER).sum())
+    allowed = RULES.allowed_tokens.at[ANSWER].set(False)
+    scores = score_batch(WORLD.params, rows, allowed, spec=SPEC)
+    impossible = sum(
+        int((np.asarray(logprobs)[np.asarray(mask)] < -1e20).sum())
+        for logprobs, mask in (
+            (scores.thinking, rows.thinking_mask),
+            (scores.answers, rows.answer_mask),
+        )
+    )
+    assert impossible == sampled
+
+
+def test_what_stands_outside_the_masks_does_not_matter(batch):
+    """Padding, reused answers and advantages past the end may hold anything."""
+    past = np.arange(batch.trunk.shape[1]) >= (batch.prompt_lengths + batch.sampled)[:, None]
+    unused = (batch.answered == 0)[..., None]
+    poisoned = dataclasses.replace(
+        batch,
+        trunk=np.where(past, 9, batch.trunk),
+        branches=np.where(unused, 9, batch.branches),
+        thinking_advantages=np.where(batch.thinking_mask, batch.thinking_advantages, 1e3).astype(
+            np.float32
+        ),
+        answer_advantages=np.where(unused[..., 0], 1e3, batch.answer_advantages).astype(np.float32),
+    )
+    close(gradient(poisoned), gradient(batch), 1e-6)
+
+
+def test_recomputed_old_scores_give_the_on_policy_gradient(batch):
+    old = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
+    close(gradient(batch, old=old), gradient(batch), 1e-6)
+
+
+def test_gradient_of_a_tree_equals_that_of_separate_sequences(batch):
+    """Each branch as a row of its own, and the trunk as another, with sampled tokens alone as
+    targets: the same policy gradient, so forced tokens contribute none.
+    """
+    rows, source, weights = [], [], []
+
+    def add(row, text, start, advantages):
+        rows.append(np.pad(text, (0, 18 - len(text))))
+        source.append(row)
+        weights.append(np.zeros((2, 17), np.float32))
+        # The state before a token predicts it.
+        at = slice(start - 1, start - 1 + len(advantages))
+        weights[-1][:, at] = advantages, np.ones(len(advantages))
+
+    for i in range(4):
+        n, m = int(batch.prompt_lengths[i]), int(batch.sampled[i])
+        add(i, batch.trunk[i, : n + m], n, batch.thinking_advantages[i, :m])
+        for j in range(2):
+            c, k, a = (int(x[i, j]) for x in (batch.context, batch.forced, batch.answered))
+            text = np.concatenate([batch.trunk[i, :c], batch.branches[i, j, : k + a]])
+            add(i, text, c + k, [batch.answer_advantages[i, j]] * a)
+    tokens, (advantages, targets) = np.stack(rows), np.stack(weights, axis=1)
+    how = {"config": WORLD.shape, "conditioning": WORLD.conditioning}
+
+    def loss(params):
+        budgets = jnp.asarray(batch.budgets)[np.array(source)]
+        phi = budget.embed(
+            params["budget"], budgets, conditioning=WORLD.conditioning, b_max=SPEC.b_max
+        )
+        hidden = qwen2.forward(params, jnp.asarray(tokens[:, :-1]), budget_embedding=phi, **how)
+        scores = jnp.where(RULES.allowed_tokens, qwen2.logits(params, hidden), -1e30)
+        logp = jax.nn.log_softmax(scores)
+        chosen = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=-1)[..., 0]
+        entropy = -jnp.sum(jnp.where(logp > -1e29, jnp.exp(logp) * logp, 0.0), axis=-1)
+        gain = advantages * chosen + SPEC.loss.entropy_coef * targets * entropy
+        return -gain.sum() / (4 * SPEC.b_max)
+
+    close(jax.jit(jax.grad(loss))(WORLD.params), gradient(batch)[0], 1e-5)
+
+
+def test_the_value_loss_does_not_steer_the_policy_unless_asked(batch):
+    quiet = dataclasses.replace(SPEC, loss=LossConfig(value_coef=0.0))
+    # A zero last layer passes nothing back.
+    value_head = jax.tree.map(lambda x: x + 0.1, VALUE_HEAD)
+    alone = gradient(batch, quiet, value_head=value_head)[0]
+    close(gradient(batch, value_head=value_head)[0], alone, 1e-7)
+    joint = dataclasses.replace(SPEC, value=ValueConfig(hidden_size=8, stop_gradient=False))
+    steered = gradient(batch, joint, value_head=value_head)[0]
+    gap = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), steered, alone)
+    assert max(float(x) for x in jax.tree.leaves(gap)) > 1e-5
+
+
+def written_out(new, old, ref, sampler, advantages, mask, loss):
+    """Eq. 15 and 16 token by token, in float64."""
+    total = 0.0
+    for row in range(mask.shape[0]):
+        for t in np.flatnonzero(mask[row]):
+            rho, a = np.exp(new[row, t] - old[row, t]), advantages[row, t]
+            clipped = min(max(rho, 1 - loss.clip_low), 1 + loss.clip_high)
+            token = max(-a * rho, -a * clipped)
+            if loss.importance_cap is not None:
+                token *= min(np.exp(old[row, t] - sampler[row, t]), loss.importance_cap)
+            d = new[row, t] - ref[row, t]
+            kl = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) + d - 1}[loss.kl_kind]
+            total += token + loss.kl_coef * kl
+    return total
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_the_objective_written_out(batch, kind):
+    loss = LossConfig(entropy_coef=0.0, kl_coef=0.7, kl_kind=kind, importance_cap=1.1, clip_low=0.1)
+    spec = dataclasses.replace(SPEC, loss=loss, value=None)
+    scores = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
+    rng = np.random.default_rng(1)
+    shift = lambda scale: dataclasses.replace(
+        scores,
+        thinking=scores.thinking + scale * rng.normal(size=scores.thinking.shape),
+        answers=scores.answers + scale * rng.normal(size=scores.answers.shape),
+    )
+    old, ref = shift(0.2), shift(0.5)
+    tokens = lambda s: joined(s.thinking, s.answers)
+    sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
+    mask = joined(batch.thinking_mask, batch.answer_mask) > 0
+    of_answers = np.repeat(batch.answer_advantages, batch.answer_logprobs.shape[2], 1)
+    advantages = np.concatenate([batch.thinking_advantages, of_answers], 1)
+    found, metrics = compiled_objective(
+        WORLD.params,
+        None,
+        batch,
+        RULES.allowed_tokens,
+        old,
+        ref,
+        loss_normalizers(batch, spec=spec),
+        spec=spec,
+    )
+    want = written_out(tokens(scores), tokens(old), tokens(ref), sampler, advantages, mask, loss)
+    assert float(found) == pytest.approx(want / (4 * spec.b_max), abs=1e-6)
+    weights = np.minimum(np.exp(tokens(old) - sampler), 1.1)[mask]
+    assert float(metrics["mismatch/weight"]) == pytest.approx(weights.mean(), abs=1e-5)

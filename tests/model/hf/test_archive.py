@@ -1,0 +1,73 @@
+"""Weights checked on their headers: every refusal is one line that names the tensor or file."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from hf_world import WEIGHTS, edit_config, make_folder, refusal
+
+
+def change_weights(folder, change):
+    stored = load_file(folder / WEIGHTS)
+    change(stored)
+    save_file(stored, folder / WEIGHTS)
+
+
+def test_missing_tensors(folder):
+    change_weights(folder, lambda s: s.pop("model.layers.1.mlp.up_proj.weight"))
+    assert "missing tensor model.layers.1.mlp.up_proj.weight;" in refusal(folder)
+    edit_config(folder, num_hidden_layers=4)
+    assert "missing tensor model.layers.1.mlp.up_proj.weight and 12 more" in refusal(folder)
+
+
+def test_an_untied_model_needs_a_head(folder):
+    edit_config(folder, tie_word_embeddings=False)
+    assert "missing tensor lm_head.weight" in refusal(folder)
+
+
+def test_extra_tensors(folder):
+    change_weights(folder, lambda s: s.update({"model.layers.0.self_attn.q_norm": np.ones(4)}))
+    assert "extra tensor model.layers.0.self_attn.q_norm" in refusal(folder)
+    change_weights(folder, lambda s: s.pop("model.layers.0.self_attn.q_norm"))
+    edit_config(folder, num_hidden_layers=2)
+    assert "extra tensor model.layers.2." in refusal(folder)
+
+
+def test_a_wrong_shape_names_tensor_expected_and_found(folder):
+    name = "model.layers.0.self_attn.k_proj.weight"
+    change_weights(folder, lambda s: s.update({name: np.ones((8, 15), np.float32)}))
+    assert f"{name} has the wrong shape: expected [8, 16], found [8, 15]" in refusal(folder)
+
+
+def test_an_integer_tensor(folder):
+    change_weights(folder, lambda s: s.update({"model.norm.weight": np.ones(16, np.int8)}))
+    assert "model.norm.weight is stored as I8" in refusal(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 9, 200, -1])
+def test_a_truncated_file(keep, folder):
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:keep])
+    message = refusal(folder)
+    assert str(folder / WEIGHTS) in message and "truncated" in message
+
+
+def test_a_missing_shard(tmp_path):
+    make_folder(tmp_path / "hf", max_shard_bytes=3000)
+    (tmp_path / "hf/model-00002-of-00010.safetensors").unlink(missing_ok=True)
+    gone = sorted((tmp_path / "hf").glob("*.safetensors"))[1]
+    gone.unlink()
+    assert gone.name in refusal(tmp_path / "hf") or "00002" in refusal(tmp_path / "hf")
+
+
+def test_an_index_that_disagrees_with_its_files(tmp_path):
+    make_folder(tmp_path / "hf", max_shard_bytes=3000)
+    path = tmp_path / "hf/model.safetensors.index.json"
+    raw = json.loads(path.read_text())
+    first, second = sorted(set(raw["weight_map"].values()))[:2]
+    name = next(name for name, file in raw["weight_map"].items() if file == first)
+    raw["weight_map"][name] = second
+    path.write_text(json.dumps(raw))
+    assert f"{name} is not in {second}" in refusal(tmp_path / "hf")

@@ -1,0 +1,26 @@
+"""Published shapes and their parameter counts."""
+
+import jax
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.model import qwen2
+from bacr_jax.model.sizes import PRESETS, preset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_counts_its_parameters(name):
+    params = jax.eval_shape(lambda: qwen2.init(jax.random.key(0), PRESETS[name]))
+    assert sum(x.size for x in jax.tree.leaves(params)) == PRESETS[name].num_parameters
+
+
+def test_published_parameter_counts():
+    # 7.62 and 0.49 billion in the model cards
+    assert PRESETS["qwen2.5-7b"].num_parameters == 7_615_616_512
+    assert PRESETS["qwen2.5-0.5b"].num_parameters == 494_032_768
+
+
+def test_a_preset_can_be_changed_and_an_unknown_one_is_refused():
+    assert preset("qwen2.5-3b", num_layers=2).num_layers == 2
+    with pytest.raises(UserError, match="no shape 'qwen2.5-4b'; write one of qwen2.5-0.5b"):
+        preset("qwen2.5-4b")
