@@ -43,7 +43,7 @@ def two_tokens(firsts, seconds):
 
 def make_rules(think_close=None, allowed_tokens=LEGAL):
     return decode_rules(
-        allowed_tokens=allowed,
+        allowed_tokens=allowed_tokens,
         eos_ids=[EOS],
         think_close=think_close or one_token(CLOSE),
         answer_close=one_token(ANSWER_CLOSE),
