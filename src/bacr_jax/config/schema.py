@@ -28,6 +28,7 @@ class OutputConfig:
     rollouts: int = key(4, "sampled traces written to rollouts/ at each logged step")
     log_every: int = key(1, "steps between lines of metrics.jsonl")
     tensorboard: bool = key(True, "also write tensorboard/")
+    wandb: bool = key(False, "also log to Weights & Biases (extra wandb; WANDB_MODE is honoured)")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from bacr_jax.config import io as config_io
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 
 CONFIG, LOCK, CHANGES = "config.yaml", ".lock", "changes.jsonl"
@@ -126,6 +126,7 @@ class RunFolder:
       rollouts: folder of sampled traces, a file per logged step.
       checkpoints: folder of checkpoints.
       tensorboard: folder of TensorBoard's files.
+      wandb: folder of Weights & Biases' files, with the id of the run there.
       summary: result of the finished run.
       best: the best evaluation so far and its step.
       is_new: this process made the folder's config.yaml.
@@ -141,6 +142,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.wandb = path / "wandb"
         self.summary = path / "summary.json"
         self.best = path / "best.json"
 

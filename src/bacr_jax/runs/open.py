@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
-from bacr_jax.config import Config
-from bacr_jax.errors import UserError
 from bacr_jax.data import tokenizers as loading
+from bacr_jax.errors import UserError
 
 Params = dict[str, Any]
 

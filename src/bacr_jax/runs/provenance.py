@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bacr_jax.config import io as config_io
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.data.question_set import QuestionSet
 
 # Software whose version can change what a run computes.
