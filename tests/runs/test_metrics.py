@@ -2,13 +2,19 @@
 
 import json
 import math
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.metrics import MetricsWriter, as_json, same_metrics, without_timings
+
+QUIET = config_io.override(Config(), ["output.tensorboard=false"])
 
 
 @pytest.fixture
@@ -17,8 +23,8 @@ def folder(tmp_path):
         yield folder
 
 
-def write(folder, *lines, tensorboard=False):
-    writer = MetricsWriter(folder, tensorboard=tensorboard)
+def write(folder, *lines, config=QUIET):
+    writer = MetricsWriter(folder, config)
     for step, metrics in lines:
         writer.write(step, metrics)
     writer.close()
@@ -44,7 +50,7 @@ class TestMetricsWriter:
         assert record["a/b"] == value and np.float32(record["a/c"]) == np.float32(0.1)
 
     def test_every_line_is_on_disk_before_the_next_step(self, folder):
-        writer = MetricsWriter(folder, tensorboard=False)
+        writer = MetricsWriter(folder, QUIET)
         for step in (1, 2):
             writer.write(step, {"a/b": 0.0})
             assert len(folder.metrics.read_text().splitlines()) == step
@@ -53,7 +59,7 @@ class TestMetricsWriter:
     def test_tensorboard_gets_the_same_numbers(self, folder):
         from tensorboardX.proto.event_pb2 import Event
 
-        write(folder, (1, {"a/b": 0.5}), (2, {"a/b": 0.25}), tensorboard=True)
+        write(folder, (1, {"a/b": 0.5}), (2, {"a/b": 0.25}), config=Config())
         (path,) = folder.tensorboard.iterdir()
         found = []
         for payload in records(path.read_bytes()):
@@ -73,6 +79,55 @@ def records(content):
         length = int.from_bytes(content[at : at + 8], "little")
         yield content[at + 12 : at + 12 + length]
         at += length + 16
+
+
+class TestWandb:
+    CONFIG = config_io.override(QUIET, ["output.wandb=true", "seed=3"])
+
+    def offline_runs(self, folder):
+        """Contents of the files that `wandb sync` would send; written by a process of its own."""
+        paths, patience = sorted(folder.wandb.glob("offline-run-*/*.wandb")), time.monotonic() + 30
+        while any(path.stat().st_size < 100 for path in paths) and time.monotonic() < patience:
+            time.sleep(0.05)
+        return [path.read_bytes() for path in paths]
+
+    def test_every_line_and_the_config_are_logged_offline_too(self, folder, monkeypatch):
+        pytest.importorskip("wandb", reason="the extra wandb is not installed")
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        write(folder, (1, {"policy/loss": 0.5}), (2, {"policy/loss": 0.25}), config=self.CONFIG)
+        (content,) = self.offline_runs(folder)
+        for expected in (b"policy/loss", b"0.5", b"0.25", b"rollout.group_size", b"_step"):
+            assert expected in content
+        # The project is named after the folder.
+        assert folder.path.name.encode() in content
+
+    def test_a_resumed_run_goes_on_under_its_id(self, folder, monkeypatch):
+        pytest.importorskip("wandb", reason="the extra wandb is not installed")
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        for step in (1, 2):
+            write(folder, (step, {"a/b": 0.5}), config=self.CONFIG)
+        identity = (folder.wandb / "id").read_text().strip().encode()
+        runs = list(folder.wandb.glob(f"offline-run-*-{identity.decode()}"))
+        assert runs and all(identity in content for content in self.offline_runs(folder))
+
+    def test_a_missing_package_is_refused_before_a_line(self, folder, monkeypatch):
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        with pytest.raises(UserError, match=r"pip install .bacr_jax\[wandb\].") as refused:
+            MetricsWriter(folder, self.CONFIG)
+        assert "\n" not in str(refused.value) and not folder.metrics.exists()
+
+    def test_what_can_not_start_is_refused_in_a_line(self, folder, monkeypatch):
+        pytest.importorskip("wandb", reason="the extra wandb is not installed")
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_PROJECT", "a/b")
+        with pytest.raises(UserError, match="WANDB_PROJECT") as refused:
+            MetricsWriter(folder, self.CONFIG)
+        assert "\n" not in str(refused.value) and not (folder.wandb / "id").exists()
+
+    def test_only_the_process_that_writes_starts_a_run(self, folder, monkeypatch):
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        MetricsWriter(folder, self.CONFIG, writes=False).close()
+        assert not folder.wandb.exists()
 
 
 class TestComparison:

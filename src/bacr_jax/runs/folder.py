@@ -131,6 +131,7 @@ class RunPaths:
       checkpoints: folder of checkpoints, one subfolder per step.
       warmup: folder of the supervised warm-up, unless `warmup.dir` names another (`WarmupPaths`).
       tensorboard: folder of TensorBoard's files.
+      wandb: folder of Weights & Biases' files, with the id of the run there.
       summary: result of the finished run.
       best: the best evaluation so far and its step.
       report: everything for people, in one file.
@@ -149,6 +150,7 @@ class RunPaths:
         self.checkpoints = path / "checkpoints"
         self.warmup = path / "warmup"
         self.tensorboard = path / "tensorboard"
+        self.wandb = path / "wandb"
         self.summary = path / "summary.json"
         self.best = path / "best.json"
         self.report = path / "report.html"

@@ -1,12 +1,17 @@
-"""One line of metrics.jsonl per step, and the same numbers for TensorBoard."""
+"""One line of metrics.jsonl per step, and the same numbers for TensorBoard and Weights & Biases."""
 
 import json
 import math
+import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.runs.folder import RunFolder, append_line
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import RunFolder, append_line, write_atomically
 
 # Metrics of these groups measure the machine and the process, not the run: two equal runs, or one
 # that was resumed, differ in them.
@@ -18,18 +23,63 @@ def as_json(value: float | int) -> float | int | str:
     return value if math.isfinite(value) else str(value)
 
 
+def start_wandb(folder: RunFolder, config: Config) -> Any:
+    """The run of Weights & Biases that belongs to a run folder: a new one, or the one it had.
+
+    Its project is the folder's name unless WANDB_PROJECT says otherwise; WANDB_MODE is honoured.
+
+    Raises:
+      UserError: the package is not installed, or it can't start (no key, no network, a bad name).
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise UserError(
+            'output.wandb=true: wandb is not installed; pip install "bacr_jax[wandb]", or write '
+            "output.wandb=false"
+        ) from None
+    kept, name = folder.wandb / "id", folder.path.absolute().name
+    identity = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex[:8]
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", name),
+            name=os.environ.get("WANDB_NAME", name),
+            id=identity,
+            resume="allow",
+            dir=folder.path,
+            config=config_io.flatten(config),
+            # The terminal's live line is no log.
+            settings=wandb.Settings(console="off"),
+        )
+    # Settings that can't be are ValueErrors.
+    except (wandb.Error, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"output.wandb=true: Weights & Biases did not start ({reason}); run `wandb login`, set "
+            "WANDB_MODE=offline, or name the project by WANDB_PROJECT"
+        ) from None
+    folder.wandb.mkdir(exist_ok=True)
+    write_atomically(kept, f"{identity}\n")
+    return run
+
+
 class MetricsWriter:
     """Writes the `group/name` numbers of each step."""
 
-    def __init__(self, folder: RunFolder, *, tensorboard: bool):
+    def __init__(self, folder: RunFolder, config: Config, *, writes: bool = True):
         """Remembers where to write; files are made by the first line.
 
         Args:
           folder: the opened run folder.
-          tensorboard: also write TensorBoard's files.
+          config: of the run; its `output` says who gets the numbers beside metrics.jsonl.
+          writes: this process is the one that writes.
+
+        Raises:
+          UserError: `output.wandb` asks for what can't be had.
         """
-        self._folder, self._tensorboard = folder, tensorboard
+        self._folder, self._tensorboard = folder, config.output.tensorboard
         self._board: Any = None
+        self._wandb = start_wandb(folder, config) if config.output.wandb and writes else None
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends a line: the step, the metrics by name, those of the machine last.
@@ -42,6 +92,9 @@ class MetricsWriter:
         values = {name: float(metrics[name]) for name in names}
         line = {name: as_json(value) for name, value in values.items()}
         append_line(self._folder.metrics, {"step": step, **line})
+        if self._wandb is not None:
+            # Steps that a resumed run repeats are there already, and dropped there.
+            self._wandb.log(values, step=step)
         if not self._tensorboard:
             return
         if self._board is None:
@@ -54,10 +107,13 @@ class MetricsWriter:
             self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flushes what TensorBoard's writer holds back."""
+        """Flushes what the other writers hold back, and ends them."""
         if self._board is not None:
             self._board.close()
             self._board = None
+        if self._wandb is not None:
+            self._wandb.finish()
+            self._wandb = None
 
 
 def without_timings(path: Path) -> list[dict[str, Any]]:

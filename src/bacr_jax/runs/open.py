@@ -197,9 +197,7 @@ class SavedPolicy:
         return tokenizers.load_tokenizer(folder, where="model.tokenizer")
 
 
-def open_policy(
-    run: Path | None, model: Path | None, step: int | str | None = None
-) -> SavedPolicy:
+def open_policy(run: Path | None, model: Path | None, step: int | str | None = None) -> SavedPolicy:
     """A policy on disk; nothing but its config is read.
 
     Args:

@@ -76,7 +76,7 @@ class Trainer:
         self.steps = self._total_steps()
         self.run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.reference: Any = None
-        self.metrics = MetricsWriter(folder, tensorboard=config.output.tensorboard)
+        self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []

@@ -1,0 +1,47 @@
+"""A policy on disk is found, or refused in one line, before anything of it is read."""
+
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import RunPaths, write_json
+from bacr_jax.runs.open import choose_step, open_policy, read_config
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with checkpoints 2 and 10, and one that was never finished."""
+    paths = RunPaths(tmp_path)
+    paths.config.write_text(config_io.to_yaml(Config()))
+    for name in ("2", "10", "30.orbax-checkpoint-tmp"):
+        (paths.checkpoints / name).mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_newest_finished_checkpoint_unless_another_is_named(run):
+    assert choose_step(run) == 10
+    assert choose_step(run, 2) == 2
+    with pytest.raises(UserError, match=r"--step 30: .* write one of 2, 10"):
+        choose_step(run, 30)
+
+
+def test_the_best_is_the_one_that_best_json_names(run):
+    with pytest.raises(UserError, match="--step best: .* holds no evaluation"):
+        choose_step(run, "best")
+    write_json(RunPaths(run).best, {"step": 2, "accuracy": 0.5})
+    assert choose_step(run, "best") == 2
+
+
+def test_a_runs_policy_is_known_by_its_config_and_step(run):
+    saved = open_policy(run, None, 2)
+    assert (saved.config, saved.step) == (Config(), 2)
+    assert saved.name == f"{run.name}, step 2"
+    assert saved.identity["run"] == config_io.fingerprint(Config())
+
+
+def test_folders_without_a_policy_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"holds no config\.yaml"):
+        read_config(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        open_policy(None, tmp_path / "none")
