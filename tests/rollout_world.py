@@ -86,13 +86,19 @@ class World:
 
     def spec(self, slots=4, **changes):
         """Few programs: caches of one length, rows answered by two or four."""
-        settings = {"max_thinking": 12, "answer_tokens": 3, "slots": slots, "chunk": 5}
-        few = {"windows": 1, "refill": 0.5}
-        return RolloutSpec(self.shape, self.conditioning, **{**settings, **few, **changes})
+        settings = {
+            "conditioning": self.conditioning,
+            "max_thinking": 12,
+            "answer_tokens": 3,
+            "chunk": 5,
+            "windows": 1,
+            "refill": 0.5,
+        }
+        return RolloutSpec(self.shape, slots=slots, **{**settings, **changes})
 
     def tight(self, **changes):
         """Two slots, short chunks, caches that grow and shrink, a refill as soon as a row ends."""
-        return self.spec(2, **{"chunk": 3, "windows": 4, "refill": 0.01, **changes})
+        return self.spec(2, **{"chunk": 3, "windows": 2, "refill": 0.01, **changes})
 
     def roll(self, prompts, budgets, *, params=None, cuts=None, key=3, temperature=1.0, **changes):
         """`generate` with this policy; without `cuts`, quarters."""

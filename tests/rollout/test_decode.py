@@ -15,18 +15,22 @@ from rollout_world import CLOSE, EOS, VOCAB, make_rules, two_tokens
 ALL = np.ones(VOCAB, bool)
 
 
-def draw(tokens, *, due=None, matched=None, rules=None, logits=None):
-    """Draws exactly `tokens`, the only likely ones."""
-    count = len(tokens)
-    rules = rules or make_rules(allowed_tokens=ALL)
+@jax.jit
+def draw_closing(keys, logits, due, matched, rules):
+    sampling = sampling_params(1.0)
     return draw_tokens(
-        jax.random.split(jax.random.key(0), count),
-        100.0 * jax.nn.one_hot(jnp.array(tokens), VOCAB) if logits is None else logits,
-        jnp.array(due if due is not None else [True] * count),
-        jnp.array(matched if matched is not None else [0] * count),
-        rules.think_close,
-        rules=rules,
-        sampling=sampling_params(1.0),
+        keys, logits, due, matched, rules.think_close, rules=rules, sampling=sampling
+    )
+
+
+def draw(tokens, *, due=(True, True, True), matched=(0, 0, 0), rules=None, logits=None):
+    """Draws exactly the three `tokens`, the only likely ones."""
+    return draw_closing(
+        jax.random.split(jax.random.key(0), 3),
+        100 * np.eye(VOCAB, dtype=np.float32)[tokens] if logits is None else logits,
+        np.array(due),
+        np.array(matched),
+        rules or make_rules(allowed_tokens=ALL),
     )
 
 
@@ -41,20 +45,21 @@ def test_a_token_closes_by_its_tag_by_the_turn_or_not_at_all():
 
 def test_the_tag_wins_where_its_last_token_ends_the_turn_too():
     rules = make_rules(two_tokens([6], [EOS]), allowed_tokens=ALL)
-    drawn = draw([EOS, EOS], matched=[1, 0], rules=rules)
-    np.testing.assert_array_equal(drawn.by_tag, [True, False])
-    np.testing.assert_array_equal(drawn.by_eos, [False, True])
+    drawn = draw([EOS, EOS, 7], matched=[1, 0, 1], rules=rules)
+    np.testing.assert_array_equal(drawn.by_tag, [True, False, False])
+    np.testing.assert_array_equal(drawn.by_eos, [False, True, False])
 
 
 def test_a_row_that_is_not_due_keeps_its_state_and_ends_nothing():
-    drawn = draw([CLOSE, EOS], due=[False, False], matched=[0, 1])
+    drawn = draw([CLOSE, EOS, 7], due=[False] * 3, matched=[0, 1, 0])
     assert not (drawn.live | drawn.broken | drawn.by_tag | drawn.by_eos).any()
-    np.testing.assert_array_equal(drawn.matched, [0, 1])
+    np.testing.assert_array_equal(drawn.matched, [0, 1, 0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_break_the_row_and_no_other(bad):
-    logits = jnp.zeros((3, VOCAB)).at[1:, 9].set(bad)
+    logits = np.zeros((3, VOCAB), np.float32)
+    logits[1:, 9] = bad
     drawn = draw([0] * 3, logits=logits, due=[True, True, False])
     np.testing.assert_array_equal(drawn.broken, [False, True, False])
     np.testing.assert_array_equal(drawn.live, [True, False, False])

@@ -29,7 +29,7 @@ def test_prompts_are_prefilled_at_multiples_of_a_width_and_at_their_own():
 
 
 def test_caches_are_as_long_as_the_rows_need_and_never_longer_than_a_row_can_be(world):
-    engine = make_engine(world, world.tight())
+    engine = make_engine(world, world.tight(windows=4))
     assert engine.lengths == [5, 9, 13, 17] and engine.length == 5
     for positions, length in ((6, 9), (17, 17), (40, 17), (2, 5)):
         engine.fit_caches(positions)

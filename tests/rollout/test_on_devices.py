@@ -15,19 +15,18 @@ budgets = np.array([12, 0, 1, 7, 12, 5, 3, 9, 2, 11, 6])
 cuts = np.stack([budgets // 2, budgets], axis=1)
 
 def roll(params, mesh):
-    spec = world.spec(8, mesh=mesh, windows=2)
+    spec = world.spec(8, mesh=mesh, windows=2, refill=1.0)
     return world.roll(prompts, budgets, cuts=cuts, params=params, spec=spec)
 
 assert jax.device_count() == 8
 one = roll(world.decode, None)
-for data, fsdp, tensor in ((2, 4, 1), (1, 8, 1)):
-    mesh = parallel.make_mesh(parallel.MeshShape(data, fsdp, tensor, 1))
-    where = parallel.shardings(world.decode, mesh, rules=parallel.DECODE)
-    many = roll(parallel.place(world.decode, where), mesh)
-    np.testing.assert_array_equal(one.trunks.tokens, many.trunks.tokens)
-    np.testing.assert_array_equal(one.branches.tokens, many.branches.tokens)
-    np.testing.assert_array_equal(one.branches.finished, many.branches.finished)
-    np.testing.assert_allclose(one.trunks.logprobs, many.trunks.logprobs, atol=1e-5)
+mesh = parallel.make_mesh(parallel.MeshShape(data=2, fsdp=2, tensor=2, decode_tensor=2))
+where = parallel.shardings(world.decode, mesh, rules=parallel.DECODE)
+many = roll(parallel.place(world.decode, where), mesh)
+np.testing.assert_array_equal(one.trunks.tokens, many.trunks.tokens)
+np.testing.assert_array_equal(one.branches.tokens, many.branches.tokens)
+np.testing.assert_array_equal(one.branches.finished, many.branches.finished)
+np.testing.assert_allclose(one.trunks.logprobs, many.trunks.logprobs, atol=1e-5)
 print("equal")
 """
 

@@ -283,7 +283,7 @@ def test_counters_add_up(world):
 
 def test_after_precompiling_nothing_is_left_to_compile(world, caplog):
     prompts = make_prompts([3, 1, 5, 2, 4], 5)
-    given = {"rules": make_rules(), "spec": world.tight(chunk=4, windows=2)}
+    given = {"rules": make_rules(), "spec": world.tight(chunk=4)}
     names = "prefill_prompts insert_rows decode_trunks take_slots open_branches decode_branches"
 
     def compiled():
