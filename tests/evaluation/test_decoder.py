@@ -103,12 +103,11 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
             phi_of=None,
         )
     environment.close()
-    for budget in ("8", "12"):
-        out = ["--out", str(tmp_path / budget)]
-        assert evaluate.main(["--run", str(run), "--budgets", budget, *out]) == 130
+    out = ["--out", str(tmp_path / "given")]
+    assert evaluate.main(["--run", str(run), "--budgets", "12", *out]) == 130
     own = ["--out", str(tmp_path / "own"), "eval.budget_tag=declared"]
     assert evaluate.main(["--run", str(run), *own]) == 130
-    for prompts, end in zip(asked, ["g8h", "g8h", "g12h", "g"], strict=True):
+    for prompts, end in zip(asked, ["g8h", "g12h", "g"], strict=True):
         assert all(text.endswith(f"<think>{end}") for text in texts(ledger_tokenizer(), prompts))
     # What was sampled with a budget in the tag is not continued without it.
     capsys.readouterr()

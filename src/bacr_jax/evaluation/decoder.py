@@ -136,7 +136,7 @@ def draw_samples(
     trunks, branches = _generate(
         decoder, environment, questions.take(places), rows, setting, key, config, poll
     )
-    written = branches.forced[:, 0] + branches.sampled[:, 0]
+    written = np.asarray(branches.forced[:, 0] + branches.sampled[:, 0])
     texts = _texts(environment, trunks, branches, written)
     references = [data.answers[place] for place in places]
     verdicts = _verdicts(environment.graded_like(questions), texts, references, poll)
