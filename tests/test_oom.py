@@ -146,7 +146,12 @@ def test_sizes_are_said_as_people_say_them():
             ["--model", "m", "--data", "ledger", "--budgets", "8", "--slots", "9"],
             "write --slots 4 --out DIR, a new folder",
         ),
-        (generate, "ask", ["--model", "m", "--budget", "8", "why"], "smaller numbers in --budget"),
+        (
+            generate,
+            "generate",
+            ["--model", "m", "--budget", "8", "why"],
+            "smaller numbers in --budget",
+        ),
     ],
 )
 def test_commands_say_it_in_one_line_and_exit_with_1(
