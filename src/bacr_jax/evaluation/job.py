@@ -118,8 +118,8 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _check_labels(config: Config, labels: Path) -> None:
-    if len(config.data.eval) > 1 or len(config.eval.budgets) > 1:
+def _check_labels(config: Config, labels: Path | None) -> None:
+    if labels is not None and (len(config.data.eval) > 1 or len(config.eval.budgets) > 1):
         raise UserError(
             f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
             "number in --budgets"
@@ -213,22 +213,21 @@ def prepare(
     config = saved.config
     settings = eval_settings(config.eval, greedy=greedy)
     settings += _smaller_settings(config, self_consistency)
-    if labels is not None:
-        _check_labels(config, labels)
+    _check_labels(config, labels)
     others = {str(folder): find_evaluation(folder) for folder in compare}
     tokenizer = saved.tokenizer()
     positions = _positions(config, tokenizer)
     style = format_for(config, declares_budget=declares_budget(config))
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
     _check_length(config, tokenizer, style, positions, sets)
-    size, seed = config.eval.size, config.seed
-    chosen = {name: subset(len(questions), size, seed) for name, questions in sets.items()}
+    take = lambda questions: subset(len(questions), config.eval.size, config.seed)
+    chosen = {name: take(questions) for name, questions in sets.items()}
     modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}
     described = {name: _describe(sets[name], places) for name, places in chosen.items()}
     for where, folder in others.items():
         comparison.check_comparable(described, read_settings(folder), modes, where)
         read_samples(folder)
-    problems = max(len(places) for places in chosen.values())
+    problems = max(map(len, chosen.values()))
     return Work(
         name=name or saved.name,
         saved=saved,

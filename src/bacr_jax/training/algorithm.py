@@ -6,15 +6,20 @@ comes from fold_in(run key, step) alone, so an iteration can be replayed from a 
 
 from typing import Any
 
-import jax
 import numpy as np
+from jaxtyping import Int
 
-from bacr_jax.oom import phase_memory
 from bacr_jax.training import lines
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.dynamic_sampling import Round, choose, sample_rounds
 from bacr_jax.training.lines import Poll
-from bacr_jax.training.logging import Clock, Iteration, iteration_metrics
+from bacr_jax.training.logging import (
+    Clock,
+    Iteration,
+    Totals,
+    iteration_metrics,
+    skipped_in_a_row,
+)
 from bacr_jax.training.run import Run, RunState
 
 
@@ -33,39 +38,16 @@ def iterate(
     Returns:
       The next state, and for the logs the metrics, the rollout learned from and its outcomes.
     """
-    clock = Clock()
-    graded, skipped = run.environment.grader.counters(), int(state.train.skipped)
-
-    def sample_round(index: int, cursors: np.ndarray) -> tuple[Round, np.ndarray]:
-        plan_key, rollout_key = lines.round_keys(run.key, step, index)
-        # 3, 4, 6, 8, 10: budgets p(b | k) and weights w_k as the pass rates have it; questions by
-        # w_k, G budgets for each from p(b | k), M truncation points of each.
-        plan = lines.plan_batch(
-            state.curriculum,
-            plan_key,
-            run.group_of,
-            run.group_sizes,
-            method=run.method,
-            num_questions=run.config.rollout.questions,
-        )
-        plan, cursors = lines.in_stream_order(run.stream, plan, cursors)
-        prompts = run.environment.train.take(plan.rows)
-        clock.lap("plan")
-        # 9: a trace under each budget, and an answer at each of its truncation points.
-        rollout = lines.generate_traces(run, state.train.policy, plan, prompts, rollout_key, poll)
-        clock.lap("rollout")
-        # r(q, t_{:b_j}) of Eq. 7: the grader's word on every answer.
-        outcomes = lines.verify(run, plan, rollout, poll)
-        group_batch = lines.observe(run, plan, rollout, outcomes, step)
-        useful = lines.useful_questions(run.method, group_batch)
-        clock.lap("verify")
-        return Round(plan, prompts, rollout, group_batch, useful), cursors
-
-    rounds, cursors = sample_rounds(sample_round, state.stream, run.method.dynamic_sampling)
+    clock, totals = Clock(), Totals.of(run, state)
+    # 3 to 10: questions, budgets, traces and their answers; in several rounds if the method says.
+    rounds, cursors = sample_rounds(
+        lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
+        state.stream,
+        run.method.dynamic_sampling,
+    )
     batch = choose(rounds)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
-    with phase_memory("value head", questions=len(batch.plan.questions)):
-        values, features = jax.block_until_ready(lines.predict_values(run, state.train, batch))
+    values, features = lines.predict_values(run, state.train, batch)
     # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
     credit, credit_metrics = lines.credit_tokens(
         state.method_state,
@@ -86,21 +68,64 @@ def iterate(
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
     schedule, posterior, probed = adapt_schedule(run, state, train.policy, rounds[0], step)
     clock.lap("adapt")
-
-    tokens = int(batch.rollout.counters["tokens"]) + probed
-    skipped = int(train.skipped) - skipped
     new = RunState(
         train=train,
         curriculum=schedule,
         stream=cursors,
-        generated_tokens=state.generated_tokens + tokens,
+        generated_tokens=state.generated_tokens + batch.tokens + probed,
         method_state=method_state,
         difficulty=posterior,
-        skipped_in_a_row=state.skipped_in_a_row + skipped if skipped else 0,
+        skipped_in_a_row=skipped_in_a_row(state, train, totals.skipped),
     )
-    own = lines.method_metrics(state.method_state, rounds[0].group_batch, method=run.method)
-    metrics = {**learned, **credit_metrics, **own}
-    metrics |= iteration_metrics(run, new, rounds, batch, graded)
-    metrics = {name: float(value) for name, value in metrics.items()}
-    metrics |= clock.laps | {"time/tokens_per_s": tokens / clock.total}
+    metrics = {**learned, **credit_metrics}
+    metrics |= iteration_metrics(run, state, new, rounds, batch, totals.graded)
+    metrics = clock.timed(metrics, batch.tokens + probed)
     return new, Iteration(metrics, batch.rollout, batch.outcomes)
+
+
+def sample_round(
+    run: Run,
+    state: RunState,
+    step: int,
+    index: int,
+    cursors: Int[np.ndarray, "K"],
+    clock: Clock,
+    poll: Poll,
+) -> tuple[Round, Int[np.ndarray, "K"]]:
+    """Lines 3 to 10 of Algorithm 1: one round of questions, with traces and outcomes.
+
+    Args:
+      run: what stays fixed.
+      state: whose policy answers, and whose pass rates choose.
+      step: number of the iteration.
+      index: number of the round in it.
+      cursors: questions drawn so far from each group.
+      clock: takes the time.
+      poll: as in `iterate`.
+
+    Returns:
+      The round, and the new cursors.
+    """
+    plan_key, rollout_key = lines.round_keys(run.key, step, index)
+    # 3, 4, 6, 8, 10: weights w_k and budgets p(b | k) as the pass rates have it; questions by w_k,
+    # G budgets for each from p(b | k), M truncation points of each.
+    plan = lines.plan_batch(
+        state.curriculum,
+        plan_key,
+        run.group_of,
+        run.group_sizes,
+        method=run.method,
+        num_questions=run.config.rollout.questions,
+    )
+    plan, cursors = lines.in_stream_order(run.stream, plan, cursors)
+    prompts = run.environment.train.take(plan.rows)
+    clock.lap("plan")
+    # 9: a trace under each budget, and an answer at each of its truncation points.
+    rollout = lines.generate_traces(run, state.train.policy, plan, prompts, rollout_key, poll)
+    clock.lap("rollout")
+    # r(q, t_{:b_j}) of Eq. 7: the grader's word on every answer.
+    outcomes = lines.verify(run, plan, rollout, poll)
+    group_batch = lines.observe(run, plan, rollout, outcomes, step)
+    useful = lines.useful_questions(run.method, group_batch)
+    clock.lap("verify")
+    return Round(plan, prompts, rollout, group_batch, useful), cursors

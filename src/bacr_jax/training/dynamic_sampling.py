@@ -60,6 +60,11 @@ class Round:
     useful: Bool[np.ndarray, "Q"]
 
     @property
+    def tokens(self) -> int:
+        """Tokens sampled for this round, and for those it was chosen from."""
+        return int(self.rollout.counters["tokens"])
+
+    @property
     def outcomes(self) -> Float[np.ndarray, "Q G N"]:
         """Correctness of each of a row's N answers."""
         by_answer = np.asarray(self.group_batch.by_answer)

@@ -17,6 +17,7 @@ from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import GroupBatch, Method
+from bacr_jax.oom import phase_memory
 from bacr_jax.rollout import Rollout, generate, sampling_params
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.run import Run
@@ -163,14 +164,17 @@ def predict_values(
     if train.head is None:
         return None, None
     plan = batch.plan
-    values, features = train_step.question_values(
-        train.policy,
-        train.head,
-        batch.prompts,
-        plan.budgets.reshape(-1),
-        plan.cuts.reshape(-1, plan.cuts.shape[-1]),
-        spec=run.policy.learner,
-    )
+    with phase_memory("value head", questions=len(plan.questions)):
+        values, features = jax.block_until_ready(
+            train_step.question_values(
+                train.policy,
+                train.head,
+                batch.prompts,
+                plan.budgets.reshape(-1),
+                plan.cuts.reshape(-1, plan.cuts.shape[-1]),
+                spec=run.policy.learner,
+            )
+        )
     return values.reshape(plan.cuts.shape), features
 
 
@@ -293,11 +297,3 @@ def update_method(
     new = method.update(method_state, group_batch, rewards, values)
     good = jnp.isfinite(rewards).all()
     return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, method_state)
-
-
-@functools.partial(jax.jit, static_argnames=("method",))
-def method_metrics(
-    method_state: Any, group_batch: GroupBatch, *, method: Method
-) -> dict[str, Array]:
-    """The method's own metrics of a round that nothing was chosen from."""
-    return method.metrics(method_state, group_batch)

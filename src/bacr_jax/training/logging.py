@@ -1,5 +1,6 @@
 """What an iteration reports: metrics of rollouts, schedule, resampling and time, and traces."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -16,6 +18,8 @@ from bacr_jax.curriculum import CurriculumState
 from bacr_jax.data.environment import Environment
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.evaluation.samples import CLOSE_NAMES
+from bacr_jax.learner.train_step import TrainState
+from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import append_line
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
@@ -39,24 +43,57 @@ class Iteration:
     outcomes: Float[np.ndarray, "Q G N"]
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Counts of a run so far, which an iteration adds to.
+
+    Attributes:
+      graded: the grader's.
+      skipped: updates whose gradient was not finite.
+    """
+
+    graded: Mapping[str, int]
+    skipped: int
+
+    @classmethod
+    def of(cls, run: Run, state: RunState) -> "Totals":
+        """As they are now; `state` may be donated afterwards."""
+        return cls(run.environment.grader.counters(), int(state.train.skipped))
+
+
+def skipped_in_a_row(state: RunState, train: TrainState, skipped: int) -> int:
+    """Updates skipped since the last one whose gradient was finite.
+
+    Args:
+      state: before the iteration.
+      train: after its updates.
+      skipped: updates skipped before them.
+    """
+    more = int(train.skipped) - skipped
+    return state.skipped_in_a_row + more if more else 0
+
+
 def iteration_metrics(
     run: Run,
     state: RunState,
+    new: RunState,
     rounds: Sequence[Round],
     batch: Round,
     graded: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Metrics of the rounds, of the first round's rollout, of the schedule and of the grader.
+    """Metrics of the method, rounds, first round's rollout, schedule and grader.
 
     Args:
       run: what stays fixed.
-      state: after the iteration.
+      state: before the iteration; its method state is read.
+      new: after it.
       rounds: all of them.
       batch: what was learned from.
       graded: the grader's totals before the iteration.
     """
-    schedule = state.curriculum
+    schedule = new.curriculum
     return {
+        **method_metrics(state.method_state, rounds[0].group_batch, method=run.method),
         **rollout_metrics(rounds[0]),
         **(sampling_metrics(rounds, batch) if run.method.dynamic_sampling is not None else {}),
         **schedule_metrics(
@@ -66,9 +103,17 @@ def iteration_metrics(
             config=run.config,
         ),
         "rollout/tokens": batch.rollout.counters["tokens"],
-        "rollout/tokens_total": int(state.generated_tokens),
+        "rollout/tokens_total": int(new.generated_tokens),
         **grader_metrics(graded, run.environment.grader.counters()),
     }
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def method_metrics(
+    method_state: Any, group_batch: GroupBatch, *, method: Method
+) -> dict[str, Array]:
+    """The method's own metrics of a round that nothing was chosen from."""
+    return method.metrics(method_state, group_batch)
 
 
 def rollout_metrics(first: Round) -> dict[str, Any]:
@@ -174,6 +219,11 @@ class Clock:
         now = time.perf_counter()
         self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
         self._last = now
+
+    def timed(self, metrics: Mapping[str, Any], tokens: int) -> Metrics:
+        """Metrics as numbers, with the laps and the pace of so many tokens."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        return numbers | self.laps | {"time/tokens_per_s": tokens / self.total}
 
     @property
     def total(self) -> float:

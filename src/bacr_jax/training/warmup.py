@@ -3,6 +3,18 @@
 Procedural task only. The finished weights lie in a folder of their own, with the settings that made
 them, so that several methods can start from the same policy. An unfinished warm-up lies there too:
 its steps up to the last save are skipped when it is gone through again.
+
+The rate rises, stays, and falls over the last 35 % of the steps. How soon a model of this size
+learns the longest problems differs between seeds by hundreds of steps, and once the rate falls
+it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
+`warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
+If the fall ends below `warmup.target_accuracy`, the rate goes back up for 100 steps and falls
+again, each time counted as one of the `warmup.max_hold`.
+
+With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
+of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
+depends on it. `warmup.target_accuracy` is then that of the style *steps* on the highest level,
+and the rate falls over 40 steps.
 """
 
 import contextlib
@@ -272,18 +284,6 @@ def warm_up(
     poll: Callable[[], None] | None = None,
 ) -> Params:
     """Weights after the warm-up, trained now or read from `folder`.
-
-    The rate rises, stays, and falls over the last 35 % of the steps. How soon a model of this size
-    learns the longest problems differs between seeds by hundreds of steps, and once the rate falls
-    it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
-    `warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
-    If the fall ends below `warmup.target_accuracy`, the rate goes back up for 100 steps and falls
-    again, each time counted as one of the `warmup.max_hold`.
-
-    With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
-    of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
-    depends on it. `warmup.target_accuracy` is then that of the style *steps* on the highest level,
-    and the rate falls over 40 steps.
 
     Args:
       config: the run's config.
