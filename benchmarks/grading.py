@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from bacr_jax.grading import Grader, parse_gold
-from bacr_jax.grading.answers import reference_answer
 from bacr_jax.grading.compare import bases_clash, read
+from bacr_jax.grading.extract import reference_answer
 from bacr_jax.grading.guards import refuse
 
 _THINKING = "Let us add what both of them have and divide by the number of days. " * 12

@@ -17,7 +17,7 @@ from bacr_jax.data.question_set import LeftOut, QuestionSet
 from bacr_jax.data.tables import Row, columns, read_rows
 from bacr_jax.errors import UserError
 from bacr_jax.grading import parse_gold
-from bacr_jax.grading.answers import last_box
+from bacr_jax.grading.extract import last_box
 
 # Reasons to leave a row out.
 NO_QUESTION = "no question"

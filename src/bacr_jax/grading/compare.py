@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from bacr_jax.grading import numeric, units
-from bacr_jax.grading.canonical import LIST_COMMA, ROW_END, canonical, clean, unmarked, words
+from bacr_jax.grading import numbers, units
+from bacr_jax.grading.normalize import LIST_COMMA, ROW_END, canonical, clean, unmarked, words
 
 _MAX_ITEMS = 64
 _MAX_DEPTH = 4
@@ -67,21 +67,21 @@ class Answer:
         return canonical(self.text)
 
     @_Lazy
-    def number(self) -> numeric.Number | None:
+    def number(self) -> numbers.Number | None:
         """The number that this answer is, if it is one."""
-        number = numeric.parse_number(self.key)
+        number = numbers.parse_number(self.key)
         if number is None and self.text[-1:].isalpha():
             split = units.split_bare(self.text)
-            head = numeric.parse_number(canonical(split[0])) if split else None
+            head = numbers.parse_number(canonical(split[0])) if split else None
             if split and head and head.unit is None:
-                return numeric.with_bare_unit(head, split[1])
+                return numbers.with_bare_unit(head, split[1])
         return number
 
     @_Lazy
     def integer(self) -> int | None:
         """The value of a bare integer."""
         number = self.number
-        if number is None or number != numeric.Number(number.value):
+        if number is None or number != numbers.Number(number.value):
             return None
         return int(number.value) if number.value == int(number.value) else None
 
@@ -195,7 +195,7 @@ def decide(
     if pred.key == gold.key and pred.key:
         return True, "number" if gold.number else "string"
     if pred.number and gold.number:
-        same = numeric.equal(
+        same = numbers.equal(
             pred.number, gold.number, lenient=lenient, relative_tolerance=relative_tolerance
         )
         return same, "number"
@@ -292,8 +292,8 @@ def _decide_number_and_items(
     if number is None or items.items is None:
         return None
     if _DECIMAL_COMMA.match(items.key) and number.places is not None:
-        decimal = numeric.parse_number(items.key.replace(",", "."))
-        return decimal is not None and numeric.equal(
+        decimal = numbers.parse_number(items.key.replace(",", "."))
+        return decimal is not None and numbers.equal(
             *((number, decimal) if pred.number else (decimal, number)),
             lenient=lenient,
             relative_tolerance=relative_tolerance,
@@ -303,7 +303,7 @@ def _decide_number_and_items(
     if items.items.kind not in ("list", "set"):
         return False
     return all(
-        part.number and numeric.equal(part.number, number, lenient=lenient)
+        part.number and numbers.equal(part.number, number, lenient=lenient)
         for part in items.items.parts
     )
 

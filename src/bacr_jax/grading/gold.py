@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bacr_jax.grading.answers import ANSWER_CAP, reference_answer
 from bacr_jax.grading.compare import Answer, read
+from bacr_jax.grading.extract import ANSWER_CAP, reference_answer
 from bacr_jax.grading.guards import nesting, not_text
 from bacr_jax.grading.prose import has_delimiters, is_prose
 

@@ -3,11 +3,11 @@
 import re
 from dataclasses import dataclass
 
-from bacr_jax.grading.answers import ANSWER_CAP, Found, closed_answer, open_answer
-from bacr_jax.grading.canonical import clean
 from bacr_jax.grading.compare import Answer, bases_clash, decide, read
+from bacr_jax.grading.extract import ANSWER_CAP, Found, closed_answer, open_answer
 from bacr_jax.grading.gold import read_gold
 from bacr_jax.grading.guards import not_text, refuse
+from bacr_jax.grading.normalize import clean
 from bacr_jax.grading.pool import Request
 from bacr_jax.grading.prose import final_answer, is_prose, stated_answer
 from bacr_jax.grading.verdict import LENIENT, STRICT, Verdict

@@ -226,7 +226,7 @@ class WorkerPool:
         environment = dict(os.environ)
         # The worker must find math-verify wherever this process would.
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        # -P keeps this room's modules (numeric, units, ...) from hiding others of the same name.
+        # -P keeps this room's modules (numbers, units, ...) from hiding others of the same name.
         command = [sys.executable, "-P", worker_module.__file__]
         command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2)]
         self.counts["worker_starts"] += 1

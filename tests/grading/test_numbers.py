@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.grading.compare import read
-from bacr_jax.grading.numeric import Number, equal
+from bacr_jax.grading.numbers import Number, equal
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.grading.answers import (
+from bacr_jax.grading.extract import (
     closed_answer,
     last_box,
     open_answer,
