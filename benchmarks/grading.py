@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from bacr_jax.grading import Grader, parse_gold
+from bacr_jax.grading import Grader, parse_reference
 from bacr_jax.grading.compare import bases_clash, read
 from bacr_jax.grading.extract import reference_answer
 from bacr_jax.grading.guards import refuse
@@ -62,16 +62,16 @@ def numbers_per_second(rows: int, seed: int) -> float:
             )
         )
 
-    texts, golds = [], []
+    texts, references = [], []
     for _ in range(rows // 8):
-        gold = number()
+        reference = number()
         for _ in range(8):
-            answer = gold if rng.random() < 0.5 else number()
+            answer = reference if rng.random() < 0.5 else number()
             texts.append(f"{_THINKING}\n</think>\n<answer>{answer}</answer>")
-            golds.append(gold)
+            references.append(reference)
     with Grader(workers=1) as grader:
         start = time.perf_counter()
-        verdicts = grader.grade(texts, golds)
+        verdicts = grader.grade(texts, references)
         seconds = time.perf_counter() - start
         assert not grader.worker_pids, "numbers must not need a worker"
     assert {verdict.path for verdict in verdicts} == {"number"}
@@ -79,25 +79,25 @@ def numbers_per_second(rows: int, seed: int) -> float:
 
 
 def mixed(path: Path, rows: int) -> tuple[float, int]:
-    texts, golds = mixed_batch(path, rows)
+    texts, references = mixed_batch(path, rows)
     with Grader(workers=2) as grader:
         # The workers start with the first answer that needs one; a run pays for that once.
         grader.grade(["\\boxed{x+1}", "\\boxed{x+2}"], ["1+x", "2+x"])
         start = time.perf_counter()
-        verdicts = grader.grade(texts, golds)
+        verdicts = grader.grade(texts, references)
         ours_seconds = time.perf_counter() - start
         print(f"mixed: {len(texts)} rows in {ours_seconds:.1f} s; {grader.counters()}")
     start = time.perf_counter()
-    theirs = plain_math_verify(texts, golds)
+    theirs = plain_math_verify(texts, references)
     theirs_seconds = time.perf_counter() - start
     print(f"plain math-verify: {theirs_seconds:.1f} s")
     differing = [row for row in range(len(texts)) if verdicts[row].correct != theirs[row]]
     for row in differing:
         pred, ours = reference_answer(texts[row]), verdicts[row].correct
         late = "our deadline passed, on a machine that does other work too"
-        why = late if verdicts[row].timed_out else explain(pred, golds[row], ours)
+        why = late if verdicts[row].timed_out else explain(pred, references[row], ours)
         print(
-            f"  disagreement: pred {pred!r} gold {golds[row]!r} ours {ours} "
+            f"  disagreement: pred {pred!r} reference {references[row]!r} ours {ours} "
             f"math-verify {theirs[row]}: {why}"
         )
     return round(theirs_seconds / ours_seconds, 2), len(differing)
@@ -107,22 +107,22 @@ def mixed_batch(path: Path, rows: int) -> tuple[list[str], list[str]]:
     """Rows of MATH: (solution, answer), (rewritten answer, answer), (another's answer, answer)."""
     rng = random.Random(1)
     problems = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    parsed = [(row["solution"], parse_gold(row["solution"])) for row in problems]
-    usable = [(solution, gold) for solution, gold in parsed if gold is not None]
+    parsed = [(row["solution"], parse_reference(row["solution"])) for row in problems]
+    usable = [(solution, reference) for solution, reference in parsed if reference is not None]
     rng.shuffle(usable)
     by_kind: dict[str, list[str]] = {}
-    for _, gold in usable:
-        by_kind.setdefault(gold.kind, []).append(gold.text)
-    texts, golds = [], []
-    for row, (solution, gold) in enumerate(usable[:rows]):
+    for _, reference in usable:
+        by_kind.setdefault(reference.kind, []).append(reference.text)
+    texts, references = [], []
+    for row, (solution, reference) in enumerate(usable[:rows]):
         if row % 3 == 0:
             texts.append(solution)
         elif row % 3 == 1:
-            texts.append(f"So the answer is $\\boxed{{{rewrite(gold.text)}}}$.")
+            texts.append(f"So the answer is $\\boxed{{{rewrite(reference.text)}}}$.")
         else:
-            texts.append(f"So the answer is $\\boxed{{{rng.choice(by_kind[gold.kind])}}}$.")
-        golds.append(gold.text)
-    return texts, golds
+            texts.append(f"So the answer is $\\boxed{{{rng.choice(by_kind[reference.kind])}}}$.")
+        references.append(reference.text)
+    return texts, references
 
 
 def rewrite(answer: str) -> str:
@@ -132,16 +132,18 @@ def rewrite(answer: str) -> str:
     return re.sub(r"^(-?)\\frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3", answer)
 
 
-def plain_math_verify(texts: list[str], golds: list[str]) -> list[bool]:
+def plain_math_verify(texts: list[str], references: list[str]) -> list[bool]:
     logging.disable(logging.CRITICAL)
     from math_verify import parse, verify
 
-    return [verify(parse(f"\\boxed{{{g}}}"), parse(t)) for t, g in zip(texts, golds, strict=True)]
+    return [
+        verify(parse(f"\\boxed{{{r}}}"), parse(t)) for t, r in zip(texts, references, strict=True)
+    ]
 
 
-def explain(pred: str, gold: str, ours: bool) -> str:
+def explain(pred: str, reference: str, ours: bool) -> str:
     """Which written rule makes the difference."""
-    left, right = read(pred), read(gold)
+    left, right = read(pred), read(reference)
     if bases_clash(left.key, right.key) or left.based or right.based:
         return "base subscripts are compared"
     if refuse(left.text) or refuse(right.text):

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from bacr_jax.grading.extract import (
     closed_answer,
+    is_prose,
     last_box,
     open_answer,
     reference_answer,
+    stated_answer,
 )
 
 
@@ -78,6 +80,25 @@ def test_reports_also_read_the_thinking_and_the_hash_line():
     assert open_answer("<think>maybe \\boxed{42}").answer == "42"
     assert open_answer("6 * 7 = 42\n#### 42").answer == "42"
     assert open_answer("\\boxed{4").unclosed
+
+
+@pytest.mark.parametrize(
+    ("text", "prose"),
+    [
+        ("we get 5", True),
+        ("so \\(x\\)", True),
+        ("sin x + cos x", False),
+        ("abc", False),
+        ("\\text{the answer} + 1", False),
+    ],
+)
+def test_running_text_is_told_from_an_answer(text, prose):
+    assert is_prose(text) is prose
+
+
+def test_the_last_sentence_that_states_an_answer_counts():
+    assert stated_answer("Answer: 3\nNo, the answer is **42**. Thanks.") == "42"
+    assert stated_answer("42") is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bacr_jax.grading import parse_gold
+from bacr_jax.grading import parse_reference
 from bacr_jax.grading.guards import nesting, refuse
 
 
@@ -62,8 +62,8 @@ def test_ordinary_answers_pass(answer):
 
 
 def test_no_reference_answer_of_math_is_refused(shared_rows):
-    golds = [parse_gold(row["solution"]) for row in shared_rows("math/train.jsonl")]
-    refused = [gold.text for gold in golds if gold and refuse(gold.text)]
+    parsed = [parse_reference(row["solution"]) for row in shared_rows("math/train.jsonl")]
+    refused = [reference.text for reference in parsed if reference and refuse(reference.text)]
     assert refused == []
 
 

@@ -1,37 +1,74 @@
-"""References are read when the data is loaded."""
+"""References as the data is loaded, and what is decided or left open without math-verify."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bacr_jax.grading import ParsedGold, parse_gold
+from bacr_jax.grading import Reference, parse_reference
+from bacr_jax.grading.judge import Undecided, judge
 
 
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("18", ParsedGold("18", "number")),
-        ("$\\frac{1}{2}$", ParsedGold("\\frac{1}{2}", "number")),
-        ("Adding gives $\\boxed{x^2}$.", ParsedGold("x^2", "expression")),
-        ("6 * 3 = 18\n#### 1,800", ParsedGold("1,800", "number")),
-        ("\\text{(C)}", ParsedGold("\\text{(C)}", "text")),
-        ("(1, 2)", ParsedGold("(1, 2)", "list")),
-        ("204_5", ParsedGold("204_5", "number")),
-        ("is $\\boxed{(1,2)}$ and $\\boxed{(3,4)}$.", ParsedGold("(1,2), (3,4)", "list")),
+        ("18", Reference("18", "number")),
+        ("$\\frac{1}{2}$", Reference("\\frac{1}{2}", "number")),
+        ("Adding gives $\\boxed{x^2}$.", Reference("x^2", "expression")),
+        ("6 * 3 = 18\n#### 1,800", Reference("1,800", "number")),
+        ("\\text{(C)}", Reference("\\text{(C)}", "text")),
+        ("(1, 2)", Reference("(1, 2)", "list")),
+        ("204_5", Reference("204_5", "number")),
+        ("is $\\boxed{(1,2)}$ and $\\boxed{(3,4)}$.", Reference("(1,2), (3,4)", "list")),
     ],
 )
 def test_references_and_their_kind(text, parsed):
-    assert parse_gold(text) == parsed
+    assert parse_reference(text) == parsed
 
 
 @pytest.mark.parametrize(
     "text", [None, "", "  ", "\\boxed{}", "$$", "\\frac{1}{", "1\x00", "\ud83d", "x+" * 2000]
 )
 def test_unusable_references_are_none(text):
-    assert parse_gold(text) is None
+    assert parse_reference(text) is None
 
 
 def test_math_has_two_unusable_rows_and_gsm8k_none(shared_rows):
-    math = [parse_gold(row["solution"]) for row in shared_rows("math/train.jsonl")]
+    math = [parse_reference(row["solution"]) for row in shared_rows("math/train.jsonl")]
     assert (len(math), math.count(None)) == (7500, 2)
     for split in ("train", "test"):
-        golds = [parse_gold(row["answer"]) for row in shared_rows(f"gsm8k/{split}.jsonl")]
-        assert {gold.kind for gold in golds} == {"number"}
+        rows = shared_rows(f"gsm8k/{split}.jsonl")
+        assert {parse_reference(row["answer"]).kind for row in rows} == {"number"}
+
+
+def test_only_what_needs_mathematics_is_left_open():
+    assert judge("\\boxed{1}", "1", mode="strict").correct
+    assert isinstance(judge("\\boxed{x+1}", "1+x", mode="strict"), Undecided)
+    assert judge("x+1", "1+x", mode="strict").path == "none"
+    assert isinstance(judge("x+1", "1+x", mode="lenient"), Undecided)
+    assert judge("\\boxed{9^{9^9}}", "1+x", mode="strict").path == "guard"
+
+
+def test_a_list_in_several_boxes_is_a_second_question():
+    left = judge("\\boxed{x+1} and \\boxed{y}", "1+x", mode="strict")
+    assert [request.answer for request in left.requests] == ["y", "x+1, y"]
+    assert left.closed
+
+
+def test_a_tolerance_is_for_measurements_only():
+    exact = judge("\\boxed{6.7e-11}", "6.674e-11", mode="strict")
+    loose = judge("\\boxed{6.7e-11}", "6.674e-11", mode="strict", relative_tolerance=0.01)
+    assert not exact.correct
+    assert loose.correct
+
+
+_LATEX = st.text(
+    alphabet=st.sampled_from(list("0123456789xy+-*/^_{}()[]\\,;:.!%$&=<> \n\x00\ud800é²")),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_LATEX, _LATEX, st.sampled_from(["strict", "lenient"]))
+def test_no_text_makes_our_own_rules_fail(pred, reference, mode):
+    for text in (pred, f"\\boxed{{{pred}}}", f"<answer>{pred}</answer>"):
+        judge(text, reference, mode=mode)

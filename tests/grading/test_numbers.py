@@ -85,7 +85,7 @@ def test_these_are_no_number(text):
 
 
 @pytest.mark.parametrize(
-    ("pred", "gold", "strict", "lenient"),
+    ("pred", "reference", "strict", "lenient"),
     [
         ("0.333333", "1/3", True, True),
         ("0.3333", "1/3", False, True),
@@ -109,17 +109,17 @@ def test_these_are_no_number(text):
         ("\\$5", "5\\text{ dollars}", True, True),
     ],
 )
-def test_number_rules(pred, gold, strict, lenient):
-    ours, theirs = read(pred).number, read(gold).number
+def test_number_rules(pred, reference, strict, lenient):
+    ours, theirs = read(pred).number, read(reference).number
     assert equal(ours, theirs, lenient=False) is strict
     assert equal(ours, theirs, lenient=True) is lenient
 
 
 def test_a_relative_tolerance_accepts_rounded_measurements():
-    pred, gold = Number(Fraction("6.7e-11")), Number(Fraction("6.674e-11"))
-    assert not equal(pred, gold, lenient=False)
-    assert equal(pred, gold, lenient=False, relative_tolerance=0.01)
-    assert not equal(pred, gold, lenient=False, relative_tolerance=0.001)
+    pred, reference = Number(Fraction("6.7e-11")), Number(Fraction("6.674e-11"))
+    assert not equal(pred, reference, lenient=False)
+    assert equal(pred, reference, lenient=False, relative_tolerance=0.01)
+    assert not equal(pred, reference, lenient=False, relative_tolerance=0.001)
 
 
 @given(st.fractions(max_denominator=1000), st.fractions(max_denominator=1000))

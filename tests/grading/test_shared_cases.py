@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.grading import Grader, parse_gold
+from bacr_jax.grading import Grader, parse_reference
 from bacr_jax.grading.compare import decide, read
 from bacr_jax.grading.extract import last_box
 
@@ -59,33 +59,33 @@ def test_gsm8k_references_grade_right_against_themselves_and_wrong_when_shuffled
     for split, size in (("train", 7473), ("test", 1319)):
         rows = shared_rows(f"gsm8k/{split}.jsonl")
         assert len(rows) == size
-        golds = [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
+        references = [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
         with Grader(workers=1) as grader:
-            own = grader.grade([f"<answer>{gold}</answer>" for gold in golds], golds)
-            full = grader.grade([row["answer"] for row in rows], golds, mode="lenient")
-            shuffled = random.Random(0).sample(golds, len(golds))
-            other = grader.grade([f"<answer>{gold}</answer>" for gold in shuffled], golds)
+            own = grader.grade([f"<answer>{ref}</answer>" for ref in references], references)
+            full = grader.grade([row["answer"] for row in rows], references, mode="lenient")
+            shuffled = random.Random(0).sample(references, len(references))
+            other = grader.grade([f"<answer>{ref}</answer>" for ref in shuffled], references)
         assert all(verdict.correct for verdict in own + full)
-        numbers = [int(gold.replace(",", "")) for gold in golds]
-        theirs = [int(gold.replace(",", "")) for gold in shuffled]
+        numbers = [int(reference.replace(",", "")) for reference in references]
+        theirs = [int(reference.replace(",", "")) for reference in shuffled]
         assert [v.correct for v in other] == [a == b for a, b in zip(numbers, theirs, strict=True)]
 
 
 @pytest.mark.parametrize("name", ["math/train.jsonl", "math500/test.jsonl"])
 def test_math_references_grade_right_against_themselves_and_their_solutions(shared_rows, name):
-    rows = [row for row in shared_rows(name) if parse_gold(row["solution"])]
-    golds = [row.get("answer") or last_box(row["solution"]).content for row in rows]
+    rows = [row for row in shared_rows(name) if parse_reference(row["solution"])]
+    references = [row.get("answer") or last_box(row["solution"]).content for row in rows]
     with Grader(workers=2) as grader:
         for mode in ("strict", "lenient"):
-            own = grader.grade([f"\\boxed{{{gold}}}" for gold in golds], golds, mode=mode)
-            full = grader.grade([row["solution"] for row in rows], golds, mode=mode)
+            own = grader.grade([f"\\boxed{{{ref}}}" for ref in references], references, mode=mode)
+            full = grader.grade([row["solution"] for row in rows], references, mode=mode)
             assert all(verdict.correct for verdict in own + full)
 
 
 def test_rewritten_math_lists_are_still_right(shared_rows):
     """The same answers in other spellings, so that equal strings can't be the reason."""
-    golds = [parse_gold(row["solution"]) for row in shared_rows("math/train.jsonl")]
-    references = [gold.text for gold in golds if gold and gold.kind == "list"]
+    parsed = [parse_reference(row["solution"]) for row in shared_rows("math/train.jsonl")]
+    references = [ref.text for ref in parsed if ref and ref.kind == "list"]
     verdicts = []
     for text in references:
         spelled = text.replace("\\frac{", "\\dfrac {").replace(",", ",\\ ")
@@ -99,8 +99,8 @@ def test_rewritten_math_lists_are_still_right(shared_rows):
 @pytest.mark.slow
 def test_shuffled_math_references_are_wrong(shared_rows):
     """Whatever is right after the shuffle is the same answer in another spelling."""
-    golds = [parse_gold(row["solution"]) for row in shared_rows("math/train.jsonl")]
-    texts = [gold.text for gold in golds if gold]
+    parsed = [parse_reference(row["solution"]) for row in shared_rows("math/train.jsonl")]
+    texts = [reference.text for reference in parsed if reference]
     shuffled = random.Random(0).sample(texts, len(texts))
     # A timeout is a wrong answer too, and proves nothing; a busy machine makes them.
     with Grader(workers=2, deadline=60.0) as grader:
@@ -145,7 +145,7 @@ def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp
     """200 hostile calls in 5,000 normal ones: pool alive, memory flat, no process left."""
     monkeypatch.chdir(tmp_path)
     hostile = shared_rows("grader_hostile.jsonl")
-    normal = [row for row in shared_rows("math/train.jsonl") if parse_gold(row["solution"])]
+    normal = [row for row in shared_rows("math/train.jsonl") if parse_reference(row["solution"])]
     rng = random.Random(0)
     before_children = _children()
     with Grader(workers=2, deadline=1.0, recycle_after=200) as grader:
@@ -153,7 +153,7 @@ def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp
         peak_after_first = 0
         for part in range(20):
             batch = [
-                (f"\\boxed{{{parse_gold(row['solution']).text}}}", row["solution"], True)
+                (f"\\boxed{{{parse_reference(row['solution']).text}}}", row["solution"], True)
                 for row in rng.sample(normal, 250)
             ]
             for index in range(9):

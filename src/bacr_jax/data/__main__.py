@@ -17,7 +17,7 @@ from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.ledger import Split, ledger_tokenizer
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.errors import UserError
-from bacr_jax.grading import parse_gold
+from bacr_jax.grading import parse_reference
 from bacr_jax.text.loading import load_tokenizer
 from bacr_jax.text.prompts import encode_prompts, format_for
 
@@ -95,7 +95,7 @@ def _kinds(answers: Sequence[str]) -> str:
     """Forms of the gold answers, with examples."""
     forms: dict[str, list[str]] = {}
     for answer in answers:
-        gold = parse_gold(answer)
+        gold = parse_reference(answer)
         forms.setdefault("other" if gold is None else gold.kind, []).append(answer)
     parts = []
     for kind, found in sorted(forms.items(), key=lambda item: -len(item[1])):

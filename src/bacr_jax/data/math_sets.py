@@ -16,7 +16,7 @@ from bacr_jax.data.groups import groups_from_levels, groups_from_solve_rate, rea
 from bacr_jax.data.question_set import LeftOut, QuestionSet
 from bacr_jax.data.tables import Row, columns, read_rows
 from bacr_jax.errors import UserError
-from bacr_jax.grading import parse_gold
+from bacr_jax.grading import parse_reference
 from bacr_jax.grading.extract import last_box
 
 # Reasons to leave a row out.
@@ -96,7 +96,7 @@ def load_table(
       split: "train" or "test".
 
     Returns:
-      The set. Answers are as `parse_gold` reads them.
+      The set. Answers are as `parse_reference` reads them.
 
     Raises:
       UserError: nothing readable there, a missing column, no usable row, or groups that can't be
@@ -198,7 +198,7 @@ def _gold(row: Row, names: Sequence[str]) -> str:
         text = _text(value)
         if name in SOLUTIONS and last_box(text) is None and "####" not in text:
             continue
-        gold = parse_gold(text) if text else None
+        gold = parse_reference(text) if text else None
         if gold is not None:
             return gold.text
     return ""

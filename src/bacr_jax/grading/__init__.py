@@ -3,18 +3,7 @@
 Imports neither JAX nor a computer algebra system. The rules are written down in docs/grading.md.
 """
 
-from bacr_jax.grading.exact import ExactGrader
-from bacr_jax.grading.gold import ParsedGold, parse_gold
-from bacr_jax.grading.grader import Grader, Pending
-from bacr_jax.grading.verdict import LENIENT, STRICT, Verdict
+from bacr_jax.grading.grader import ExactGrader, Grader
+from bacr_jax.grading.judge import LENIENT, STRICT, Reference, Verdict, parse_reference
 
-__all__ = [
-    "LENIENT",
-    "STRICT",
-    "ExactGrader",
-    "Grader",
-    "ParsedGold",
-    "Pending",
-    "Verdict",
-    "parse_gold",
-]
+__all__ = ["LENIENT", "STRICT", "ExactGrader", "Grader", "Reference", "Verdict", "parse_reference"]

@@ -13,7 +13,7 @@ from bacr_jax.command_line import Parser, refusal
 from bacr_jax.errors import UserError
 from bacr_jax.grading import LENIENT, Grader
 from bacr_jax.grading.grader import LEAST_DEADLINE
-from bacr_jax.grading.verdict import MODES
+from bacr_jax.grading.judge import MODES
 
 _BATCH = 1024
 
@@ -22,26 +22,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: the command line without the program's name; None reads the process's own.
+      arguments: the command line without the program's name; None reads the process's own.
 
     Returns:
-        Exit code: 0, or 2 for input that can't be used.
+      Exit code: 0, or 2 for input that can't be used.
     """
     parser = Parser(prog="python -m bacr_jax.grading", description=__doc__)
-    parser.add_argument(
-        "--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold"
-    )
-    parser.add_argument("--out", metavar="FILE", help="where the verdicts go (default: stdout)")
-    parser.add_argument(
-        "--mode",
-        choices=MODES,
-        default=LENIENT,
-        help="strict: only a closed answer tag or box counts; lenient (default): any text",
-    )
-    parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
-    parser.add_argument(
-        "--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)"
-    )
+    add = parser.add_argument
+    add("--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold")
+    add("--out", metavar="FILE", help="where the verdicts go (default: stdout)")
+    mode_help = "strict: only a closed answer tag or box counts; lenient (default): any text"
+    add("--mode", choices=MODES, default=LENIENT, help=mode_help)
+    add("--workers", type=int, default=2, help="worker processes (default: 2)")
+    add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
     try:
         options = parser.parse_args(arguments)
         _check(options)
@@ -73,9 +66,8 @@ def _open(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--out {path}: {error.strerror}; name a file that can be written"
-        ) from None
+        message = f"--out {path}: {error.strerror}; name a file that can be written"
+        raise UserError(message) from None
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -84,44 +76,37 @@ def _read(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"--cases {path}: not UTF-8 at byte {error.start}; name a JSONL file"
-        ) from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        # Not only errors of JSON: also numbers of thousands of digits, and nesting without end.
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", "no JSON that can be read")
-            raise UserError(
-                f"{path} line {number}: {reason}; write one JSON object a line"
-            ) from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path} line {number}: not an object; write one with pred and gold")
-        for name in ("pred", "gold"):
-            if name not in row:
-                raise UserError(
-                    f"{path} line {number}: no field {name!r}, found {sorted(row)}; "
-                    "write pred and gold"
-                )
-            if not isinstance(row[name], str):
-                raise UserError(f"{path} line {number}: {name} is no string; put it in quotes")
-        rows.append(row)
+        message = f"--cases {path}: not UTF-8 at byte {error.start}; name a JSONL file"
+        raise UserError(message) from None
+    numbered = enumerate(lines, start=1)
+    rows = [_row(line, f"{path} line {number}") for number, line in numbered if line.strip()]
     if not rows:
         raise UserError(f"--cases {path}: no rows; write one JSON object with pred and gold a line")
     return rows
 
 
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    # Not only errors of JSON: also numbers of thousands of digits, and nesting without end.
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", "no JSON that can be read")
+        raise UserError(f"{where}: {reason}; write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not an object; write one with pred and gold")
+    for name in ("pred", "gold"):
+        if name not in row:
+            raise UserError(f"{where}: no field {name!r}, found {sorted(row)}; write pred and gold")
+        if not isinstance(row[name], str):
+            raise UserError(f"{where}: {name} is no string; put it in quotes")
+    return row
+
+
 def _grade(grader: Grader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:
     for start in range(0, len(rows), _BATCH):
         batch = rows[start : start + _BATCH]
-        verdicts = grader.grade(
-            [row["pred"] for row in batch], [row["gold"] for row in batch], mode=mode
-        )
-        for row, verdict in enumerate(verdicts, start=start):
+        preds, references = [row["pred"] for row in batch], [row["gold"] for row in batch]
+        for row, verdict in enumerate(grader.grade(preds, references, mode=mode), start=start):
             yield json.dumps({"row": row} | dataclasses.asdict(verdict)) + "\n"
 
 

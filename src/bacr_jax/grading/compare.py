@@ -2,16 +2,22 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from functools import cached_property, partial
+from typing import NamedTuple
 
-from bacr_jax.grading import numbers, units
-from bacr_jax.grading.normalize import LIST_COMMA, ROW_END, canonical, clean, unmarked, words
+from bacr_jax.grading.normalize import (
+    LIST_COMMA,
+    ROW_END,
+    canonical,
+    clean,
+    split_unit,
+    unmarked,
+    words,
+)
+from bacr_jax.grading.numbers import Number, equal, parse_number, with_bare_unit
 
-_MAX_ITEMS = 64
-_MAX_DEPTH = 4
 _ASSIGNMENT = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?)=(?!=)")
-_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])")
+_RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Za-z])")
 _BASED = re.compile(r"(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:(\d)|\{(\d+)\})\Z")
 _SUBSCRIPT = re.compile(r"\d_(?:(\d)|\{(\d+)\})")
 _GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
@@ -21,23 +27,8 @@ _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _OPEN, _CLOSE = "([{", ")]}"
 _SEPARATORS = ",;" + LIST_COMMA
 
-
-_T = TypeVar("_T")
-
-
-class _Lazy(Generic[_T]):
-    """A property computed once. functools.cached_property takes a lock before Python 3.12."""
-
-    def __init__(self, compute: Callable[[Any], _T]):
-        self._compute = compute
-        self._name = compute.__name__
-        self.__doc__ = compute.__doc__
-
-    def __get__(self, owner: Any, kind: type) -> _T:
-        if owner is None:
-            return cast(_T, self)
-        value = owner.__dict__[self._name] = self._compute(owner)
-        return value
+# The verdict, or None when only a computer algebra system can tell; and what decided it.
+Decision = tuple[bool | None, str]
 
 
 class Items(NamedTuple):
@@ -47,67 +38,62 @@ class Items(NamedTuple):
     parts: tuple["Answer", ...]
 
 
-@dataclass(frozen=True)
 class Answer:
     """One answer, read in every way the comparison needs, each computed once and on demand.
 
     Attributes:
-        text: the cleaned answer, LaTeX for a parser.
-        depth: how deep inside a list this is.
-        source: the running text that it stands for, which only math-verify can search; else "".
+      text: the cleaned answer, LaTeX for a parser.
+      source: the running text that it stands for, which only math-verify can search; else "".
+      key: the canonical spelling.
     """
 
-    text: str
-    depth: int = 0
-    source: str = ""
+    def __init__(self, text: str, source: str = ""):
+        self.text = text
+        self.source = source
+        self.key = canonical(text)
 
-    @_Lazy
-    def key(self) -> str:
-        """The canonical spelling."""
-        return canonical(self.text)
-
-    @_Lazy
-    def number(self) -> numbers.Number | None:
+    @cached_property
+    def number(self) -> Number | None:
         """The number that this answer is, if it is one."""
-        number = numbers.parse_number(self.key)
+        number = parse_number(self.key)
         if number is None and self.text[-1:].isalpha():
-            split = units.split_bare(self.text)
-            head = numbers.parse_number(canonical(split[0])) if split else None
+            split = split_unit(self.text)
+            head = parse_number(canonical(split[0])) if split else None
             if split and head and head.unit is None:
-                return numbers.with_bare_unit(head, split[1])
+                return with_bare_unit(head, split[1])
         return number
 
-    @_Lazy
+    @cached_property
     def integer(self) -> int | None:
         """The value of a bare integer."""
         number = self.number
-        if number is None or number != numbers.Number(number.value):
+        if number is None or number != Number(number.value):
             return None
         return int(number.value) if number.value == int(number.value) else None
 
-    @_Lazy
+    @cached_property
     def words(self) -> tuple[str, bool] | None:
         """The prose that this answer is, if it is prose."""
         return words(self.key)
 
-    @_Lazy
+    @cached_property
     def based(self) -> tuple[str, str] | None:
         """Digits and base of a number with a base subscript."""
         match = _BASED.match(self.key)
         return (match[1].casefold(), match[2] or match[3]) if match else None
 
-    @_Lazy
+    @cached_property
     def items(self) -> Items | None:
         """The parts of a list, tuple, interval, set or matrix."""
-        return _items(self.key, self.depth) if self.depth < _MAX_DEPTH else None
+        return _items(self.key)
 
-    @_Lazy
+    @cached_property
     def assignment(self) -> tuple[str, "Answer"] | None:
         """Variable and value of "x = 5"."""
         match = _ASSIGNMENT.match(self.key)
         if match is None or _RELATION.search(self.key, match.end()):
             return None
-        return match[1], Answer(self.text.split("=", 1)[1].strip(), self.depth)
+        return match[1], Answer(self.text.split("=", 1)[1].strip())
 
 
 def read(answer: str) -> Answer:
@@ -115,34 +101,23 @@ def read(answer: str) -> Answer:
     return Answer(clean(answer))
 
 
-def _items(key: str, depth: int) -> Items | None:
+def _items(key: str) -> Items | None:
     matrix = _MATRIX.match(key.removeprefix("(").removesuffix(")"))
     if matrix:
         rows = [row.split("&") for row in matrix[2].split(ROW_END)]
-        cells = [cell for row in rows for cell in row]
-        if "\\begin" in matrix[2] or len(cells) > _MAX_ITEMS:
-            return None
-        return _make(f"matrix {[len(row) for row in rows]}", cells, depth)
+        kind, parts = f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
+        return Items(kind, tuple(map(Answer, parts)))
     wrapped = _WRAPPED_LIST.match(key)
     if wrapped:
         key = wrapped[1]
-    bracketed = len(key) > 2 and _encloses(key)
-    kind = "list"
-    inner = key
-    if bracketed and key.startswith("\\{"):
-        kind, inner = "set", key[2:-2]
-    elif bracketed:
-        kind, inner = key[0] + key[-1], key[1:-1]
+    kind, inner = "list", key
+    if len(key) > 2 and _encloses(key):
+        is_set = key.startswith("\\{")
+        kind, inner = ("set", key[2:-2]) if is_set else (key[0] + key[-1], key[1:-1])
     elif _GROUPED.search(key):
         return None  # "1,000,7": two lists fit
     parts = _split(inner)
-    if parts is None or len(parts) < 2 or len(parts) > _MAX_ITEMS or not all(parts):
-        return None
-    return _make(kind, parts, depth)
-
-
-def _make(kind: str, parts: list[str], depth: int) -> Items:
-    return Items(kind, tuple(Answer(part, depth + 1) for part in parts))
+    return Items(kind, tuple(map(Answer, parts))) if len(parts) > 1 else None
 
 
 def _encloses(key: str) -> bool:
@@ -159,8 +134,8 @@ def _encloses(key: str) -> bool:
     return False
 
 
-def _split(text: str) -> list[str] | None:
-    """Splits at the separators outside all brackets; None when commas and semicolons mix."""
+def _split(text: str) -> list[str]:
+    """Splits at the separators outside all brackets, unless commas and semicolons mix."""
     parts: list[str] = []
     separators = set()
     depth = start = 0
@@ -170,146 +145,127 @@ def _split(text: str) -> list[str] | None:
         elif char in _CLOSE:
             depth -= 1
         elif char in _SEPARATORS and not depth:
-            separators.add("," if char == LIST_COMMA else char)
+            separators.add(char == ";")
             parts.append(text[start:place])
             start = place + 1
-    parts.append(text[start:])
-    return parts if len(separators) < 2 else None
+    return [*parts, text[start:]] if len(separators) < 2 else [text]
 
 
 def decide(
-    pred: Answer, gold: Answer, *, lenient: bool, relative_tolerance: float = 0.0
-) -> tuple[bool | None, str]:
+    pred: Answer, reference: Answer, *, lenient: bool, relative_tolerance: float = 0.0
+) -> Decision:
     """Compares an answer with its reference as far as that is certain.
 
     Args:
-        pred: the answer to grade.
-        gold: the reference.
-        lenient: apply the lenient rules of docs/grading.md.
-        relative_tolerance: largest accepted relative error between numbers.
+      pred: the answer to grade.
+      reference: the reference.
+      lenient: apply the lenient rules of docs/grading.md.
+      relative_tolerance: largest accepted relative error between numbers.
 
     Returns:
-        The verdict, or None when only a computer algebra system can tell; and what decided it:
-        "number", "string" or "list".
+      The verdict, or None when only a computer algebra system can tell; and what decided it:
+      "number", "string" or "list".
     """
-    if pred.key == gold.key and pred.key:
-        return True, "number" if gold.number else "string"
-    if pred.number and gold.number:
-        same = numbers.equal(
-            pred.number, gold.number, lenient=lenient, relative_tolerance=relative_tolerance
-        )
-        return same, "number"
-    again: Callable[[Answer, Answer], tuple[bool | None, str]] = lambda p, g: decide(  # noqa: E731
-        p, g, lenient=lenient, relative_tolerance=relative_tolerance
-    )
-    based = _decide_based(pred, gold, lenient)
+    if pred.key == reference.key and pred.key:
+        return True, "number" if reference.number else "string"
+
+    same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
+    if pred.number and reference.number:
+        return same(pred.number, reference.number), "number"
+    again = partial(decide, lenient=lenient, relative_tolerance=relative_tolerance)
+    based = _decide_based(pred, reference, lenient)
     if based is not None:
         return based, "number"
-    prose = _decide_words(pred, gold)
+    prose = _decide_words(pred, reference)
     if prose is not None:
         return prose, "string"
-    assigned = _unwrap(pred, gold)
+    assigned = _unwrap(pred, reference)
     if assigned is not None:
         return again(*assigned)
-    if pred.items and gold.items:
-        return _decide_items(pred.items, gold.items, again), "list"
-    if (pred.number and gold.items) or (pred.items and gold.number):
-        return _decide_number_and_items(pred, gold, lenient, relative_tolerance), "list"
+    if pred.items and reference.items:
+        return _decide_items(pred.items, reference.items, again), "list"
+    if pred.number and reference.items:
+        return _decide_mixed(pred.number, reference, same), "list"
+    if pred.items and reference.number:
+        return _decide_mixed(reference.number, pred, lambda n, m: same(m, n)), "list"
     return None, "symbolic"
 
 
-def _decide_based(pred: Answer, gold: Answer, lenient: bool) -> bool | None:
+def _decide_based(pred: Answer, reference: Answer, lenient: bool) -> bool | None:
     """Base subscripts: 204_5 is not 204_7; the base may be left out where the reference has it."""
-    if gold.based:
+    if reference.based:
         if pred.based:
-            return pred.based == gold.based
-        return pred.key.casefold() == gold.based[0] if pred.number else None
-    if pred.based and gold.number:
-        return lenient and pred.based[0] == gold.key.casefold()
+            return pred.based == reference.based
+        return pred.key.casefold() == reference.based[0] if pred.number else None
+    if pred.based and reference.number:
+        return lenient and pred.based[0] == reference.key.casefold()
     return None
 
 
-def _decide_words(pred: Answer, gold: Answer) -> bool | None:
-    if pred.words and gold.words:
-        if pred.words[0] == gold.words[0]:
+def _decide_words(pred: Answer, reference: Answer) -> bool | None:
+    if pred.words and reference.words:
+        if pred.words[0] == reference.words[0]:
             return True
-        marked = pred.words[1] or gold.words[1]
-        single = len(pred.words[0]) == 1 and len(gold.words[0]) == 1
-        return False if marked or single else None
-    for prose, other in ((pred.words, gold), (gold.words, pred)):
+        # Unmarked letters may be a product of variables.
+        return False if pred.words[1] or reference.words[1] else None
+    for prose, other in ((pred.words, reference), (reference.words, pred)):
         if prose and prose[1] and prose[0] == unmarked(other.key):
             return True
-    if (pred.number and gold.words) or (pred.words and gold.number):
+    if (pred.number and reference.words) or (pred.words and reference.number):
         return False
     return None
 
 
-def _unwrap(pred: Answer, gold: Answer) -> tuple[Answer, Answer] | None:
+def _unwrap(pred: Answer, reference: Answer) -> tuple[Answer, Answer] | None:
     """Drops "x =" where only one side has it, or both have the same variable."""
-    left, right = pred.assignment, gold.assignment
+    left, right = pred.assignment, reference.assignment
     if left and right:
         return (left[1], right[1]) if left[0] == right[0] else None
-    if left and not _RELATION.search(gold.key):
-        return left[1], gold
+    if left and not _RELATION.search(reference.key):
+        return left[1], reference
     if right and not _RELATION.search(pred.key):
         return pred, right[1]
     return None
 
 
 def _decide_items(
-    pred: Items, gold: Items, compare: Callable[[Answer, Answer], tuple[bool | None, str]]
+    pred: Items, reference: Items, compare: Callable[[Answer, Answer], Decision]
 ) -> bool | None:
-    if pred.kind != gold.kind:
+    if pred.kind != reference.kind:
         return None
-    if gold.kind in ("list", "set"):
-        return _decide_unordered(pred.parts, gold.parts, compare)
-    if len(pred.parts) != len(gold.parts):
+    if reference.kind in ("list", "set"):
+        # Order and repetition don't matter, each side must cover the other.
+        table = [[compare(p, r)[0] for r in reference.parts] for p in pred.parts]
+        lines = table + [list(column) for column in zip(*table, strict=True)]
+        if all(True in line for line in lines):
+            return True
+        return False if any(set(line) == {False} for line in lines) else None
+    if len(pred.parts) != len(reference.parts):
         return False
-    verdicts = [compare(p, g)[0] for p, g in zip(pred.parts, gold.parts, strict=True)]
+    verdicts = [compare(p, r)[0] for p, r in zip(pred.parts, reference.parts, strict=True)]
     if False in verdicts:
         return False
     return None if None in verdicts else True
 
 
-def _decide_unordered(
-    pred: tuple[Answer, ...],
-    gold: tuple[Answer, ...],
-    compare: Callable[[Answer, Answer], tuple[bool | None, str]],
-) -> bool | None:
-    """Lists are sets: order and repetition don't matter, each side must cover the other."""
-    table = [[compare(p, g)[0] for g in gold] for p in pred]
-    lines = table + [list(column) for column in zip(*table, strict=True)]
-    if all(True in line for line in lines):
-        return True
-    return False if any(set(line) == {False} for line in lines) else None
-
-
-def _decide_number_and_items(
-    pred: Answer, gold: Answer, lenient: bool, relative_tolerance: float
+def _decide_mixed(
+    number: Number, other: Answer, same: Callable[[Number, Number], bool]
 ) -> bool | None:
     """One number against a list: a decimal comma ("1,5"), or a list that repeats the number."""
-    number, items = (pred.number, gold) if pred.number else (gold.number, pred)
-    if number is None or items.items is None:
+    if other.items is None:
         return None
-    if _DECIMAL_COMMA.match(items.key) and number.places is not None:
-        decimal = numbers.parse_number(items.key.replace(",", "."))
-        return decimal is not None and numbers.equal(
-            *((number, decimal) if pred.number else (decimal, number)),
-            lenient=lenient,
-            relative_tolerance=relative_tolerance,
-        )
-    if any(part.number is None for part in items.items.parts):
+    if _DECIMAL_COMMA.match(other.key) and number.places is not None:
+        decimal = parse_number(other.key.replace(",", "."))
+        return decimal is not None and same(number, decimal)
+    members = [part.number for part in other.items.parts]
+    if None in members:
         return None
-    if items.items.kind not in ("list", "set"):
-        return False
-    return all(
-        part.number and numbers.equal(part.number, number, lenient=lenient)
-        for part in items.items.parts
-    )
+    repeats = all(member and same(number, member) for member in members)
+    return other.items.kind in ("list", "set") and repeats
 
 
-def bases_clash(pred: str, gold: str) -> bool:
+def bases_clash(pred: str, reference: str) -> bool:
     """Whether two expressions carry different base subscripts, which math-verify would not see."""
     mine = {a or b for a, b in _SUBSCRIPT.findall(pred)}
-    theirs = {a or b for a, b in _SUBSCRIPT.findall(gold)}
+    theirs = {a or b for a, b in _SUBSCRIPT.findall(reference)}
     return bool(mine and theirs and mine != theirs)

@@ -1,9 +1,9 @@
-"""Where the answer is in a text: the last closed box or answer tag, in linear time."""
+"""Where the answer is in a text: the last closed box or answer tag, in linear time; or prose."""
 
 import re
 from dataclasses import dataclass
 
-from bacr_jax.grading.prose import final_answer, has_delimiters
+from bacr_jax.grading.normalize import closing_brace
 
 # A box that holds more than this is not an answer. The longest answer in MATH has 159 characters.
 ANSWER_CAP = 2000
@@ -12,14 +12,28 @@ RUN_GAP = 40
 RUN_LENGTH = 16
 
 _OPENERS = ("\\boxed", "\\fbox")
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX_OR_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-_AFTER_OPENER = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_OPENED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # TeX also boxes a single token: "\boxed 2".
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$\\,;]+)")
 _ONLY_GLUE = re.compile(r"(?:[^0-9A-Za-z]|\\q?quad(?![A-Za-z])){0,12}\Z")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _GSM8K_MARK = "####"
+
+_COMMAND_OR_TEXT = re.compile(
+    r"\\(?:begin|end|text|mbox|mathrm|textbf|textit|textrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
+_DELIMITER = re.compile(r"(?<!\\)\$|\\\(|\\\[")
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_FUNCTIONS = frozenset(
+    """
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log exp sqrt mod and
+    theta alpha beta gamma infinity
+    """.split()  # noqa: SIM905
+)
+_FINAL = re.compile(r"(?i:final answer is)\s*:?\s*([^\n]{1,300})")
+_STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)\s*([^\n]{1,300})")
+_SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +46,14 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Extracted:
     r"""The answer of a text.
 
     Attributes:
-        answer: what the box or tag holds, stripped; the empty string when there is none.
-        source: "box", "tag" or "none".
-        run: the last boxes read as one list ("\boxed{1} and \boxed{2}" is "1,2"), or None.
-        unclosed: a box or tag was opened and never closed, so the text was cut inside an answer.
+      answer: what the box or tag holds, stripped; the empty string when there is none.
+      source: "box", "tag" or "none".
+      run: the last boxes read as one list ("\boxed{1} and \boxed{2}" is "1,2"), or None.
+      unclosed: a box or tag was opened and never closed, so the text was cut inside an answer.
     """
 
     answer: str
@@ -48,17 +62,17 @@ class Found:
     unclosed: bool = False
 
 
-NOTHING = Found("", "none")
+# --- boxes and tags -------------------------------------------------------------------------------
 
 
 def last_box(text: str) -> Box | None:
     """Finds the balanced box that opens last.
 
     Args:
-        text: any text.
+      text: any text.
 
     Returns:
-        The box, or None when no box in the text is closed.
+      The box, or None when no box in the text is closed.
     """
     start = max(text.rfind(opener) for opener in _OPENERS)
     if start < 0:
@@ -69,37 +83,26 @@ def last_box(text: str) -> Box | None:
     # The last one is cut off. One forward pass finds the last that closes; trying each opener in
     # turn would take quadratic time on "\boxed{\boxed{\boxed{...".
     stack: list[int | None] = []
-    best: tuple[int, int] | None = None
+    last = -1
     for match in _BOX_OR_BRACE.finditer(text):
         token = match.group()
-        if match.group(1):
-            stack.append(match.start())
-        elif token == "{":
-            stack.append(None)
-        elif token == "}" and stack:
-            opened = stack.pop()
-            if opened is not None and (best is None or opened > best[0]):
-                best = (opened, match.end())
-    return _box_at(text, best[0]) if best else None
+        if token == "}":
+            opened = stack.pop() if stack else None
+            last = last if opened is None else max(last, opened)
+        elif match[1] or token == "{":
+            stack.append(match.start() if match[1] else None)
+    return _box_at(text, last) if last >= 0 else None
 
 
 def _box_at(text: str, start: int, limit: int | None = None) -> Box | None:
     """The box whose command starts at `start`, if it closes before `limit`."""
     limit = len(text) if limit is None else limit
-    opening = _AFTER_OPENER.match(text, start, limit)
+    opening = _OPENED.match(text, start, limit)
     if opening is None:
         bare = _BARE_BOX.match(text, start, limit)
         return Box(bare.group(1).rstrip("."), start, bare.end()) if bare else None
-    depth = 1
-    for match in _BRACES.finditer(text, opening.end(), limit):
-        token = match.group()
-        if token == "{":
-            depth += 1
-        elif token == "}":
-            depth -= 1
-            if not depth:
-                return Box(text[opening.end() : match.start()].strip(), start, match.end())
-    return None
+    end = closing_brace(text, opening.end() - 1, limit)
+    return None if end is None else Box(text[opening.end() : end].strip(), start, end + 1)
 
 
 def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
@@ -108,18 +111,18 @@ def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
     A run never adds a second chance: it is right only as a whole list.
 
     Args:
-        text: the text that holds the boxes.
-        last: its last box.
-        adjacent: also join boxes with nothing between them (for reference answers).
+      text: the text that holds the boxes.
+      last: its last box.
+      adjacent: also join boxes with nothing between them (for reference answers).
 
     Returns:
-        The contents joined with commas, or None when the last box stands alone.
+      The contents joined with commas, or None when the last box stands alone.
     """
     contents = [last.content]
     start = last.start
     while len(contents) < RUN_LENGTH:
         previous = max(text.rfind(opener, 0, start) for opener in _OPENERS)
-        if previous < 0 or start - previous > ANSWER_CAP:
+        if previous < 0:
             break
         box = _box_at(text, previous, start)
         if box is None:
@@ -134,61 +137,50 @@ def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
     return ", ".join(contents) if len(contents) > 1 else None
 
 
-def closed_answer(text: str) -> Found:
+def closed_answer(text: str) -> Extracted:
     r"""Finds the answer that a training reward may use: a closed tag or box after the thinking.
 
     Args:
-        text: a completion, with its tags. A closing think tag ends the thinking; an opening one
-            without it means that the text never left the thinking.
+      text: a completion, with its tags. A closing think tag ends the thinking; an opening one
+        without it means that the text never left the thinking.
 
     Returns:
-        The last closed `<answer>...</answer>` or `\boxed{...}`, whichever ends last. A box inside
-        the last answer tag is the answer.
+      The last closed `<answer>...</answer>` or `\boxed{...}`, whichever ends last. A box inside the
+      last answer tag is the answer.
     """
     thought = text.rfind("</think>")
-    if thought >= 0:
-        text = text[thought + 8 :]
-    elif "<think>" in text:
-        return Found("", "none", unclosed=True)
-    return _closed(text)
+    if thought < 0 and "<think>" in text:
+        return Extracted("", "none", unclosed=True)
+    return _closed(text if thought < 0 else text[thought + len("</think>") :])
 
 
-def _closed(text: str) -> Found:
+def _closed(text: str) -> Extracted:
     end = text.rfind("</answer>")
     begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if begin >= 0:
-        tail = text[end + 9 :]
-        later = last_box(tail) if "\\" in tail else None
-        if later is not None:
-            return Found(later.content, "box", box_run(tail, later))
-        content = text[begin + 8 : end].strip()
-        inner = last_box(content) if "\\" in content else None
-        if inner is not None:
-            return Found(inner.content, "box", box_run(content, inner))
-        return Found(content, "tag")
+        content = text[begin + len("<answer>") : end].strip()
+        if "\\" not in text[begin:]:
+            return Extracted(content, "tag")
+        later = _boxed(text[end + len("</answer>") :])
+        return later or _boxed(content) or Extracted(content, "tag")
+    return _boxed(text) or Extracted("", "none", unclosed="\\boxed" in text or "<answer>" in text)
+
+
+def _boxed(text: str) -> Extracted | None:
     box = last_box(text) if "\\" in text else None
-    if box is not None:
-        return Found(box.content, "box", box_run(text, box))
-    if "\\boxed" in text or "<answer>" in text:
-        return Found("", "none", unclosed=True)
-    return NOTHING
+    return None if box is None else Extracted(box.content, "box", box_run(text, box))
 
 
-def open_answer(text: str) -> Found:
+def open_answer(text: str) -> Extracted:
     """Finds the answer for reports: as `closed_answer`, but thinking counts when nothing else does.
 
     Also reads the line after "####", the mark of GSM8K's reference solutions.
     """
     found = closed_answer(text)
-    if found.source != "none":
-        return found
-    found = _closed(text)
-    if found.source == "none" and not found.unclosed:
-        mark = text.rfind(_GSM8K_MARK)
-        if mark >= 0:
-            line = text[mark + len(_GSM8K_MARK) :].strip().split("\n", 1)[0]
-            return Found(line.strip(), "tag")
-    return found
+    if found.source == "none":
+        found = _closed(text)
+    line = _marked_line(text) if found.source == "none" and not found.unclosed else None
+    return found if line is None else Extracted(line, "tag")
 
 
 def reference_answer(text: str) -> str:
@@ -197,12 +189,64 @@ def reference_answer(text: str) -> str:
     Takes its last boxes, else the line after "####", else its last sentence "final answer is ...",
     else all of it.
     """
-    box = last_box(text) if "\\" in text else None
+    box = last_box(text)
     if box is not None:
         return box_run(text, box, adjacent=True) or box.content
-    mark = text.rfind(_GSM8K_MARK)
-    if mark >= 0:
-        return text[mark + len(_GSM8K_MARK) :].strip().split("\n", 1)[0].strip()
+    line = _marked_line(text)
+    if line is not None:
+        return line
     # A solution in running text states its answer in a sentence.
     stated = final_answer(text) if has_delimiters(text) else None
     return stated or text.strip()
+
+
+def _marked_line(text: str) -> str | None:
+    mark = text.rfind(_GSM8K_MARK)
+    if mark < 0:
+        return None
+    return text[mark + len(_GSM8K_MARK) :].strip().split("\n", 1)[0].strip()
+
+
+# --- prose ----------------------------------------------------------------------------------------
+
+
+def is_prose(text: str) -> bool:
+    """Whether a cleaned text is running text that holds an answer, rather than an answer.
+
+    Args:
+      text: the output of `clean`.
+
+    Returns:
+      True when it switches between text and mathematics, or is several words of which one has three
+      letters or more, is no function and, unlike the points ABC, not all capitals.
+    """
+    if has_delimiters(text):
+        return True
+    if not any(char.isspace() for char in text):
+        return False
+    return any(
+        match.group().lower() not in _FUNCTIONS and not match.group().isupper()
+        for match in _WORD.finditer(_COMMAND_OR_TEXT.sub(" ", text))
+    )
+
+
+def has_delimiters(text: str) -> bool:
+    """Whether a text switches to mathematics somewhere."""
+    return _DELIMITER.search(text) is not None
+
+
+def stated_answer(text: str) -> str | None:
+    """The rest of the last sentence that says "answer is ..." or "answer: ..."."""
+    return _last_sentence(_STATED, text)
+
+
+def final_answer(text: str) -> str | None:
+    """The rest of the last sentence that says "final answer is ..."."""
+    return _last_sentence(_FINAL, text)
+
+
+def _last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
+    matches = pattern.findall(text)
+    if not matches:
+        return None
+    return _SENTENCE_END.split(matches[-1], maxsplit=1)[0].strip().strip("*").strip() or None

@@ -1,26 +1,28 @@
 """Grades model outputs against reference answers without ever hanging or failing."""
 
 import collections
-import functools
+import contextlib
 import hashlib
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
 
 from bacr_jax.errors import UserError
-from bacr_jax.grading.judge import EXTRACTED_CHARS, Question, judge
-from bacr_jax.grading.pool import Job, Outcome, Request, WorkerPool
-from bacr_jax.grading.verdict import LENIENT, MODES, STRICT, Verdict
+from bacr_jax.grading.judge import (
+    EXTRACTED_CHARS,
+    LENIENT,
+    MODES,
+    STRICT,
+    Undecided,
+    Verdict,
+    judge,
+)
+from bacr_jax.grading.pool import Outcome, Request, WorkerPool
 
-POLL_SECONDS = 0.1
 # Seconds; a worker needs some hundredths for an answer that is no trouble at all.
 LEAST_DEADLINE = 0.05
 POLL_ROWS = 256
-# Requests longer than this are remembered by their hash, so that the cache stays small.
-_CACHE_KEY_CHARS = 256
 
+Texts = Sequence[str | None]
 _POOL_COUNTERS = (
     "timeouts",
     "worker_deaths",
@@ -41,139 +43,24 @@ _COUNTERS = (
 )
 
 
-def check_request(texts: Sequence[Any], golds: Sequence[Any], mode: str) -> None:
-    """Refuses a request that no verdict could answer.
-
-    Raises:
-        UserError: unknown mode, or not one reference for each text.
-    """
-    if mode not in MODES:
-        raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
-    if len(texts) != len(golds):
-        raise UserError(
-            f"grade: {len(texts)} texts and {len(golds)} golds; give one reference for each text"
-        )
-
-
-class Pending:
-    """Verdicts under way. Made by `Grader.submit`."""
-
-    def __init__(self, grader: "Grader", verdicts: list[Verdict | None], mode: str):
-        self._grader = grader
-        self._verdicts = verdicts
-        self._mode = mode
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._open = sum(verdict is None for verdict in verdicts)
-        self._jobs: list[Job] = []
-        self._counted = False
-        if not self._open:
-            self._done.set()
-
-    def done(self) -> bool:
-        """Whether every verdict is there."""
-        return self._done.is_set()
-
-    def result(self, poll: Callable[[], object] | None = None) -> list[Verdict]:
-        """Waits for the verdicts.
-
-        Args:
-            poll: called every tenth of a second while waiting. When it raises, the rest of the
-                work is cancelled and the exception goes on.
-
-        Returns:
-            One verdict for each text, in their order.
-
-        Raises:
-            UserError: worker processes cannot be started on this machine.
-        """
-        try:
-            while not self._done.wait(POLL_SECONDS):
-                if poll is not None:
-                    poll()
-        except BaseException:
-            self.cancel()
-            raise
-        broken = self._grader.broken
-        if broken and self._jobs:
-            raise UserError(broken)
-        verdicts = [verdict for verdict in self._verdicts if verdict is not None]
-        if not self._counted:
-            self._counted = True
-            self._grader.count(verdicts, self._mode)
-        return verdicts
-
-    def cancel(self) -> None:
-        """Drops the work that has not started; rows without a verdict become incorrect."""
-        for job in self._jobs:
-            job.cancelled = True
-        with self._lock:
-            self._verdicts = [
-                Verdict(False, None, "none") if verdict is None else verdict
-                for verdict in self._verdicts
-            ]
-        self._done.set()
-
-    def ask(self, jobs: list[Job]) -> None:
-        """Notes the jobs that `cancel` has to stop."""
-        self._jobs = jobs
-
-    def settle(self, row: int, verdict: Verdict) -> None:
-        """Stores one verdict (also from the pool's thread)."""
-        with self._lock:
-            if self._verdicts[row] is not None:
-                return
-            self._verdicts[row] = verdict
-            self._open -= 1
-            finished = not self._open
-        if finished:
-            self._done.set()
-
-
-class _Tally:
-    """Collects the outcomes of one row's requests."""
-
-    def __init__(self, pending: Pending, row: int, question: Question):
-        self._pending = pending
-        self._row = row
-        self._question = question
-        self._outcomes: list[Outcome] = []
-        self._lock = threading.Lock()
-
-    def add(self, outcome: Outcome) -> None:
-        with self._lock:
-            self._outcomes.append(outcome)
-            if len(self._outcomes) < len(self._question.requests):
-                return
-        correct = any(outcome.correct for outcome in self._outcomes)
-        found = next((o.found for o in self._outcomes if o.found), "")
-        verdict = Verdict(
-            correct,
-            self._question.extracted or found[:EXTRACTED_CHARS] or None,
-            "symbolic",
-            any(outcome.timed_out for outcome in self._outcomes),
-            strict=correct and self._question.closed,
-        )
-        self._pending.settle(self._row, verdict)
-
-
-class Grader:
+class Grader(contextlib.AbstractContextManager["Grader"]):
     """Grades texts: numbers, words and lists at once, all else by math-verify in worker processes.
 
     Processes start with the first answer that needs one. Whatever a text holds, `grade` returns a
     verdict for it: what cannot be decided within the deadline and the memory limit is incorrect.
+    For one thread at a time.
 
     Args:
-        workers: worker processes.
-        deadline: seconds that math-verify may take for one answer.
-        memory_mb: address space of a worker in MiB.
-        recycle_after: answers after which a worker is replaced.
-        cache_size: verdicts of math-verify that are remembered.
-        relative_tolerance: largest accepted relative error between two numbers; 0 for
-            mathematics, where answers are exact.
+      workers: worker processes.
+      deadline: seconds that math-verify may take for one answer.
+      memory_mb: address space of a worker in MiB.
+      recycle_after: answers after which a worker is replaced.
+      cache_size: verdicts of math-verify that are remembered.
+      relative_tolerance: largest accepted relative error between two numbers; 0 for mathematics,
+        where answers are exact.
 
     Raises:
-        UserError: an argument out of range.
+      UserError: an argument out of range.
     """
 
     def __init__(
@@ -199,17 +86,17 @@ class Grader:
         self._pool = WorkerPool(
             workers, deadline=deadline, memory_mb=memory_mb, recycle_after=recycle_after
         )
-        self._cache: collections.OrderedDict[Any, Outcome] = collections.OrderedDict()
+        # From the least recently used to the newest.
+        self._cache: dict[bytes, Outcome] = {}
         self._cache_size = cache_size
-        self._lock = threading.Lock()
         self._tolerance = float(relative_tolerance)
         self._counts: collections.Counter[str] = collections.Counter()
         self._finalizer = weakref.finalize(self, self._pool.close)
 
     def grade(
         self,
-        texts: Sequence[str | None],
-        golds: Sequence[str | None],
+        texts: Texts,
+        references: Texts,
         *,
         mode: str = STRICT,
         poll: Callable[[], object] | None = None,
@@ -217,51 +104,49 @@ class Grader:
         """Grades texts against their references.
 
         Args:
-            texts: model outputs: completions with their tags and boxes.
-            golds: one reference for each text: an answer, or a solution that boxes it.
-            mode: "strict" (rewards: only a closed answer tag or box counts) or "lenient"
-                (reports: running text is searched too).
-            poll: called regularly while this waits, to react to signals; may raise.
+          texts: model outputs: completions with their tags and boxes.
+          references: one for each text: an answer, or a solution that boxes it.
+          mode: "strict" (rewards: only a closed answer tag or box counts) or "lenient" (reports:
+            running text is searched too).
+          poll: called regularly while this works, to react to signals. When it raises, the work
+            is dropped and the exception goes on.
 
         Returns:
-            One verdict for each text.
+          One verdict for each text.
 
         Raises:
-            UserError: unknown mode, not one reference for each text, or worker processes cannot be
-                started on this machine. Never because of what a text holds.
+          UserError: unknown mode, not one reference for each text, or worker processes cannot be
+            started on this machine. Never because of what a text holds.
         """
-        return self._begin(texts, golds, mode, poll).result(poll)
-
-    def submit(
-        self, texts: Sequence[str | None], golds: Sequence[str | None], *, mode: str = STRICT
-    ) -> Pending:
-        """Starts grading and returns at once, so that it overlaps other work.
-
-        Args:
-            texts: as for `grade`.
-            golds: as for `grade`.
-            mode: as for `grade`.
-
-        Returns:
-            An object whose `result()` waits for the verdicts.
-
-        Raises:
-            UserError: as `grade`.
-        """
-        return self._begin(texts, golds, mode, None)
+        _check_request(texts, references, mode)
+        judged: list[Verdict | Undecided] = []
+        asked: list[Request] = []
+        for row, (text, reference) in enumerate(zip(texts, references, strict=True), start=1):
+            if poll is not None and row % POLL_ROWS == 0:
+                poll()
+            judged.append(self._judge(text, reference, mode))
+            if isinstance(judged[-1], Undecided):
+                asked += judged[-1].requests
+        outcomes = self._ask(asked, poll)
+        verdicts = [j if isinstance(j, Verdict) else _settle(j, outcomes) for j in judged]
+        _count(self._counts, verdicts)
+        for path, number in collections.Counter(verdict.path for verdict in verdicts).items():
+            self._counts[f"path_{path}"] += number
+        if mode == LENIENT:
+            self._counts["compared_modes"] += len(verdicts)
+            self._counts["mode_disagreements"] += sum(v.correct != v.strict for v in verdicts)
+        return verdicts
 
     def counters(self) -> dict[str, int]:
         """Totals since the start, for metrics.
 
         Returns:
-            graded, correct, no_answer; path_* (verdicts by what decided them);
-            compared_modes and mode_disagreements (rows graded in the lenient mode, and those that
-            the strict mode would judge otherwise); cache_hits; internal_errors (texts that our
-            own rules failed on); timeouts; worker_starts, _deaths, _recycled, _errors,
-            _out_of_memory.
+          graded, correct, no_answer; path_* (verdicts by what decided them); compared_modes and
+          mode_disagreements (rows graded in the lenient mode, and those that the strict mode
+          would judge otherwise); cache_hits; internal_errors (texts that our own rules failed
+          on); timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory.
         """
-        with self._lock:
-            mine = {name: self._counts[name] for name in _COUNTERS}
+        mine = {name: self._counts[name] for name in _COUNTERS}
         return mine | {name: self._pool.counts[name] for name in _POOL_COUNTERS}
 
     @property
@@ -269,119 +154,120 @@ class Grader:
         """Process ids of the live workers."""
         return self._pool.pids
 
-    @property
-    def broken(self) -> str | None:
-        """Why workers can't be started, when they can't."""
-        return self._pool.broken
-
     def close(self) -> None:
         """Kills the workers and waits for their end. Further calls do nothing."""
         self._finalizer()
 
-    def __enter__(self) -> "Grader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def count(self, verdicts: list[Verdict], mode: str) -> None:
-        """Adds finished verdicts to the totals."""
-        paths = collections.Counter(verdict.path for verdict in verdicts)
-        with self._lock:
-            self._counts["graded"] += len(verdicts)
-            self._counts["correct"] += sum(verdict.correct for verdict in verdicts)
-            self._counts["no_answer"] += sum(verdict.extracted is None for verdict in verdicts)
-            for path, number in paths.items():
-                self._counts[f"path_{path}"] += number
-            if mode == LENIENT:
-                self._counts["compared_modes"] += len(verdicts)
-                self._counts["mode_disagreements"] += sum(
-                    verdict.correct != verdict.strict for verdict in verdicts
-                )
-
-    def _begin(
-        self,
-        texts: Sequence[str | None],
-        golds: Sequence[str | None],
-        mode: str,
-        poll: Callable[[], object] | None,
-    ) -> Pending:
-        check_request(texts, golds, mode)
-        verdicts: list[Verdict | None] = []
-        questions: list[tuple[int, Question]] = []
-        for row, (text, gold) in enumerate(zip(texts, golds, strict=True)):
-            if poll is not None and row % POLL_ROWS == POLL_ROWS - 1:
-                poll()
-            answer = self._judge(text, gold, mode)
-            if isinstance(answer, Question):
-                questions.append((row, answer))
-                verdicts.append(None)
-            else:
-                verdicts.append(answer)
-        pending = Pending(self, verdicts, mode)
-        if questions:
-            self._ask(pending, questions)
-        return pending
-
-    def _judge(self, text: str | None, gold: str | None, mode: str) -> Verdict | Question:
+    def _judge(self, text: str | None, reference: str | None, mode: str) -> Verdict | Undecided:
         try:
-            return judge(text, gold, mode=mode, relative_tolerance=self._tolerance)
+            return judge(text, reference, mode=mode, relative_tolerance=self._tolerance)
         except (ArithmeticError, LookupError, RecursionError, ValueError):
             # None is known. A text that finds one must not end a training run, but is counted.
-            with self._lock:
-                self._counts["internal_errors"] += 1
+            self._counts["internal_errors"] += 1
             return Verdict(False, None, "none")
 
-    def _ask(self, pending: Pending, questions: list[tuple[int, Question]]) -> None:
-        """Sends the requests that are not remembered, each once however many rows need it."""
-        waiting: dict[Request, list[_Tally]] = {}
-        hits = 0
-        for row, question in questions:
-            tally = _Tally(pending, row, question)
-            for request in question.requests:
-                outcome = self._recall(request)
-                if outcome is not None:
-                    tally.add(outcome)
-                else:
-                    waiting.setdefault(request, []).append(tally)
-                hits += outcome is not None or len(waiting[request]) > 1
-        with self._lock:
-            self._counts["cache_hits"] += hits
-        jobs = [
-            Job(request, functools.partial(self._finish, request, tallies))
-            for request, tallies in waiting.items()
-        ]
-        pending.ask(jobs)
-        if jobs:
-            self._pool.submit(jobs)
-
-    def _finish(self, request: Request, tallies: list[_Tally], outcome: Outcome) -> None:
+    def _ask(
+        self, requests: list[Request], poll: Callable[[], object] | None
+    ) -> dict[Request, Outcome]:
+        """The outcome of every request, of which only those not remembered are run, once each."""
+        if not requests:
+            return {}
+        keys = {request: _cache_key(request) for request in requests}
+        known = {r: self._cache.pop(key) for r, key in keys.items() if key in self._cache}
+        fresh = [request for request in keys if request not in known]
+        outcomes = known | (self._pool.run(fresh, poll) if fresh else {})
+        self._counts["cache_hits"] += len(requests) - len(fresh)
         # A worker that died may have been ended from outside, so that is worth another try. A
         # timeout is remembered: a run that meets the same text again should not wait again.
-        if not outcome.died and self._cache_size:
-            key = _cache_key(request)
-            with self._lock:
-                self._cache[key] = outcome
-                while len(self._cache) > self._cache_size:
-                    self._cache.popitem(last=False)
-        for tally in tallies:
-            tally.add(outcome)
-
-    def _recall(self, request: Request) -> Outcome | None:
-        key = _cache_key(request)
-        with self._lock:
-            outcome = self._cache.get(key)
-            if outcome is not None:
-                self._cache.move_to_end(key)
-        return outcome
+        self._cache |= {keys[r]: outcome for r, outcome in outcomes.items() if not outcome.died}
+        for key in list(self._cache)[: max(len(self._cache) - self._cache_size, 0)]:
+            del self._cache[key]
+        return outcomes
 
 
-def _cache_key(request: Request) -> object:
-    if len(request.pred) + len(request.gold) <= _CACHE_KEY_CHARS:
-        return request
+class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
+    """Exact match, for tasks whose answers have one spelling: no parsing and no processes.
+
+    Compares the text of the last closed answer tag, stripped, with the stripped reference. Has the
+    interface of `Grader`; both modes mean the same.
+    """
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def grade(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        poll: Callable[[], object] | None = None,
+    ) -> list[Verdict]:
+        """As `Grader.grade`; `poll` is called once."""
+        _check_request(texts, references, mode)
+        if poll is not None:
+            poll()
+        verdicts = [_exact(text, ref) for text, ref in zip(texts, references, strict=True)]
+        _count(self._counts, verdicts)
+        return verdicts
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start: graded, correct, no_answer."""
+        return {name: self._counts[name] for name in ("graded", "correct", "no_answer")}
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to release."""
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check_request(texts: Texts, references: Texts, mode: str) -> None:
+    if mode not in MODES:
+        raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
+    if len(texts) != len(references):
+        raise UserError(
+            f"grade: {len(texts)} texts and {len(references)} references; give one reference for "
+            "each text"
+        )
+
+
+def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
+    """The verdict on a text when math-verify has spoken."""
+    own = [outcomes[request] for request in undecided.requests]
+    correct = any(outcome.correct for outcome in own)
+    found = next((outcome.found for outcome in own if outcome.found), "")
+    return Verdict(
+        correct,
+        undecided.extracted or found[:EXTRACTED_CHARS] or None,
+        "symbolic",
+        any(outcome.timed_out for outcome in own),
+        strict=correct and undecided.closed,
+    )
+
+
+def _cache_key(request: Request) -> bytes:
+    """A hash: requests may be long, and the cache should stay small."""
     return hashlib.blake2b(repr(request).encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _exact(text: str | None, reference: str | None) -> Verdict:
+    if not isinstance(text, str) or not isinstance(reference, str):
+        return Verdict(False, None, "none")
+    thought = text.rfind("</think>") + 1
+    end = text.rfind("</answer>", thought)
+    begin = text.rfind("<answer>", thought, end) if end >= 0 else -1
+    if begin < 0:
+        return Verdict(False, None, "none")
+    answer = text[begin + len("<answer>") : end].strip()
+    correct = answer == reference.strip() and bool(answer)
+    return Verdict(correct, answer, "string", strict=correct)
+
+
+def _count(counts: collections.Counter[str], verdicts: list[Verdict]) -> None:
+    counts["graded"] += len(verdicts)
+    counts["correct"] += sum(verdict.correct for verdict in verdicts)
+    counts["no_answer"] += sum(verdict.extracted is None for verdict in verdicts)

@@ -33,10 +33,10 @@ def refuse(text: str) -> str | None:
     runs under the deadline and the memory limit of a worker.
 
     Args:
-        text: a cleaned answer.
+      text: a cleaned answer.
 
     Returns:
-        The reason in a few words, or None when the answer may be evaluated.
+      The reason in a few words, or None when the answer may be evaluated.
     """
     if len(text) > MAX_CHARS:
         return "too long"
@@ -135,19 +135,13 @@ def _operand(text: str, start: int) -> tuple[str, int]:
 
 def _exponent_size(exponent: str) -> int | float | None:
     """An upper bound for the integers in an exponent; None for a tower that can't be bounded."""
-    carets = len(_POWER.findall(exponent))
     numbers = [_integer(match.group()) for match in _LARGE_INTEGER.finditer(exponent)]
-    if not carets:
-        size = 1
-        for number in numbers if "\\frac" not in exponent and "/" not in exponent else numbers[:1]:
-            size *= max(number, 1)
-        return size
-    if carets > 1:
-        return None
-    match = _POWER.search(exponent)
-    inner = _operand(exponent, match.end())[0] if match else ""
+    caret = _POWER.search(exponent)
+    if caret is None:
+        quotient = "\\frac" in exponent or "/" in exponent
+        return math.prod(max(number, 1) for number in (numbers[:1] if quotient else numbers))
+    inner = _operand(exponent, caret.end())[0]
     power = max((_integer(m.group()) for m in _LARGE_INTEGER.finditer(inner)), default=1)
-    base = max(numbers, default=1)
-    if power > 64 or _POWER.search(inner):
+    if power > 64 or len(_POWER.findall(exponent)) > 1:
         return None
-    return float(base) ** power if base > 1 else 1.0
+    return float(max(numbers, default=1)) ** power

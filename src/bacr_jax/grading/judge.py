@@ -2,15 +2,27 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bacr_jax.grading.compare import Answer, bases_clash, decide, read
-from bacr_jax.grading.extract import ANSWER_CAP, Found, closed_answer, open_answer
-from bacr_jax.grading.gold import read_gold
-from bacr_jax.grading.guards import not_text, refuse
+from bacr_jax.grading.extract import (
+    ANSWER_CAP,
+    Extracted,
+    closed_answer,
+    final_answer,
+    has_delimiters,
+    is_prose,
+    open_answer,
+    reference_answer,
+    stated_answer,
+)
+from bacr_jax.grading.guards import nesting, not_text, refuse
 from bacr_jax.grading.normalize import clean
 from bacr_jax.grading.pool import Request
-from bacr_jax.grading.prose import final_answer, is_prose, stated_answer
-from bacr_jax.grading.verdict import LENIENT, STRICT, Verdict
+
+STRICT = "strict"
+LENIENT = "lenient"
+MODES = (STRICT, LENIENT)
 
 # Text beyond this is not read. The answer is at the end, so it is the start that is dropped.
 MAX_CHARS = 1 << 20
@@ -19,22 +31,39 @@ PROSE_CHARS = 4000
 BARE_ANSWER_CHARS = 300
 EXTRACTED_CHARS = 500
 
-# An answer in running text was compared as a string, and that is all in the strict mode.
-PROSE = "string"
-
 # Integers against integers are most of what training grades.
 _INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Verdict:
+    """The verdict on one text.
+
+    Attributes:
+      correct: whether the answer is right in the mode asked for.
+      extracted: the answer that was found, or None.
+      path: what decided: "number", "string", "list" (no computer algebra), "symbolic"
+        (math-verify), "guard" (refused unseen), "none" (no answer, or no usable reference).
+      timed_out: a worker was killed at the deadline, and so there is no verdict but "incorrect".
+      strict: whether the answer is right in the strict mode, whatever mode was asked for.
+    """
+
+    correct: bool
+    extracted: str | None
+    path: str
+    timed_out: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
     """What only math-verify can decide.
 
     Attributes:
-        requests: readings of the answer; one that is right is enough.
-        extracted: the answer, or None where math-verify has to find it.
-        closed: whether it was in a closed tag or box and no lenient rule was needed so far, so
-            that the strict mode accepts it too.
+      requests: readings of the answer; one that is right is enough.
+      extracted: the answer, or None where math-verify has to find it.
+      closed: whether it was in a closed tag or box and no lenient rule was needed so far, so that
+        the strict mode accepts it too.
     """
 
     requests: tuple[Request, ...]
@@ -42,19 +71,70 @@ class Question:
     closed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A usable reference answer.
+
+    Attributes:
+      text: the answer without its box, delimiters or the solution around it. Grading against it
+        is grading against the reference it came from.
+      kind: "number", "text", "list" or "expression". Only expressions need the worker pool.
+    """
+
+    text: str
+    kind: str
+
+
+def parse_reference(text: str | None) -> Reference | None:
+    r"""Reads a reference when the data is loaded, so that unusable rows never reach training.
+
+    Args:
+      text: an answer, a solution with a boxed answer, or one with a "####" line. Boxes that a
+        separator joins ("\boxed{1} and \boxed{2}") are a list.
+
+    Returns:
+      The answer, or None when no output could ever be graded correct against it: nothing there,
+      braces that do not balance, control characters, or more than 2,000 characters.
+    """
+    if not isinstance(text, str):
+        return None
+    answer = _read_reference(text)
+    if not answer.key or len(answer.text) > ANSWER_CAP or nesting(answer.text) is None:
+        return None
+    if not_text(answer.text):
+        return None
+    if answer.number or answer.based:
+        kind = "number"
+    elif answer.words:
+        kind = "text"
+    else:
+        kind = "list" if answer.items else "expression"
+    return Reference(answer.source or answer.text, kind)
+
+
+@lru_cache(maxsize=16384)
+def _read_reference(text: str) -> Answer:
+    """Reads a reference for comparing. Cached: a group of rollouts shares its reference."""
+    raw = reference_answer(text)
+    answer = read(raw)
+    if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
+        return Answer(answer.text, source=raw)
+    return answer
+
+
 def judge(
-    text: str | None, gold: str | None, *, mode: str, relative_tolerance: float = 0.0
-) -> Verdict | Question:
+    text: str | None, reference: str | None, *, mode: str, relative_tolerance: float = 0.0
+) -> Verdict | Undecided:
     """Grades one text without a computer algebra system, or says what to ask one.
 
     Args:
-        text: a model's output.
-        gold: its reference.
-        mode: "strict" or "lenient".
-        relative_tolerance: largest accepted relative error between two numbers.
+      text: a model's output.
+      reference: its reference.
+      mode: "strict" or "lenient".
+      relative_tolerance: largest accepted relative error between two numbers.
 
     Returns:
-        The verdict, or the question that remains.
+      The verdict, or the question that remains.
     """
     if not isinstance(text, str):
         return Verdict(False, None, "none")
@@ -64,24 +144,20 @@ def judge(
     if not closed and mode == LENIENT:
         found = open_answer(text)
     extracted = found.answer[:EXTRACTED_CHARS] or None
-    if not isinstance(gold, str):
+    target = _read_reference(reference[-MAX_CHARS:]) if isinstance(reference, str) else Answer("")
+    if not target.key:
         return Verdict(False, extracted, "none")
-    reference = read_gold(gold[-MAX_CHARS:])
-    if not reference.key:
-        return Verdict(False, extracted, "none")
-    if found.source == "none":
-        if mode == LENIENT and not found.unclosed:
-            return _judge_open(text, reference, relative_tolerance)
-        return Verdict(False, None, "none")
+    if found.source == "none" and mode == LENIENT and not found.unclosed:
+        return _judge_open(text, target, relative_tolerance)
     if not found.answer:
         return Verdict(False, None, "none")
-    if found.run is None and reference.integer is not None and _INTEGER.match(found.answer):
-        correct = int(found.answer) == reference.integer
+    if found.run is None and target.integer is not None and _INTEGER.match(found.answer):
+        correct = int(found.answer) == target.integer
         if correct or mode == STRICT:
             return Verdict(correct, extracted, "number", strict=correct and closed)
     # A later "the final answer is ..." is a second reading, in reports only.
     stated = _stated_later(text) if mode == LENIENT else None
-    return _judge_found(found, reference, mode, closed, relative_tolerance, stated)
+    return _judge_found(found, target, mode, closed, relative_tolerance, stated)
 
 
 def _stated_later(text: str) -> str | None:
@@ -91,13 +167,13 @@ def _stated_later(text: str) -> str | None:
 
 
 def _judge_found(
-    found: Found,
-    gold: Answer,
+    found: Extracted,
+    reference: Answer,
     mode: str,
     closed: bool,
     tolerance: float,
     stated: str | None = None,
-) -> Verdict | Question:
+) -> Verdict | Undecided:
     """Compares the answer, read as the last box and as the list of the last boxes."""
     extracted = found.answer[:EXTRACTED_CHARS]
     if len(found.answer) > ANSWER_CAP:
@@ -109,46 +185,46 @@ def _judge_found(
         if content is None or len(content) > ANSWER_CAP:
             continue
         answer = read(content)
-        strict, path = decide(answer, gold, lenient=False, relative_tolerance=tolerance)
+        strict, path = decide(answer, reference, lenient=False, relative_tolerance=tolerance)
         wanted = strict
         if mode == LENIENT and not strict:
-            wanted, path = decide(answer, gold, lenient=True, relative_tolerance=tolerance)
+            wanted, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
         if wanted:
             return Verdict(True, extracted, path, strict=counts and bool(strict))
         if wanted is None:
-            request = _request(answer, gold)
-            prose = prose or request == PROSE
-            if isinstance(request, Request):
-                requests.append(request)
+            path = _refusal(answer, reference) or "symbolic"
+            # An answer in running text was compared as a string, and that is all in strict mode.
+            prose = prose or path == "string"
+            if path == "symbolic":
+                requests.append(_request(answer.text, reference))
                 strict_open = strict_open or (counts and strict is None)
-            else:
-                path = request
         first_path = first_path or path
-    if prose and mode == LENIENT and not requests:
-        return _judge_open(found.answer, gold, tolerance)
     if requests:
-        return Question(tuple(requests), extracted, strict_open)
+        return Undecided(tuple(requests), extracted, strict_open)
+    if prose and mode == LENIENT:
+        return _judge_open(found.answer, reference, tolerance)
     return Verdict(False, extracted, first_path)
 
 
-def _request(answer: Answer, gold: Answer) -> Request | str:
-    """What to ask math-verify, or the path of the verdict "incorrect" without asking."""
-    if bases_clash(answer.key, gold.key):
+def _refusal(answer: Answer, reference: Answer) -> str | None:
+    """The path of the verdict "incorrect" without asking math-verify, or None when to ask it."""
+    if bases_clash(answer.key, reference.key):
         return "number"
-    if not answer.key:
-        return "none"
     if is_prose(answer.text):
-        return PROSE
-    if refuse(answer.text) or _refuse_gold(gold):
-        return "guard"
-    return Request(answer.text, gold.source or gold.text, gold_is_prose=bool(gold.source))
+        return "string"
+    return "guard" if refuse(answer.text) or _refuse_reference(reference) else None
 
 
-def _refuse_gold(gold: Answer) -> bool:
-    return bool(not_text(gold.source) if gold.source else refuse(gold.text))
+def _refuse_reference(reference: Answer) -> bool:
+    return not_text(reference.source) if reference.source else bool(refuse(reference.text))
 
 
-def _judge_open(text: str, gold: Answer, tolerance: float) -> Verdict | Question:
+def _request(text: str, reference: Answer, *, prose: bool = False) -> Request:
+    source = reference.source
+    return Request(text, source or reference.text, prose, reference_is_prose=bool(source))
+
+
+def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Undecided:
     """Lenient reports also read a text without tag or box."""
     tail = text[-PROSE_CHARS:].strip()
     whole = clean(tail)
@@ -159,12 +235,11 @@ def _judge_open(text: str, gold: Answer, tolerance: float) -> Verdict | Question
     stated = stated_answer(tail) if prose else None
     for candidate in candidates + ([stated] if stated else []):
         answer = read(candidate)
-        verdict, path = decide(answer, gold, lenient=True, relative_tolerance=tolerance)
+        verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
         if verdict or (verdict is False and not prose):
             return Verdict(bool(verdict), candidate, path)
     if not prose:
-        return _judge_found(Found(whole, "tag"), gold, LENIENT, False, tolerance)
-    if _refuse_gold(gold) or not_text(tail):
+        return _judge_found(Extracted(whole, "tag"), reference, LENIENT, False, tolerance)
+    if _refuse_reference(reference) or not_text(tail):
         return Verdict(False, None, "guard")
-    request = Request(tail, gold.source or gold.text, prose=True, gold_is_prose=bool(gold.source))
-    return Question((request,), None, False)
+    return Undecided((_request(tail, reference, prose=True),), None, False)

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bacr_jax.grading import units
+from bacr_jax.grading.normalize import split_multiplier, unit
 
 # A longer run of digits is no answer; Python also refuses to parse beyond 4,300 digits.
 MAX_DIGITS = 400
@@ -20,10 +20,10 @@ class Number:
     """A number as an answer writes it.
 
     Attributes:
-        value: exact value, without the percent sign's factor.
-        places: digits after the decimal point, or None when it is not written as a decimal.
-        percent: whether a percent sign follows.
-        unit: (name, power) of a known unit, else None.
+      value: exact value, without the percent sign's factor.
+      places: digits after the decimal point, or None when it is not written as a decimal.
+      percent: whether a percent sign follows.
+      unit: (name, power) of a known unit, else None.
     """
 
     value: int | Fraction
@@ -37,7 +37,7 @@ _DEC = rf"(?:{_INT}(?:\.\d*)?|\.\d+)"
 _SIGNED = rf"-?{_DEC}"
 _NUMBER = re.compile(
     rf"""
-    (?P<sign>[-+]?)(?P<currency>[$€£]?)(?P<sign2>-?)
+    (?P<sign>[-+]?)(?P<currency>[$€£]?)
     (?:
       (?P<whole>\d+)?\\frac\{{(?P<top>{_SIGNED})\}}\{{(?P<bottom>{_SIGNED})\}}
       | (?P<left>{_DEC})/(?P<right>{_DEC})
@@ -51,13 +51,12 @@ _NUMBER = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLOCK = ("am", "pm")
+_SIGNS = frozenset("°€£$¢")
 _SIMPLE = re.compile(r"-?\d{1,18}\Z")
 _SIMPLE_DECIMAL = re.compile(r"(-?\d{1,18})\.(\d{1,18})\Z")
 _SIMPLE_FRACTION = re.compile(r"(-?)\\frac\{(\d{1,18})\}\{(\d{1,18})\}\Z")
-_UNIT_TAIL = re.compile(
-    r"(?:\\text\{(?P<name>[^{}]*)\}(?:\^(?P<power>\d)|\^\{(?P<braced>-?\d+)\})?)"
-    r"(?P<more>(?:[*/]?\\text\{[^{}]*\}(?:\^\d|\^\{-?\d+\})?)*)\Z"
-)
+_POWER = r"(?:\^(\d)|\^\{(-?\d+)\})?"
+_UNIT = re.compile(rf"\\text\{{([^{{}}]*)\}}{_POWER}((?:[*/]?\\text\{{[^{{}}]*\}}{_POWER})*)\Z")
 _ENCLOSED = re.compile(r"\(([^()\[\],;]*)\)\Z")
 
 
@@ -68,10 +67,10 @@ def parse_number(text: str) -> Number | None:
     (0.1\overline{6}), powers of ten, a currency sign, a percent sign, degrees and a unit.
 
     Args:
-        text: the output of `canonical`.
+      text: the output of `canonical`.
 
     Returns:
-        The number, or None when the answer is something else.
+      The number, or None when the answer is something else.
     """
     if _SIMPLE.match(text):
         return Number(int(text))
@@ -83,27 +82,20 @@ def parse_number(text: str) -> Number | None:
     if fraction and int(fraction[3]):
         quotient = Fraction(int(fraction[2]), int(fraction[3]))
         return Number(-quotient if fraction[1] else quotient)
-    if not any(char.isdigit() for char in text[:60]):
-        return None
-    enclosed = _ENCLOSED.match(text)
-    if enclosed:
-        text = enclosed.group(1)
-    match = _NUMBER.match(text)
+    enclosed = _ENCLOSED.match(text) if text[:1] == "(" else None
+    match = _NUMBER.match(enclosed[1] if enclosed else text)
     if match is None or len(match.group()) - len(match["rest"]) > MAX_DIGITS:
         return None
-    tail = _tail(match["rest"])
-    if tail is None:
+    tail, parsed = _tail(match["rest"]), _value(match)
+    if tail is None or parsed is None:
         return None
-    percent, unit, factor = tail
-    if match["currency"]:
-        unit = units.unit(match["currency"])
-    parsed = _value(match)
-    if parsed is None or (match["sign"] and match["sign2"]):
-        return None
+    percent, known, factor = tail
     value, places = parsed
-    if match["sign"] == "-" or match["sign2"]:
-        value = -value
-    return Number(value * factor, places, percent, unit)
+    if match["currency"]:
+        known = unit(match["currency"])
+    return Number(
+        -value * factor if match["sign"] == "-" else value * factor, places, percent, known
+    )
 
 
 def _exact(digits: str) -> Fraction:
@@ -122,12 +114,9 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
         if not divisor:
             return None
         fraction = _exact(top) / divisor
-        if match["whole"]:
-            if fraction < 0:
-                return None
-            fraction += int(match["whole"])
-        written = [p for p in (_places(top), _places(bottom)) if p is not None]
-        return fraction, max(written) if written else None
+        if match["whole"] and fraction < 0:
+            return None
+        return fraction + int(match["whole"] or 0), None
     cycle = match["cycle"] or match["digit"]
     if cycle:
         fixed = match["fixed"]
@@ -150,76 +139,70 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     """Percent, unit and multiplier of what follows the digits; None when it is none of these."""
     if not rest:
         return False, None, 1
-    if rest[0] == "%" and rest in ("%", "%%"):
+    if rest in ("%", "%%"):
         return True, None, 1
-    if rest == "°":
-        return False, ("°", 1), 1
-    if rest[0] in "€£$¢" and len(rest) == 1:
-        return False, units.unit(rest), 1
-    match = _UNIT_TAIL.match(rest)
+    if rest in _SIGNS:
+        return False, unit(rest), 1
+    match = _UNIT.match(rest)
     if match is None:
         return None
-    name = match["name"]
-    if match["more"]:
+    if match[4]:  # m/s: not in the table
         return False, None, 1
-    factor, name = units.split_multiplier(name)
-    power = int(match["power"] or match["braced"] or 1)
-    return False, units.unit(name, power), factor
+    factor, name = split_multiplier(match[1])
+    return False, unit(name, int(match[2] or match[3] or 1)), factor
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
     """Gives a number the plain words that followed it ("5 million dollars", "18 eggs")."""
-    factor, name = units.split_multiplier(name)
-    unit = units.unit(name) or number.unit
-    return Number(number.value * factor, number.places, number.percent, unit)
+    factor, name = split_multiplier(name)
+    return Number(number.value * factor, number.places, number.percent, unit(name))
 
 
-def equal(pred: Number, gold: Number, *, lenient: bool, relative_tolerance: float = 0.0) -> bool:
+def equal(
+    pred: Number, reference: Number, *, lenient: bool, relative_tolerance: float = 0.0
+) -> bool:
     """Whether two numbers are the same answer.
 
     A percent sign may be missing on one side, and then the bare number may be the percentage or
     the fraction. Numbers with different known units differ, except in the lenient mode.
 
     Args:
-        pred: the answer to grade.
-        gold: the reference.
-        lenient: ignore units, and accept a correctly rounded decimal (two places or more, two
-            significant digits or more) for a fraction that has no finite decimal.
-        relative_tolerance: largest accepted error relative to the reference.
+      pred: the answer to grade.
+      reference: the reference.
+      lenient: ignore units, and accept a correctly rounded decimal (two places or more, two
+        significant digits or more) for a fraction that has no finite decimal.
+      relative_tolerance: largest accepted error relative to the reference.
 
     Returns:
-        True when they are equal.
+      True when they are equal.
     """
-    if pred.unit and gold.unit and pred.unit != gold.unit:
-        clock = pred.unit[0] in _CLOCK and gold.unit[0] in _CLOCK
+    if pred.unit and reference.unit and pred.unit != reference.unit:
+        clock = pred.unit[0] in _CLOCK and reference.unit[0] in _CLOCK
         if clock or not lenient:
             return False
-    if _close(pred, gold, pred.value, gold.value, lenient, relative_tolerance):
+    if _close(pred, reference, lenient, relative_tolerance):
         return True
-    if pred.percent == gold.percent:
+    if pred.percent == reference.percent:
         return False
-    pred_value = Fraction(pred.value, 100) if pred.percent else pred.value
-    gold_value = Fraction(gold.value, 100) if gold.percent else gold.value
-    return _close(pred, gold, pred_value, gold_value, lenient, relative_tolerance)
+    return _close(_as_fraction(pred), _as_fraction(reference), lenient, relative_tolerance)
 
 
-def _close(
-    pred: Number,
-    gold: Number,
-    pred_value: int | Fraction,
-    gold_value: int | Fraction,
-    lenient: bool,
-    relative_tolerance: float,
-) -> bool:
-    if pred_value == gold_value:
+def _as_fraction(number: Number) -> Number:
+    value = Fraction(number.value, 100) if number.percent else number.value
+    return Number(value, number.places)
+
+
+def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: float) -> bool:
+    if pred.value == reference.value:
         return True
-    if pred.places is None and gold.places is None and not relative_tolerance:
+    exact = pred.places is None and reference.places is None
+    if exact and not relative_tolerance:
         return False
-    ours, theirs = Fraction(pred_value), Fraction(gold_value)
+    ours, theirs = Fraction(pred.value), Fraction(reference.value)
     error = abs(ours - theirs)
     if relative_tolerance and error <= Fraction(relative_tolerance) * abs(theirs):
         return True
-    if error > 1 or (pred.places is None and gold.places is None):
+    if exact:
         return False
     if error * 10**PLACES <= 1 and error <= SMALL_NUMBER_TOLERANCE * abs(theirs):
         return round(ours, PLACES) == round(theirs, PLACES)

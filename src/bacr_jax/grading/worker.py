@@ -17,9 +17,9 @@ def main(memory_bytes: int, cpu_seconds: int) -> None:
     """Answers requests until standard input closes.
 
     Args:
-        memory_bytes: limit of the address space.
-        cpu_seconds: processor time that one request may use before the kernel ends the process.
-            The parent's deadline comes first; this one holds even when there is no parent left.
+      memory_bytes: limit of the address space.
+      cpu_seconds: processor time that one request may use before the kernel ends the process. The
+        parent's deadline comes first; this one holds even when there is no parent left.
     """
     # The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -66,11 +66,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"correct": False, "error": type(error).__name__}
 
 
-def _verify(pred: str, gold: str, prose: bool, gold_is_prose: bool) -> dict[str, Any]:
+def _verify(answer: str, reference: str, prose: bool, reference_is_prose: bool) -> dict[str, Any]:
     from math_verify import parse, verify
 
-    target = parse(pred if prose else f"\\boxed{{{pred}}}", parsing_timeout=None)
-    correct = verify(_gold(gold, gold_is_prose), target, timeout_seconds=None)
+    target = parse(answer if prose else f"\\boxed{{{answer}}}", parsing_timeout=None)
+    correct = verify(_reference(reference, reference_is_prose), target, timeout_seconds=None)
     if not prose:
         return {"correct": correct}
     # math-verify's last element is the text that it parsed.
@@ -79,17 +79,17 @@ def _verify(pred: str, gold: str, prose: bool, gold_is_prose: bool) -> dict[str,
 
 
 @lru_cache(maxsize=256)
-def _gold(gold: str, is_prose: bool) -> list[Any]:
+def _reference(text: str, is_prose: bool) -> list[Any]:
     from math_verify import parse
 
-    return parse(gold if is_prose else f"\\boxed{{{gold}}}", parsing_timeout=None)
+    return parse(text if is_prose else f"\\boxed{{{text}}}", parsing_timeout=None)
 
 
 def _warm_up() -> None:
     # Builds the parser's tables, which otherwise would be charged to the first request.
     for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
         _verify(sample, "1", False, False)
-    _gold.cache_clear()
+    _reference.cache_clear()
 
 
 if __name__ == "__main__":
