@@ -28,6 +28,7 @@ import numpy as np
 from scipy import stats
 
 from bacr_jax.report import figures
+from bacr_jax.runs.folder import RunPaths
 
 ARMS = {
     "own": [],
@@ -42,27 +43,28 @@ PROBLEMS = 1000
 
 def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
     """The summary of a run, made now if it is not there yet."""
-    if not (folder / "summary.json").exists():
+    summary = RunPaths(folder).summary
+    if not summary.exists():
         command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
         if arm == "anytime":
             command += ["--config", str(Path(config).parent / "methods" / "anytime.yaml")]
         arguments = [*command, f"output.dir={folder}", *ARMS[arm], *overrides]
         subprocess.run(arguments, check=True)
-    return json.loads((folder / "summary.json").read_text())
+    return json.loads(summary.read_text())
 
 
 def style_shares(folder: Path) -> dict[str, float]:
     """Share of sampled traces written in steps, by told (or imposed) budget."""
-    from bacr_jax.config import io as config_io
     from bacr_jax.data.ledger import ID
     from bacr_jax.rollout import generate, sampling_params
     from bacr_jax.runs.folder import open_run
+    from bacr_jax.runs.open import read_config
     from bacr_jax.training.loop import Trainer
 
     kept = folder / "styles.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    config = config_io.load([folder / "config.yaml"])
+    config = read_config(folder)
     with open_run(folder, config) as opened:
         trainer = Trainer(config, opened)
         state, _ = trainer.start()
