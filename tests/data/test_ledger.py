@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.data import ledger
-from bacr_jax.data.ledger import traces
 from bacr_jax.errors import UserError
 
 STYLES = ("steps", "redo", "mixed", "at_once")
@@ -108,8 +107,9 @@ class TestTraces:
         assert set(redone) == {0, 1, 2, 3, 4, 5}
 
     def test_an_unknown_style(self):
+        problem = ledger.Problem("4a2", "6", 1)
         with pytest.raises(UserError, match="steps, redo, mixed, at_once"):
-            unchecked(traces._style_flags)("stepz", np.random.default_rng(0))
+            unchecked(ledger.render)(problem, "stepz", np.random.default_rng(0))
 
 
 class TestProblems:

@@ -1,8 +1,6 @@
 """The declared budget: reading it, writing it for the model, and learning to write it."""
 
 import dataclasses
-import inspect
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +18,6 @@ from bacr_jax.data.prompts import (
 )
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
-from bacr_jax.rollout import Rollout
-from bacr_jax.training import rejection_sft
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
 from methods_world import group_batch, load
 
 
@@ -153,68 +148,3 @@ def test_settings_under_which_wrong_beats_right_are_refused(tmp_path):
         load(tmp_path, "selfbudgeter", "selfbudgeter.budget_penalty=-0.6")
     with pytest.raises(UserError, match=r"wrong_range: found \[0, -1\]"):
         load(tmp_path, "selfbudgeter", "selfbudgeter.wrong_range=[0, -1]")
-
-
-def rollout_of(tokenizer, texts, closed):
-    """A made-up rollout: prompt, thinking and answer of each row, in the plain format."""
-    encode = lambda text: encode_text(tokenizer, text)
-    prompts = [encode(prompt) for prompt, _, _ in texts]
-    rows = [np.concatenate([encode(p), encode(t + "</think>" * c)])
-            for (p, t, _), c in zip(texts, closed)]  # fmt: skip
-    tokens = np.zeros((len(rows), max(map(len, rows)) + 2), np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
-    suffixes = [encode(("<answer>" if c else "</think><answer>") + a + "</answer>")
-               for (_, _, a), c in zip(texts, closed)]  # fmt: skip
-    answers = np.zeros((len(rows), 1, 5), np.int32)
-    for i, row in enumerate(suffixes):
-        answers[i, 0, : len(row)] = row
-    thinking = np.array([len(encode(t)) for _, t, _ in texts])
-    lengths = np.array([len(p) for p in prompts])
-    column = lambda values: np.array(values)[:, None]
-    trunks = Trunks(
-        tokens=tokens, prompt_lengths=lengths, sampled=thinking + np.array(closed),
-        thinking=thinking,
-        close=np.where(closed, CLOSED_BY_TAG, CLOSED_BY_BUDGET), budgets=thinking, logprobs=None,
-    )  # fmt: skip
-    branches = Branches(
-        tokens=answers, context=None, forced=column([1 if c else 2 for c in closed]),
-        sampled=column([2] * len(rows)), finished=None, source=None, logprobs=None,
-    )  # fmt: skip
-    return Rollout(trunks, branches, {})
-
-
-class TestRejectionSFT:
-    TEXTS = [
-        ("<bos>4a2<think>", "a4+2=6", "6"),
-        ("<bos>1a1<think>", "a1+1=3", "3"),
-        ("<bos>2a1<think>", "a2+1", "3"),
-    ]
-
-    def examples(self, tokenizer, correct):
-        questions = ["4a2", "1a1", "2a1"]
-        style = FORMATS["ledger_budget"]
-        prompts, _ = encode_prompts(tokenizer, questions, style, max_tokens=20)
-        environment = types.SimpleNamespace(
-            tokenizer=tokenizer, train=types.SimpleNamespace(prompts=prompts)
-        )
-        answered = rejection_sft.Answered(
-            rollout_of(tokenizer, self.TEXTS, [True, True, False]),
-            asked=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
-        )  # fmt: skip
-        start = types.SimpleNamespace(opening=lambda length: f"{length}h")
-        return inspect.unwrap(rejection_sft.examples)(answered, environment, style, start)
-
-    def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
-        self, tokenizer
-    ):
-        tokens, mask = self.examples(tokenizer, [1, 0, 1])
-        # The second is wrong, the third was cut by its budget.
-        assert len(tokens) == 1
-        assert tokenizer.decode(tokens[0]) == "<bos>4a2<think>g8ha4+2=6</think><answer>6</answer>"
-        learned = tokenizer.decode(tokens[0][mask[0]])
-        assert learned == "8ha4+2=6</think>6</answer>"
-
-    def test_a_policy_that_is_never_right_is_refused(self, tokenizer):
-        with pytest.raises(UserError, match="no training question"):
-            self.examples(tokenizer, [0, 0, 0])

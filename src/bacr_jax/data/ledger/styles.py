@@ -74,7 +74,7 @@ def _write_traces(
     return position
 
 
-def _style_flags(style: Style, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _style_flags(style: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Lines redone and the at-once flag of one example."""
     chance = {"steps": 0.0, "redo": 1.0, "mixed": 0.5, "at_once": 0.0}
     if style not in chance:

@@ -104,7 +104,7 @@ def _bucket(seed: int, step: int, probabilities: np.ndarray) -> int:
     return min(int(bucket), int(np.flatnonzero(probabilities)[-1]))
 
 
-def _check(variant: Variant, batch_tokens: int) -> None:
+def _check(variant: str, batch_tokens: int) -> None:
     if variant not in WARMUP:
         raise UserError(f"data.ledger.variant: found {variant!r}; write {' or '.join(WARMUP)}")
     if batch_tokens < max(BUCKETS):
