@@ -53,7 +53,7 @@ class Step:
         from bacr_jax.learner.train_step import init_state
         from bacr_jax.model import kv_cache
         from bacr_jax.model.hf import load_policy
-        from bacr_jax.rollout.engine import RolloutSpec
+        from bacr_jax.rollout import RolloutSpec
         from bacr_jax.types import Prompts
 
         shape, params = load_policy(arguments.model)

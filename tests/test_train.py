@@ -101,6 +101,7 @@ def test_the_value_head_warms_up_alone_and_the_schedule_moves(finished):
     assert mu[1] != mu[0] and mu[2] == mu[1]
 
 
+@pytest.mark.slow  # two more runs; test_loop.py compares whole runs too
 def test_the_same_seed_gives_the_same_metrics_and_another_does_not(config, finished, tmp_path):
     again = train(config, tmp_path / "again")
     assert records(again) == records(finished)

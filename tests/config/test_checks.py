@@ -207,7 +207,7 @@ def test_presets_and_levels_are_those_of_their_rooms():
 
 
 @given(values_by_key())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_typed_config_is_accepted_or_refused_never_a_crash(values):
     config = Config()
     for name, value in values.items():

@@ -240,10 +240,10 @@ class TestRealSets:
     @pytest.mark.parametrize(
         ("spec", "split", "size", "left_out"),
         [
-            ("gsm8k:gsm8k/train.jsonl", "train", 7473, 0),
-            ("gsm8k:gsm8k", "train", 7473, 0),
+            pytest.param("gsm8k:gsm8k/train.jsonl", "train", 7473, 0, marks=pytest.mark.slow),
+            pytest.param("gsm8k:gsm8k", "train", 7473, 0, marks=pytest.mark.slow),
             ("gsm8k:gsm8k", "test", 1319, 0),
-            ("math:math/train.jsonl", "train", 7498, 2),
+            pytest.param("math:math/train.jsonl", "train", 7498, 2, marks=pytest.mark.slow),
             ("math500:math500", "test", 500, 0),
         ],
     )
@@ -252,6 +252,7 @@ class TestRealSets:
         assert (len(found), len(found.left_out)) == (size, left_out)
         assert len(set(found.ids)) == size
 
+    @pytest.mark.slow
     def test_math_levels_and_subjects(self, shared_data):
         found = load_questions(
             "math:math/train.jsonl", DataConfig(dir=str(shared_data)), 0, "train"
@@ -273,7 +274,7 @@ class TestRealSets:
         ("spec", "column"),
         [
             ("gsm8k:gsm8k/test.jsonl", "answer"),
-            ("math:math/train.jsonl", "solution"),
+            pytest.param("math:math/train.jsonl", "solution", marks=pytest.mark.slow),
             ("math500:math500/test.jsonl", "solution"),
         ],
     )

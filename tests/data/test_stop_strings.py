@@ -145,9 +145,8 @@ class TestQwen:
         assert not table.opens[:, len(qwen) :].any()
         assert (table.next_state[-1] == table.accept).all()
 
-    def test_builds_in_seconds_and_once(self, qwen):
+    def test_is_built_once(self, qwen):
         table = compile_stop_strings(qwen, ["</answer>"], vocab_size=QWEN_VOCAB)
-        assert 0 < table.build_seconds < 5.0  # 0.7 on an idle core
         assert table.size_bytes == 10 * QWEN_VOCAB * 5
         assert compile_stop_strings(qwen, ("</answer>",), vocab_size=QWEN_VOCAB) is table
         assert compile_stop_strings(qwen, ("</answer>",), vocab_size=151_936) is not table

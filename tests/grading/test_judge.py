@@ -32,6 +32,7 @@ def test_unusable_references_are_none(text):
     assert parse_reference(text) is None
 
 
+@pytest.mark.slow  # 16,292 references: some twenty seconds
 def test_math_has_two_unusable_rows_and_gsm8k_none(shared_rows):
     math = [parse_reference(row["solution"]) for row in shared_rows("math/train.jsonl")]
     assert (len(math), math.count(None)) == (7500, 2)

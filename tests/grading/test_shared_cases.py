@@ -55,6 +55,7 @@ def test_every_hostile_case_returns_within_its_deadline(shared_rows, mode, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # 8,792 rows, twice: half a minute
 def test_gsm8k_references_grade_right_against_themselves_and_wrong_when_shuffled(shared_rows):
     for split, size in (("train", 7473), ("test", 1319)):
         rows = shared_rows(f"gsm8k/{split}.jsonl")
@@ -71,7 +72,10 @@ def test_gsm8k_references_grade_right_against_themselves_and_wrong_when_shuffled
         assert [v.correct for v in other] == [a == b for a, b in zip(numbers, theirs, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["math/train.jsonl", "math500/test.jsonl"])
+# MATH-500 in seconds; the 7,500 rows of MATH train take a minute.
+@pytest.mark.parametrize(
+    "name", [pytest.param("math/train.jsonl", marks=pytest.mark.slow), "math500/test.jsonl"]
+)
 def test_math_references_grade_right_against_themselves_and_their_solutions(shared_rows, name):
     rows = [row for row in shared_rows(name) if parse_reference(row["solution"])]
     references = [row.get("answer") or last_box(row["solution"]).content for row in rows]

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bacr_jax.rollout.generate import generate
 
 from bacr_jax.config import LossConfig, ValueConfig
 from bacr_jax.learner.batch import make_batch
 from bacr_jax.learner.objective import loss_normalizers, objective
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import budget, qwen2
-from bacr_jax.rollout.sampling import sampling_params
+from bacr_jax.rollout import generate, sampling_params
 from learner_world import (
     RULES,
     SPEC,

@@ -35,7 +35,7 @@ def random_qkv(seed, b, t, s, n, kv, h):
     return q, *(jax.random.normal(key, (b, s, kv, h)) for key in keys[1:])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(1, 5),
