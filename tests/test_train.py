@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 SMALL = """
-model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 2,
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: false}
 data: {ledger: {train_size: 64}}
 warmup: {steps: 12, target_accuracy: 0.0, hold_accuracy: 0.0}

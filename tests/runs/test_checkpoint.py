@@ -63,6 +63,8 @@ def test_an_unfinished_checkpoint_is_never_listed_and_is_cleared_away(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
+# Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
     filled(tmp_path / "whole", [3, 7]).close()
     files = [p for p in (tmp_path / "whole" / "7").rglob("*") if p.is_file()]

@@ -66,7 +66,10 @@ def train(*command):
 def state_of(folder, step):
     """Every array and number of a checkpoint."""
     path = folder.absolute() / "checkpoints" / str(step) / "state"
-    return ocp.PyTreeCheckpointer().restore(path)
+    reader = ocp.PyTreeCheckpointer()
+    to_numpy = lambda _: ocp.RestoreArgs(restore_type=np.ndarray)
+    arguments = jax.tree.map(to_numpy, reader.metadata(path).item_metadata.tree)
+    return reader.restore(path, restore_args=arguments)
 
 
 def assert_same_run(one, other, step):
@@ -94,11 +97,11 @@ def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(
     metrics = folder / "metrics.jsonl"
     reached = []
     # Warm-up, its measurement, a rollout, the end of a step, an evaluation, the last evaluation.
-    for steps, at in ((0, 1), (0, 9), (1, 3), (2, 1), (3, 4), (3, 6), (6, 3)):
+    for steps, at in ((0, 9), (1, 3), (2, 1), (3, 4), (6, 3)):
         StopAt(monkeypatch, metrics, steps, at)
         assert train(*command) == EXIT_CODE
         reached += [max((int(p.name) for p in (folder / "checkpoints").iterdir()), default=-1)]
-    assert reached == [-1, -1, 1, 2, 3, 3, 6]
+    assert reached == [-1, 1, 2, 3, 6]
     monkeypatch.undo()
     assert train(*command) == 0
     assert_same_run(folder, uninterrupted, 6)

@@ -43,11 +43,6 @@ class StopTable:
     strings: tuple[str, ...]
     build_seconds: float
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the two tables."""
-        return self.next_state.nbytes + self.opens.nbytes
-
 
 @dataclass(frozen=True)
 class ByteAutomaton:

@@ -73,9 +73,3 @@ def answer_text(
     """
     body, tag, _ = decode_ids(tokenizer, ids).partition(closed)
     return opened + body + tag
-
-
-def answer_content(text: str, *, opened: str = "<answer>", closed: str = "</answer>") -> str | None:
-    """What stands between the tags of `answer_text`, stripped; None if it was never closed."""
-    body, tag, _ = text.removeprefix(opened).partition(closed)
-    return body.strip() if tag else None
