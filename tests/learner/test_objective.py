@@ -15,8 +15,11 @@ from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import budget, qwen2
 from bacr_jax.rollout import generate, sampling_params
 from learner_world import (
+    CUTS,
+    ROWS,
     RULES,
     SPEC,
+    THINKING,
     VALUE_HEAD,
     WORLD,
     close,
@@ -131,6 +134,46 @@ def test_what_stands_outside_the_masks_does_not_matter(batch):
 def test_recomputed_old_scores_give_the_on_policy_gradient(batch):
     old = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
     close(gradient(batch, old=old), gradient(batch), 1e-6)
+
+
+def test_the_papers_loss_is_one_ratio_and_one_advantage_a_trace(batch):
+    """Eq. 15 written down: rho = pi(t | q, b) / pi_old(t | q, b) of all that a row sampled."""
+    loss = LossConfig(
+        ratio="sequence", aggregate="seq_mean_token_mean", entropy_coef=0.0, value_coef=0.0
+    )
+    spec = dataclasses.replace(SPEC, loss=loss)
+    # The second trace is a quarter as long as the first, the last has no answer at the first cut.
+    of_trace = np.array([1.0, 1.0, -0.5, 2.0], np.float32)
+    batch = dataclasses.replace(
+        batch,
+        thinking_advantages=np.repeat(of_trace[:, None], THINKING, 1),
+        answer_advantages=np.repeat(of_trace[:, None], CUTS, 1),
+    )
+    masks = batch.thinking_mask, batch.answer_mask
+    compiled = jax.jit(score_batch, static_argnames=("spec",))
+
+    def log_probability(params):
+        scores = compiled(params, batch, RULES.allowed_tokens, spec=spec)
+        parts = zip((scores.thinking, scores.answers), masks, strict=True)
+        return sum(jnp.where(mask, x, 0).reshape(ROWS, -1).sum(1) for x, mask in parts)
+
+    # The second and third leave the range where the sign does not clip them; the last is clipped.
+    ratios = jnp.log(jnp.array([1.05, 0.7, 1.4, 1.4]))
+    shift = ratios / jnp.array([(masks[0][i].sum() + masks[1][i].sum()) for i in range(ROWS)])
+    old = compiled(WORLD.params, batch, RULES.allowed_tokens, spec=spec)
+    old = dataclasses.replace(
+        old,
+        thinking=old.thinking - shift[:, None],
+        answers=old.answers - shift[:, None, None],
+    )
+    before = log_probability(WORLD.params) - ratios
+
+    def literal(params):
+        rho = jnp.exp(log_probability(params) - before)
+        return -jnp.minimum(rho * of_trace, jnp.clip(rho, 0.8, 1.2) * of_trace).mean()
+
+    found, _ = gradient(batch, spec, old)
+    close(found, jax.grad(literal)(WORLD.params), atol=1e-5)
 
 
 def test_gradient_of_a_tree_equals_that_of_separate_sequences(batch):

@@ -102,13 +102,32 @@ def test_state_buffers_are_donated(batch):
 
 
 def test_extra_steps_fit_the_value_head(batch):
-    tx = value_optimizer(ValueConfig())
+    tx = value_optimizer(ValueConfig(), OptimizerConfig(), 1)
     features = jax.random.normal(jax.random.key(0), (4, 2, VALUE_HEAD["hidden"]["kernel"].shape[0]))
     error = lambda head: float(((value.values(head, features) - batch.returns) ** 2).mean())
     fitted, _ = steps.fit_value(
         VALUE_HEAD, tx.init(VALUE_HEAD), features, batch.returns, head_tx=tx, num_steps=200
     )
     assert error(fitted) < 0.2 * error(VALUE_HEAD)
+
+
+def test_a_head_told_the_cut_learns_each_cuts_pass_rate():
+    tx, budgets, cuts = (
+        value_optimizer(ValueConfig(), OptimizerConfig(), 1),
+        np.array([8, 8]),
+        np.array([[2, 4, 6, 8]] * 2),
+    )
+    rates = jnp.array([[0.2, 0.4, 0.6, 0.8]] * 2)
+
+    def fitted(kind):
+        features = value.value_features(jnp.ones((2, 6)), None, budgets, cuts, b_max=8, kind=kind)
+        head = value.init(jax.random.key(0), num_features=features.shape[-1], hidden_size=32)
+        head, _ = steps.fit_value(head, tx.init(head), features, rates, head_tx=tx, num_steps=600)
+        return np.asarray(value.values(head, features))
+
+    np.testing.assert_allclose(fitted("cut"), rates, atol=0.02)
+    # The best that one number for all cuts can do is off by .3 at the outer ones.
+    np.testing.assert_allclose(fitted("trace"), 0.5, atol=0.02)
 
 
 def test_gradients_start_from_zeros_of_their_own_form(batch):

@@ -202,20 +202,30 @@ def predict_values(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B M"]:
-    """V(q, b[, b_j]) at every cut (paper Eq. 11); with stop_gradient it cannot steer the policy."""
+    """V at every cut (paper Eq. 11); with stop_gradient it cannot steer the policy."""
+    features = head_features(policy, question, batch.budgets, batch.cuts, spec=spec)
+    return value.values(value_head, features)
+
+
+def head_features(
+    policy: Params,
+    question: Float[Array, "B D"],
+    budgets: Int[Array, "B"],
+    cuts: Int[Array, "B M"],
+    *,
+    spec: LearnerSpec,
+) -> Float[Array, "B M F"]:
+    """What the value head reads of the policy, without gradient if `value.stop_gradient`."""
     assert spec.value is not None
-    phi = value.shared_phi(phi_of(policy, batch.budgets, spec))
+    kind, phi = spec.value.input, None
+    if spec.conditioning is not None:
+        told = value.told_budgets(budgets, cuts, kind=kind)
+        of_told = phi_of(policy, told.reshape(-1), spec)
+        assert of_told is not None
+        phi = value.shared_phi(of_told).reshape(*told.shape, -1)
     if spec.value.stop_gradient:
         question, phi = jax.lax.stop_gradient((question, phi))
-    features = value.value_features(
-        question,
-        phi,
-        batch.budgets,
-        batch.cuts,
-        b_max=spec.b_max,
-        cut_input=spec.value.cut_input,
-    )
-    return value.values(value_head, features)
+    return value.value_features(question, phi, budgets, cuts, b_max=spec.b_max, kind=kind)
 
 
 def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
@@ -236,18 +246,18 @@ def importance_ratio(
 ) -> Float[Array, "B T"]:
     """Importance ratio of every sampled token, thinking then answers (paper Eq. 15).
 
-    A sequence-level ratio is taken over a trunk's thinking and over each of its answers apart.
+    "token": each token's own. "sequence": that of all a row sampled, thinking and answers, the
+    pi(t | q, b) of the equation. "gspo": the geometric mean over a row's thinking, and over each of
+    its answers apart.
     """
-
-    def of_rows(new: Array, old: Array, mask: Array) -> Array:
-        if kind == "token":
-            return losses.token_ratio(new, old)
-        ratio = losses.sequence_ratio if kind == "sequence" else losses.gspo_ratio
-        return jnp.broadcast_to(ratio(new, old, mask), new.shape)
-
+    new, old = (_joined(x.thinking, x.answers) for x in (scores, before))
+    if kind == "token":
+        return losses.token_ratio(new, old)
+    if kind == "sequence":
+        return losses.sequence_ratio(new, old, _joined(batch.thinking_mask, batch.answer_mask))
     flat = lambda x: x.reshape(-1, x.shape[-1])
-    thinking = of_rows(scores.thinking, before.thinking, batch.thinking_mask)
-    answers = of_rows(flat(scores.answers), flat(before.answers), flat(batch.answer_mask))
+    thinking = losses.gspo_ratio(scores.thinking, before.thinking, batch.thinking_mask)
+    answers = losses.gspo_ratio(*map(flat, (scores.answers, before.answers, batch.answer_mask)))
     return _joined(thinking, answers.reshape(scores.answers.shape))
 
 

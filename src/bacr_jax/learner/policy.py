@@ -306,7 +306,7 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
     width = value.num_features(
         policy.learner.model.hidden_size,
         conditioned=policy.learner.conditioning is not None,
-        cut_input=settings.cut_input,
+        kind=settings.input,
     )
     hidden_size = settings.hidden_size
     return policy.make(lambda: value.init(key, num_features=width, hidden_size=hidden_size))

@@ -15,6 +15,7 @@ from bacr_jax.learner.objective import (
     LossNormalizers,
     Metrics,
     TokenScores,
+    head_features,
     loss_normalizers,
     objective,
     phi_of,
@@ -285,11 +286,10 @@ def question_values(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
-    """V(q, b[, b_j]) before the update, and the features it was read from.
+    """V before the update, and the features it was read from.
 
     Only the question is run through the model, so values can be had before any token is sampled.
     """
-    assert spec.value is not None
     phi = phi_of(policy, budgets, spec)
     mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
@@ -308,14 +308,7 @@ def question_values(
         mesh=spec.mesh,
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
-    features = value.value_features(
-        question,
-        value.shared_phi(phi),
-        budgets,
-        cuts,
-        b_max=spec.b_max,
-        cut_input=spec.value.cut_input,
-    )
+    features = head_features(policy, question, budgets, cuts, spec=spec)
     # Whole everywhere: the host reads them.
     return constrain((value.values(value_head, features), features), spec.mesh)
 

@@ -59,6 +59,12 @@ def problems(config: Config) -> Iterator[str]:
     if advantage.normalise == "group":
         yield from needs_a_group(config, "advantage.normalise=group")
     yield from _steep_weights(config)
+    if config.loss.ratio == "sequence" and advantage.credit != "trajectory":
+        yield (
+            f"advantage.credit={advantage.credit}: loss.ratio=sequence weighs a trace as a whole, "
+            "and credit by segment would be added up in it; write advantage.credit=trajectory, or "
+            "loss.ratio=token"
+        )
     if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
         yield (
             f"advantage.history=true: needs credit that starts at the segment, found "
@@ -200,10 +206,20 @@ def credit(
         coefficient=_coefficient(config),
         mode=settings.credit,
     )
+    if settings.credit == "trajectory":
+        answers = advantages.first_of_reused(
+            answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
+        )
     thinking, surprise = thinking_credit(config, batch, residual, expected)
     if settings.history:
         thinking = advantages.history_advantage(thinking, surprise, _history_slope(state))
-    return Advantages(thinking=thinking / scale, answers=answers / scale, baseline=baseline)
+    returns = advantages.thinking_credit(reward, _weights(config), mode=settings.credit)
+    return Advantages(
+        thinking=thinking / scale,
+        answers=answers / scale,
+        baseline=returns - thinking,
+        returns=returns,
+    )
 
 
 # --- what it remembers ----------------------------------------------------------------------------

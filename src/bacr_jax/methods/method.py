@@ -52,13 +52,15 @@ class Advantages:
       thinking: advantage of each thinking segment (tokens up to cut j, after cut j - 1).
       answers: advantage of the answers at each cut, before answers that serve several cuts are
         summed; [Q, G, M], or one more axis with several answers per cut.
-      baseline: what was subtracted from the rewards, for the metrics.
+      baseline: what the method subtracts from `returns`, for the metrics.
+      returns: what each thinking segment is paid, before baseline and scale; None: the rewards.
       keep: rollouts that count in the loss; None: all.
     """
 
     thinking: Float[Array, "Q G M"]
     answers: Float[Array, "Q G M"] | Float[Array, "Q G M A"]
     baseline: Float[Array, "Q G M"]
+    returns: Float[Array, "Q G M"] | None = None
     keep: Bool[Array, "Q G"] | None = None
 
 

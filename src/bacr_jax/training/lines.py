@@ -221,8 +221,9 @@ def credit_tokens(
     rewards = method.rewards(method_state, group_batch)
     credit = method.advantages(method_state, group_batch, rewards, values)
     flat = lambda x: x.reshape(-1, x.shape[-1])
-    residual = rewards - credit.baseline
-    spread = jnp.maximum(jnp.var(rewards), 1e-6)
+    returns = rewards if credit.returns is None else credit.returns
+    residual = returns - credit.baseline
+    spread = jnp.maximum(jnp.var(returns), 1e-6)
     metrics = {
         "reward/mean": rewards.mean(),
         "advantage/mean": credit.thinking.mean(),

@@ -103,8 +103,9 @@ def make_run(
     config: Config, environment: Environment, method: Method, policy: Policy, total_steps: int
 ) -> Run:
     """Prepares optimizers, groups and the order of questions; arguments as in `Run`."""
-    policy_tx = policy_optimizer(config.optimizer, total_steps * config.train.minibatches)
-    value_tx = value_optimizer(config.value)
+    updates = total_steps * config.train.minibatches
+    policy_tx = policy_optimizer(config.optimizer, updates)
+    value_tx = value_optimizer(config.value, config.optimizer, updates)
     levels = np.asarray(environment.train.set.groups)
     continuous = config.curriculum.difficulty == "continuous"
     num_groups = len(levels) if continuous else config.data.num_groups
