@@ -232,6 +232,7 @@ def make_policy(
         loss=config.loss,
         value=config.value if method.uses_value else None,
         b_max=config.budget.max,
+        progress=config.reward.coefficient if config.reward.dense else 0.0,
         temperature=config.rollout.temperature,
         dtype=dtype,
         implementation=implementation,

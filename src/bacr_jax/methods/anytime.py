@@ -147,7 +147,7 @@ def make(config: Config) -> Method:
     def grid() -> Int[Array, "M"]:
         return cutting.cut_points(jnp.int32(config.budget.max), num_cuts=count)
 
-    def cuts(budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+    def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
         return jnp.broadcast_to(grid(), (*budgets.shape, count))
 
     def rewards(state: Any, batch: GroupBatch) -> PerCut:

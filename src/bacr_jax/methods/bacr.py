@@ -42,7 +42,7 @@ def make(config: Config) -> Method:
         uses_value=config.advantage.baseline != "group",
         question_weights=bind(question_weights),
         sample_budgets=bind(sample_budgets),
-        cuts=functools.partial(rewards.cut_points, num_cuts=config.cuts.count),
+        cuts=bind(cut_points),
         rewards=bind(dense_rewards),
         advantages=bind(credit),
         init_state=bind(init_state),
@@ -146,6 +146,13 @@ def sample_budgets(
     )
 
 
+def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+    """Truncation points of each trace (Algorithm 1, line 10)."""
+    if config.cuts.kind == "random":
+        return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
+    return rewards.cut_points(budgets, num_cuts=config.cuts.count)
+
+
 # --- what it is worth -----------------------------------------------------------------------------
 
 
@@ -206,7 +213,7 @@ def credit(
         coefficient=_coefficient(config),
         mode=settings.credit,
     )
-    if settings.credit == "trajectory":
+    if settings.credit == "trajectory" and config.conditioning.branches == "trace":
         answers = advantages.first_of_reused(
             answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
         )

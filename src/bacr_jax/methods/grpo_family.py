@@ -100,7 +100,7 @@ def grpo_family(
         uses_value=False,
         question_weights=by_size,
         sample_budgets=largest_budget(config),
-        cuts=lambda budgets: budgets[..., None],
+        cuts=lambda key, budgets: budgets[..., None],
         rewards=rewards,
         advantages=advantages,
         **hooks,

@@ -127,7 +127,7 @@ class Method:
       uses_value: a value head predicts rewards.
       question_weights: (curriculum, group sizes [K]) -> probability of each difficulty group [K].
       sample_budgets: (key, curriculum, groups [Q]) -> budgets [Q, G] in tokens.
-      cuts: budgets [Q, G] -> truncation points [Q, G, M] in tokens, nondecreasing.
+      cuts: (key, budgets [Q, G]) -> truncation points [Q, G, M] in tokens, nondecreasing.
       rewards: (state, `GroupBatch`) -> rewards [Q, G, M].
       advantages: (state, `GroupBatch`, rewards, values or None) -> `Advantages`.
       init_state: number of training questions -> state before training.
@@ -148,7 +148,7 @@ class Method:
     uses_value: bool
     question_weights: Callable[[CurriculumState, Int[Array, "K"]], Float[Array, "K"]]
     sample_budgets: Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]
-    cuts: Callable[[Int[Array, "Q G"]], Int[Array, "Q G M"]]
+    cuts: Callable[[Array, Int[Array, "Q G"]], Int[Array, "Q G M"]]
     rewards: Callable[[Any, GroupBatch], Float[Array, "Q G M"]]
     advantages: Callable[..., Advantages]
     init_state: Callable[[int], Any] = no_state

@@ -171,7 +171,7 @@ def precompile(run: Run, state: RunState, reference: Any = None) -> None:
     """
     params, settings = state.train.policy, run.config
     prompts = run.environment.train.prompts
-    cuts = int(run.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])
+    cuts = int(run.method.cuts(run.key, jnp.ones((1, 1), jnp.int32)).shape[-1])
     forms = [(cuts, run.method.answers, settings.rollout.questions * settings.rollout.group_size)]
     if settings.curriculum.pass_rate == "probe":
         forms.append((1, 1, min(settings.curriculum.probe_size, len(run.levels))))
