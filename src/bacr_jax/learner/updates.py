@@ -221,6 +221,7 @@ class Updates:
         return grads
 
 
+@jax.jit
 def averaged(history: Sequence[Metrics]) -> Metrics:
     """Metrics of an iteration: means over the minibatches that had tokens in the loss, or zeros.
 
@@ -234,7 +235,7 @@ def averaged(history: Sequence[Metrics]) -> Metrics:
     """
     empty = [one["policy/empty_minibatches"] for one in history]
     counted = [1.0 - x for x in empty]
-    everything = [jnp.float32(1.0)] * len(history)
+    everything = [jnp.float32(1.0) for _ in history]
 
     def mean(name: str) -> Array:
         weights = everything if name.startswith("value/") else counted
