@@ -92,6 +92,7 @@ def group_batch(
         "thinking": thinking,
         "lengths": thinking + 2,
         "closed": thinking < np.asarray(budgets),
+        "closed_by_tag": thinking < np.asarray(budgets),
         "fraction": np.float32(fraction),
         "extra": extra or {},
     }

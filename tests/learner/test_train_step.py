@@ -59,10 +59,10 @@ def test_a_split_into_micro_batches_changes_nothing(batch, mode):
 ADAM = policy_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
 
 
-def adam_step(state, fill, policy_tx=ADAM):
+def adam_step(state, fill, policy_tx=ADAM, **how):
     like = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, fill), tree)
     grads = Gradients(like(state.policy), like(state.head), {"loss/total": jnp.float32(fill)})
-    how = {"spec": SPEC, "policy_tx": policy_tx, "head_tx": SGD}
+    how |= {"spec": SPEC, "policy_tx": policy_tx, "head_tx": SGD}
     return steps.apply_gradients(state, grads, **how)
 
 
@@ -75,6 +75,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
     again, _ = adam_step(after, 1.0)
     assert int(again.updates) == 1 and int(again.skipped) == 1
     assert (again.policy["embed"] < WORLD.params["embed"]).all()
+
+
+def test_skipped_updates_are_in_a_row_until_one_is_finite():
+    state, found = state_of(policy_tx=ADAM), []
+    for fill, has_tokens in (
+        (jnp.nan, True), (jnp.nan, True), (0.0, False), (jnp.nan, True), (1.0, True), (0.0, False),
+        (jnp.nan, True),
+    ):  # fmt: skip
+        state, _ = adam_step(state, fill, has_tokens=has_tokens)
+        found.append(int(state.skipped_in_a_row))
+    # A minibatch without tokens leaves the count as it is.
+    assert found == [1, 2, 2, 3, 0, 0, 1]
 
 
 def test_a_zero_learning_rate_leaves_every_parameter_alone():

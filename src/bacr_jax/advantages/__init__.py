@@ -23,6 +23,7 @@ from bacr_jax.advantages.credit import (
 from bacr_jax.advantages.group import (
     group_advantage,
     grpo_advantage,
+    other_questions_mean,
     rloo_advantage,
 )
 from bacr_jax.advantages.history import (
@@ -62,6 +63,7 @@ __all__ = [
     "history_moments",
     "history_surprise",
     "normalize",
+    "other_questions_mean",
     "prior_strength",
     "residual_loo_baseline",
     "residual_moments",

@@ -152,6 +152,7 @@ class ValueConfig:
     learning_rate: float = key(1e-3, "rate of the head's own Adam", "(0, inf)")
     inner_steps: int = key(4, "Adam steps of the head per iteration", "[0, inf)")
     warmup_iterations: int = key(0, "iterations that fit only the head, first", "[0, inf)")
+    bias_start: bool = key(True, "start V at the first batch's mean reward; false: at 0")
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,16 @@ class LossNormalizers:
     """Denominators of the whole batch, so that a split into micro-batches changes nothing.
 
     Attributes:
-      tokens: of the aggregation of token losses.
-      count: sampled tokens, for metrics that are plain token means.
+      tokens: of the aggregation of token losses; 1 where no token has a part in them.
+      count: sampled tokens, for metrics that are plain token means; likewise at least 1.
       rows: rows times cuts, for the value loss.
+      has_tokens: whether any token has a part in the policy's loss.
     """
 
     tokens: Float[Array, ""]
     count: Float[Array, ""]
     rows: Float[Array, ""]
+    has_tokens: Bool[Array, ""]
 
 
 def chunked_logprobs(
@@ -155,7 +157,14 @@ def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     as_float = lambda x: jnp.asarray(x, jnp.float32)
-    return LossNormalizers(tokens, as_float(mask.sum()), as_float(batch.returns.size))
+    has_tokens = mask.any()
+    # Every numerator is 0 without tokens: the losses are then 0, not 0/0.
+    return LossNormalizers(
+        tokens=jnp.where(has_tokens, as_float(tokens), 1.0),
+        count=jnp.maximum(as_float(mask.sum()), 1.0),
+        rows=as_float(batch.returns.size),
+        has_tokens=has_tokens,
+    )
 
 
 def _joined(thinking: Array, answers: Array) -> Array:

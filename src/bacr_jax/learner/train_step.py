@@ -38,6 +38,7 @@ class TrainState:
       head_opt: optimizer state of the value head.
       updates: policy updates done.
       skipped: updates skipped because a gradient was not finite.
+      skipped_in_a_row: those since the last one whose gradient was finite.
     """
 
     policy: Params
@@ -46,6 +47,7 @@ class TrainState:
     head_opt: Any
     updates: Int[Array, ""]
     skipped: Int[Array, ""]
+    skipped_in_a_row: Int[Array, ""]
 
 
 def init_state(
@@ -62,6 +64,7 @@ def init_state(
         head_opt=None if value_head is None else head_tx.init(value_head),
         updates=jnp.int32(0),
         skipped=jnp.int32(0),
+        skipped_in_a_row=jnp.int32(0),
     )
 
 
@@ -116,12 +119,16 @@ def apply_update(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
     update_policy: Bool[Array, ""] | bool,
+    has_tokens: Bool[Array, ""] | bool,
 ) -> tuple[TrainState, Metrics]:
-    """One Adam step, or none and a count where a gradient is not finite."""
+    """One Adam step, or none and a count where a gradient is not finite.
+
+    Without a token in the loss the policy has no step either: Adam would move it by its moments.
+    """
     norm = optax.global_norm(grads.policy)
     head_norm = optax.global_norm(grads.head) if grads.head is not None else jnp.float32(0.0)
     finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
-    moves = finite & update_policy
+    moves = finite & update_policy & has_tokens
     policy, policy_opt = _apply(policy_tx, grads.policy, state.policy_opt, state.policy, moves)
     value_head, head_opt = state.head, state.head_opt
     if value_head is not None and grads.head is not None:
@@ -133,9 +140,15 @@ def apply_update(
         head_opt=head_opt,
         updates=state.updates + moves,
         skipped=state.skipped + ~finite,
+        skipped_in_a_row=jnp.where(finite & has_tokens, 0, state.skipped_in_a_row + ~finite),
     )
     new = constrain(new, spec.mesh)
-    return new, {**grads.metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
+    return new, {
+        **grads.metrics,
+        "policy/grad_norm": norm,
+        "policy/skipped": new.skipped,
+        "policy/empty_minibatches": 1.0 - jnp.asarray(has_tokens, jnp.float32),
+    }
 
 
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
@@ -164,7 +177,8 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Minimises Eq. 16 on one batch: gradients by accumulation over micro-batches, one Adam step.
 
-    A step whose gradients are not finite changes nothing and is counted.
+    A step whose gradients are not finite changes nothing and is counted; so is a batch without a
+    token in the loss, from which the value head alone learns.
 
     Args:
       state: donated.
@@ -203,6 +217,7 @@ def train_step(
         policy_tx=policy_tx,
         head_tx=head_tx,
         update_policy=update_policy,
+        has_tokens=normalizers.has_tokens,
     )
 
 
@@ -251,10 +266,17 @@ def apply_gradients(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
     update_policy: Bool[Array, ""] | bool = True,
+    has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
     """The Adam step of `train_step`, on gradients accumulated one micro-batch at a time."""
     return apply_update(
-        state, grads, spec=spec, policy_tx=policy_tx, head_tx=head_tx, update_policy=update_policy
+        state,
+        grads,
+        spec=spec,
+        policy_tx=policy_tx,
+        head_tx=head_tx,
+        update_policy=update_policy,
+        has_tokens=has_tokens,
     )
 
 

@@ -28,6 +28,7 @@ class GroupBatch:
       lengths: response tokens of each rollout: thinking and the answer at its end, without what
         was forced.
       closed: the thinking ended by itself, before the budget.
+      closed_by_tag: it did so with its closing tag, not by ending the turn.
       fraction: share of training done, in [0, 1].
       extra: [Q, G] numbers that the method's own `read` found in the text.
     """
@@ -40,6 +41,7 @@ class GroupBatch:
     thinking: Int[Array, "Q G"]
     lengths: Int[Array, "Q G"]
     closed: Bool[Array, "Q G"]
+    closed_by_tag: Bool[Array, "Q G"]
     fraction: Float[Array, ""]
     extra: dict[str, Array]
 

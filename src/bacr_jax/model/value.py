@@ -109,6 +109,12 @@ def values(params: Params, features: Float[Array, "B M F"]) -> Float[Array, "B M
     return jnp.asarray(ValueHead(hidden_size).apply({"params": params}, features))
 
 
+def with_bias(params: Params, bias: Float[Array, ""]) -> Params:
+    """The head with another output bias: its value everywhere while the last kernel is zero."""
+    out = params["out"]
+    return {**params, "out": {**out, "bias": jnp.full_like(out["bias"], bias)}}
+
+
 def num_features(hidden_size: int, *, conditioned: bool, kind: ValueInput) -> int:
     """Width of `value_features`."""
     return hidden_size * (1 + conditioned) + 32 * (1 + (kind == "trace_and_cut"))

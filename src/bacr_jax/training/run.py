@@ -39,7 +39,6 @@ class RunState:
         thousand steps of a 7B run only.
       method_state: what the method remembers; None if nothing.
       difficulty: record of every problem, with continuous difficulty; else None.
-      skipped_in_a_row: updates skipped since the last one whose gradient was finite.
     """
 
     train: TrainState
@@ -48,7 +47,6 @@ class RunState:
     generated_tokens: int
     method_state: Any = None
     difficulty: DifficultyPosterior | None = None
-    skipped_in_a_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
