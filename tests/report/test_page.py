@@ -102,3 +102,13 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
     (run / "summary.json").write_text("{")
     assert command.main(["--run", str(run)]) == 2
     assert "damaged" in capsys.readouterr().err
+
+
+def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
+    config = config_io.override(Config(), ["method=grpo", "loss.kl_kind=k3"])
+    (run / "config.yaml").write_text(config_io.to_yaml(config))
+    found = page(run)
+    assert "loss.aggregate=constant (published: seq_mean_token_mean)" in found
+    assert "loss.kl_kind=k3 (published" not in found
+    (run / "summary.json").write_text(json.dumps({"departures": ["a key of its own"]}))
+    assert "a key of its own" in page(run)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.curriculum import CurriculumState
+from bacr_jax.methods.published import Published
 from bacr_jax.types import pytree
 
 # A number for every cut of every rollout: rewards, values, advantages.
@@ -137,8 +138,9 @@ class Method:
       read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
         the host; None: the text is not looked at.
       rejection_sft: the method's own supervised stage before training; None: there is none.
-      loss: what the method asks of `config.loss`, value or (comparison, value) by key; a config
-        that says otherwise is refused.
+      published: what its publication prescribes, by config key, of the keys that it reads; a
+        config that says otherwise departs from it, or is refused where the setting defines the
+        method. A method of one's own has none, whatever it was made from.
     """
 
     name: str
@@ -157,4 +159,4 @@ class Method:
     declares_budget: bool = False
     read: Callable[[Any, Sequence[Sequence[int]]], dict[str, Any]] | None = None
     rejection_sft: RejectionSFT | None = None
-    loss: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Published] = field(default_factory=dict)

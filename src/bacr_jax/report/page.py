@@ -11,6 +11,7 @@ from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import evaluation, figures
 from bacr_jax.report.table import Table, comparison, title_without, without_near_duplicates
 from bacr_jax.report.traces import traces_section
@@ -99,6 +100,8 @@ def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]
         rows.append(["generated tokens", f"{tokens:,}"])
     if "wall_seconds" in summary:
         rows.append(["time", duration(summary["wall_seconds"])])
+    departures = summary.get("departures", built_in_departures(config))
+    rows += [["departs from its publication", line] for line in departures]
     return Table("In short", ["", ""], rows, words=2)
 
 

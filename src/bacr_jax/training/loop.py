@@ -20,6 +20,7 @@ from bacr_jax.evaluation.summary import Summary
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods import load_method
+from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.report import table
@@ -64,6 +65,7 @@ class Trainer:
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         self.method = load_method(config)
+        self.departures = departures(config, self.method)
         tokenizer, vocab_size = _tokenizer(config)
         shape = policies.model_shape(config, vocab_size)
         mesh = policies.mesh_shape(config, shape, jax.device_count())
@@ -71,6 +73,9 @@ class Trainer:
         style = format_for(config, declares_budget=self.method.declares_budget)
         self.environment = build_environment(config, tokenizer, vocab_size, style=style)
         policies.check_model(config, shape, self.environment.longest_prompt)
+        self.progress.say(f"method {self.method.name}")
+        for line in self.departures:
+            self.progress.say(f"  {line}")
         for line in self.environment.describe_data():
             self.progress.say(line)
         self.steps = self._total_steps()
@@ -272,6 +277,7 @@ class Trainer:
         first = next(iter(self.environment.eval))
         summary = {
             "method": self.method.name,
+            "departures": self.departures,
             "seed": self.config.seed,
             "steps": step,
             "wall_seconds": wall_seconds,
