@@ -24,8 +24,7 @@ from bacr_jax.methods.grpo_family import (
     group_mean,
     largest_budget,
 )
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 _NAMES = {
     "brpo": "AnytimeReasoner",

@@ -22,8 +22,7 @@ from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 # Decay per iteration of the moments behind `shrink` and `history`: about the last ten count.
 _MOMENT_DECAY = 0.9

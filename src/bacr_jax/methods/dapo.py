@@ -11,8 +11,7 @@ from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.config.values import written
 from bacr_jax.methods import grpo_family as family
-from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method, Published
 
 Scalar = int | float | Array
 

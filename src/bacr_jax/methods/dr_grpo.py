@@ -3,8 +3,7 @@
 from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
-from bacr_jax.methods.method import Method
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import Method, Published
 
 __all__ = ["PUBLISHED", "make", "problems"]
 

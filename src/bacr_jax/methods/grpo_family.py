@@ -13,8 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 TraceRewards = Callable[[Any, GroupBatch], Float[Array, "Q G"]]
 SampleBudgets = Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]

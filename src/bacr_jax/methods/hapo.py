@@ -11,8 +11,7 @@ from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
-from bacr_jax.methods.method import GroupBatch, Method, PerCut
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
 __all__ = [
     "NO_HISTORY",

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.published import Published
 from bacr_jax.types import pytree
 
 # A number for every cut of every rollout: rewards, values, advantages.
@@ -111,6 +110,21 @@ class RejectionSFT:
     batch_tokens: int
     opening: Callable[[int], str]
     update_state: Callable[[Any, np.ndarray, np.ndarray], Any]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A setting that a publication prescribes.
+
+    Attributes:
+      value: of the config key.
+      source: where it is said; or whose choice it is, where the publication says nothing.
+      defining: with another value it is another method; such a config is refused.
+    """
+
+    value: Any
+    source: str
+    defining: bool = False
 
 
 @dataclass(frozen=True, eq=False)

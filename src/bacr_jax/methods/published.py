@@ -1,30 +1,12 @@
-"""What a method's publication prescribes, and where a config departs from it."""
+"""Where a config departs from what its method's publication prescribes (`Method.published`)."""
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.values import written
-
-if TYPE_CHECKING:
-    from bacr_jax.methods.method import Method
-
-
-@dataclass(frozen=True)
-class Published:
-    """A setting that a publication prescribes.
-
-    Attributes:
-      value: of the config key.
-      source: where it is said; or whose choice it is, where the publication says nothing.
-      defining: with another value it is another method; such a config is refused.
-    """
-
-    value: Any
-    source: str
-    defining: bool = False
+from bacr_jax.methods.method import Method, Published
 
 
 def given_by(config: Config, key: str) -> Any:
@@ -32,7 +14,7 @@ def given_by(config: Config, key: str) -> Any:
     return functools.reduce(getattr, key.split("."), config)
 
 
-def departures(config: Config, method: "Method") -> list[str]:
+def departures(config: Config, method: Method) -> list[str]:
     """Settings that are not the publication's, as `KEY=VALUE (published: VALUE)`.
 
     Args:

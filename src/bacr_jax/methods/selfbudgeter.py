@@ -19,8 +19,7 @@ from bacr_jax.config.values import written
 from bacr_jax.data.prompts import format_for
 from bacr_jax.data.stop_strings import vocabulary
 from bacr_jax.methods import grpo_family as family
-from bacr_jax.methods.method import GroupBatch, Method, RejectionSFT
-from bacr_jax.methods.published import Published
+from bacr_jax.methods.method import GroupBatch, Method, Published, RejectionSFT
 
 Scalar = int | float | Array
 
