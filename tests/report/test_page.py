@@ -104,6 +104,18 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
     assert "damaged" in capsys.readouterr().err
 
 
+def test_validation_questions_stand_after_test_sets_and_are_marked(run):
+    whens = [(0, "before", 0.2), (2, "during", 0.5), (3, "after", 0.6)]
+    records = [evaluation(*when) for when in whens]
+    for record in records:
+        record["sets"]["train_holdout"] = record["sets"]["ledger"]
+    lines(run / "eval.jsonl", records)
+    found = page(run)
+    marked = found.index("train_holdout (validation, not a test set): accuracy in %")
+    assert marked > found.index("ledger: accuracy in %")
+    assert (run / "evaluation_train_holdout.png").exists()
+
+
 def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
     config = config_io.override(Config(), ["method=grpo", "loss.kl_kind=k3"])
     (run / "config.yaml").write_text(config_io.to_yaml(config))
