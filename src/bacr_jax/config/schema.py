@@ -215,7 +215,7 @@ class EvalConfig:
     top_p: float = key(0.95, "nucleus of the sampled answers", "(0, 1]")
     select: str = key(
         "train_holdout",
-        "what best.json is chosen on: train_holdout, or a set of data.eval (then no test set)",
+        "chooses best.json: train_holdout (questions kept from training), or a set of data.eval",
     )
     # The same for all methods and seeds: it depends on the questions' texts alone.
     holdout: int = key(
