@@ -74,7 +74,11 @@ BAD_CONFIGS = [
         "eval.select: found 'leger', which names none of data.eval; write train_holdout or ledger",
     ),
     (
-        {"eval": {"select": "math"}, "data": {**MATH, "eval": ("math:a", "math:b")}},
+        {
+            "eval": {"select": "math"},
+            "data": {**MATH, "eval": ("math:a", "math:b")},
+            "model": {"path": "qwen"},
+        },
         "eval.select: found 'math', which names several of data.eval; write train_holdout or "
         "math:a or math:b",
     ),
