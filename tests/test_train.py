@@ -53,7 +53,7 @@ def records(folder):
 def test_a_run_folder_explains_itself(finished):
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["wall_seconds"] > 0
-    assert "advantage.credit=to_go (published: answer_literal)" in summary["departures"]
+    assert "advantage.credit=to_go (published: trajectory)" in summary["departures"]
     for when in ("before", "after"):
         for mode in ("greedy", "sampled"):
             assert list(summary["eval"][when][mode]) == ["4", "12"]

@@ -107,7 +107,7 @@ def test_nothing_is_compiled_after_the_shapes_were(batch):
 
 def test_a_zero_learning_rate_leaves_every_metric_alone(batch):
     tx = policy_optimizer(OptimizerConfig(learning_rate=0.0, conditioning_learning_rate=0.0), 10)
-    head_tx = value_optimizer(ValueConfig(learning_rate=0.0))
+    head_tx = value_optimizer(ValueConfig(learning_rate=0.0), OptimizerConfig(), 1)
     update = updates(policy_tx=tx, head_tx=head_tx, minibatches=2)
     # The same questions in both halves: every update of every iteration sees the same.
     half = jax.tree.map(lambda x: np.concatenate([x[: ROWS // 2]] * 2), batch)

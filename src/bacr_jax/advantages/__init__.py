@@ -35,6 +35,7 @@ from bacr_jax.advantages.scale import (
     normalize,
 )
 from bacr_jax.advantages.segments import (
+    first_of_reused,
     scatter_segments,
     segment_index,
     sum_reused,
@@ -54,6 +55,7 @@ __all__ = [
     "answer_credit",
     "bcae_advantage",
     "correctness_from_value",
+    "first_of_reused",
     "group_advantage",
     "grpo_advantage",
     "history_advantage",

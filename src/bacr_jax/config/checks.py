@@ -309,6 +309,28 @@ def _batches(config: Config) -> Iterator[str]:
             )
 
 
+def _loss(config: Config) -> Iterator[str]:
+    loss, value = config.loss, config.value
+    if config.optimizer.single_rate and value.inner_steps:
+        yield (
+            f"value.inner_steps={value.inner_steps}: are steps of the head alone, but "
+            "optimizer.single_rate=true has one joint step for all; write 0"
+        )
+    if loss.ratio != "sequence":
+        return
+    if loss.aggregate != "seq_mean_token_mean":
+        yield (
+            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row holds "
+            "the whole row's loss, so that its sum would grow with the square of the length; write "
+            "seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
+        )
+    if loss.importance_cap is not None:
+        yield (
+            f"loss.importance_cap={written(loss.importance_cap)}: weighs tokens, but loss.ratio="
+            "sequence has one weight a row; write null, or loss.ratio=token"
+        )
+
+
 _GENERAL: tuple[Finder, ...] = (
     _blank_texts,
     _model,
@@ -318,6 +340,7 @@ _GENERAL: tuple[Finder, ...] = (
     _budgets,
     _curriculum,
     _batches,
+    _loss,
     _selection,
 )
 

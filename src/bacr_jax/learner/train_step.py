@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
     LearnerSpec,
@@ -20,6 +19,7 @@ from bacr_jax.learner.objective import (
     phi_of,
     score_tokens,
 )
+from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import qwen2, value
 from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Prompts, pytree
@@ -285,11 +285,10 @@ def question_values(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
-    """V(q, b[, b_j]) before the update, and the features it was read from.
+    """V before the update, and the features it was read from.
 
     Only the question is run through the model, so values can be had before any token is sampled.
     """
-    assert spec.value is not None
     phi = phi_of(policy, budgets, spec)
     mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
@@ -308,32 +307,27 @@ def question_values(
         mesh=spec.mesh,
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
-    features = value.value_features(
-        question,
-        value.shared_phi(phi),
-        budgets,
-        cuts,
-        b_max=spec.b_max,
-        cut_input=spec.value.cut_input,
-    )
+    features = head_features(policy, question, budgets, cuts, spec=spec)
+    values = read_values(value_head, features, spec=spec)
     # Whole everywhere: the host reads them.
-    return constrain((value.values(value_head, features), features), spec.mesh)
+    return constrain((values, features), spec.mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("head_tx", "num_steps"))
+@functools.partial(jax.jit, static_argnames=("spec", "head_tx", "num_steps"))
 def fit_value(
     value_head: Params,
     head_opt: Any,
     features: Float[Array, "B M F"],
     returns: Float[Array, "B M"],
     *,
+    spec: LearnerSpec,
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
     """Extra Adam steps of the head on Eq. 12: one joint step an iteration hardly teaches it."""
 
     def loss(params: Params) -> Array:
-        return losses.value_loss(value.values(params, features), returns).mean()
+        return value_errors(params, features, returns, spec=spec).mean()
 
     def body(_: Any, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt = carry

@@ -51,15 +51,19 @@ PUBLISHED = {
     "reward.dense": Published(True, "Eq. 7"),
     "reward.coefficient": Published(0.3, "its settings"),
     "advantage.baseline": Published("value", "Eq. 10"),
-    "advantage.credit": Published("answer_literal", "Eq. 10 for the answers as well"),
+    "advantage.credit": Published("trajectory", "Eq. 15: one advantage a trace"),
     "advantage.normalise": Published("group", "Eq. 14"),
     "advantage.floor": Published(0.1, "a small constant; the number is ours"),
     "advantage.history": Published(False, "Eq. 10"),
-    "value.cut_input": Published(False, "V(q, b)"),
+    "value.input": Published("cut", "Eq. 10, 12: R(q, t, b) and V(q, b) share their b"),
     "value.stop_gradient": Published(False, "Eq. 16 is one joint loss"),
+    "value.inner_steps": Published(0, "Eq. 16: one joint step"),
+    "value.warmup_iterations": Published(0, "Algorithm 1 has none"),
+    "optimizer.single_rate": Published(True, "its settings: one rate"),
     "loss.clip_low": Published(0.2, "its settings"),
     "loss.clip_high": Published(0.2, "its settings"),
     "loss.ratio": Published("sequence", "Eq. 15"),
+    "loss.aggregate": Published("seq_mean_token_mean", "Eq. 15: each trace once"),
     "loss.value_coef": Published(0.5, "its settings"),
     "loss.entropy_coef": Published(0.01, "its settings"),
     "loss.kl_coef": Published(0.0, "Eq. 16 has no such term"),
@@ -78,7 +82,7 @@ def make(config: Config) -> Method:
         uses_value=config.advantage.baseline != "group",
         question_weights=bind(question_weights),
         sample_budgets=bind(sample_budgets),
-        cuts=functools.partial(rewards.cut_points, num_cuts=config.cuts.count),
+        cuts=bind(cut_points),
         rewards=bind(dense_rewards),
         advantages=bind(credit),
         init_state=bind(init_state),
@@ -96,6 +100,12 @@ def problems(config: Config) -> Iterator[str]:
     if advantage.normalise == "group":
         yield from needs_a_group(config, "advantage.normalise=group")
     yield from _steep_weights(config)
+    if config.loss.ratio == "sequence" and advantage.credit != "trajectory":
+        yield (
+            f"advantage.credit={advantage.credit}: loss.ratio=sequence weighs a trace as a whole, "
+            "and credit by segment would be added up in it; write advantage.credit=trajectory, or "
+            "loss.ratio=token"
+        )
     if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
         yield (
             f"advantage.history=true: needs credit that starts at the segment, found "
@@ -177,6 +187,13 @@ def sample_budgets(
     )
 
 
+def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+    """Truncation points of each trace (Algorithm 1, line 10)."""
+    if config.cuts.kind == "random":
+        return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
+    return rewards.cut_points(budgets, num_cuts=config.cuts.count)
+
+
 # --- what it is worth -----------------------------------------------------------------------------
 
 
@@ -237,10 +254,20 @@ def credit(
         coefficient=_coefficient(config),
         mode=settings.credit,
     )
+    if settings.credit == "trajectory" and config.conditioning.branches == "trace":
+        answers = advantages.first_of_reused(
+            answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
+        )
     thinking, surprise = thinking_credit(config, batch, residual, expected)
     if settings.history:
         thinking = advantages.history_advantage(thinking, surprise, _history_slope(state))
-    return Advantages(thinking=thinking / scale, answers=answers / scale, baseline=baseline)
+    returns = advantages.thinking_credit(reward, _weights(config), mode=settings.credit)
+    return Advantages(
+        thinking=thinking / scale,
+        answers=answers / scale,
+        baseline=returns - thinking,
+        returns=returns,
+    )
 
 
 # --- what it remembers ----------------------------------------------------------------------------

@@ -17,4 +17,5 @@ PUBLISHED = {
 
 def make(config: Config) -> Method:
     """Correctness minus the leave-one-out mean."""
-    return grpo_family(config, "RLOO", advantages.rloo_advantage, published=PUBLISHED)
+    leave_one_out = advantages.rloo_advantage
+    return grpo_family(config, "RLOO", leave_one_out, centred=leave_one_out, published=PUBLISHED)

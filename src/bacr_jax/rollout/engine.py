@@ -109,6 +109,11 @@ class Engine:
         phi = self._phi_of(np.maximum(budgets, 0))
         return phi if (budgets >= 0).all() else phi * (budgets >= 0)[:, None]
 
+    def _phi_of_branches(self, cuts: Int[np.ndarray, "n M"]) -> jax.Array | None:
+        """Embeds each cut's budget; see `_phi`."""
+        phi = self._phi(cuts.reshape(-1))
+        return None if phi is None else phi.reshape(*phi.shape[:-2], *cuts.shape, phi.shape[-1])
+
     @property
     def length(self) -> int:
         """Positions of the caches now."""
@@ -186,9 +191,12 @@ class Engine:
         return trunks
 
     def open_branches(
-        self, slots: Int[np.ndarray, "n"], cuts: Int[np.ndarray, "n M"]
+        self,
+        slots: Int[np.ndarray, "n"],
+        cuts: Int[np.ndarray, "n M"],
+        budgets: Int[np.ndarray, "n"],
     ) -> OpenBranches:
-        """Suffixes at every cut of the rows in `slots`."""
+        """Suffixes at every cut of the rows in `slots`, whose budgets, or NO_BUDGET, are given."""
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.
@@ -207,6 +215,10 @@ class Engine:
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
             rows = state.rows[index]
         real[places], spread[places] = True, cuts
+        if spec.tells_cuts:
+            told = np.full_like(spread, NO_BUDGET)
+            told[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, cuts)
+            phi = self._phi_of_branches(told)
         opened = _open_branches(
             trunks,
             spread,
@@ -214,7 +226,7 @@ class Engine:
             self._rules,
             spec=spec.decode,
             answer_tokens=spec.answer_tokens,
-            share=spec.answers == 1,
+            share=spec.answers == 1 and not spec.tells_cuts,
             phi=phi,
             real=real,
         )

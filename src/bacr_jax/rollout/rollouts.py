@@ -97,7 +97,8 @@ def precompile(
                 continue
             cuts = np.zeros((count, num_cuts), np.int32)
             with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
-                engine.decode_branches(engine.open_branches(np.arange(count), cuts), 0)
+                opened = engine.open_branches(np.arange(count), cuts, cuts[:, 0])
+                engine.decode_branches(opened, 0)
     # Back at the shortest: growing is compiled by now, and so is this.
     engine.fit_caches(engine.lengths[0])
 
@@ -263,7 +264,7 @@ class _Loop:
         engine, cuts = self.engine, self.cuts[rows]
         if cuts.shape[1] == 0:
             return engine.trunks(slots), no_branches(len(slots))
-        opened = engine.open_branches(slots, cuts)
+        opened = engine.open_branches(slots, cuts, self.budgets[rows])
         total, steps = engine.answer_steps
         start = 0
         while start < total and not to_host(opened.state.ended).all():

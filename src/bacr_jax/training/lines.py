@@ -59,7 +59,8 @@ def plan_batch(
     questions = curriculum.sample_questions(question_key, weights, group_of, num_questions)
     groups = group_of[questions]
     budgets = method.sample_budgets(budget_key, schedule, groups)
-    return BatchPlan(questions, groups, budgets, method.cuts(budgets))
+    cuts = method.cuts(jax.random.fold_in(budget_key, 1), budgets)
+    return BatchPlan(questions, groups, budgets, cuts)
 
 
 def in_stream_order(
@@ -221,8 +222,9 @@ def credit_tokens(
     rewards = method.rewards(method_state, group_batch)
     credit = method.advantages(method_state, group_batch, rewards, values)
     flat = lambda x: x.reshape(-1, x.shape[-1])
-    residual = rewards - credit.baseline
-    spread = jnp.maximum(jnp.var(rewards), 1e-6)
+    returns = rewards if credit.returns is None else credit.returns
+    residual = returns - credit.baseline
+    spread = jnp.maximum(jnp.var(returns), 1e-6)
     metrics = {
         "reward/mean": rewards.mean(),
         "advantage/mean": credit.thinking.mean(),
@@ -277,6 +279,7 @@ def update(
             train.head_opt,
             features,
             batch.returns,
+            spec=run.policy.learner,
             head_tx=run.value_tx,
             num_steps=settings.inner_steps,
         )
