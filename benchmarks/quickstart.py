@@ -1,8 +1,9 @@
-"""The quickstart over seeds: BACR and GRPO from the same warm-up at equal generated tokens.
+"""The quickstart over seeds: BACR and published GRPO from one warm-up at equal generated tokens.
 
     python benchmarks/quickstart.py --seeds 0 1 2 --out runs/quickstart-seeds
 
-Every run is the command a user would type. Finished runs are kept, not repeated. Prints a table per
+GRPO is the preset configs/methods/grpo.yaml over the same config. Every run is the command a user
+would type. Finished runs are kept, not repeated. Prints a table per
 seed, the mean change over seeds, and one JSON object on the last line; writes accuracy.png.
 """
 
@@ -18,12 +19,20 @@ from rich.console import Console
 from bacr_jax.report import figures, table
 from bacr_jax.runs.folder import RunPaths
 
+GRPO = Path(__file__).parents[1] / "configs" / "methods" / "grpo.yaml"
 
-def run(config: str, folder: Path, *overrides: str) -> dict:
+
+def command(configs: list[str | Path], folder: Path, *overrides: str) -> list[str]:
+    """What a user would type; later configs win."""
+    named = [word for config in configs for word in ("--config", str(config))]
+    return ["bacr_jax.train", *named, f"output.dir={folder}", *overrides]
+
+
+def run(configs: list[str | Path], folder: Path, *overrides: str) -> dict:
     paths = RunPaths(folder)
     if not paths.summary.exists():
-        command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
-        subprocess.run([*command, f"output.dir={folder}", *overrides], check=True)
+        words = command(configs, folder, *overrides)
+        subprocess.run([sys.executable, "-m", *words], check=True)
     return json.loads(paths.summary.read_text())
 
 
@@ -56,12 +65,11 @@ def main() -> None:
     seconds = []
     for seed in arguments.seeds:
         base = arguments.out / f"bacr-{seed}"
-        bacr = run(arguments.config, base, f"seed={seed}")
+        bacr = run([arguments.config], base, f"seed={seed}")
         grpo = run(
-            arguments.config,
+            [arguments.config, GRPO],
             arguments.out / f"grpo-{seed}",
             f"seed={seed}",
-            "method=grpo",
             f"warmup.dir={RunPaths(base).warmup}",
             f"train.max_generated_tokens={bacr['generated_tokens']}",
         )

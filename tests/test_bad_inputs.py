@@ -162,6 +162,12 @@ BAD = [
         {"questions.jsonl": '{"question": "1", "answer": ""}'},
     ),
     (WORDS + "data.max_prompt_tokens=1", "found 8 prompts of 204 tokens or more; write a", {}),
+    (
+        WORDS + "eval.every=1",
+        "eval.holdout=256: at most a tenth of the questions is held out, and jsonl:{}/questions",
+        {},
+    ),
+    (WORDS + "eval.select=gsm8k", "which names none of data.eval; write train_holdout or", {}),
     (WORDS + "data.num_groups=4", "has no levels; write data.num_groups=1, or data.groups=", {}),
     (
         WORDS + "data.groups=solve_rate data.labels={}/rates.jsonl",

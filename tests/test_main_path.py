@@ -29,6 +29,7 @@ SMALL = [
     "train.micro_batch_rows=8",
     "eval.budgets=[8]",
     "eval.size=2",
+    "eval.holdout=4",
     "checkpoint.every=1",
 ]
 
@@ -83,6 +84,7 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
     assert trained.returncode == 0, trained.stderr
     assert "left out, no answer that could be graded: 2" in trained.stdout
     assert "evaluating on math500" in trained.stdout
+    assert "validating on math, held out for validation: 4 questions" in trained.stdout
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
@@ -94,7 +96,8 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
     opened = {"think_answer": "<answer>", "boxed": "\\boxed{"}[prompt_format]
     assert all(answer.startswith(opened) for answer in trace["answers"])
     for record in (run / "eval.jsonl").read_text().splitlines():
-        (summary,) = json.loads(record)["sets"].values()
+        summary, held_out = json.loads(record)["sets"].values()
+        assert list(held_out) == ["greedy"] and held_out["greedy"]["8"]["problems"] == 4
         assert list(summary) == ["greedy", "sampled"][: 1 + samples]
         for found in summary.values():
             assert found["8"]["problems"] == 2

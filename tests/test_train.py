@@ -53,6 +53,7 @@ def records(folder):
 def test_a_run_folder_explains_itself(finished):
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["wall_seconds"] > 0
+    assert "advantage.credit=to_go (published: trajectory)" in summary["departures"]
     for when in ("before", "after"):
         for mode in ("greedy", "sampled"):
             assert list(summary["eval"][when][mode]) == ["4", "12"]
@@ -78,6 +79,11 @@ def test_evaluation_has_its_own_cadence_and_samples(finished):
         (4, "after"),
     ]
     for line in lines:
+        assert list(line["sets"]) == ["ledger", "train_holdout"]
+        held_out = line["sets"]["train_holdout"]
+        # A tenth of the 64 training questions, greedily at every budget, whatever eval.size is.
+        assert list(held_out) == ["greedy"]
+        assert [entry["problems"] for entry in held_out["greedy"].values()] == [6, 6]
         summary = line["sets"]["ledger"]
         assert [summary[mode]["12"]["samples"] for mode in ("greedy", "sampled")] == [1, 1]
         accuracies = [summary["greedy"][budget]["accuracy"] for budget in ("4", "12")]
@@ -86,6 +92,34 @@ def test_evaluation_has_its_own_cadence_and_samples(finished):
     assert "<!doctype html>" in (finished / "report.html").read_text()
     summary = json.loads((finished / "summary.json").read_text())
     assert list(summary["eval"]) == ["before", "after"]
+
+
+def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
+    config, finished, tmp_path, capsys
+):
+    folder = train(
+        config,
+        tmp_path / "run",
+        "eval.every=null",
+        "train.steps=1",
+        f"warmup.dir={finished / 'warmup'}",
+    )
+    said = capsys.readouterr().out
+    assert "validating on ledger, held out for validation: 6 questions" in said
+    assert (
+        said.index("method BACR")
+        < said.index("  curriculum.clip_mu=true (published: false)")
+        < said.index("training on ledger")
+    )
+    for line in map(json.loads, (folder / "eval.jsonl").read_text().splitlines()):
+        assert list(line["sets"]) == ["ledger"]
+    best = json.loads((folder / "best.json").read_text())
+    assert best == {"step": 1, "accuracy": None, "set": None}
+    prints = [
+        json.loads((f / "checkpoints" / step / "meta" / "metadata").read_text())["data_fingerprint"]
+        for f, step in ((folder, "1"), (finished, "4"))
+    ]
+    assert prints[0] == prints[1]
 
 
 def test_the_sampler_agrees_with_the_learner(finished):

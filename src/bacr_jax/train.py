@@ -71,11 +71,13 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         raise UserError("command line: no config; write --config configs/quickstart.yaml")
     config = config_io.load(arguments.config, arguments.overrides)
     # Imports JAX, which no other check needs.
-    from bacr_jax.methods.registry import problems
+    from bacr_jax.methods.registry import built_in_departures, problems
 
     config_io.check(config, also=problems)
     if arguments.check:
         print(f"{', '.join(arguments.config)}: a good config")
+        for departure in built_in_departures(config):
+            print(f"  {departure}")
         raise SystemExit(0)
     for key in arguments.allow_change:
         if key not in config_io.flatten(config):

@@ -69,6 +69,24 @@ BAD_CONFIGS = [
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
         "warmup.steps=5: only data.train=ledger has a supervised warm-up",
     ),
+    (
+        {"eval": {"select": "leger"}},
+        "eval.select: found 'leger', which names none of data.eval; write train_holdout or ledger",
+    ),
+    (
+        {
+            "eval": {"select": "math"},
+            "data": {**MATH, "eval": ("math:a", "math:b")},
+            "model": {"path": "qwen"},
+        },
+        "eval.select: found 'math', which names several of data.eval; write train_holdout or "
+        "math:a or math:b",
+    ),
+    (
+        {"eval": {"holdout": 0, "every": 5}},
+        "eval.holdout=0: leaves eval.select=train_holdout no question to select on; write 1",
+    ),
+    ({"eval": {"holdout": -1}}, "eval.holdout: found -1; write 0 or more"),
     ({"warmup": {"dir": "x"}}, "warmup.dir=x: is not read, since warmup.steps=0"),
     ({"warmup": {"batch_tokens": 79}}, "warmup.batch_tokens: found 79; write 80 or more"),
     ({"warmup": {"target_accuracy": 95.0}}, "warmup.target_accuracy: found 95; write in [0, 1]"),

@@ -3,6 +3,8 @@
 import json
 import re
 
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.report.page import page
 from report_world import evaluation, lines
 
@@ -28,3 +30,25 @@ def test_a_finished_run_says_so(run):
     (run / "summary.json").write_text(json.dumps(summary))
     found = page(run)
     assert "finished, 3 steps" in found and "1,234" in found and "1m01s" in found
+
+
+def test_validation_questions_stand_after_test_sets_and_are_marked(run):
+    whens = [(0, "before", 0.2), (2, "during", 0.5), (3, "after", 0.6)]
+    records = [evaluation(*when) for when in whens]
+    for record in records:
+        record["sets"]["train_holdout"] = record["sets"]["ledger"]
+    lines(run / "eval.jsonl", records)
+    found = page(run)
+    marked = found.index("train_holdout (validation, not a test set): accuracy in %")
+    assert marked > found.index("ledger: accuracy in %")
+    assert (run / "evaluation_train_holdout.png").exists()
+
+
+def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
+    config = config_io.override(Config(), ["method=grpo", "loss.kl_kind=k3"])
+    (run / "config.yaml").write_text(config_io.to_yaml(config))
+    found = page(run)
+    assert "loss.aggregate=constant (published: seq_mean_token_mean)" in found
+    assert "loss.kl_kind=k3 (published" not in found
+    (run / "summary.json").write_text(json.dumps({"departures": ["a key of its own"]}))
+    assert "a key of its own" in page(run)

@@ -86,7 +86,7 @@ def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokeni
     run, state = run_of(config, tokenizer)
     schedule, posterior = state.curriculum, state.difficulty
     levels = np.asarray(run.environment.train.set.levels)
-    tried = np.zeros(64, bool)
+    tried = np.zeros(len(levels), bool)
     for step in range(6):
         plan = plan_batch(
             schedule, jax.random.key(step), run.group_of, run.group_sizes,

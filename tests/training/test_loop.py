@@ -107,13 +107,14 @@ def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(
     assert_same_run(folder, uninterrupted, 6)
 
 
-def test_the_best_evaluation_has_its_checkpoint(uninterrupted):
+def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoint(uninterrupted):
+    best = json.loads((uninterrupted / "best.json").read_text())
+    assert best["set"] == "train_holdout"
     scores = {
-        record["step"]: record["anytime"]["ledger"]["greedy"]["mean"]
+        record["step"]: record["anytime"]["train_holdout"]["greedy"]["mean"]
         for record in run_folder.read_lines(uninterrupted / "eval.jsonl")
         if record["when"] != "before"
     }
-    best = json.loads((uninterrupted / "best.json").read_text())
     assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
     assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
     assert saved_policy.choose_step(uninterrupted, "best") == best["step"]

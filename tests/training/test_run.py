@@ -42,9 +42,12 @@ def test_with_continuous_difficulty_every_problem_starts_at_its_groups_mean(tmp_
         tmp_path, "bacr-robust", "curriculum.difficulty=continuous", "curriculum.mu0=[5, 6, 7, 8]"
     )
     run, state = run_of(config, (tokenizer, len(tokenizer)))
-    assert run.continuous and run.num_groups == len(run.levels) == 64
+    # 64 problems without the six that are held out and their copies.
+    trained = len(run.environment.train)
+    assert len(run.environment.holdout) == 6 and 50 < trained <= 58
+    assert run.continuous and run.num_groups == len(run.levels) == trained
     np.testing.assert_array_equal(state.curriculum.mu0, np.array([5, 6, 7, 8])[run.levels])
-    np.testing.assert_array_equal(run.group_sizes, np.ones(64))
+    np.testing.assert_array_equal(run.group_sizes, np.ones(trained))
     assert state.generated_tokens == 0 and state.difficulty is not None
 
 

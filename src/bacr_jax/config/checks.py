@@ -10,6 +10,7 @@ from typing import Any
 
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.schema import Config
+from bacr_jax.config.selection import problems as _selection
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 
@@ -340,6 +341,7 @@ _GENERAL: tuple[Finder, ...] = (
     _curriculum,
     _batches,
     _loss,
+    _selection,
 )
 
 

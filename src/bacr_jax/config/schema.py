@@ -218,6 +218,16 @@ class EvalConfig:
     samples: int = key(4, "sampled answers per problem; 0: greedy only", "[0, inf)")
     temperature: float = key(0.6, "temperature of the sampled answers", "(0, inf)")
     top_p: float = key(0.95, "nucleus of the sampled answers", "(0, 1]")
+    select: str = key(
+        "train_holdout",
+        "chooses best.json: train_holdout (questions kept from training), or a set of data.eval",
+    )
+    # The same for all methods and seeds: it depends on the questions' texts alone.
+    holdout: int = key(
+        256,
+        "different training questions held out of training; at most a tenth of them; 0: none",
+        "[0, inf)",
+    )
     budget_tag: Literal["given", "declared"] = key(
         "given", "SelfBudgeter's tag: given: holds the evaluated budget; declared: the policy's own"
     )

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from bacr_jax.config import Config
+from bacr_jax.config.selection import HOLDOUT, selection_set
+from bacr_jax.data import holdout as validation
 from bacr_jax.data import prompts as prompting
 from bacr_jax.data.decode_rules import DecodeRules, decode_rules
 from bacr_jax.data.duplicates import mark_duplicates
@@ -47,6 +49,11 @@ class Questions:
         rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.prompts)
         return rows
 
+    def part(self, index: np.ndarray, name: str) -> "Questions":
+        """The questions at these places, under a name of their own."""
+        part = dataclasses.replace(self.set.take(index), name=name, left_out=())
+        return Questions(part, self.take(index))
+
     def none(self) -> "Questions":
         """A set like this one without any question."""
         return Questions(self.set.take([]), self.take(np.zeros(0, int)))
@@ -62,6 +69,7 @@ class Environment:
       style: the strings around questions and answers.
       rules: vocabulary facts for decoding.
       train: training questions.
+      holdout: questions of the training set that are not trained on, each text once.
       eval: evaluation questions by set name.
       graders: verifiers by the relative tolerance of numbers.
       tolerance: the tolerance in use: the training set's, except after `graded_like`.
@@ -72,6 +80,7 @@ class Environment:
     style: PromptFormat
     rules: DecodeRules
     train: Questions
+    holdout: Questions
     eval: dict[str, Questions]
     graders: dict[float, Any]
     tolerance: float = 0.0
@@ -100,6 +109,8 @@ class Environment:
         """Lines for a log: the sets, their sizes, and what was left out and why."""
         train, *tests = [questions.set.summary() for questions in (self.train, *self.eval.values())]
         train[0] = f"training on {train[0]}"
+        if len(self.holdout):
+            train.append(f"validating on {self.holdout.set.summary()[0]}")
         for lines in tests:
             lines[0] = f"evaluating on {lines[0]}"
         return [line for lines in (train, *tests) for line in lines]
@@ -203,8 +214,11 @@ def load_sets(
 
 def _load_both(
     config: Config, tokenizer: Any, style: prompting.PromptFormat, procedural: bool
-) -> tuple[Questions, dict[str, Questions]]:
-    """Training and evaluation sets; near-duplicates of training questions are marked."""
+) -> tuple[Questions, Questions, dict[str, Questions]]:
+    """Training, held-out and evaluation sets; near-duplicates of training questions are marked.
+
+    Held-out questions choose a checkpoint, so near-duplicates of them are marked too.
+    """
     data = config.data
     train = load_questions(data.train, data, config.seed, "train")
     if data.groups == "level" and data.num_groups > 1 and not train.levels.any():
@@ -216,7 +230,31 @@ def _load_both(
     if not procedural:  # the ledger's splits share no problem by construction
         tests = {spec: mark_duplicates(test, train) for spec, test in tests.items()}
     encode = lambda questions: _encoded(config, tokenizer, questions, style)
-    return encode(train), {spec: encode(test) for spec, test in tests.items()}
+    return *_split(config, encode(train), train), {s: encode(test) for s, test in tests.items()}
+
+
+def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Questions, Questions]:
+    """What is trained on, and what is held out.
+
+    Args:
+      config: the run's.
+      encoded: the training set without the prompts that are too long.
+      train: the whole set, from whose texts alone it is chosen what is held out.
+    """
+    held = validation.held_out(train.questions, config.eval.holdout)
+    texts = {train.questions[place] for place in np.flatnonzero(held)}
+    gone = np.array([text in texts for text in encoded.set.questions], bool)
+    out = np.flatnonzero(gone)
+    once = out[validation.first_copies([encoded.set.questions[place] for place in out])]
+    if selection_set(config) == HOLDOUT and not len(once):
+        raise UserError(
+            f"eval.holdout={config.eval.holdout}: at most a tenth of the questions is held out, "
+            f"and {config.data.train} has {len(train)}; write a set of data.eval in eval.select, "
+            "or eval.every=null"
+        )
+    rest = encoded.set.without(out, validation.REASON)
+    kept = Questions(rest, encoded.take(np.flatnonzero(~gone)))
+    return kept, encoded.part(once, f"{train.name}, {validation.REASON}")
 
 
 def make_rules(tokenizer: Any, style: prompting.PromptFormat, vocab_size: int) -> DecodeRules:
@@ -260,15 +298,17 @@ def build_environment(
     style = style or prompting.format_for(config)
     procedural = config.data.train == "ledger"
     if sets is None:
-        train, tests = _load_both(config, tokenizer, style, procedural)
+        train, holdout, tests = _load_both(config, tokenizer, style, procedural)
     else:
         train, tests = next(iter(sets.values())).none(), sets
+        holdout = train
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         style=style,
         rules=make_rules(tokenizer, style, vocab_size),
         train=train,
+        holdout=holdout,
         eval=tests,
         graders={
             tolerance: ExactGrader() if procedural else Grader(relative_tolerance=tolerance)

@@ -5,7 +5,14 @@ A module here is a method: its published formulas, `make(config)`, which compute
 finds it by name, `grpo_family` is what several share.
 """
 
-from bacr_jax.methods.method import Advantages, DynamicSampling, GroupBatch, Method, RejectionSFT
+from bacr_jax.methods.method import (
+    Advantages,
+    DynamicSampling,
+    GroupBatch,
+    Method,
+    Published,
+    RejectionSFT,
+)
 from bacr_jax.methods.registry import load_method
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "DynamicSampling",
     "GroupBatch",
     "Method",
+    "Published",
     "RejectionSFT",
     "load_method",
 ]

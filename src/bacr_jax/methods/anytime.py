@@ -17,14 +17,33 @@ from bacr_jax import rewards as cutting
 from bacr_jax.advantages import to_go
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.methods.grpo_family import by_size, group_mean, largest_budget
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
+from bacr_jax.methods.grpo_family import (
+    CLIPPED,
+    NO_ENTROPY,
+    by_size,
+    group_mean,
+    largest_budget,
+)
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 _NAMES = {
     "brpo": "AnytimeReasoner",
     "v1": "AnytimeReasoner, V1 alone",
     "v2": "AnytimeReasoner, simplified BRPO",
     "none": "AnytimeReasoner, no baseline",
+}
+
+PUBLISHED = {
+    "cuts.count": Published(4, "budgets of its training: 2k, 4k, 6k, 8k"),
+    "anytime.prior": Published("uniform", "one of three that it reports"),
+    "anytime.answer_prior": Published("uniform", "decoupled from the thinking's"),
+    "anytime.baseline": Published("brpo", "Eq. 7-9"),
+    "anytime.loo": Published(False, "Eq. 8: the group's mean holds the trace itself"),
+    "anytime.answers": Published(4, "its released code"),
+    "loss.aggregate": Published("constant", "its released code", defining=True),
+    **CLIPPED,
+    **NO_ENTROPY,
+    "loss.kl_coef": Published(0.0, "its released code", defining=True),
 }
 
 
@@ -186,5 +205,5 @@ def make(config: Config) -> Method:
         advantages=advantages,
         metrics=metrics,
         answers=settings.answers,
-        loss={"aggregate": "constant", "kl_coef": 0.0},
+        published=PUBLISHED,
     )

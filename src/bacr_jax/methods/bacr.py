@@ -22,12 +22,52 @@ from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 # Decay per iteration of the moments behind `shrink` and `history`: about the last ten count.
 _MOMENT_DECAY = 0.9
 # Baselines that compare the rollouts of a question.
 _OF_THE_GROUP = ("group", "residual_loo", "shrink")
+
+# The letter of the paper, where it says something (configs/methods/bacr-paper.yaml).
+PUBLISHED = {
+    "conditioning.enabled": Published(True, "Eq. 2, 3"),
+    "conditioning.sharing": Published("shared", "Eq. 2 has no layer index"),
+    "conditioning.positions": Published("all", "Eq. 3"),
+    "conditioning.input": Published("raw", "Eq. 2"),
+    "conditioning.gate": Published("sigmoid", "Eq. 3"),
+    "conditioning.gate_bias": Published(0.0, "Eq. 3"),
+    "budget.prior": Published("curriculum", "Eq. 4"),
+    "budget.assign": Published("independent", "Algorithm 1: G budgets per question"),
+    "curriculum.alpha": Published(0.6, "its settings"),
+    "curriculum.beta": Published(0.3, "its settings"),
+    "curriculum.clip_mu": Published(False, "Eq. 5"),
+    "curriculum.pass_rate": Published("epoch", "Algorithm 1"),
+    "curriculum.update_every": Published(None, "Algorithm 1: after every epoch"),
+    "curriculum.weight_epsilon": Published(0.0, "Eq. 6"),
+    "curriculum.size_weighted": Published(False, "Eq. 6"),
+    "cuts.count": Published(4, "b/4, b/2, 3b/4, b"),
+    "cuts.weights": Published("uniform", "Eq. 9"),
+    "reward.dense": Published(True, "Eq. 7"),
+    "reward.coefficient": Published(0.3, "its settings"),
+    "advantage.baseline": Published("value", "Eq. 10"),
+    "advantage.credit": Published("trajectory", "Eq. 15: one advantage a trace"),
+    "advantage.normalise": Published("group", "Eq. 14"),
+    "advantage.floor": Published(0.1, "a small constant; the number is ours"),
+    "advantage.history": Published(False, "Eq. 10"),
+    "value.input": Published("cut", "Eq. 10, 12: R(q, t, b) and V(q, b) share their b"),
+    "value.stop_gradient": Published(False, "Eq. 16 is one joint loss"),
+    "value.inner_steps": Published(0, "Eq. 16: one joint step"),
+    "value.warmup_iterations": Published(0, "Algorithm 1 has none"),
+    "optimizer.single_rate": Published(True, "its settings: one rate"),
+    "loss.clip_low": Published(0.2, "its settings"),
+    "loss.clip_high": Published(0.2, "its settings"),
+    "loss.ratio": Published("sequence", "Eq. 15"),
+    "loss.aggregate": Published("seq_mean_token_mean", "Eq. 15: each trace once"),
+    "loss.value_coef": Published(0.5, "its settings"),
+    "loss.entropy_coef": Published(0.01, "its settings"),
+    "loss.kl_coef": Published(0.0, "Eq. 16 has no such term"),
+}
 
 # Moments by name; None where neither `shrink` nor `history` needs any.
 State = dict[str, Array] | None
@@ -48,6 +88,7 @@ def make(config: Config) -> Method:
         init_state=bind(init_state),
         update=bind(update),
         metrics=bind(metrics),
+        published=PUBLISHED,
     )
 
 

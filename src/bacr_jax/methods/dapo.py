@@ -1,5 +1,6 @@
 """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-mean loss, overlong punishment."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import chex
@@ -8,12 +9,25 @@ from jaxtyping import Array, Bool, Float, Num
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import grpo_family, problems
-from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method
-
-__all__ = ["dynamic_keep", "make", "overlong_penalty", "problems"]
+from bacr_jax.config.values import written
+from bacr_jax.methods import grpo_family as family
+from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method, Published
 
 Scalar = int | float | Array
+
+PUBLISHED = {
+    "loss.aggregate": Published("token_mean", "Eq. 8", defining=True),
+    "loss.ratio": Published("token", "Eq. 9"),
+    "loss.clip_low": Published(0.2, "settings of its training"),
+    "loss.clip_high": Published(0.28, "settings of its training"),
+    **family.NO_ENTROPY,
+    "loss.kl_coef": Published(0.0, "removed: the policy may go far", defining=True),
+    "dapo.dynamic_sampling": Published(True, "Eq. 11"),
+    "dapo.max_rounds": Published(10, "its released recipe"),
+    "dapo.overlong_penalty": Published(1.0, "Eq. 13"),
+    "dapo.overlong_share": Published(0.2, "4096 of 20480 tokens"),
+    "dapo.overlong_filter": Published(False, "its released recipe; the publication filters too"),
+}
 
 
 def overlong_penalty(
@@ -54,6 +68,18 @@ def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
     return jnp.max(correct, axis=1) > jnp.min(correct, axis=1)
 
 
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of this method."""
+    loss = config.loss
+    yield from family.problems(config)
+    if not loss.clip_high > loss.clip_low:
+        yield (
+            f"loss.clip_high={written(loss.clip_high)}: method=dapo needs more than "
+            f"loss.clip_low={written(loss.clip_low)}; write a larger one "
+            "(configs/methods/dapo.yaml has it)"
+        )
+
+
 def make(config: Config) -> Method:
     """GRPO advantages of +-1 minus the overlong punishment, on questions with mixed outcomes.
 
@@ -89,7 +115,7 @@ def make(config: Config) -> Method:
         }
 
     resample = DynamicSampling(mixed, settings.max_rounds) if settings.dynamic_sampling else None
-    return grpo_family(
+    return family.grpo_family(
         config,
         "DAPO",
         advantages.grpo_advantage,
@@ -97,5 +123,5 @@ def make(config: Config) -> Method:
         keep=complete if settings.overlong_filter else None,
         metrics=metrics,
         dynamic_sampling=resample,
-        loss={"aggregate": "token_mean", "kl_coef": 0.0, "clip_high": (">", "clip_low")},
+        published=PUBLISHED,
     )

@@ -2,10 +2,17 @@
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import grpo_family, problems
-from bacr_jax.methods.method import Method
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.method import Method, Published
 
-__all__ = ["make", "problems"]
+__all__ = ["PUBLISHED", "make", "problems"]
+
+PUBLISHED = {
+    "loss.aggregate": Published("constant", "its correction of the length bias", defining=True),
+    **CLIPPED,
+    **NO_ENTROPY,
+    "loss.kl_coef": Published(0.0, "its released recipe", defining=True),
+}
 
 
 def make(config: Config) -> Method:
@@ -14,5 +21,5 @@ def make(config: Config) -> Method:
         config,
         "Dr.GRPO",
         advantages.group_advantage,
-        loss={"aggregate": "constant", "kl_coef": 0.0},
+        published=PUBLISHED,
     )

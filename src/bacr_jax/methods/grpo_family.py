@@ -14,10 +14,19 @@ from bacr_jax import curriculum
 from bacr_jax.advantages import group_advantage
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 TraceRewards = Callable[[Any, GroupBatch], Float[Array, "Q G"]]
 SampleBudgets = Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]
+
+_FIELD = "not stated; what the field uses"
+# The clipped ratio of tokens, where a publication has one and gives no range.
+CLIPPED = {
+    "loss.ratio": Published("token", "the ratio of each token's probabilities"),
+    "loss.clip_low": Published(0.2, _FIELD),
+    "loss.clip_high": Published(0.2, _FIELD),
+}
+NO_ENTROPY = {"loss.entropy_coef": Published(0.0, "the objective has no such term")}
 
 
 def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]:

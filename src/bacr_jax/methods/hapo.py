@@ -10,11 +10,12 @@ from jaxtyping import Array, Float, Int, Shaped
 from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.methods.grpo_family import grpo_family, problems
-from bacr_jax.methods.method import GroupBatch, Method, PerCut
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
 __all__ = [
     "NO_HISTORY",
+    "PUBLISHED",
     "length_reward",
     "make",
     "no_history",
@@ -27,6 +28,19 @@ Scalar = int | float | Array
 
 # History entry of a question that was never answered correctly.
 NO_HISTORY = np.iinfo(np.int32).max
+
+# Its released code leaves these settings of the loss to the trainer that it builds on.
+_TRAINER = "TRL's default at the time (recalled)"
+PUBLISHED = {
+    "loss.aggregate": Published("seq_mean_token_mean", _TRAINER),
+    **CLIPPED,
+    **NO_ENTROPY,
+    "loss.kl_coef": Published(0.04, _TRAINER),
+    "loss.kl_kind": Published("k3", _TRAINER),
+    "hapo.weight": Published(1.0, "its released code"),
+    "hapo.floor": Published(-0.7, "its released code"),
+    "hapo.kind": Published("cosine", "its released code"),
+}
 
 
 def no_history(num_problems: int) -> Int[Array, "n"]:
@@ -180,4 +194,5 @@ def make(config: Config) -> Method:
         init_state=no_history,
         update=update,
         metrics=metrics,
+        published=PUBLISHED,
     )

@@ -116,6 +116,21 @@ class RejectionSFT:
     update_state: Callable[[Any, np.ndarray, np.ndarray], Any]
 
 
+@dataclass(frozen=True)
+class Published:
+    """A setting that a publication prescribes.
+
+    Attributes:
+      value: of the config key.
+      source: where it is said; or whose choice it is, where the publication says nothing.
+      defining: with another value it is another method; such a config is refused.
+    """
+
+    value: Any
+    source: str
+    defining: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Method:
     """A training method as a composition of pure functions.
@@ -141,8 +156,9 @@ class Method:
       read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
         the host; None: the text is not looked at.
       rejection_sft: the method's own supervised stage before training; None: there is none.
-      loss: what the method asks of `config.loss`, value or (comparison, value) by key; a config
-        that says otherwise is refused.
+      published: what its publication prescribes, by config key, of the keys that it reads; a
+        config that says otherwise departs from it, or is refused where the setting defines the
+        method. A method of one's own has none, whatever it was made from.
     """
 
     name: str
@@ -161,4 +177,4 @@ class Method:
     declares_budget: bool = False
     read: Callable[[Any, Sequence[Sequence[int]]], dict[str, Any]] | None = None
     rejection_sft: RejectionSFT | None = None
-    loss: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Published] = field(default_factory=dict)

@@ -1,19 +1,20 @@
 """Methods by name: those of this room, and files and modules of one's own."""
 
 import contextlib
+import dataclasses
 import difflib
 import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.methods.method import Method
+from bacr_jax.methods.published import departures, redefinitions
 
 # Methods that train nothing, and what to do with them.
 EVALUATION_ONLY = {
@@ -24,7 +25,7 @@ EVALUATION_ONLY = {
     )
 }
 # Modules of this room that are no methods.
-_NO_METHODS = ("__init__", "grpo_family", "method", "registry")
+_NO_METHODS = ("__init__", "grpo_family", "method", "published", "registry")
 
 
 def built_in_methods() -> list[str]:
@@ -43,7 +44,7 @@ def load_method(config: Config) -> Method:
       UserError: no such file or module, it has no `make`, or the config contradicts the method.
     """
     method = _made(config)
-    for problem in _loss_problems(config, method.loss):
+    for problem in redefinitions(config, method.published):
         raise UserError(problem)
     return method
 
@@ -55,6 +56,12 @@ def declares_budget(config: Config) -> bool:
       UserError: as `load_method`; a method that trains nothing declares none.
     """
     return config.method not in EVALUATION_ONLY and _made(config).declares_budget
+
+
+def built_in_departures(config: Config) -> list[str]:
+    """Where a config departs from its method's publication; a method of one's own is not loaded."""
+    ours = config.method in built_in_methods()
+    return departures(config, load_method(config)) if ours else []
 
 
 def problems(config: Config) -> Iterator[str]:
@@ -73,7 +80,7 @@ def problems(config: Config) -> Iterator[str]:
     own = list(find(config)) if find else []
     yield from own
     if not own:
-        yield from _loss_problems(config, module.make(config).loss)
+        yield from redefinitions(config, module.make(config).published)
 
 
 def _made(config: Config) -> Method:
@@ -97,7 +104,8 @@ def _made(config: Config) -> Method:
             f"method: make(config) of {name!r} returned {type(method).__name__}, "
             "not a Method; return one"
         )
-    return method
+    # One's own may be made from a built-in one, but is another.
+    return method if ours else dataclasses.replace(method, published={})
 
 
 def _name_problems(name: str) -> Iterator[str]:
@@ -122,30 +130,6 @@ def _name_problems(name: str) -> Iterator[str]:
             f"method: found {name!r}, neither a method here nor an importable module; write "
             f"{choice}, or the path of a Python file or module with a function make(config)"
         )
-
-
-def _loss_problems(config: Config, wanted: Mapping[str, Any]) -> Iterator[str]:
-    """What a method asks of `config.loss` and the config does not give.
-
-    Args:
-      config: the settings.
-      wanted: value by key of the section, or (">", other key) for a value above that key's.
-    """
-    preset = f"configs/methods/{config.method}.yaml has it"
-    for name, want in wanted.items():
-        given = getattr(config.loss, name)
-        if isinstance(want, tuple):
-            other = getattr(config.loss, want[1])
-            if not given > other:
-                yield (
-                    f"loss.{name}={written(given)}: method={config.method} needs more than "
-                    f"loss.{want[1]}={written(other)}; write a larger one ({preset})"
-                )
-        elif given != want:
-            yield (
-                f"loss.{name}={written(given)}: method={config.method} is defined with "
-                f"{written(want)}; write loss.{name}={written(want)} ({preset})"
-            )
 
 
 def _module(name: str) -> Any:

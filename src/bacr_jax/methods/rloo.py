@@ -2,13 +2,20 @@
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import grpo_family, problems
-from bacr_jax.methods.method import Method
+from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.method import Method, Published
 
-__all__ = ["make", "problems"]
+__all__ = ["PUBLISHED", "make", "problems"]
+
+# It clips nothing, which no setting can say; with one update per rollout no ratio leaves 1. Its
+# divergence from the starting policy is a part of the reward, whose weight is that of a task.
+PUBLISHED = {
+    "loss.aggregate": Published("constant", "a response is one action; the constant only scales"),
+    **NO_ENTROPY,
+}
 
 
 def make(config: Config) -> Method:
     """Correctness minus the leave-one-out mean."""
     leave_one_out = advantages.rloo_advantage
-    return grpo_family(config, "RLOO", leave_one_out, centred=leave_one_out)
+    return grpo_family(config, "RLOO", leave_one_out, centred=leave_one_out, published=PUBLISHED)

@@ -19,9 +19,23 @@ from bacr_jax.config.values import written
 from bacr_jax.data.prompts import format_for
 from bacr_jax.data.stop_strings import vocabulary
 from bacr_jax.methods import grpo_family as family
-from bacr_jax.methods.method import GroupBatch, Method, RejectionSFT
+from bacr_jax.methods.method import GroupBatch, Method, Published, RejectionSFT
 
 Scalar = int | float | Array
+
+_RECALLED = "recalled, not checked in print"
+# Whether its GRPO has a divergence term is not known; loss.kl_coef is free.
+PUBLISHED = {
+    "loss.aggregate": Published("seq_mean_token_mean", "GRPO's"),
+    **family.CLIPPED,
+    **family.NO_ENTROPY,
+    "selfbudgeter.alpha_start": Published(6.0, "summaries of the publication"),
+    "selfbudgeter.alpha_end": Published(0.1, "summaries of the publication"),
+    "selfbudgeter.correct_range": Published((0.5, 1.0), _RECALLED),
+    "selfbudgeter.wrong_range": Published((-0.5, 0.0), _RECALLED),
+    "selfbudgeter.budget_penalty": Published(-0.4, _RECALLED),
+    "selfbudgeter.format_penalty": Published(-1.0, _RECALLED),
+}
 
 # A budget of more digits is no budget.
 _NUMBER = re.compile(rb"\s*(\d{1,6})\s*")
@@ -256,5 +270,5 @@ def make(config: Config) -> Method:
         declares_budget=True,
         read=read,
         rejection_sft=first_stage(config, close),
-        loss={"kl_coef": 0.0},
+        published=PUBLISHED,
     )

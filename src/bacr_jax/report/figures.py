@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.report.table import set_title
 from bacr_jax.runs.folder import RunPaths, read_lines
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. Grey, the first, is for the policy
@@ -357,13 +358,13 @@ def draw_run(folder: Path, method: str) -> dict[str, Path]:
         accuracy_by_budget(
             picture(f"accuracy_{short}"),
             first_and_last(evaluations, name, method),
-            f"{name}: accuracy by thinking budget, 95 % intervals",
+            f"{set_title(name)}: accuracy by thinking budget, 95 % intervals",
         )
         measured = [(r["step"], r["sets"][name]) for r in evaluations if name in r["sets"]]
         if len(measured) > 2:
             accuracy_over_steps(
                 picture(f"evaluation_{short}"),
                 measured,
-                f"{name}: accuracy during training, 95 % intervals",
+                f"{set_title(name)}: accuracy during training, 95 % intervals",
             )
     return drawn

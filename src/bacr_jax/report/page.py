@@ -11,8 +11,15 @@ from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import evaluation, figures
-from bacr_jax.report.table import Table, comparison, title_without, without_near_duplicates
+from bacr_jax.report.table import (
+    Table,
+    comparison,
+    set_title,
+    title_without,
+    without_near_duplicates,
+)
 from bacr_jax.report.traces import traces_section
 from bacr_jax.runs.folder import RunPaths, read_lines, write_atomically
 from bacr_jax.runs.open import read_config
@@ -99,6 +106,8 @@ def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]
         rows.append(["generated tokens", f"{tokens:,}"])
     if "wall_seconds" in summary:
         rows.append(["time", duration(summary["wall_seconds"])])
+    departures = summary.get("departures", built_in_departures(config))
+    rows += [["departs from its publication", line] for line in departures]
     return Table("In short", ["", ""], rows, words=2)
 
 
@@ -121,7 +130,8 @@ def _accuracy(
     name: str, policies: dict[str, Summary], drawn: dict[str, Path], short: str
 ) -> Iterator[str]:
     """Pictures and tables of one evaluation set."""
-    yield _image(drawn[f"accuracy_{short}"], f"{name}: accuracy by thinking budget")
+    name, kind = set_title(name), "accuracy by thinking budget"
+    yield _image(drawn[f"accuracy_{short}"], f"{name}: {kind}")
     what = "accuracy in % [95 % interval], mean thinking tokens"
     yield comparison(f"{name}: {what}", policies).html()
     others = without_near_duplicates(policies)

@@ -12,6 +12,7 @@ import rich.table
 from rich import box
 from rich.text import Text
 
+from bacr_jax.config.selection import HOLDOUT
 from bacr_jax.evaluation.summary import Summary
 
 NONE = "-"
@@ -132,6 +133,11 @@ def in_one_line(summary: Summary) -> str:
     cell = lambda budget, entry: f"{int(budget):,}: {100 * entry['accuracy']:.1f}"
     modes = {m: ", ".join(cell(b, e) for b, e in budgets.items()) for m, budgets in summary.items()}
     return "; ".join(f"{mode} {cells}" for mode, cells in modes.items())
+
+
+def set_title(name: str) -> str:
+    """The name of a set for titles; held-out training questions are marked as no test set."""
+    return f"{name} (validation, not a test set)" if name == HOLDOUT else name
 
 
 def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summary] | None:

@@ -1,17 +1,18 @@
 """Everything around Algorithm 1 that a run needs: start or resume, evaluate, log, save, report."""
 
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from bacr_jax.config import Config
+from bacr_jax.config.selection import HOLDOUT, selection_set
 from bacr_jax.data import ledger
-from bacr_jax.data.environment import build_environment
+from bacr_jax.data.environment import Questions, build_environment
 from bacr_jax.data.prompts import format_for
 from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
@@ -20,6 +21,7 @@ from bacr_jax.evaluation.summary import Summary
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods import load_method
+from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.report import table
@@ -43,10 +45,10 @@ class TrainingFailed(Exception):
     """Going on would be no use; the message says what was group_batch and what to do."""
 
 
-def anytime_score(anytime: dict[str, dict[str, Any]]) -> float:
-    """Mean over sets of the mean accuracy over budgets, greedy where that was measured."""
-    of_set = lambda modes: modes.get("greedy", next(iter(modes.values())))["mean"]
-    return float(np.mean([of_set(modes) for modes in anytime.values()]))
+def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
+    """A set's mean accuracy over budgets, greedy where that was measured; None: not evaluated."""
+    modes = anytime.get(name) if name else None
+    return float(modes.get("greedy", next(iter(modes.values())))["mean"]) if modes else None
 
 
 class Trainer:
@@ -64,6 +66,7 @@ class Trainer:
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         self.method = load_method(config)
+        self.departures = departures(config, self.method)
         tokenizer, vocab_size = _tokenizer(config)
         shape = policies.model_shape(config, vocab_size)
         mesh = policies.mesh_shape(config, shape, jax.device_count())
@@ -71,6 +74,9 @@ class Trainer:
         style = format_for(config, declares_budget=self.method.declares_budget)
         self.environment = build_environment(config, tokenizer, vocab_size, style=style)
         policies.check_model(config, shape, self.environment.longest_prompt)
+        self.progress.say(f"method {self.method.name}")
+        for line in self.departures:
+            self.progress.say(f"  {line}")
         for line in self.environment.describe_data():
             self.progress.say(line)
         self.steps = self._total_steps()
@@ -80,6 +86,7 @@ class Trainer:
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []
+        self.selected = selection_set(config)
         self.best: dict[str, Any] | None = None
         self.health = RunHealth()
         self.phase = Phase(self.progress, "training", self.steps)
@@ -125,9 +132,13 @@ class Trainer:
         self.evaluated.append(record)
         if record["when"] in FRAME:
             self.evaluations[record["when"]] = record["sets"]
-        score = anytime_score(record["anytime"])
-        if record["when"] != "before" and (self.best is None or score > self.best["accuracy"]):
-            self.best = {"step": record["step"], "accuracy": score}
+        if record["when"] == "before":
+            return
+        score = anytime_score(record["anytime"], self.selected)
+        before = None if self.best is None else self.best["accuracy"]
+        if before is None or (score is not None and score > before):
+            chosen_on = None if score is None else self.selected
+            self.best = {"step": record["step"], "accuracy": score, "set": chosen_on}
             self.checkpoints.prefer(record["step"])
 
     def describe(self, step: int) -> dict[str, Any]:
@@ -228,15 +239,24 @@ class Trainer:
 
     # Evaluation and report --------------------------------------------------------------------
 
+    def evaluated_sets(self) -> dict[str, Questions]:
+        """Sets by name: those of data.eval, and held-out training questions if they select."""
+        own = {HOLDOUT: self.environment.holdout} if self.selected == HOLDOUT else {}
+        return self.environment.eval | own
+
     def evaluate(self, state: RunState, step: int, when: str) -> None:
-        """Accuracy by budget on every evaluation set, appended to eval.jsonl."""
+        """Accuracy by budget on every evaluated set, appended to eval.jsonl."""
         made = {(r["when"], r["step"]) for r in self.evaluated}
         if when in self.evaluations or (when, step) in made:
             return
         params = state.train.policy
         decode = self.policy.decode_params(params)
         found = {}
-        for name, questions in self.environment.eval.items():
+        for name, questions in self.evaluated_sets().items():
+            config = self.config.eval
+            if name == HOLDOUT:
+                # All of them, as a subset would depend on the seed; greedily, as it chooses.
+                config = dataclasses.replace(config, size=None, samples=0)
             with (
                 self.progress.phase(f"evaluation {when}, {name}", 1) as phase,
                 phase_memory("evaluation", problems=len(questions)),
@@ -246,7 +266,7 @@ class Trainer:
                     self.environment.graded_like(questions),
                     questions,
                     jax.random.fold_in(jax.random.key(self.config.seed), 4),
-                    config=self.config.eval,
+                    config=config,
                     spec=self.policy.evaluation,
                     seed=self.config.seed,
                     phi_of=self.policy.phi_of(params),
@@ -265,7 +285,8 @@ class Trainer:
             write_json(self.folder.best, self.best)
         if when not in FRAME:
             for name, summary in sets.items():
-                self.progress.say(f"step {step}, {name}: {table.in_one_line(summary)}")
+                shown = table.set_title(name)
+                self.progress.say(f"step {step}, {shown}: {table.in_one_line(summary)}")
 
     def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
@@ -273,6 +294,7 @@ class Trainer:
         first = next(iter(self.environment.eval))
         summary = {
             "method": self.method.name,
+            "departures": self.departures,
             "seed": self.config.seed,
             "steps": step,
             "wall_seconds": wall_seconds,
@@ -284,13 +306,14 @@ class Trainer:
         if not self.writes:
             return summary
         write_json(self.folder.summary, summary)
-        for name, questions in self.environment.eval.items():
+        for name, questions in self.evaluated_sets().items():
             policies = {
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
             }
             title = "accuracy by thinking budget, 95 % intervals"
-            self.progress.say(table.comparison_table(f"{name}: {title}", policies))
+            shown = table.set_title(name)
+            self.progress.say(table.comparison_table(f"{shown}: {title}", policies))
             others = table.without_near_duplicates(policies)
             if others is not None:
                 which = table.title_without(name, policies, others)

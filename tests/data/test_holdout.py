@@ -1,0 +1,109 @@
+"""Training questions that are held out: which, how many, and that nothing trains on them."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bacr_jax.config import Config, DataConfig, EvalConfig
+from bacr_jax.config.schema import LedgerConfig
+from bacr_jax.data.environment import build_environment
+from bacr_jax.data.holdout import first_copies, held_out, identity
+from bacr_jax.errors import UserError
+
+QUESTIONS = [f"question {n}" for n in range(40)]
+TEXTS = st.lists(st.text("ab \n", min_size=1, max_size=6), max_size=60)
+
+
+def test_the_texts_whose_hash_comes_first_are_held_out():
+    digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
+    smallest = sorted(QUESTIONS, key=digest)[:3]
+    held = held_out(QUESTIONS, 3)
+    assert {q for q, out in zip(QUESTIONS, held) if out} == set(smallest)
+    # Written down, so that no later version holds out others.
+    assert np.flatnonzero(held).tolist() == [1, 11, 22]
+
+
+@given(TEXTS, st.integers(0, 10), st.randoms())
+def test_the_choice_depends_on_texts_alone_and_keeps_nine_tenths(texts, size, random):
+    held = held_out(texts, size)
+    out = {identity(text) for text, gone in zip(texts, held) if gone}
+    different = {identity(text) for text in texts}
+    assert len(out) == min(size, len(different) // 10)
+    # Copies go together, whatever their blanks.
+    assert all((identity(text) in out) == gone for text, gone in zip(texts, held))
+    order = random.sample(range(len(texts)), len(texts))
+    shuffled = held_out([texts[place] for place in order], size)
+    assert [held[place] for place in order] == shuffled.tolist()
+    kept = [identity(texts[place]) for place in first_copies(texts)]
+    assert sorted(kept) == sorted(different)
+
+
+def ledger(tokens, *, seed=0, size=2000, **evaluation):
+    data = DataConfig(ledger=LedgerConfig(train_size=size))
+    config = Config(seed=seed, data=data, eval=EvalConfig(**evaluation))
+    return build_environment(config, tokens, len(tokens))
+
+
+@pytest.fixture(scope="module")
+def environment(ledger_tokens):
+    return ledger(ledger_tokens, holdout=50)
+
+
+def test_nothing_that_is_held_out_is_trained_on(environment, ledger_tokens):
+    train, holdout = environment.train, environment.holdout
+    assert len(holdout) == 50 == len(set(holdout.set.questions))
+    assert not set(holdout.set.questions) & set(train.set.questions)
+    whole = ledger(ledger_tokens, holdout=0).train
+    gone = len(whole) - len(train)
+    # Easy problems of the ledger repeat, and all copies go.
+    assert 50 < gone < 500
+    assert {row.reason for row in train.set.left_out} == {"held out for validation"}
+    assert len(train.set.left_out) == gone
+    for questions in (train, holdout):
+        assert len(questions.prompts.tokens) == len(questions.set) == len(questions.set.groups)
+        same = {whole.set.questions[i]: whole.prompts.tokens[i] for i in range(len(whole))}
+        for text, tokens in zip(questions.set.questions, questions.prompts.tokens):
+            np.testing.assert_array_equal(tokens, same[text])
+    told = environment.describe_data()
+    assert told[0].startswith(f"training on ledger: {len(train):,} questions")
+    assert "validating on ledger, held out for validation: 50 questions" in told
+
+
+def test_it_does_not_depend_on_how_a_run_is_evaluated(environment, ledger_tokens):
+    """Methods, cadences and sizes compare only if they train on the same questions."""
+    other = ledger(ledger_tokens, holdout=50, every=5, samples=0, select="ledger")
+    assert other.holdout.set.questions == environment.holdout.set.questions
+    assert other.train.set.ids == environment.train.set.ids
+
+
+def test_a_seed_makes_other_problems_and_the_choice_among_common_ones_stays(
+    environment, ledger_tokens
+):
+    other = ledger(ledger_tokens, seed=1, holdout=50)
+    # The hash of the last text held out differs a little; below both, the same is out.
+    digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
+    limit = min(max(map(digest, e.holdout.set.questions)) for e in (environment, other))
+    for one, two in ((environment, other), (other, environment)):
+        first = {q for q in one.holdout.set.questions if digest(q) <= limit}
+        assert not first & set(two.train.set.questions)
+
+
+def test_few_questions_are_held_out_of_few_and_none_is_refused_where_they_select(ledger_tokens):
+    assert len(ledger(ledger_tokens, size=64).holdout) == 6
+    few = ledger(ledger_tokens, size=9)
+    assert len(few.holdout) == 0 and len(few.train) == 9
+    with pytest.raises(UserError, match=r"eval.holdout=256: at most a tenth .* ledger has 9"):
+        ledger(ledger_tokens, size=9, every=5)
+    assert len(ledger(ledger_tokens, size=9, every=5, select="ledger").train) == 9
+
+
+def test_an_evaluation_of_given_sets_holds_nothing_out(environment, ledger_tokens):
+    config = dataclasses.replace(Config(), eval=EvalConfig(every=5))
+    given_sets = build_environment(
+        config, ledger_tokens, len(ledger_tokens), sets=dict(environment.eval)
+    )
+    assert len(given_sets.train) == len(given_sets.holdout) == 0
