@@ -25,7 +25,7 @@ from bacr_jax.runs.folder import open_run
 
 CONFIG = """
 method: selfbudgeter
-conditioning: {enabled: false}
+conditioning: {told: nothing}
 cuts: {count: 1}
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: false}

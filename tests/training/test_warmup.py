@@ -23,7 +23,7 @@ TRADEOFF = (
 def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
     tokenizer = ledger.ledger_tokenizer()
     questions = build_environment(load(tmp_path, None, *TRADEOFF), tokenizer, len(tokenizer)).train
-    prompts, answers = warmup.styled_prompts(questions, style, 4)
+    prompts, answers = warmup.styled_prompts(questions, style, 4, 8)
     assert len(answers) == len(prompts.lengths) == (questions.set.levels == 4).sum()
     for row, answer in enumerate(answers):
         text = tokenizer.decode(prompts.tokens[row, : prompts.lengths[row]])

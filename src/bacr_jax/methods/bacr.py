@@ -1,7 +1,7 @@
 """Budget-adaptive curriculum reasoning: four parts, each a switch of the config.
 
 part                               switch
-budget-conditioned unified policy  conditioning.enabled
+budget-conditioned unified policy  conditioning.told: embedding | words | both | nothing
 curriculum-aware scheduler         budget.prior: curriculum | uniform | choices | fixed
 truncation-aware dense reward      reward.dense
 budget-conditioned advantages      advantage.baseline: value | group | residual_loo | shrink
@@ -38,7 +38,7 @@ def make(config: Config) -> Method:
     bind = lambda function: functools.partial(function, config)
     return Method(
         name="BACR",
-        conditioned=config.conditioning.enabled,
+        conditioned=config.conditioning.embeds,
         uses_value=config.advantage.baseline != "group",
         question_weights=bind(question_weights),
         sample_budgets=bind(sample_budgets),
