@@ -25,8 +25,8 @@ Params = dict[str, Any]
 DESCRIPTION = (
     "Writes the newest checkpoint of a run as a Hugging Face folder. A budget-conditioned policy "
     "loads with AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) and takes "
-    "budget=; one that is told in words is plain Qwen2, and config.json has the sentence. Prints the "
-    "files written."
+    "budget=; one that is told in words is plain Qwen2, and its config.json has the sentence. "
+    "Prints the files written."
 )
 
 

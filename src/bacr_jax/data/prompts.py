@@ -46,8 +46,8 @@ class PromptFormat:
       turn_end: tokens that end the turn, besides the tokenizer's own end token.
       unused: tokens that are never sampled, besides markup that is no part of the format.
       budget_close: ends the budget that the response declares first; empty: it declares none.
-      budget_words: tells a budget in the prompt, `{budget}` being its number; empty: the sentence of
-        the config does, in a paragraph of its own.
+      budget_words: tells a budget in the prompt, `{budget}` being its number; empty: the config's
+        sentence does.
     """
 
     name: str
@@ -251,8 +251,8 @@ def encode_prompts(
     kept = np.flatnonzero(fits)
     if not len(kept):
         raise UserError(
-            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of {lengths.min() + more} "
-            "tokens or more; write a larger number"
+            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of "
+            f"{lengths.min() + more} tokens or more; write a larger number"
         )
     longest = int(lengths[kept].max())
     if width is not None and longest > width:

@@ -144,7 +144,7 @@ def supervised_batch(
       cut: rows whose trace is cut.
       rng: where to cut.
       width: tokens per row; every example must fit.
-      told: a budget for each row's prompt, `<bos>4a2b3c1f24<think>`, whatever its trace; None: none.
+      told: budget in each row's prompt, `<bos>4a2b3c1f24<think>`; None: prompts tell none.
 
     Raises:
       ValueError: an example does not fit.

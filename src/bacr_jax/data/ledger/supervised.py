@@ -138,8 +138,8 @@ def warmup_batch(
       variant: which stages.
       batch_tokens: tokens per batch, padding included, at least 80.
       max_operand: operands are 1..max_operand.
-      told: budgets, one of which each prompt tells, drawn evenly and independently of the trace: the
-        policy learns to read the trace from the problem alone; None: prompts tell none.
+      told: budgets, one of which each prompt tells, drawn evenly and whatever the trace, so that
+        nothing is learned of them yet; None: prompts tell none.
 
     Returns:
       Tokens (int32) and loss mask of `supervised_batch`, padded to S. Problems are from the train
