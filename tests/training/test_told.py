@@ -97,18 +97,18 @@ def test_methods_with_one_budget_for_all_traces_have_no_words_for_it(tmp_path, n
 
 
 @pytest.mark.slow  # compiles a warm-up, an iteration and an evaluation
-@pytest.mark.parametrize("how", ["words", "both"])
-def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, how):
+def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
     from bacr_jax.runs.folder import RunPaths
     from bacr_jax.train import main
     from methods_world import SMALL
 
     (tmp_path / "small.yaml").write_text(SMALL)
     options = ["warmup.steps=4", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"]
-    options += ["train.steps=2", f"conditioning.told={how}", f"output.dir={tmp_path / 'run'}"]
+    options += ["train.steps=2", "conditioning.told=words", f"output.dir={tmp_path / 'run'}"]
     assert main(["--config", str(tmp_path / "small.yaml"), *options]) == 0
     assert RunPaths(tmp_path / "run").summary.is_file()
     # Another form of telling does not start from this warm-up.
     shared = [f"warmup.dir={tmp_path / 'run' / 'warmup'}", f"output.dir={tmp_path / 'other'}"]
     other = ["--config", str(tmp_path / "small.yaml"), *options[:4], *shared]
     assert main(other) == 2
+    assert "the budgets told in words differ" in capsys.readouterr().err
