@@ -76,7 +76,7 @@ def style_shares(folder: Path) -> dict[str, float]:
             budgets = np.full(len(index), budget, np.int32)
             rollout = generate(
                 policy.decode_params(state.train.policy),
-                questions.take(index),
+                questions.at(index, budgets),
                 budgets,
                 budgets[:, None],
                 jax.random.fold_in(jax.random.key(config.seed), budget),

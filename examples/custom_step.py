@@ -21,8 +21,8 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
     """Samples a group for each question, credits it and updates policy and value head."""
     rows = np.repeat(questions, group_size)
     shape = (len(questions), group_size, 1)
-    prompts = environment.train.take(rows)
     budgets = np.full(len(rows), policy.b_max, np.int32)
+    prompts = environment.train.at(rows, budgets)
     rollout = generate(
         policy.decode_params(state.policy),
         prompts,

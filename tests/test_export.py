@@ -16,6 +16,7 @@ import hf_world
 from bacr_jax import export
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
 from bacr_jax.learner.train_step import init_state
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
@@ -85,6 +86,51 @@ def test_a_conditioned_run_goes_out_with_its_budget_module(ledger_run, tmp_path,
     same(found, params)
     module = hf.read_budget_module(out)
     assert module.b_max == 64 and module.conditioning == Config().conditioning
+
+
+@pytest.mark.parametrize("told", ["words", "both"])
+def test_the_sentence_of_a_run_goes_with_its_folder(ledger_run, tmp_path, capsys, told):
+    from bacr_jax.evaluation.decoder import open_decoder
+    from bacr_jax.runs.open import open_policy
+
+    _, params = ledger_run
+    if told == "words":
+        params = {name: leaf for name, leaf in params.items() if name != "budget"}
+    settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
+    run, out = make_run(tmp_path / "told", params, settings), tmp_path / "out"
+    assert export.main(["--run", str(run), "--out", str(out)]) == 0
+    assert "after the question: f{budget} (config.json, budget_words)" in capsys.readouterr().out
+    raw = yaml.safe_load((out / "config.json").read_text())
+    assert raw["model_type"] == ("qwen2" if told == "words" else "bacr_qwen2")
+    assert raw["budget_words"] == hf.read_budget_words(out) == "f{budget}"
+    assert (out / "model.safetensors").exists() == (told == "words")
+    same(hf.load_policy(out)[1], params)
+    # Nobody has to say again how it is told.
+    saved = open_policy(None, out)
+    assert (saved.config.conditioning.told, saved.config.conditioning.words) == (told, "f{budget}")
+    decoder = open_decoder(saved, 27, max_thinking=8, slots=2)
+    assert (decoder.phi_of is not None) == (told == "both")
+
+
+def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
+    base = tmp_path / "base"
+    hf_world.make_folder(base)
+    (base / "tokenizer.json").write_text(hf_world.tokenizer_json(30))
+    sentence = "Use {budget} tokens or fewer."
+    settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
+    settings["conditioning"] = {"told": "words", "words": sentence}
+    params = hf.load_policy(base)[1]
+    export.export(make_run(tmp_path / "run", params, settings), tmp_path / "out")
+    assert hf.read_budget_words(tmp_path / "out") == sentence
+    # A run that goes on from there and is told nothing leaves the sentence behind.
+    settings["model"] = {"path": str(tmp_path / "out")}
+    settings["conditioning"] = {"told": "nothing"}
+    export.export(make_run(tmp_path / "next", params, settings), tmp_path / "plain")
+    assert hf.read_budget_words(tmp_path / "plain") is None
+    text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
+    (tmp_path / "out/config.json").write_text(text)
+    with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; write"):
+        hf.read_budget_words(tmp_path / "out")
 
 
 def test_the_newest_checkpoint_is_the_one(ledger_run, tmp_path):

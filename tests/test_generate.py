@@ -44,6 +44,25 @@ def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, 
     assert len(parts) == 3 and parts[1] == short
 
 
+def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, model, question):
+    from bacr_jax.evaluation import ask as asking
+
+    found = []
+
+    def spy(params, prompts, budgets, *arguments, **options):
+        found.append(prompts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking, "generate", spy)
+    keys = ["--budget", "4,none,0,16", question, "conditioning.told=words", "budget.max=20"]
+    assert ask(capsys, model, *keys) == (130, "", "")
+    (prompts,) = found
+    said = [ledger_tokenizer().decode(row[:n]) for row, n in zip(prompts.tokens, prompts.lengths)]
+    assert [text.removeprefix(f"<bos>{question}") for text in said] == [
+        "f4<think>", "<think>", "f0<think>", "f16<think>"
+    ]  # fmt: skip
+
+
 def test_sampling_follows_the_seed(capsys, model, question):
     options = ["--budget", "12", "--temperature", "2.0", question]
     one, again, other = (

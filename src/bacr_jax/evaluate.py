@@ -34,7 +34,8 @@ DESCRIPTION = (
 )
 EPILOG = (
     "Keys that say how questions are read and answered can be overridden, such as "
-    "data.question_column=problem or rollout.answer_tokens=256."
+    "data.question_column=problem or rollout.answer_tokens=256; with --model also "
+    "conditioning.told=words, which tells the budget in the prompt."
 )
 # What may be overridden: the policy stays as it was trained.
 OVERRIDABLE = (
@@ -47,6 +48,8 @@ OVERRIDABLE = (
     "rollout.answer_tokens",
     "rollout.chunk",
 )
+# How the budget is told, which nobody but the command says of an untouched model.
+TOLD = ("conditioning.told", "conditioning.words")
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
 # Lengths are 32-bit numbers on the device.
 LARGEST_BUDGET = 2**31 - 1
@@ -179,8 +182,8 @@ def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
 def _faults_of_overrides(a: argparse.Namespace) -> Iterator[str]:
     for text in a.overrides:
         key = text.partition("=")[0]
-        if key == "method" and a.model is not None and _opens_with_budget(text):
-            # A folder does not say that its policy does.
+        if a.model is not None and (key in TOLD or key == "method" and _opens_with_budget(text)):
+            # A folder does not say that its policy does, or was exported by somebody else.
             continue
         if not key.startswith(OVERRIDABLE) and key in config_io.schema():
             near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)

@@ -9,11 +9,14 @@ from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.data.prompts import format_for
+from bacr_jax.data.told import budget_words
 from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import model_shape
 from bacr_jax.methods.registry import built_in_methods, declares_budget
 from bacr_jax.model import hf
 from bacr_jax.model.hf import names, writing
+from bacr_jax.model.hf.hf_config import WORDS
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.runs.open import read_config, read_run
 
@@ -22,7 +25,8 @@ Params = dict[str, Any]
 DESCRIPTION = (
     "Writes the newest checkpoint of a run as a Hugging Face folder. A budget-conditioned policy "
     "loads with AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) and takes "
-    "budget=; prints the files written."
+    "budget=; one that is told in words is plain Qwen2, and its config.json has the sentence. "
+    "Prints the files written."
 )
 
 
@@ -105,7 +109,13 @@ def export(
         source=base,
         tokenizer=tokenizer,
         dtype=dtype,
+        budget_words=told_in(config) or None,
     )
+
+
+def told_in(config: Config) -> str:
+    """The sentence that tells the policy of a run its budget; "": none does."""
+    return budget_words(config, format_for(config)) if config.conditioning.in_words else ""
 
 
 @entry_point
@@ -118,6 +128,8 @@ def main(argv: Sequence[str] | None) -> None:
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
+    if words := told_in(config):
+        print(f"its prompts tell the budget after the question: {words} (config.json, {WORDS})")
     if config.method in built_in_methods() and declares_budget(config):
         needs = f"evaluate and generate need method={config.method}"
         print(f"its responses open with a budget: {needs}")

@@ -30,7 +30,8 @@ DESCRIPTION = (
     "thinking is written while it is decoded; with several they are decoded side by side."
 )
 EPILOG = (
-    "Settings can be overridden, such as rollout.answer_tokens=256 or data.prompt_format=boxed."
+    "Settings can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
+    "conditioning.told=words, which tells the budget in the prompt."
 )
 # A budget that the policy is not told; it then thinks up to budget.max tokens.
 NONE = "none"

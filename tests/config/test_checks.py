@@ -14,6 +14,15 @@ from config_world import changed, values_by_key, with_value
 MATH = {"train": "math:data/train.jsonl", "eval": ("math:data/test.jsonl",)}
 BAD_CONFIGS = [
     ({"seed": -1}, "seed: found -1; write in [0, 4294967295]"),
+    (
+        {"conditioning": {"words": "Be brief."}},
+        "conditioning.words: found 'Be brief.'; write a sentence with {budget} once",
+    ),
+    ({"conditioning": {"words": "{budget} of {budget}"}}, "write a sentence with {budget} once"),
+    (
+        {"conditioning": {"words": "At most {budget}!"}},
+        "conditioning.words: the ledger has its own tokens for a budget; leave it out",
+    ),
     ({"seed": 2**32}, "seed: found 4294967296; write in [0, 4294967295]"),
     ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
     ({"output": {"log_every": 0}}, "output.log_every: found 0; write 1 or more"),

@@ -54,6 +54,17 @@ class TestLoading:
     def test_a_value_may_hold_an_equals_sign(self):
         assert config_io.load([], ["output.dir=runs/lr=1"]).output.dir == "runs/lr=1"
 
+    @pytest.mark.parametrize(("was", "now"), [("true", "embedding"), ("false", "nothing")])
+    def test_a_key_that_is_gone_says_what_is_written_instead(self, tmp_path, was, now):
+        new = f"conditioning.enabled: is no key any more; write conditioning.told={now}"
+        path = write(tmp_path, f"seed: 1\nconditioning: {{enabled: {was}}}\n")
+        with pytest.raises(UserError, match=f"line 2: {new}$"):
+            config_io.load([path])
+        with pytest.raises(UserError, match=f"command line: {new}$"):
+            config_io.load([], [f"conditioning.enabled={was}"])
+        with pytest.raises(UserError, match="told=embedding or conditioning.told=nothing$"):
+            config_io.load([], ["conditioning.enabled=maybe"])
+
     def test_shipped_configs_pass(self):
         files = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
         assert files

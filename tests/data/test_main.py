@@ -62,6 +62,14 @@ def test_the_ledger_brings_its_tokenizer(capsys):
     assert any("100 %: 13;" in line for line in lines)
 
 
+def test_prompts_that_tell_a_budget_in_words_are_longer_by_it(capsys):
+    more = ["conditioning.told=words", "data.ledger.train_size=50"]
+    lines = show(capsys, "--inspect", "ledger", *more)
+    (line,) = [line for line in lines if line.startswith("prompt tokens (ledger, 'f4096'): ")]
+    # the mark and four digits
+    assert "0 %: 10, " in line and "100 %: 18;" in line
+
+
 def test_prompt_lengths_of_real_questions(shared_data, capsys):
     arguments = ["--inspect", "math500:math500/test.jsonl", f"data.dir={shared_data}"]
     tokenizer = ["--tokenizer", str(shared_data / "qwen_tokenizer")]

@@ -1,5 +1,6 @@
 """SelfBudgeter under evaluation: its budget tag holds the evaluated budget, or its own."""
 
+import dataclasses
 import json
 
 import jax
@@ -25,7 +26,7 @@ from bacr_jax.runs.folder import open_run
 
 CONFIG = """
 method: selfbudgeter
-conditioning: {enabled: false}
+conditioning: {told: nothing}
 cuts: {count: 1}
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: false}
@@ -143,6 +144,48 @@ def test_a_folder_says_nothing_of_its_method_so_the_command_does(english, tmp_pa
         assert evaluate.main([str(a) for a in [*how, *refused]]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and says in error
+
+
+def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
+    (tmp_path / "small.yaml").write_text(CONFIG)
+    keys = ["method=bacr", "conditioning.told=words", "eval.budgets=[8, 120]"]
+    settings = config_io.load([tmp_path / "small.yaml"], keys)
+    tokenizer = ledger_tokenizer()
+    policy = policies.make_policy(settings, load_method(settings), len(tokenizer))
+    environment = build_environment(settings, tokenizer, len(tokenizer))
+    params = policies.initial_params(jax.random.key(0), policy, None)
+    for budget in settings.eval.budgets:
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_set(
+                policy.decode_params(params),
+                environment,
+                environment.eval["ledger"],
+                jax.random.key(0),
+                config=dataclasses.replace(settings.eval, budgets=(budget,)),
+                spec=policy.evaluation,
+                seed=0,
+                phi_of=policy.phi_of(params),
+            )
+    environment.close()
+    for prompts, budget in zip(asked, settings.eval.budgets, strict=True):
+        assert all(text.endswith(f"f{budget}<think>") for text in texts(tokenizer, prompts))
+    # One width, so that nothing is compiled twice.
+    assert len({prompts.tokens.shape for prompts in asked}) == 1
+
+
+def test_any_model_can_be_told_in_words_by_the_command(english, tmp_path, asked, capsys):
+    how = ["--model", english / "tiny", "--data", f"jsonl:{english / 'test.jsonl'}", "--budgets"]
+    how += ["4", "--out", tmp_path / "out", "rollout.answer_tokens=3"]
+    words = ["conditioning.told=words", "conditioning.words=Use {budget} tokens."]
+    assert evaluate.main([str(a) for a in [*how, *words]]) == 130
+    (text,) = texts(hf_world.chat_tokenizer(), asked[0])
+    assert "What is 1 + 1?" in text and "\n\nUse 4 tokens.<|im_end|>" in text
+    # What was sampled with one sentence is not continued with another.
+    capsys.readouterr()
+    assert evaluate.main([str(a) for a in [*how, words[0]]]) == 2
+    assert "decoding.budget_words (Use {budget} tokens. there" in capsys.readouterr().err
+    assert evaluate.main([str(a) for a in [*how, words[0], "conditioning.words=Be brief."]]) == 2
+    assert "with {budget} once" in capsys.readouterr().err
 
 
 @pytest.mark.slow

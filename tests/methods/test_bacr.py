@@ -23,7 +23,7 @@ def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path,
     config = load(
         tmp_path,
         "bacr-robust",
-        f"conditioning.enabled={str(told).lower()}",
+        f"conditioning.told={'embedding' if told else 'nothing'}",
         f"budget.prior={'curriculum' if curriculum else 'uniform'}",
         f"reward.dense={str(dense).lower()}",
         f"advantage.baseline={'value' if value else 'group'}",

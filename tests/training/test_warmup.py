@@ -23,7 +23,7 @@ TRADEOFF = (
 def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
     tokenizer = ledger.ledger_tokenizer()
     questions = build_environment(load(tmp_path, None, *TRADEOFF), tokenizer, len(tokenizer)).train
-    prompts, answers = warmup.styled_prompts(questions, style, 4)
+    prompts, answers = warmup.styled_prompts(questions, style, 4, 8)
     assert len(answers) == len(prompts.lengths) == (questions.set.levels == 4).sum()
     for row, answer in enumerate(answers):
         text = tokenizer.decode(prompts.tokens[row, : prompts.lengths[row]])
@@ -31,6 +31,43 @@ def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
         digits = [int(c) for c in question if c.isdigit()]
         assert len(digits) == 5 and str(sum(digits) % 10) == answer
         assert text.endswith("<think>" + ("a" if opened == "a" else question[0]))
+
+
+def test_prompts_of_a_style_tell_the_budget_where_it_is_told_in_words(tmp_path):
+    tokenizer = ledger.ledger_tokenizer()
+    config = load(tmp_path, None, *TRADEOFF, "conditioning.told=words")
+    questions = build_environment(config, tokenizer, len(tokenizer)).train
+    prompts, _ = warmup.styled_prompts(questions, "steps", 4, 12)
+    for row, length in zip(prompts.tokens, prompts.lengths):
+        assert tokenizer.decode(row[:length]).endswith("f12<think>a")
+
+
+@pytest.mark.parametrize(
+    ("settings", "budgets"),
+    [
+        (("conditioning.told=embedding",), None),
+        (("conditioning.told=nothing",), None),
+        (("conditioning.told=words",), [4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (("conditioning.told=both", "eval.budgets=[12, 40]"), [*range(4, 13), 40]),
+        (
+            ("conditioning.told=words", "budget.prior=choices", "budget.choices=[4, 8]"),
+            [4, 8, 12],
+        ),
+    ],
+)
+def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
+    found = warmup.told_budgets(load(tmp_path, None, *settings))
+    assert (None if found is None else found.tolist()) == budgets
+
+
+def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
+    identity = lambda *more: warmup.warmup_fingerprint(load(tmp_path, None, *TRADEOFF, *more))
+    plain = identity("conditioning.told=embedding")
+    # of seed, model, data.ledger and warmup, as before there were words
+    assert len(plain) == 12 and identity("conditioning.told=nothing", "budget.max=16") == plain
+    words = identity("conditioning.told=words")
+    assert words != plain and identity("conditioning.told=both") == words
+    assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
 
 
 class Run(warmup.WarmUp):

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bacr_jax.config.fields import inside, range_text, walk
+from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config
 from bacr_jax.config.selection import problems as _selection
-from bacr_jax.config.values import written
+from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
 # Shapes that `model.preset` may name (their numbers are in model/sizes.py).
@@ -21,6 +22,9 @@ PRESET_POSITIONS = 32768
 
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
+
+# Stands for the number in `conditioning.words`.
+BUDGET = "{budget}"
 
 # Finds problems of a config, one line each.
 Finder = Callable[[Config], Iterator[str]]
@@ -46,6 +50,15 @@ def _blank_texts(config: Config) -> Iterator[str]:
     for name, key in walk(config):
         if any(isinstance(item, str) and not item.strip() for item in _items(key.value)):
             yield f"{name}: found blank text; write a name"
+
+
+def _words(config: Config) -> Iterator[str]:
+    words = config.conditioning.words
+    if words.count(BUDGET) != 1:
+        yield (
+            f"conditioning.words: found {shown(words)}; write a sentence with {BUDGET} once, such "
+            f"as {ConditioningConfig().words!r}"
+        )
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -157,6 +170,8 @@ def _groups(config: Config) -> Iterator[str]:
         yield (
             f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
         )
+    if procedural and config.conditioning.words != ConditioningConfig().words:
+        yield "conditioning.words: the ledger has its own tokens for a budget; leave it out"
 
 
 def _warmup(config: Config) -> Iterator[str]:
@@ -333,6 +348,7 @@ def _loss(config: Config) -> Iterator[str]:
 
 _GENERAL: tuple[Finder, ...] = (
     _blank_texts,
+    _words,
     _model,
     _sources,
     _groups,
@@ -362,13 +378,14 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
 
 
 def check_ranges(config: Config) -> None:
-    """Refuses values out of range; combinations are not looked at.
+    """Refuses values that are wrong by themselves; combinations are not looked at.
 
     Raises:
       UserError: with the first problem.
     """
-    for problem in _out_of_range(config):
-        raise UserError(problem)
+    for find in (_out_of_range, _words):
+        for problem in find(config):
+            raise UserError(problem)
 
 
 def check(config: Config, *, also: Finder | None = None) -> None:

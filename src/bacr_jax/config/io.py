@@ -20,7 +20,7 @@ import yaml
 from bacr_jax.config.checks import check
 from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.schema import Config
-from bacr_jax.config.values import convert, describe, expected, shown, written
+from bacr_jax.config.values import any_of, convert, describe, expected, shown, written
 from bacr_jax.config.yaml import Entry, entries, nearest_key, parse_file, parse_override
 from bacr_jax.errors import UserError
 
@@ -36,6 +36,13 @@ __all__ = [
 ]
 
 COMMAND_LINE = "command line"
+# Keys of earlier versions, and what is written instead of each of their values.
+_GONE: Mapping[str, Mapping[Any, str]] = {
+    "conditioning.enabled": {
+        True: "conditioning.told=embedding",
+        False: "conditioning.told=nothing",
+    }
+}
 
 
 @functools.cache
@@ -47,6 +54,10 @@ def schema() -> Mapping[str, Key]:
 def _read(entry: Entry) -> Any:
     """The value of an entry, converted to the type of its key."""
     name = entry.key
+    if name in _GONE:
+        written_before = {shown(value): new for value, new in _GONE[name].items()}
+        new = written_before.get(entry.text) or any_of(list(written_before.values()))
+        raise UserError(f"{entry.where}: {name}: is no key any more; write {new}")
     if name not in schema():
         advice = nearest_key(name, {known: key.is_section for known, key in schema().items()})
         raise UserError(f"{entry.where}: {shown(name, quote=False)}: no such key; write {advice}")

@@ -8,9 +8,15 @@ from bacr_jax.config.fields import key
 
 @dataclass(frozen=True)
 class ConditioningConfig:
-    """Budget-conditioned unified policy (paper Eq. 2-3)."""
+    """How the policy is told its budget; the paper: by an embedding (Eq. 2-3)."""
 
-    enabled: bool = key(True, "condition the policy on phi(b) (method bacr); false: plain Qwen2.5")
+    told: Literal["embedding", "words", "both", "nothing"] = key(
+        "embedding", "how the budget is told: phi(b), a sentence in the prompt, both, or not at all"
+    )
+    words: str = key(
+        "Think for at most {budget} tokens.",
+        "that sentence, after the question (told: words, both); the ledger has its own",
+    )
     sharing: Literal["shared", "per_layer"] = key("shared", "one phi for all layers, or one each")
     positions: Literal["all", "response"] = key("all", "positions that receive phi(b)")
     branches: Literal["trace", "cut"] = key(
@@ -28,6 +34,16 @@ class ConditioningConfig:
     site: Literal["after_block", "before_block", "after_attention"] = key(
         "after_block", "where in the block the gated embedding joins the residual stream"
     )
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the policy is told by phi(b)."""
+        return self.told in ("embedding", "both")
+
+    @property
+    def in_words(self) -> bool:
+        """Whether the policy is told in its prompt."""
+        return self.told in ("words", "both")
 
 
 @dataclass(frozen=True)

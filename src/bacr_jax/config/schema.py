@@ -272,7 +272,9 @@ class Config:
     )
     output: OutputConfig = section(OutputConfig, "where a run leaves its files")
     model: ModelConfig = section(ModelConfig, "the policy network")
-    conditioning: ConditioningConfig = section(ConditioningConfig, "budget embedding (Eq. 2-3)")
+    conditioning: ConditioningConfig = section(
+        ConditioningConfig, "how the budget is told; its embedding (Eq. 2-3)"
+    )
     data: DataConfig = section(DataConfig, "questions with verifiable answers")
     warmup: WarmupConfig = section(WarmupConfig, "supervised warm-up (procedural task)")
     budget: BudgetConfig = section(BudgetConfig, "thinking budgets")

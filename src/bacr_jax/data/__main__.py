@@ -12,12 +12,14 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.ledger import Split, ledger_tokenizer
 from bacr_jax.data.prompts import encode_prompts, format_for
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.tokenizers import load_tokenizer
+from bacr_jax.data.told import budget_words, largest_told, told_prompts
 from bacr_jax.grading import parse_reference
 from bacr_jax.methods.registry import declares_budget
 
@@ -108,13 +110,20 @@ def _kinds(answers: Sequence[str]) -> str:
 
 def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
     style = format_for(config, declares_budget=declares_budget(config))
-    prompts, _ = encode_prompts(tokenizer, questions.questions, style, max_tokens=sys.maxsize)
+    texts, words, most = questions.questions, budget_words(config, style), largest_told(config)
+    prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=sys.maxsize)
+    name = style.name
+    if words:
+        told, _ = told_prompts(tokenizer, texts, style, words, largest=most, max_tokens=sys.maxsize)
+        everyone = np.arange(len(texts))
+        prompts = told.at(everyone, np.full_like(everyone, most), prompts)
+        name += f", {words.replace(BUDGET, str(most))!r}"
     lengths = np.asarray(prompts.lengths)
     quantiles = np.percentile(lengths, QUANTILES, method="higher")
     limit = config.data.max_prompt_tokens
     shown = ", ".join(f"{q} %: {int(n):,}" for q, n in zip(QUANTILES, quantiles, strict=True))
     over = int((lengths > limit).sum())
-    return f"prompt tokens ({style.name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
+    return f"prompt tokens ({name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
 
 
 def _tokenizer(spec: str, folder: str | None) -> Any:

@@ -22,6 +22,7 @@ from bacr_jax.data.prompts import PromptFormat
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.stop_strings import compile_stop_strings, no_stop_string
 from bacr_jax.data.tokenizers import answer_text
+from bacr_jax.data.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.errors import UserError
 from bacr_jax.grading import ExactGrader, Grader
 from bacr_jax.parallel import processes
@@ -34,25 +35,45 @@ class Questions:
 
     Attributes:
       set: texts, answers, levels, groups.
-      prompts: tokenised prompts.
+      prompts: tokenised prompts, without a budget.
+      told: the same up to a budget's number; None: the policy is told none in words.
     """
 
     set: QuestionSet
     prompts: Prompts
+    told: ToldPrompts | None = None
 
     def __len__(self) -> int:
         """Number of questions."""
         return len(self.set.questions)
 
     def take(self, index: np.ndarray) -> Prompts:
-        """Prompts of the given questions."""
+        """Prompts of the given questions, without a budget."""
         rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.prompts)
         return rows
 
     def part(self, index: np.ndarray, name: str) -> "Questions":
         """The questions at these places, under a name of their own."""
         part = dataclasses.replace(self.set.take(index), name=name, left_out=())
-        return Questions(part, self.take(index))
+        told = None if self.told is None else self.told.take(index)
+        return Questions(part, self.take(index), told)
+
+    def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
+        """Prompts of the given questions, with each row's budget where it is told in words.
+
+        Args:
+          index: places, one per row.
+          budgets: tokens, or NO_BUDGET: the row is told none.
+        """
+        untold = self.take(index)
+        return untold if self.told is None else self.told.at(index, budgets, untold)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt, with the longest number of a budget."""
+        if self.told is not None:
+            return self.told.longest
+        return int(np.max(self.prompts.lengths, initial=0))
 
     def none(self) -> "Questions":
         """A set like this one without any question."""
@@ -98,7 +119,7 @@ class Environment:
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt of all sets."""
         sets = (self.train, *self.eval.values())
-        return max(int(np.max(questions.prompts.lengths, initial=0)) for questions in sets)
+        return max(questions.longest for questions in sets)
 
     def close(self) -> None:
         """Ends the graders' processes."""
@@ -163,11 +184,24 @@ def _encoded(
     config: Config, tokenizer: Any, questions: QuestionSet, style: prompting.PromptFormat
 ) -> Questions:
     """A set with its prompts, without the questions whose prompts are too long."""
-    limit = config.data.max_prompt_tokens
+    limit, words = config.data.max_prompt_tokens, budget_words(config, style)
+    told, reason = None, f"prompt over {limit} tokens"
+    if words:
+        told, dropped = told_prompts(
+            tokenizer,
+            questions.questions,
+            style,
+            words,
+            largest=largest_told(config),
+            max_tokens=limit,
+        )
+        questions = questions.without(dropped, reason)
     encoded, dropped = prompting.encode_prompts(
         tokenizer, questions.questions, style, max_tokens=limit
     )
-    return Questions(questions.without(dropped, f"prompt over {limit} tokens"), encoded)
+    # A sentence more has made no prompt shorter.
+    assert told is None or not len(dropped)
+    return Questions(questions.without(dropped, reason), encoded, told)
 
 
 def load_training_texts(spec: str, config: Config) -> QuestionSet:

@@ -46,6 +46,8 @@ class PromptFormat:
       turn_end: tokens that end the turn, besides the tokenizer's own end token.
       unused: tokens that are never sampled, besides markup that is no part of the format.
       budget_close: ends the budget that the response declares first; empty: it declares none.
+      budget_words: tells a budget in the prompt, `{budget}` being its number; empty: the config's
+        sentence does.
     """
 
     name: str
@@ -62,6 +64,7 @@ class PromptFormat:
     turn_end: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     budget_close: str = ""
+    budget_words: str = ""
 
 
 _QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
@@ -77,6 +80,7 @@ FORMATS = {
             forced_suffix="</think><answer>",
             natural_suffix="<answer>",
             unused=("-", "f", "g", "h"),
+            budget_words="f{budget}",
         ),
         # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
         # tags round the declared budget.
@@ -155,14 +159,20 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
     return FORMATS["ledger" if ledger else "think_answer"]
 
 
-def frame(tokenizer: Any, style: PromptFormat) -> tuple[str, str]:
+def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str]:
     """Text before and after the question; the prompt is their concatenation around it.
+
+    Args:
+      tokenizer: with its chat template, if the format needs one.
+      style: the format.
+      said: put at the end of the user's message; with a chat template in a paragraph of its own.
 
     Raises:
       UserError: the format needs a chat template and the tokenizer has none, or one that does not
         give the question back as it is.
     """
-    content = style.before + _PLACEHOLDER + style.after
+    paragraph = "\n\n" if said and style.chat else ""
+    content = style.before + _PLACEHOLDER + style.after + paragraph + said
     if style.chat:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -200,6 +210,8 @@ def encode_prompts(
     *,
     max_tokens: int,
     width: int | None = None,
+    around: tuple[str, str] | None = None,
+    more: int = 0,
 ) -> tuple[Prompts, Int[np.ndarray, "dropped"]]:
     """Tokenises questions in their format.
 
@@ -209,6 +221,8 @@ def encode_prompts(
       style: the format.
       max_tokens: longest prompt kept.
       width: width P of the rows; the longest prompt kept if None.
+      around: text before and after each question; the format's own if None (`frame`).
+      more: tokens that each prompt will get later on, which count as its own.
 
     Returns:
       Prompts of the questions kept, in their order, as numpy arrays, and the indices of those left
@@ -218,7 +232,7 @@ def encode_prompts(
       UserError: an empty question or one the tokenizer can not write (by its row), no question
         short enough, or a tokenizer without the chat template the format needs.
     """
-    head, tail = frame(tokenizer, style)
+    head, tail = around or frame(tokenizer, style)
     bodies = [question.strip() for question in questions]
     if not bodies:
         raise UserError("data: found no question; write a set with at least one")
@@ -233,11 +247,12 @@ def encode_prompts(
         inside = np.flatnonzero((begin < len(head) + len(body)) & (end > len(head)))
         spans.append((inside[0], inside[-1] + 1))
     lengths = np.array([len(row) for row in ids], np.int32)
-    kept = np.flatnonzero(lengths <= max_tokens)
+    fits = lengths + more <= max_tokens
+    kept = np.flatnonzero(fits)
     if not len(kept):
         raise UserError(
-            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of {lengths.min()} "
-            "tokens or more; write a larger number"
+            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of "
+            f"{lengths.min() + more} tokens or more; write a larger number"
         )
     longest = int(lengths[kept].max())
     if width is not None and longest > width:
@@ -251,7 +266,7 @@ def encode_prompts(
     # Numpy arrays: the host picks rows out of them; they go to the device batch by batch.
     arrays: tuple[Any, ...] = (tokens, lengths[kept], span[:, 0], span[:, 1])
     prompts = Prompts(*arrays)
-    return prompts, np.flatnonzero(lengths > max_tokens)
+    return prompts, np.flatnonzero(~fits)
 
 
 def _tokenise(

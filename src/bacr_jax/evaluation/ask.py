@@ -12,6 +12,7 @@ from bacr_jax.config import EvalConfig
 from bacr_jax.data.environment import make_rules
 from bacr_jax.data.prompts import PromptFormat, encode_prompts
 from bacr_jax.data.tokenizers import answer_text, decode_ids
+from bacr_jax.data.told import budget_words, told_prompts
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import open_decoder, with_declared_budget
 from bacr_jax.learner import policy as policies
@@ -69,7 +70,21 @@ def ask(
     prompts, _ = encode_prompts(
         tokenizer, [question], style, max_tokens=config.data.max_prompt_tokens
     )
-    prompts = prompt_per_budget(prompts, tokenizer, style, budgets, config.eval)
+    told = np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
+    words = budget_words(config, style)
+    if words:
+        waiting, _ = told_prompts(
+            tokenizer,
+            [question],
+            style,
+            words,
+            largest=int(told.max(initial=0)),
+            max_tokens=config.data.max_prompt_tokens,
+        )
+        one = np.zeros(len(budgets), np.int64)
+        prompts = waiting.at(one, told, jax.tree.map(lambda x: np.asarray(x)[one], prompts))
+    else:
+        prompts = prompt_per_budget(prompts, tokenizer, style, budgets, config.eval)
     longest = max(config.budget.max if budget is None else max(budget, 1) for budget in budgets)
     positions = policies.model_shape(config, vocab_size).max_positions
     free = positions - int(prompts.lengths.max()) - config.rollout.answer_tokens
@@ -80,7 +95,6 @@ def ask(
             "write a smaller budget"
         )
     decoder = open_decoder(saved, vocab_size, max_thinking=longest, slots=len(budgets))
-    told = np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
     rollout = generate(
         decoder.params,
         prompts,

@@ -134,7 +134,14 @@ def draw_samples(
     """
     places, data = chosen[rows // setting.samples], questions.set
     trunks, branches = _generate(
-        decoder, environment, questions.take(places), rows, setting, key, config, poll
+        decoder,
+        environment,
+        questions.at(places, np.full_like(places, setting.budget)),
+        rows,
+        setting,
+        key,
+        config,
+        poll,
     )
     written = np.asarray(branches.forced[:, 0] + branches.sampled[:, 0])
     texts = _texts(environment, trunks, branches, written)

@@ -16,6 +16,7 @@ from bacr_jax.config import Config
 from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.data.prompts import PromptFormat, format_for
 from bacr_jax.data.question_set import QuestionSet
+from bacr_jax.data.told import budget_words
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, labels
 from bacr_jax.evaluation.decoder import declaration, draw_samples, open_decoder
@@ -145,7 +146,7 @@ def _check_length(
     largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
     told = len(declaration(tokenizer, style, config.eval, largest))
     for name, questions in sets.items():
-        prompt = int(np.max(questions.prompts.lengths)) + told
+        prompt = questions.longest + told
         free = most - prompt - answers
         if largest > free:
             advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
@@ -181,6 +182,9 @@ def _decoding(
     }
     if style.budget_close:
         decoding["budget_tag"] = config.eval.budget_tag
+    words = budget_words(config, style)
+    if words:
+        decoding["budget_words"] = words
     return decoding
 
 

@@ -5,6 +5,7 @@ its own earlier outcomes (V1) and with its group (V2); `anytime.baseline: v2` ke
 which is how the method is sometimes described, and is labelled so.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import chex
@@ -23,6 +24,7 @@ from bacr_jax.methods.grpo_family import (
     by_size,
     group_mean,
     largest_budget,
+    told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
@@ -157,6 +159,11 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
     chex.assert_rank(r, 4)
     r = jax.lax.stop_gradient(r)
     return r - jnp.mean(r, axis=-1 if r.shape[-1] > 1 else 1, keepdims=True)
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of this method."""
+    return told_nothing(config)
 
 
 def make(config: Config) -> Method:

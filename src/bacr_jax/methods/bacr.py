@@ -1,7 +1,7 @@
 """Budget-adaptive curriculum reasoning: four parts, each a switch of the config.
 
 part                               switch
-budget-conditioned unified policy  conditioning.enabled
+budget-conditioned unified policy  conditioning.told: embedding | words | both | nothing
 curriculum-aware scheduler         budget.prior: curriculum | uniform | choices | fixed
 truncation-aware dense reward      reward.dense
 budget-conditioned advantages      advantage.baseline: value | group | residual_loo | shrink
@@ -31,7 +31,7 @@ _OF_THE_GROUP = ("group", "residual_loo", "shrink")
 
 # The letter of the paper, where it says something (configs/methods/bacr-paper.yaml).
 PUBLISHED = {
-    "conditioning.enabled": Published(True, "Eq. 2, 3"),
+    "conditioning.told": Published("embedding", "Eq. 2, 3"),
     "conditioning.sharing": Published("shared", "Eq. 2 has no layer index"),
     "conditioning.positions": Published("all", "Eq. 3"),
     "conditioning.input": Published("raw", "Eq. 2"),
@@ -78,7 +78,7 @@ def make(config: Config) -> Method:
     bind = lambda function: functools.partial(function, config)
     return Method(
         name="BACR",
-        conditioned=config.conditioning.enabled,
+        conditioned=config.conditioning.embeds,
         uses_value=config.advantage.baseline != "group",
         question_weights=bind(question_weights),
         sample_budgets=bind(sample_budgets),

@@ -64,7 +64,17 @@ def needs_a_group(config: Config, what: str) -> Iterator[str]:
 
 def problems(config: Config) -> Iterator[str]:
     """What is wrong with the settings of any of the family."""
-    return needs_a_group(config, f"method={config.method}")
+    yield from told_nothing(config)
+    yield from needs_a_group(config, f"method={config.method}")
+
+
+def told_nothing(config: Config) -> Iterator[str]:
+    """The problem of words for a method whose traces all have the largest budget."""
+    if config.conditioning.in_words:
+        yield (
+            f"conditioning.told={config.conditioning.told}: method={config.method} trains at "
+            "budget.max alone and is never told it; write conditioning.told=nothing, or method=bacr"
+        )
 
 
 def grpo_family(

@@ -220,13 +220,13 @@ def open_policy(run: Path | None, model: Path | None, step: int | str | None = N
 def _policy_of_model(folder: Path) -> SavedPolicy:
     """The policy of a Hugging Face folder.
 
-    It is conditioned if the folder has a budget module, and computes in the type that its weights
-    are stored in.
+    It is conditioned if the folder has a budget module, told in words if config.json says in which,
+    and computes in the type that its weights are stored in.
 
     Raises:
       UserError: the folder holds no Qwen2 model.
     """
-    from bacr_jax.model.hf import read_budget_module, read_hf_config
+    from bacr_jax.model.hf import read_budget_module, read_budget_words, read_hf_config
 
     read_hf_config(folder)
     module = read_budget_module(folder)
@@ -238,11 +238,16 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         path=str(folder),
         compute_dtype="float32" if stored == "float32" else "bfloat16",
     )
-    conditioning = dataclasses.replace(config.conditioning, enabled=False)
-    budget = config.budget
+    words = read_budget_words(folder)
+    told: Any = "nothing" if words is None else "words"
+    conditioning, budget = config.conditioning, config.budget
     if module is not None:
-        conditioning = dataclasses.replace(module.conditioning, enabled=True)
+        told = "embedding" if words is None else "both"
+        conditioning = module.conditioning
         budget = dataclasses.replace(budget, max=module.b_max, min=min(budget.min, module.b_max))
+    conditioning = dataclasses.replace(
+        conditioning, told=told, words=conditioning.words if words is None else words
+    )
     config = dataclasses.replace(config, model=model, conditioning=conditioning, budget=budget)
     return SavedPolicy(folder, None, config, {"weights": _weights_fingerprint(folder)})
 

@@ -118,7 +118,7 @@ def probe(run: Run, params: Any, step: int) -> tuple[Int[Array, "P"], Float[Arra
     budgets = np.full(len(chosen), budget, np.int32)
     rollout = generate(
         run.policy.decode_params(params),
-        questions.take(chosen),
+        questions.at(chosen, budgets),
         budgets,
         budgets[:, None],
         jax.random.fold_in(jax.random.fold_in(run.key, step), 3),

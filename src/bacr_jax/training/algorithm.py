@@ -113,7 +113,7 @@ def sample_round(
         num_questions=run.config.rollout.questions,
     )
     plan, cursors = lines.in_stream_order(run.stream, plan, cursors)
-    prompts = run.environment.train.take(plan.rows)
+    prompts = run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
     clock.lap("plan")
     # 9: a trace under each budget, and an answer at each of its truncation points.
     rollout = lines.generate_traces(run, state.train.policy, plan, prompts, rollout_key, poll)

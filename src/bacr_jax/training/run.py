@@ -168,7 +168,8 @@ def precompile(run: Run, state: RunState, reference: Any = None) -> None:
       reference: parameters of the reference policy, for a KL term; None without one.
     """
     params, settings = state.train.policy, run.config
-    prompts = run.environment.train.prompts
+    everyone = np.arange(len(run.environment.train))
+    prompts = run.environment.train.at(everyone, np.full_like(everyone, settings.budget.max))
     cuts = int(run.method.cuts(run.key, jnp.ones((1, 1), jnp.int32)).shape[-1])
     forms = [(cuts, run.method.answers, settings.rollout.questions * settings.rollout.group_size)]
     if settings.curriculum.pass_rate == "probe":

@@ -137,8 +137,9 @@ def _style_accuracy(
     """Greedy accuracy of a trace style, on the level it is measured on."""
     # The long style must be right where it matters most.
     level = ledger.MAX_LEVEL if style == "steps" else run.config.warmup.style_level
-    prompts, references = styled_prompts(environment.train, style, level)
-    budgets = np.full(len(references), run.config.budget.max, np.int32)
+    largest = run.config.budget.max
+    prompts, references = styled_prompts(environment.train, style, level, largest)
+    budgets = np.full(len(references), largest, np.int32)
     rollout = generate(
         run.policy.plain_decode_params(params),
         prompts,

@@ -19,6 +19,7 @@ and the rate falls over 40 steps.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
@@ -128,6 +130,7 @@ class WarmUp:
                 variant=task.variant,
                 batch_tokens=settings.batch_tokens,
                 max_operand=task.max_operand,
+                told=told_budgets(self.config),
             )
             self.params, self.opt_state, loss = supervised_step(
                 self.params,
@@ -148,8 +151,22 @@ class WarmUp:
                 self.save()
 
 
+def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
+    """The budgets that the warm-up's prompts tell in words; None: none.
+
+    All that training and evaluation will tell, so that no number is new to the policy then.
+    """
+    if not config.conditioning.in_words:
+        return None
+    budget = config.budget
+    trained: Any = range(budget.min, budget.max + 1)
+    if budget.prior == "choices":
+        trained = budget.choices
+    return np.array(sorted({*trained, budget.max, *config.eval.budgets}))
+
+
 def styled_prompts(
-    questions: Questions, style: ledger.Style, level: int
+    questions: Questions, style: ledger.Style, level: int, budget: int
 ) -> tuple[Prompts, list[str]]:
     """Training prompts of one level that already hold the first token of a style, which decides it.
 
@@ -157,12 +174,13 @@ def styled_prompts(
       questions: the ledger's training set.
       style: "steps" or "at_once".
       level: number of operations.
+      budget: told where the policy is told in words.
 
     Returns:
       Prompts of at most `STYLE_PROBLEMS` problems, and their answers.
     """
     index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
-    prompts = questions.take(index)
+    prompts = questions.at(index, np.full_like(index, budget))
     # A line of steps starts with its label, the other style with the start digit, which stands
     # after <bos> in the prompt.
     first = ledger.ID["a"] if style == "steps" else np.asarray(prompts.tokens)[:, 1]
@@ -264,13 +282,17 @@ def until_style(
 
 def warmup_fingerprint(config: Config) -> str:
     """Identifies the warm-up that a config asks for."""
-    return config_io.fingerprint(
+    settings = config_io.fingerprint(
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
         "seed",
         "model",
         "data.ledger",
         "warmup",
     )
+    told = told_budgets(config)
+    if told is None:
+        return settings
+    return f"{settings}-{hashlib.sha256(json.dumps(told.tolist()).encode()).hexdigest()[:12]}"
 
 
 def warm_up(
@@ -340,8 +362,8 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     identity = json.loads(paths.identity.read_text())
     if identity["fingerprint"] != warmup_fingerprint(config):
         raise UserError(
-            f"{paths.path}: holds a warm-up with other settings (seed, model, data.ledger or "
-            "warmup differ); write another warmup.dir"
+            f"{paths.path}: holds a warm-up with other settings (seed, model, data.ledger, warmup "
+            "or the budgets told in words differ); write another warmup.dir"
         )
     checkpoints = Checkpoints(paths.weights, keep=1)
     _, params, _ = checkpoints.restore(like)

@@ -2,6 +2,7 @@
 
 import re
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -109,6 +110,46 @@ def test_each_phase_has_its_styles_and_levels(variant, steps, levels, shares):
     )
     for style, share in shares.items():
         assert abs(seen.count(style) / len(seen) - share) < 0.02, style
+
+
+@pytest.mark.parametrize(
+    ("variant", "step", "tokens", "mask"),
+    [("tradeoff", 400, 2046077540, 1385773726), ("redundant", 300, 3865855092, 861026083)],
+)
+def test_without_budgets_batches_are_what_they_were_before_there_were_any(
+    variant, step, tokens, mask
+):
+    found, on = batch_of(step, 600, variant=variant)
+    assert zlib.crc32(np.ascontiguousarray(found).tobytes()) == tokens
+    assert zlib.crc32(np.packbits(on).tobytes()) == mask
+
+
+def test_a_budget_in_the_prompt_says_nothing_of_the_trace():
+    budgets = np.array([8, 16, 24, 32])
+    lengths = {int(budget): [] for budget in budgets}
+    for step in range(45, 100):
+        for tokens, mask in zip(*batch_of(step, variant="tradeoff", told=budgets)):
+            (mark,) = np.flatnonzero(tokens == ledger.ID["f"])
+            digits = int(np.flatnonzero(tokens == ledger.ID["<think>"])[0] - mark)
+            told = int("".join(ledger.VOCABULARY[i] for i in tokens[mark + 1 : mark + digits]))
+            assert not mask[: mark + digits + 1].any()
+            keep = np.delete(np.arange(len(tokens)), np.arange(mark, mark + digits))
+            _, trace, _ = parse_row(tokens[keep], mask[keep])
+            lengths[told].append(len(trace))
+    shares = np.array([len(found) for found in lengths.values()])
+    assert shares.sum() > 3000
+    # even to four standard errors, and so are the lengths of the traces
+    np.testing.assert_allclose(shares / shares.sum(), 0.25, atol=4 * 0.433 / 3000**0.5)
+    means = [np.mean(found) for found in lengths.values()]
+    spread = np.std(np.concatenate(list(lengths.values()))) / shares.min() ** 0.5
+    assert max(means) - min(means) < 4 * spread
+
+
+def test_a_budget_makes_rows_longer_by_its_mark_and_digits():
+    plain, told = batch_of(7), batch_of(7, told=np.array([4, 128]))
+    assert told[0].shape[1] == plain[0].shape[1] + 4
+    with pytest.raises(UserError, match="batch_tokens: found 83; write 84 or more"):
+        batch_of(7, told=np.array([4, 128]), batch_tokens=83)
 
 
 def test_a_batch_depends_on_seed_and_step_alone():

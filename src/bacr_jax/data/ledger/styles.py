@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.data.ledger.problems import MAX_LEVEL, LedgerArrays, Problem, problem_arrays
-from bacr_jax.data.ledger.tokenizer import ID, VOCABULARY
+from bacr_jax.data.ledger.tokenizer import BUDGET_MARK, ID, VOCABULARY
 from bacr_jax.errors import UserError
 
 Style = Literal["steps", "redo", "mixed", "at_once"]
@@ -34,10 +34,29 @@ class SupervisedBatch:
     lengths: Int[np.ndarray, "B"]
 
 
+def told_width(budgets: Int[np.ndarray, "n"] | None) -> int:
+    """Most tokens that a budget takes in a prompt: its mark and its digits."""
+    return 0 if budgets is None else 1 + len(str(np.max(budgets)))
+
+
 def _put(tokens: np.ndarray, row: np.ndarray, at: np.ndarray, values: tuple[Any, ...]) -> None:
     """Writes a sequence into each of the rows, from column `at` on."""
     for offset, value in enumerate(values):
         tokens[row, at + offset] = value
+
+
+def _tell(
+    tokens: np.ndarray, at: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"]
+) -> Int[np.ndarray, "B"]:
+    """Writes each row's budget, its mark and its digits, from `at` on; returns where it ends."""
+    tokens[np.arange(len(at)), at] = ID[BUDGET_MARK]
+    end = at + 1 + np.array([len(str(budget)) for budget in budgets])
+    rest, place = np.asarray(budgets), end - 1
+    while (place > at).any():
+        row = np.flatnonzero(place > at)
+        tokens[row, place[row]] = rest[row] % 10 + _ZERO
+        rest, place = rest // 10, place - 1
+    return end
 
 
 def _write_traces(
@@ -110,6 +129,7 @@ def supervised_batch(
     rng: np.random.Generator,
     *,
     width: int,
+    told: Int[np.ndarray, "B"] | None = None,
 ) -> SupervisedBatch:
     """Examples `<bos>4a2b3c1<think>` trace `</think><answer>0</answer>` with their loss masks.
 
@@ -124,6 +144,7 @@ def supervised_batch(
       cut: rows whose trace is cut.
       rng: where to cut.
       width: tokens per row; every example must fit.
+      told: budget in each row's prompt, `<bos>4a2b3c1f24<think>`; None: prompts tell none.
 
     Raises:
       ValueError: an example does not fit.
@@ -131,7 +152,7 @@ def supervised_batch(
     count = len(rows.levels)
     everyone = np.arange(count)
     # A trace that is cut is written whole first, so it needs the room.
-    room = max(width, LONGEST)
+    room = max(width, LONGEST + told_width(told))
     tokens = np.full((count, room), ID["<pad>"], np.int32)
     tokens[:, 0] = ID["<bos>"]
     tokens[:, 1] = rows.values[:, 0] + _ZERO
@@ -140,6 +161,8 @@ def supervised_batch(
         tokens[row, 2 + 2 * line] = _FIRST_LABEL + line
         tokens[row, 3 + 2 * line] = rows.operands[row, line] + _ZERO
     prompt = 3 + 2 * rows.levels
+    if told is not None:
+        prompt = _tell(tokens, prompt - 1, told) + 1
     tokens[everyone, prompt - 1] = ID["<think>"]
     end = _write_traces(rows, redo, at_once, tokens, prompt)
     end = np.where(cut, prompt + (rng.random(count) * (end - prompt)).astype(end.dtype), end)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.data.ledger.problems import MAX_LEVEL, check_operands, decode_problems, split_codes
-from bacr_jax.data.ledger.styles import TAIL, Style, supervised_batch
+from bacr_jax.data.ledger.styles import TAIL, Style, supervised_batch, told_width
 from bacr_jax.errors import UserError
 
 Variant = Literal["redundant", "tradeoff"]
@@ -20,6 +20,7 @@ BUCKETS = (20, 32, 48, 80)
 CUT_SHARE = 0.1
 # Number of the random stream, so that problems and warm-up share no draws of one seed.
 _STREAM = 2
+_TOLD_STREAM = 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -104,12 +105,12 @@ def _bucket(seed: int, step: int, probabilities: np.ndarray) -> int:
     return min(int(bucket), int(np.flatnonzero(probabilities)[-1]))
 
 
-def _check(variant: str, batch_tokens: int) -> None:
+def _check(variant: str, batch_tokens: int, longest: int) -> None:
     if variant not in WARMUP:
         raise UserError(f"data.ledger.variant: found {variant!r}; write {' or '.join(WARMUP)}")
-    if batch_tokens < max(BUCKETS):
+    if batch_tokens < longest:
         raise UserError(
-            f"warmup.batch_tokens: found {batch_tokens}; write {max(BUCKETS)} or more, the longest "
+            f"warmup.batch_tokens: found {batch_tokens}; write {longest} or more, the longest "
             "example"
         )
 
@@ -122,6 +123,7 @@ def warmup_batch(
     variant: Variant,
     batch_tokens: int,
     max_operand: int = 3,
+    told: Int[np.ndarray, "n"] | None = None,
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """The supervised batch of one step: a function of the seed and the step alone.
 
@@ -136,6 +138,8 @@ def warmup_batch(
       variant: which stages.
       batch_tokens: tokens per batch, padding included, at least 80.
       max_operand: operands are 1..max_operand.
+      told: budgets, one of which each prompt tells, drawn evenly and whatever the trace, so that
+        nothing is learned of them yet; None: prompts tell none.
 
     Returns:
       Tokens (int32) and loss mask of `supervised_batch`, padded to S. Problems are from the train
@@ -144,12 +148,13 @@ def warmup_batch(
     Raises:
       UserError: an unknown variant, or a batch too small for a row.
     """
-    _check(variant, batch_tokens)
+    widths = np.array(BUCKETS) + told_width(told)
+    _check(variant, batch_tokens, int(max(widths)))
     check_operands(max_operand)
     rng = np.random.default_rng([seed, _STREAM, step])
     stage = stage_at(variant, step / max(total_steps, 1))
     kinds = _kinds(stage)
-    rows_in = batch_tokens // np.array(BUCKETS)
+    rows_in = batch_tokens // widths
     per_bucket = np.bincount(kinds["bucket"], kinds["probability"], len(BUCKETS)) / rows_in
     bucket = _bucket(seed, step, per_bucket / per_bucket.sum())
     here = np.flatnonzero(kinds["bucket"] == bucket)
@@ -165,7 +170,10 @@ def warmup_batch(
     redo = _redo_lines(rng, levels, kinds["redone"][kind])
     cut = rng.random(count) < CUT_SHARE
     problems = decode_problems(codes, levels, max_operand=max_operand)
+    if told is not None:
+        # A stream of its own: without budgets, batches are what they would be.
+        told = np.random.default_rng([seed, _TOLD_STREAM, step]).choice(told, size=count)
     batch = supervised_batch(
-        problems, redo, kinds["at_once"][kind], cut, rng, width=BUCKETS[bucket]
+        problems, redo, kinds["at_once"][kind], cut, rng, width=int(widths[bucket]), told=told
     )
     return batch.tokens, batch.loss_mask

@@ -13,6 +13,8 @@ VOCABULARY = (
     *"+-=",
     *"abcdefgh",
 )
+# Tells a budget in the prompt, before its digits: a label that no problem has.
+BUDGET_MARK = "f"
 ID = {token: index for index, token in enumerate(VOCABULARY)}
 
 

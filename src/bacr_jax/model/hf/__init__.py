@@ -1,6 +1,11 @@
 """Hugging Face folders in and out."""
 
-from bacr_jax.model.hf.hf_config import BudgetModule, read_budget_module, read_hf_config
+from bacr_jax.model.hf.hf_config import (
+    BudgetModule,
+    read_budget_module,
+    read_budget_words,
+    read_hf_config,
+)
 from bacr_jax.model.hf.reading import check_folder, load_policy
 from bacr_jax.model.hf.writing import save_policy
 
@@ -9,6 +14,7 @@ __all__ = [
     "check_folder",
     "load_policy",
     "read_budget_module",
+    "read_budget_words",
     "read_hf_config",
     "save_policy",
 ]

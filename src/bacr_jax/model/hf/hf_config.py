@@ -12,6 +12,9 @@ from bacr_jax.model.sizes import Qwen2Config
 PLAIN, CONDITIONED = "qwen2", "bacr_qwen2"
 ARCHITECTURES = {PLAIN: "Qwen2ForCausalLM", CONDITIONED: "BacrQwen2ForCausalLM"}
 MODELING = "modeling_bacr_qwen2"
+# Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
+WORDS = "budget_words"
+_NOT_OF_THE_MODULE = {"told", "words"}
 
 # What transformers assumes for Qwen2 where config.json is silent.
 _THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
@@ -159,11 +162,24 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
     if raw.get("model_type") != CONDITIONED:
         return None
     inside = raw.get("budget_module")
-    fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - {"enabled"}
+    fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
     if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
         raise UserError(f"{path}: budget_module is {inside!r}; export the folder again")
     b_max = _positive_int(inside, "b_max", path)
     return BudgetModule(ConditioningConfig(**{key: inside[key] for key in fields}), b_max)
+
+
+def read_budget_words(folder: str | Path) -> str | None:
+    """The sentence that tells a folder's policy its budget; None: it is told none in words.
+
+    Raises:
+      UserError: it has no place for the number.
+    """
+    path = Path(folder) / "config.json"
+    words = read_json(path).get(WORDS)
+    if words is not None and (not isinstance(words, str) or words.count("{budget}") != 1):
+        raise UserError(f"{path}: {WORDS} is {words!r}; write a sentence with {{budget}} once")
+    return words
 
 
 def _fresh(config: Qwen2Config) -> dict[str, Any]:
@@ -194,6 +210,7 @@ def to_json(
     dtype: str,
     module: BudgetModule | None = None,
     source: dict[str, Any] | None = None,
+    budget_words: str | None = None,
 ) -> dict[str, Any]:
     """The config.json of a folder.
 
@@ -203,6 +220,7 @@ def to_json(
       module: how the budget module is used; None for plain Qwen2.
       source: the config.json the model came with; everything that is not about shape, type or
         conditioning (token ids, defaults of the hub) is kept from it.
+      budget_words: sentence that tells the policy its budget after the question; None: none does.
 
     Raises:
       UserError: `source` describes another shape.
@@ -210,7 +228,7 @@ def to_json(
     kept = dict(source) if source is not None else _fresh(config)
     if source is not None and parse_config(source, Path("config.json")) != config:
         raise UserError("export: the source folder's config.json describes another shape")
-    for key in ("auto_map", "budget_module", "dtype", "torch_dtype"):
+    for key in ("auto_map", "budget_module", WORDS, "dtype", "torch_dtype"):
         kept.pop(key, None)
     kind = PLAIN if module is None else CONDITIONED
     ours: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}
@@ -221,8 +239,11 @@ def to_json(
             "AutoModelForCausalLM": f"{MODELING}.BacrQwen2ForCausalLM",
         }
         ours["budget_module"] = {
-            **{key: value for key, value in conditioning.items() if key != "enabled"},
+            **{k: v for k, v in conditioning.items() if k not in _NOT_OF_THE_MODULE},
             "b_max": module.b_max,
         }
+    if budget_words is not None:
+        # Engines that do not know the key keep it and do nothing with it.
+        ours[WORDS] = budget_words
     # transformers 5 writes `dtype`, 4 reads `torch_dtype`; both read this one.
     return {**kept, **ours, "torch_dtype": dtype}

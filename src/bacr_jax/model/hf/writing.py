@@ -86,6 +86,7 @@ def save_policy(
     tokenizer: Any = None,
     dtype: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    budget_words: str | None = None,
 ) -> list[str]:
     """Writes a folder that transformers loads.
 
@@ -106,6 +107,7 @@ def save_policy(
       dtype: float32, bfloat16 or float16; None: the source's type if that stores every value
         exactly, else float32.
       max_shard_bytes: most bytes of weights in one file.
+      budget_words: sentence that tells the policy its budget, for config.json; None: none does.
 
     Returns:
       Names of the files written.
@@ -124,7 +126,7 @@ def save_policy(
         vocabulary.check_fits(words, config.vocab_size)
     backbone = names.backbone(config)
     stored = _choose_dtype(dtype, params, backbone, source)
-    described = _describe(config, stored, module, source, tokenizer)
+    described = _describe(config, stored, module, source, tokenizer, budget_words)
     with _complete_or_absent(out) as folder:
         _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
@@ -144,12 +146,15 @@ def _describe(
     module: BudgetModule | None,
     source: Path | None,
     tokenizer: Any,
+    budget_words: str | None,
 ) -> dict[str, Any]:
     """What config.json says; with a transformers tokenizer also its special ids."""
     old = None
     if source is not None and (source / "config.json").exists():
         old = hf_config.read_json(source / "config.json")
-    described = hf_config.to_json(config, dtype=TORCH_NAME[stored], module=module, source=old)
+    described = hf_config.to_json(
+        config, dtype=TORCH_NAME[stored], module=module, source=old, budget_words=budget_words
+    )
     if tokenizer is not None:
         # What `generate` stops at and pads with.
         special = ("bos_token_id", "eos_token_id", "pad_token_id")

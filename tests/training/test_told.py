@@ -1,0 +1,114 @@
+"""Where training tells budgets in words: every prompt that reaches the decoder has its row's."""
+
+import jax
+import numpy as np
+import pytest
+
+from bacr_jax.data import ledger
+from bacr_jax.methods import load_method
+from bacr_jax.training import adapt, algorithm, lines, start
+from bacr_jax.training import run as runs
+from methods_world import load, run_of
+
+
+class Stopped(Exception):
+    """Raised instead of compiling anything."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    own = ledger.ledger_tokenizer()
+    return own, len(own)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """(prompts, budgets, options) of the calls that would have decoded or compiled."""
+    found = []
+
+    def spy(params, prompts, budgets, *arguments, **options):
+        found.append((jax.tree.map(np.asarray, prompts), budgets, options))
+        raise Stopped
+
+    for module in (lines, adapt, start):
+        monkeypatch.setattr(module, "generate", spy)
+    monkeypatch.setattr(runs, "precompile_rollout", spy)
+    return found
+
+
+def told(tokenizer, prompts):
+    """What stands between each problem and the opening tag."""
+    rows = zip(prompts.tokens, prompts.lengths, prompts.question_end)
+    return [tokenizer.decode(row[end:length]).removesuffix("<think>") for row, length, end in rows]
+
+
+WORDS = (
+    "conditioning.told=words",
+    "budget.prior=uniform",
+    "eval.budgets=[12, 200]",
+)
+
+
+@pytest.mark.parametrize("how", ["embedding", "words", "both", "nothing"])
+def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer, asked, how):
+    config = load(tmp_path, "bacr-robust", *WORDS, f"conditioning.told={how}")
+    assert load_method(config).conditioned == (how in ("embedding", "both"))
+    run, state = run_of(config, tokenizer)
+    assert ("budget" in state.train.policy) == (how in ("embedding", "both"))
+    with pytest.raises(Stopped):
+        algorithm.sample_round(run, state, 0, 0, state.stream, algorithm.Clock(), None)
+    ((prompts, budgets, options),) = asked
+    assert (options["phi_of"] is not None) == (how in ("embedding", "both"))
+    assert len(set(budgets.tolist())) > 3
+    words = how in ("words", "both")
+    assert told(tokenizer[0], prompts) == [f"f{b}" if words else "" for b in budgets]
+    # Compiled before for the same width: the longest problem, and the digits of budget 200.
+    asked.clear()
+    with pytest.raises(Stopped):
+        runs.precompile(run, state)
+    assert asked[0][0].tokens.shape[1] == prompts.tokens.shape[1] == (17 if words else 13)
+
+
+def test_a_probe_is_told_its_budget(tmp_path, tokenizer, asked):
+    probed = ("curriculum.pass_rate=probe", "curriculum.probe_size=4", "curriculum.probe_budget=7")
+    run, state = run_of(load(tmp_path, "bacr-robust", *WORDS, *probed), tokenizer)
+    with pytest.raises(Stopped):
+        adapt.probe(run, state.train.policy, 1)
+    assert told(tokenizer[0], asked[0][0]) == ["f7"] * 4
+
+
+def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
+    run, state = run_of(load(tmp_path, "bacr-robust", *WORDS), tokenizer)
+    with pytest.raises(Stopped):
+        start._style_accuracy(
+            run, run.environment, state.train.policy, "steps", jax.random.key(0), None
+        )
+    prompts, _, _ = asked[0]
+    assert {text.partition("<think>")[0] for text in told(tokenizer[0], prompts)} == {"f12"}
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "hapo", "anytime"])
+def test_methods_with_one_budget_for_all_traces_have_no_words_for_it(tmp_path, name):
+    from bacr_jax.errors import UserError
+
+    with pytest.raises(UserError, match=f"conditioning.told=words: method={name} trains at budget"):
+        load(tmp_path, name, "conditioning.told=words")
+    load(tmp_path, name)
+
+
+@pytest.mark.slow  # compiles a warm-up, an iteration and an evaluation
+def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
+    from bacr_jax.runs.folder import RunPaths
+    from bacr_jax.train import main
+    from methods_world import SMALL
+
+    (tmp_path / "small.yaml").write_text(SMALL)
+    options = ["warmup.steps=4", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"]
+    options += ["train.steps=2", "conditioning.told=words", f"output.dir={tmp_path / 'run'}"]
+    assert main(["--config", str(tmp_path / "small.yaml"), *options]) == 0
+    assert RunPaths(tmp_path / "run").summary.is_file()
+    # Another form of telling does not start from this warm-up.
+    shared = [f"warmup.dir={tmp_path / 'run' / 'warmup'}", f"output.dir={tmp_path / 'other'}"]
+    other = ["--config", str(tmp_path / "small.yaml"), *options[:4], *shared]
+    assert main(other) == 2
+    assert "the budgets told in words differ" in capsys.readouterr().err
