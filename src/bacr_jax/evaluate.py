@@ -65,6 +65,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="set, repeatable; a run's own data.eval by default",
     )
     add("--budgets", metavar="N,N", help="thinking budgets; a run's own eval.budgets by default")
+    add(
+        "--every",
+        type=int,
+        metavar="N",
+        help="also the dense curve: one trace told the largest budget, its answer forced at every "
+        "multiple of N tokens",
+    )
     add("--samples", type=int, default=0, metavar="N", help="per problem; 0, the default: greedy")
     add("--temperature", type=float, help=f"of the samples; {TEMPERATURE} by default")
     add("--top-p", type=float, help=f"nucleus of the samples; {TOP_P} by default")
@@ -137,7 +144,13 @@ def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
     if len(set(a.data)) < len(a.data):
         yield "--data: holds a set twice; write each once"
     option = lambda name: f"--{name.replace('_', '-')} {getattr(a, name)}"
-    for name, least in (("samples", 0), ("size", 1), ("slots", 1), ("self_consistency", 2)):
+    for name, least in (
+        ("samples", 0),
+        ("size", 1),
+        ("slots", 1),
+        ("every", 1),
+        ("self_consistency", 2),
+    ):
         if getattr(a, name) is not None and getattr(a, name) < least:
             yield f"{option(name)}: write {least} or more"
     for name in ("temperature", "top_p"):
@@ -219,6 +232,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
         eval=EvalConfig(
             every=None,
             budgets=arguments.budgets or config.eval.budgets,
+            dense=arguments.every,
             size=arguments.size,
             samples=arguments.samples,
             temperature=arguments.temperature or TEMPERATURE,

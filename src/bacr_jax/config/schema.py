@@ -209,6 +209,12 @@ class EvalConfig:
         None, "steps between evaluations; null: only before and after", "[1, inf)"
     )
     budgets: tuple[int, ...] = key((512, 1024, 2048, 4096), "thinking budgets", "[1, inf)")
+    dense: int | None = key(
+        None,
+        "also one trace told the largest budget, its answer forced at every multiple of so many "
+        "tokens; null: none",
+        "[1, inf)",
+    )
     size: int | None = key(500, "problems per set; null: all", "[1, inf)")
     samples: int = key(4, "sampled answers per problem; 0: greedy only", "[0, inf)")
     temperature: float = key(0.6, "temperature of the sampled answers", "(0, inf)")

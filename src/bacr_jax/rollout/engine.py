@@ -47,12 +47,14 @@ class OpenBranches:
       trunks: the trunks.
       state: the branches.
       places: place of each slot among the trunks.
+      first_cut: number of the first cut, where the others are answered apart.
     """
 
     trunk_cache: tuple[LayerCache, ...]
     trunks: Trunks
     state: branching.BranchState
     places: Int[np.ndarray, "n"]
+    first_cut: int = 0
 
 
 def prompt_widths(prompt_width: int) -> list[int]:
@@ -186,15 +188,19 @@ class Engine:
         return trunks
 
     def open_branches(
-        self, slots: Int[np.ndarray, "n"], cuts: Int[np.ndarray, "n M"]
+        self,
+        slots: Int[np.ndarray, "n"],
+        cuts: Int[np.ndarray, "n M"],
+        wanted: Bool[np.ndarray, "n M"] | None = None,
+        first_cut: int = 0,
     ) -> OpenBranches:
-        """Suffixes at every cut of the rows in `slots`."""
+        """Suffixes at every cut of the rows in `slots`, or at those wanted."""
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.
         cuts = np.tile(cuts, spec.answers)
         size = smallest_holding(self.sizes, len(slots))
-        real = np.zeros(size, bool)
+        real = np.zeros((size, cuts.shape[1]), bool)
         spread = np.zeros((size, cuts.shape[1]), np.int32)
         if size == spec.slots:
             # All slots in their order: their caches are read where they are.
@@ -206,7 +212,7 @@ class Engine:
             index[places] = slots
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
             rows = state.rows[index]
-        real[places], spread[places] = True, cuts
+        real[places], spread[places] = True if wanted is None else wanted, cuts
         opened = _open_branches(
             trunks,
             spread,
@@ -216,9 +222,9 @@ class Engine:
             answer_tokens=spec.answer_tokens,
             share=spec.answers == 1,
             phi=phi,
-            real=real,
+            wanted=real,
         )
-        return OpenBranches(cache, trunks, opened, places)
+        return OpenBranches(cache, trunks, opened, places, first_cut)
 
     def decode_branches(self, opened: OpenBranches, start: int) -> OpenBranches:
         """One chunk of every branch, from step `start`; the branches given are used up."""
@@ -230,6 +236,7 @@ class Engine:
             self._key,
             self._rules,
             self._sampling,
+            np.int32(opened.first_cut),
             spec=self.spec.decode,
             num_steps=self.answer_steps[1],
         )

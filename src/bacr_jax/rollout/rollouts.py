@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
+from bacr_jax.rollout import cut_chunks
 from bacr_jax.rollout.branches import no_branches
 from bacr_jax.rollout.checks import check_rows, refuse_broken
 from bacr_jax.rollout.engine import Engine, PhiOf
@@ -263,7 +264,28 @@ class _Loop:
         engine, cuts = self.engine, self.cuts[rows]
         if cuts.shape[1] == 0:
             return engine.trunks(slots), no_branches(len(slots))
-        opened = engine.open_branches(slots, cuts)
+        at_once = engine.spec.cuts_at_once
+        if at_once is None or cuts.shape[1] <= at_once:
+            return self._answer_cuts(slots, rows, cuts)
+        trunks = engine.trunks(slots)
+        return trunks, cut_chunks.answer(
+            cuts,
+            trunks.thinking,
+            at_once,
+            lambda part: self._answer_cuts(slots, rows, part.cuts, part.wanted, part.first)[1],
+        )
+
+    def _answer_cuts(
+        self,
+        slots: Int[np.ndarray, "n"],
+        rows: Int[np.ndarray, "n"],
+        cuts: Int[np.ndarray, "n M"],
+        wanted: Bool[np.ndarray, "n M"] | None = None,
+        first_cut: int = 0,
+    ) -> tuple[Trunks, Branches]:
+        """Trunks and the branches at these cuts, decoded together."""
+        engine = self.engine
+        opened = engine.open_branches(slots, cuts, wanted, first_cut)
         total, steps = engine.answer_steps
         start = 0
         while start < total and not to_host(opened.state.ended).all():

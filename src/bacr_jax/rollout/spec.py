@@ -47,6 +47,8 @@ class RolloutSpec(DecodeSpec):
         share keeps slots busy, a large one answers more rows at once.
       answers: independent answers at each cut. With one, cuts at the same place share it; several
         are drawn for every cut, as AnytimeReasoner does.
+      cuts_at_once: cuts of a row that are answered together, if there are more (one answer at each
+        only); None: all. An answer in flight has keys and values of its own.
     """
 
     max_thinking: int
@@ -56,6 +58,7 @@ class RolloutSpec(DecodeSpec):
     windows: int = 4
     refill: float = 0.25
     answers: int = 1
+    cuts_at_once: int | None = None
 
     @property
     def decode(self) -> DecodeSpec:

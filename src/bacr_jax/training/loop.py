@@ -257,6 +257,8 @@ class Trainer:
         near = {name: result["near_duplicates"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets, "anytime": over}
         record["near_duplicates"] = near
+        if self.config.eval.dense is not None:
+            record["dense"] = {name: result["dense"] for name, result in found.items()}
         if self.writes:
             append_line(self.folder.evaluations, record)
         self._note_evaluation(record)

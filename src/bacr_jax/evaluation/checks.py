@@ -1,0 +1,93 @@
+"""What an evaluation asks for, checked before any device work."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bacr_jax.config import Config
+from bacr_jax.data.environment import Questions
+from bacr_jax.data.prompts import PromptFormat
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.decoder import declaration
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, dense_cuts
+from bacr_jax.learner import policy as policies
+
+# Cuts of a dense curve: each is an answer of its own.
+_MOST_CUTS = 256
+
+
+def smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
+    """Settings that only serve votes at equal total tokens."""
+    if self_consistency is None:
+        return []
+    budgets, samples = config.eval.budgets, config.eval.samples
+    if budgets[0] < self_consistency:
+        raise UserError(
+            f"--self-consistency {self_consistency}: leaves no token for each sample at budget "
+            f"{budgets[0]}; write at most {budgets[0]}, or larger budgets"
+        )
+    needed = {budget // self_consistency for budget in budgets} - set(budgets)
+    return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
+
+
+def check_dense(config: Config) -> None:
+    """The dense curve has some cuts, and not too many.
+
+    Raises:
+      UserError: it has not.
+    """
+    every, largest = config.eval.dense, max(config.eval.budgets)
+    if every is None:
+        return
+    if every >= largest:
+        raise UserError(
+            f"--every {every}: there is no multiple below the largest budget {largest}; write fewer"
+        )
+    if len(dense_cuts(largest, every)) > _MOST_CUTS:
+        raise UserError(
+            f"--every {every}: makes {len(dense_cuts(largest, every))} cuts of {largest} tokens; "
+            f"write {-(-largest // _MOST_CUTS)} or more"
+        )
+
+
+def check_labels(config: Config, labels: Path | None) -> None:
+    """Measured difficulty is that of one set at one budget.
+
+    Raises:
+      UserError: several are asked for.
+    """
+    if labels is not None and (len(config.data.eval) > 1 or len(config.eval.budgets) > 1):
+        raise UserError(
+            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
+            "number in --budgets"
+        )
+
+
+def positions(config: Config, tokenizer: Any) -> int:
+    """Positions that the model was made for; the largest budget is less."""
+    rows = policies.vocabulary_rows(config, len(tokenizer))
+    positions = policies.model_shape(config, rows).max_positions
+    if max(config.eval.budgets) >= positions:
+        raise UserError(
+            f"--budgets {max(config.eval.budgets)}: the model has {positions} positions; write "
+            "fewer"
+        )
+    return positions
+
+
+def check_length(
+    config: Config, tokenizer: Any, style: PromptFormat, most: int, sets: dict[str, Questions]
+) -> None:
+    """The longest row fits the `most` positions that the model was made for."""
+    largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
+    told = len(declaration(tokenizer, style, config.eval, largest))
+    for name, questions in sets.items():
+        prompt = int(np.max(questions.prompts.lengths)) + told
+        free = most - prompt - answers
+        if largest > free:
+            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+            raise UserError(
+                f"--budgets {largest}: with prompts of {prompt} tokens in {name} and answers of "
+                f"{answers} the model's {most} positions are too few; {advice}"
+            )
