@@ -105,6 +105,7 @@ def export(
         source=base,
         tokenizer=tokenizer,
         dtype=dtype,
+        levels=config.budget.levels,
     )
 
 

@@ -5,7 +5,8 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import difflib
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bacr_jax.config.fields import inside, range_text, walk
@@ -21,11 +22,16 @@ PRESET_POSITIONS = 32768
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
 
+# Names of budgets.
+_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
 # Finds problems of a config, one line each.
 Finder = Callable[[Config], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        return tuple(value.values())
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -188,6 +194,12 @@ def _budgets(config: Config) -> Iterator[str]:
         )
     if budget.prior == "choices":
         yield from _choices(config)
+    yield from level_problems(config)
+    if budget.grace and config.data.train == "ledger":
+        yield (
+            f"budget.grace={budget.grace}: the ledger has no line break at which thinking could "
+            "end; write 0"
+        )
     if cuts.count > budget.min:
         yield (
             f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
@@ -211,7 +223,7 @@ def _budgets(config: Config) -> Iterator[str]:
             f"{written(tuple(sorted(set(budgets))))}"
         )
     answers = config.rollout.answer_tokens
-    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + answers
+    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
     if model.preset in PRESETS and longest > PRESET_POSITIONS:
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
@@ -219,6 +231,16 @@ def _budgets(config: Config) -> Iterator[str]:
             f"{answers} a row has {longest} tokens, and {model.preset} was made for "
             f"{PRESET_POSITIONS}; write smaller ones"
         )
+
+
+def level_problems(config: Config) -> Iterator[str]:
+    """Names of budgets that could not be told from numbers, or from no budget."""
+    for name in config.budget.levels:
+        if not _LEVEL.fullmatch(name) or name == "none":
+            yield (
+                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
+                "- and _, and not none"
+            )
 
 
 def _choices(config: Config) -> Iterator[str]:

@@ -27,6 +27,7 @@ def evaluate_set(
     phi_of: Callable[[jax.Array], jax.Array] | None,
     on_progress: Callable[[int, int], None] | None = None,
     poll: Callable[[], None] | None = None,
+    cap: int | None = None,
 ) -> dict[str, Any]:
     """Forced termination at each budget, the same for every method.
 
@@ -41,11 +42,12 @@ def evaluate_set(
       phi_of: budget embedding; None for an unconditioned policy.
       on_progress: called with (rows done, rows in all) after each budget.
       poll: passed to the rollout and the grader.
+      cap: most thinking tokens without a budget (config.no_budget); None: as many as spec allows.
 
     Returns:
       What `summary.summarise` says of the set.
     """
-    decoder = Decoder(params, spec, phi_of)
+    decoder = Decoder(params, spec, phi_of, spec.max_thinking if cap is None else cap)
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config)] + dense_settings(config)
     total, done = len(chosen) * sum(together[0].samples for together in settings), 0

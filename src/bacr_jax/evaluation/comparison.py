@@ -70,7 +70,7 @@ def _entry(one: Graded, other: Graded) -> dict[str, Any]:
 
 
 def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str, Any]:
-    budgets = sorted(one)
+    budgets = sorted(budget for budget in one if budget > 0)
     rates = lambda graded: stack_scores([graded[budget].correct.mean(1) for budget in budgets])
     weights = anytime_weights(budgets).T
     mine, theirs = rates(one) @ weights, rates(other) @ weights
@@ -120,6 +120,7 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
                 {b: theirs[m, b] for m, b in shared if m == mode},
             )
             for mode in by_budget
+            if any(m == mode and b > 0 for m, b in shared)
         }
         if by_budget:
             differences[name] = {"by_budget": by_budget, "anytime": over}

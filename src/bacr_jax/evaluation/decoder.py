@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
+from bacr_jax.config.budgets import cap
 from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
 from bacr_jax.data.tokenizers import decode_ids
@@ -23,7 +24,7 @@ from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
 from bacr_jax.rollout import RolloutSpec, generate, sampling_params
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
 
 # Every answer decoded beside the others of its trace has a cache of its own.
 _CUTS_AT_ONCE = 8
@@ -37,11 +38,17 @@ class Decoder:
       params: decoding parameters.
       spec: rollout shapes; its thinking width holds every budget asked for.
       phi_of: budget embedding; None for an unconditioned policy.
+      cap: most thinking tokens of a row that is told no budget.
     """
 
     params: DecodeParams
     spec: RolloutSpec
     phi_of: Callable[[jax.Array], jax.Array] | None
+    cap: int
+
+    def limit(self, budget: int) -> int:
+        """Most thinking tokens under a budget, or without one."""
+        return self.cap if budget == NO_BUDGET else budget
 
 
 def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slots: int) -> Decoder:
@@ -75,7 +82,7 @@ def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slot
     decode = policy.decode_params({**body, **module})
     spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
     module = jax.tree.map(jnp.asarray, module)
-    return Decoder(decode, spec, policy.phi_of(module))
+    return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
 
 
 def declaration(
@@ -142,7 +149,9 @@ def draw_samples(
         decoder, environment, questions.take(places), rows, settings, key, config, poll
     )
     cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
-    parts = [_cut_text(environment, trunks, branches, i, j, settings[j].cut) for i, j in cells]
+    # A cut at the budget is the end of the trace.
+    early = [None if s.cut == s.budget else s.cut for s in settings]
+    parts = [_cut_text(environment, trunks, branches, i, j, early[j]) for i, j in cells]
     references = [data.answers[places[i]] for i, _ in cells]
     texts = [thinking + answer for thinking, answer in parts]
     verdicts = _verdicts(environment.graded_like(questions), texts, references, poll)
@@ -157,10 +166,10 @@ def draw_samples(
             level=int(data.levels[places[i]]),
             subject=data.subjects[places[i]],
             # The thinking once for each trace.
-            text=texts[n] if settings[j].cut in (None, setting.budget) else parts[n][1],
+            text=texts[n] if early[j] is None else parts[n][1],
             gold=references[n],
             **_judged(verdicts[n]),
-            **_counted(trunks, branches, i, j, settings[j].cut),
+            **_counted(trunks, branches, i, j, early[j]),
         )
         for n, (i, j) in enumerate(cells)
     ]
@@ -203,15 +212,19 @@ def _generate(
     setting = settings[0]
     greedy = setting.mode == GREEDY
     budgets = np.full(len(rows), setting.budget, np.int32)
-    cuts = [setting.budget if s.cut is None else s.cut for s in settings]
+    limit = decoder.limit(setting.budget)
+    cuts = [limit if s.cut is None else s.cut for s in settings]
+    if setting.budget != NO_BUDGET:
+        prompts = with_declared_budget(
+            prompts, environment.tokenizer, environment.style, config, setting.budget
+        )
     rollout = generate(
         decoder.params,
-        with_declared_budget(
-            prompts, environment.tokenizer, environment.style, config, setting.budget
-        ),
+        prompts,
         budgets,
         np.tile(np.array(cuts, np.int32), (len(rows), 1)),
-        jax.random.fold_in(key, setting.budget),
+        # Keys take numbers from 0 on.
+        jax.random.fold_in(key, setting.budget % 2**32),
         spec=dataclasses.replace(decoder.spec, cuts_at_once=_CUTS_AT_ONCE),
         rules=environment.rules,
         sampling=sampling_params(0.0)
@@ -219,6 +232,7 @@ def _generate(
         else sampling_params(config.temperature, config.top_p),
         phi_of=decoder.phi_of,
         rows=rows.astype(np.int32),
+        limits=np.full(len(rows), limit, np.int32),
         poll=poll,
     )
     return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
@@ -226,8 +240,9 @@ def _generate(
 
 def _kept(trunks: Trunks, row: int, cut: int | None) -> int:
     """Sampled tokens of a trace before a cut; where it ended by then all, its closing tag too."""
-    ended = cut is None or cut >= trunks.thinking[row]
-    return int(trunks.sampled[row] if ended else cut)
+    if cut is not None and cut < int(trunks.thinking[row]):
+        return cut
+    return int(trunks.sampled[row])
 
 
 def _cut_text(

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import Config
+from bacr_jax.config.budgets import cap, largest_evaluated
 from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.data.prompts import PromptFormat, format_for
 from bacr_jax.data.question_set import QuestionSet
@@ -33,9 +34,11 @@ from bacr_jax.evaluation.samples import (
     SAMPLED,
     EvalSetting,
     Sample,
+    budget_key,
     dense_settings,
     eval_settings,
     subset,
+    told_budgets,
 )
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.learner import policy as policies
@@ -137,6 +140,12 @@ def _decoding(
     }
     if config.eval.dense is not None:
         decoding["every"] = config.eval.dense
+    if config.eval.no_budget:
+        decoding["cap"] = cap(config)
+    if config.data.closing_text is not None:
+        decoding["closing_text"] = config.data.closing_text
+    if config.budget.grace:
+        decoding["grace"] = config.budget.grace
     if style.budget_close:
         decoding["budget_tag"] = config.eval.budget_tag
     return decoding
@@ -176,6 +185,7 @@ def prepare(
     checks.check_dense(config)
     others = {str(folder): find_evaluation(folder) for folder in compare}
     tokenizer = saved.tokenizer()
+    checks.check_grace(config, tokenizer)
     most = checks.positions(config, tokenizer)
     style = format_for(config, declares_budget=declares_budget(config))
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
@@ -228,7 +238,7 @@ def _draw_missing(
     decoder = open_decoder(
         work.saved,
         environment.vocab_size,
-        max_thinking=max(setting.budget for (setting, *_) in work.eval_settings),
+        max_thinking=largest_evaluated(work.config),
         slots=work.settings["decoding"]["slots"],
     )
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
@@ -257,7 +267,7 @@ def _draw_missing(
                 total=total,
                 set=batch.set,
                 decoding=batch.settings[0].mode,
-                budget=batch.settings[0].budget,
+                budget=budget_key(batch.settings[0].budget),
                 right=float(np.mean([sample.correct for sample in samples])),
             )
 
@@ -325,7 +335,7 @@ def _summary(
     questions = work.sets[name]
     grader = environment.graded_like(questions).grader
     problems = questions.set.take(work.chosen[name])
-    numbers = summarise(results, grader, budgets=work.config.eval.budgets, problems=problems)
+    numbers = summarise(results, grader, budgets=told_budgets(work.config.eval), problems=problems)
     return {**numbers, "note": questions.set.note}
 
 

@@ -121,11 +121,17 @@ def subset(problems: int, size: int | None, seed: int) -> Int[np.ndarray, "n"]:
     return np.sort(np.random.default_rng([seed, 7]).choice(problems, size, replace=False))
 
 
+def told_budgets(config: EvalConfig) -> list[int]:
+    """Budgets the policy is told, one after the other; NO_BUDGET last if it is also told none."""
+    return [*config.budgets, *([NO_BUDGET] if config.no_budget else [])]
+
+
 def eval_settings(config: EvalConfig, *, greedy: bool = True) -> list[EvalSetting]:
     """Settings in the order in which they are evaluated: greedy ones first, budgets rising."""
-    settings = [EvalSetting(GREEDY, budget, 1) for budget in config.budgets] if greedy else []
+    budgets = told_budgets(config)
+    settings = [EvalSetting(GREEDY, budget, 1) for budget in budgets] if greedy else []
     if config.samples:
-        settings += [EvalSetting(SAMPLED, budget, config.samples) for budget in config.budgets]
+        settings += [EvalSetting(SAMPLED, budget, config.samples) for budget in budgets]
     return settings
 
 

@@ -128,12 +128,13 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
     """Accuracy over all budgets in one number, two ways (`metrics.anytime_weights`).
 
     Args:
-      by_budget: samples by budget, of the same problems.
+      by_budget: samples by budget, of the same problems; 0 and no budget have no place on the
+        scale and are left out.
 
     Returns:
       mean and area with their intervals, and the budgets.
     """
-    budgets = sorted(by_budget)
+    budgets = sorted(budget for budget in by_budget if budget > 0)
     rates = stack_scores([by_budget[budget].correct.mean(1) for budget in budgets])
     scores = rates @ anytime_weights(budgets).T
     ends, (mean, area) = rate_intervals(scores), scores.mean(0)
@@ -224,9 +225,11 @@ def summarise(
                 {s.budget: g for s, g in told.items() if s.mode == mode and s.budget in chosen}
             )
             for mode in by_budget
+            if any(budget > 0 for budget in chosen)
         },
         "dense": _dense(results),
         "self_consistency": self_consistency(
-            {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED}, chosen
+            {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED},
+            [budget for budget in chosen if budget > 0],
         ),
     }

@@ -92,7 +92,9 @@ def accuracy_by_budget(
             budgets = by_size(entries)
             at = [where[budget] * apart for budget in budgets]
             _curve(axis, at, [entries[b] for b in budgets], name, colour, marker)
-        ticks = by_size(every if len(every) <= _MOST_TICKS else min(asked, key=len))
+        ticks = by_size(
+            every if len(every) <= _MOST_TICKS else min(asked, key=lambda some: len(some))
+        )
         axis.set_xscale("log", base=2)
         axis.set_xticks([where[b] for b in ticks], [budget_name(b) for b in ticks])
         axis.minorticks_off()

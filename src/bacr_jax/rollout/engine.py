@@ -17,7 +17,7 @@ from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.sampling import SamplingParams
 from bacr_jax.rollout.scheduler import smallest_holding
 from bacr_jax.rollout.spec import RolloutSpec
-from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
+from bacr_jax.types import Branches, Prompts, Trunks
 
 PhiOf = Callable[[jax.Array], jax.Array]
 
@@ -99,7 +99,7 @@ class Engine:
             spec=spec.decode,
             slots=spec.slots,
             prompt_width=self.width,
-            max_new=spec.max_thinking,
+            max_new=spec.max_sampled,
             length=self.lengths[0],
             phi=self._phi(np.zeros(spec.slots, np.int32)),
         )
@@ -134,6 +134,7 @@ class Engine:
         slots: Int[np.ndarray, "n"],
         ids: Int[np.ndarray, "B"],
         budgets: Int[np.ndarray, "B"],
+        limits: Int[np.ndarray, "B"],
     ) -> None:
         """Prefills `rows` of the prompts into `slots`, and waits until they are there.
 
@@ -142,21 +143,26 @@ class Engine:
           slots: where each goes.
           ids: global row ids of all prompts.
           budgets: of all prompts, or NO_BUDGET.
+          limits: most thinking tokens of each, the grace aside.
         """
         pad = smallest_holding(self.sizes, len(rows)) - len(rows)
         taken = np.concatenate([rows, np.repeat(rows[:1], pad)])
         prompts = jax.tree.map(lambda x: x[taken], self.prompts)
         width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        told = budgets[taken]
-        limits = np.where(told == NO_BUDGET, self.spec.max_thinking, told).astype(np.int32)
         prefilled = _prefill_prompts(
-            self._params, prompts, phi=self._phi(told), spec=self.spec.decode
+            self._params, prompts, phi=self._phi(budgets[taken]), spec=self.spec.decode
         )
         nowhere = np.full(pad, self.spec.slots)
         where = np.concatenate([slots, nowhere]).astype(np.int32)
         self._state = _insert_rows(
-            self._state, prefilled, prompts, limits, ids[taken], where, mesh=self.spec.mesh
+            self._state,
+            prefilled,
+            prompts,
+            limits[taken].astype(np.int32),
+            ids[taken],
+            where,
+            mesh=self.spec.mesh,
         )
         jax.block_until_ready(self._state.ended)
 

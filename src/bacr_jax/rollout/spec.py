@@ -24,6 +24,7 @@ class DecodeSpec:
       dtype: compute type.
       implementation: attention of the prefill.
       mesh: devices over which rows are spread; None for one device.
+      grace: tokens after its budget within which a row may end at a line break; 0: none.
     """
 
     config: Qwen2Config
@@ -31,6 +32,7 @@ class DecodeSpec:
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
     mesh: parallel.AnyMesh | None = None
+    grace: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class RolloutSpec(DecodeSpec):
     """The same with the sizes of a rollout: everything that fixes a compiled shape.
 
     Attributes:
-      max_thinking: largest budget, width of the thinking buffers.
+      max_thinking: largest budget.
       answer_tokens: most sampled tokens per answer.
       slots: rows decoded together.
       chunk: tokens per call of the inner loop.
@@ -61,6 +63,11 @@ class RolloutSpec(DecodeSpec):
     cuts_at_once: int | None = None
 
     @property
+    def max_sampled(self) -> int:
+        """Most tokens a row can sample: the width of the thinking buffers."""
+        return self.max_thinking + self.grace
+
+    @property
     def decode(self) -> DecodeSpec:
         """The part that a step depends on: rollouts of other sizes share its programs."""
         names = [field.name for field in dataclasses.fields(DecodeSpec)]
@@ -68,7 +75,7 @@ class RolloutSpec(DecodeSpec):
 
     def cache_lengths(self, prompt_width: int) -> list[int]:
         """Lengths that caches may have, ascending; the last one holds every row."""
-        total = prompt_width + self.max_thinking
+        total = prompt_width + self.max_sampled
         return sorted({-(-total * part // self.windows) for part in range(1, self.windows + 1)})
 
     def batch_sizes(self) -> list[int]:

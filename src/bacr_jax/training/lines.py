@@ -195,7 +195,7 @@ class TokenCredit:
     keep: Bool[Array, "Q G"] | None
 
 
-@functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
+@functools.partial(jax.jit, static_argnames=("method", "max_thinking", "grace"))
 def credit_tokens(
     method_state: Any,
     group_batch: GroupBatch,
@@ -204,6 +204,7 @@ def credit_tokens(
     *,
     method: Method,
     max_thinking: int,
+    grace: int = 0,
 ) -> tuple[TokenCredit, dict[str, Array]]:
     """Lines 11 and 12: dense rewards and advantages, spread over tokens.
 
@@ -214,6 +215,7 @@ def credit_tokens(
       source: index of the answer that serves each place (`Branches.source`).
       method: its rewards and advantages.
       max_thinking: T.
+      grace: tokens after the budget that the last segment may have.
 
     Returns:
       Rewards and advantages, and their metrics.
@@ -221,6 +223,9 @@ def credit_tokens(
     rewards = method.rewards(method_state, group_batch)
     credit = method.advantages(method_state, group_batch, rewards, values)
     flat = lambda x: x.reshape(-1, x.shape[-1])
+    cuts = flat(group_batch.cuts)
+    if grace:
+        cuts = cuts.at[:, -1].add(grace)
     residual = rewards - credit.baseline
     spread = jnp.maximum(jnp.var(rewards), 1e-6)
     metrics = {
@@ -231,9 +236,7 @@ def credit_tokens(
         "advantage/explained": 1.0 - jnp.var(residual) / spread,
     }
     tokens = TokenCredit(
-        thinking=advantages.scatter_segments(
-            flat(credit.thinking), flat(group_batch.cuts), max_thinking
-        ),
+        thinking=advantages.scatter_segments(flat(credit.thinking), cuts, max_thinking),
         answers=advantages.sum_reused(credit.answers.reshape(source.shape), source),
         rewards=rewards,
         keep=credit.keep,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, budgets
 from bacr_jax.data import ledger
 from bacr_jax.data.environment import build_environment
 from bacr_jax.data.prompts import format_for
@@ -251,6 +251,7 @@ class Trainer:
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                     poll=self.poll,
+                    cap=budgets.cap(self.config),
                 )
         sets = {name: result["by_budget"] for name, result in found.items()}
         over = {name: result["anytime"] for name, result in found.items()}

@@ -12,6 +12,8 @@ from bacr_jax.model.sizes import Qwen2Config
 PLAIN, CONDITIONED = "qwen2", "bacr_qwen2"
 ARCHITECTURES = {PLAIN: "Qwen2ForCausalLM", CONDITIONED: "BacrQwen2ForCausalLM"}
 MODELING = "modeling_bacr_qwen2"
+# Key of config.json: names of budgets.
+LEVELS = "budget_levels"
 
 # What transformers assumes for Qwen2 where config.json is silent.
 _THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
@@ -166,6 +168,20 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
     return BudgetModule(ConditioningConfig(**{key: inside[key] for key in fields}), b_max)
 
 
+def read_levels(folder: str | Path) -> dict[str, int]:
+    """Names of budgets that a folder knows, with their tokens; mostly none.
+
+    Raises:
+      UserError: the description is damaged.
+    """
+    path = Path(folder) / "config.json"
+    found = read_json(path).get(LEVELS) or {}
+    whole = lambda tokens: isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+    if not isinstance(found, dict) or not all(map(whole, found.values())):
+        raise UserError(f"{path}: {LEVELS} is {found!r}; export the folder again")
+    return found
+
+
 def _fresh(config: Qwen2Config) -> dict[str, Any]:
     """A config.json for a model that never had one, in the form old and new readers know."""
     return {
@@ -210,7 +226,7 @@ def to_json(
     kept = dict(source) if source is not None else _fresh(config)
     if source is not None and parse_config(source, Path("config.json")) != config:
         raise UserError("export: the source folder's config.json describes another shape")
-    for key in ("auto_map", "budget_module", "dtype", "torch_dtype"):
+    for key in ("auto_map", "budget_module", LEVELS, "dtype", "torch_dtype"):
         kept.pop(key, None)
     kind = PLAIN if module is None else CONDITIONED
     ours: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}
