@@ -179,6 +179,32 @@ def test_an_interrupted_dense_curve_continues(model, dense, tmp_path, monkeypatc
         assert (out / name).read_bytes() == (dense / name).read_bytes()
 
 
+def test_budgets_at_the_edges(model, tmp_path):
+    out, options = tmp_path / "out", ["--data", "ledger", "--size", "6", "--slots", "6"]
+    budgets = ["--budgets", "none,low,0", "budget.levels={low: 6}", "budget.cap=10", *KEYS]
+    how = ["--model", model, *options, "--out", out, *budgets]
+    assert evaluate.main([str(a) for a in how]) == 0
+    drawn = samples(out)
+    of = lambda budget: [s for s in drawn if s["budget"] == budget]
+    for at_once in of(0):
+        # No thinking token: the closing text is forced, and the answer follows.
+        assert (at_once["thinking_tokens"], at_once["forced_tokens"]) == (0, 2)
+        assert at_once["text"].startswith("</think><answer>")
+        assert at_once["total_tokens"] == 2 + at_once["answer_tokens"]
+    assert max(s["thinking_tokens"] for s in of(6)) == 6
+    assert max(s["thinking_tokens"] for s in of(-1)) == 10
+    found = json.loads((out / "results.json").read_text())["sets"]["ledger"]
+    assert list(found["by_budget"]["greedy"]) == ["0", "6", "none"]
+    # A plain model is told nothing anyway: its traces are the same as far as they go.
+    for short, long in zip(of(6), of(-1)):
+        if short["closed_by"] != "budget":
+            assert short["text"] == long["text"]
+    # Anytime accuracy is about a range of budgets, in which 0 and none have no place.
+    assert found["anytime"]["greedy"]["budgets"] == [6]
+    assert "| greedy | none |" in (out / "results.md").read_text()
+    assert (out / "accuracy_ledger.png").exists()
+
+
 def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys):
     path = tmp_path / "other"
     params = hf_world.random_params(LEDGER, seed=5)
@@ -223,9 +249,14 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--budgets", "0"], "above 0"),
-        (["--budgets", "4,-2"], "above 0"),
+        (["--budgets", "4,-2"], "found '-2'; write whole numbers"),
         (["--budgets", "many"], "whole numbers"),
+        (["--budgets", "low,4", "budget.levels={low: 4}"], "twice"),
+        (["--budgets", "low", "budget.levels={low: many}"], "a mapping of names"),
+        (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has 64 positions"),
+        (["--budgets", "0", "--every", "4"], "largest budget 0"),
+        (["--budgets", "8", "budget.grace=4"], "no line break"),
+        (["--budgets", "8", "data.closing_text=</think>"], "the ledger has its own tokens"),
         (["--budgets", "4,4"], "twice"),
         (["--budgets", "512"], "64 positions"),
         (["--budgets", "8", "--temperature", "0.7"], "--samples 0 is greedy"),

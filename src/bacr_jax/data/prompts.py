@@ -177,7 +177,7 @@ def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
         return style
     found = f"data.closing_text={text!r}"
     example = f"write for instance {style.forced_suffix!r}"
-    if style.before == "<bos>":
+    if not style.chat:
         raise UserError(f"{found}: the ledger has its own tokens; write null")
     if style.think_close and text.count(style.think_close) != 1:
         raise UserError(
