@@ -195,8 +195,7 @@ class TestSolveRates:
 
     def load(self, tmp_path, labels, split="train"):
         path = tmp_path / "labels.jsonl"
-        text = labels if isinstance(labels, str) else "\n".join(map(json.dumps, labels))
-        path.write_text(text)
+        path.write_text("\n".join(map(json.dumps, labels)))
         return load(tmp_path, "jsonl", self.ROWS, split, groups="solve_rate", labels=str(path))
 
     def test_make_the_papers_groups(self, tmp_path):
@@ -208,28 +207,7 @@ class TestSolveRates:
     def test_are_not_asked_of_test_questions(self, tmp_path):
         assert self.load(tmp_path, self.LABELS[:1], "test").groups.tolist() == [3] * 5
 
-    @pytest.mark.parametrize(
-        ("labels", "says"),
-        [
-            (LABELS[1:3], "no label for 3 of 5 questions, the first is 'a'"),
-            ([*LABELS, LABELS[0]], "line 6: labels 'e' again"),
-            ([{"id": "a", "avg": 1.5, "samples": 8}], "line 1: found avg=1.5"),
-            ([{"id": "a", "avg": True, "samples": 8}], "line 1: found avg=True"),
-            ([{"id": "a", "avg": float("nan"), "samples": 8}], "line 1: found avg=nan"),
-            ([{"id": "a", "avg": 1, "samples": 0}], "line 1: found samples=0"),
-            ([{"id": "a", "rate": 1}], "line 1: found id, rate; write"),
-            ("[1]", "line 1: found list"),
-            ("{", "line 1: .*write"),
-            ("", "no label for 5 of 5"),
-        ],
-    )
-    def test_bad_label_files(self, tmp_path, labels, says):
-        with pytest.raises(UserError, match=says):
-            self.load(tmp_path, labels)
-
-    def test_no_label_file(self, tmp_path):
-        with pytest.raises(UserError, match=r"data\.labels=.*nowhere.*No such file"):
-            load(tmp_path, "jsonl", self.ROWS, groups="solve_rate", labels="nowhere")
+    def test_are_read_from_a_file_that_must_be_named(self, tmp_path):
         with pytest.raises(UserError, match=r"data\.labels is null"):
             load(tmp_path, "jsonl", self.ROWS, groups="solve_rate")
 

@@ -1,87 +1,14 @@
+"""Sets by their names in a config, and the ledger's."""
+
 import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bacr_jax.config import DataConfig, LedgerConfig
 from bacr_jax.data import questions
-from bacr_jax.data.questions import (
-    QuestionSet,
-    groups_from_levels,
-    groups_from_solve_rate,
-    load_questions,
-)
+from bacr_jax.data.questions import load_questions
 from bacr_jax.errors import UserError
-
-
-def small_set():
-    return QuestionSet(
-        name="s",
-        questions=["q0", "q1", "q2"],
-        answers=["0", "1", "2"],
-        levels=np.array([1, 3, 5], np.int32),
-        groups=np.array([0, 1, 3], np.int32),
-        ids=["a", "b", "c"],
-    )
-
-
-class TestGroups:
-    def test_the_papers_levels(self):
-        # levels 1-2, 3, 4, 5; 0 and 9 are unknown and go to the hardest group
-        levels = np.array([1, 2, 3, 4, 5, 0, 9])
-        np.testing.assert_array_equal(groups_from_levels(levels), [0, 0, 1, 2, 3, 3, 3])
-
-    @pytest.mark.parametrize(
-        ("num_groups", "groups"),
-        [(1, [0, 0, 0, 0, 0]), (2, [0, 0, 0, 1, 1]), (3, [0, 0, 1, 1, 2]), (5, [0, 1, 2, 3, 4])],
-    )
-    def test_other_numbers_of_groups(self, num_groups, groups):
-        found = groups_from_levels(np.arange(1, 6), num_groups=num_groups)
-        np.testing.assert_array_equal(found, groups)
-
-    @pytest.mark.parametrize("num_groups", [0, 6])
-    def test_more_groups_than_levels(self, num_groups):
-        with pytest.raises(UserError, match=r"1\.\.5"):
-            groups_from_levels(np.array([1]), num_groups=num_groups)
-
-    def test_solve_rates_by_hand(self):
-        # eight samples: a rate on a threshold belongs to the harder group
-        rates = np.array([0, 2, 3, 4, 5, 6, 7, 8]) / 8
-        np.testing.assert_array_equal(groups_from_solve_rate(rates), [3, 3, 2, 2, 1, 1, 0, 0])
-
-    @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(1, 8))
-    def test_higher_rates_are_never_in_harder_groups(self, rates, num_groups):
-        rates = np.sort(np.array(rates))
-        groups = groups_from_solve_rate(rates, num_groups=num_groups)
-        assert (np.diff(groups) <= 0).all()
-        assert groups.min() >= 0
-        assert groups.max() < num_groups
-
-    @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])
-    def test_a_rate_that_is_none_by_its_row(self, rate):
-        with pytest.raises(UserError, match="solve rate 1"):
-            groups_from_solve_rate(np.array([0.5, rate]))
-
-    def test_no_group(self):
-        with pytest.raises(UserError, match="num_groups"):
-            groups_from_solve_rate(np.array([0.5]), num_groups=0)
-
-
-class TestQuestionSet:
-    def test_rows_stay_together(self):
-        taken = small_set().take([2, 0])
-        assert (taken.questions, taken.answers, taken.ids) == (["q2", "q0"], ["2", "0"], ["c", "a"])
-        assert (taken.levels.tolist(), taken.groups.tolist()) == ([5, 1], [3, 0])
-
-    def test_rows_can_be_left_out(self):
-        assert small_set().without(np.array([1])).ids == ["a", "c"]
-        assert small_set().without(np.array([], np.int64)).ids == ["a", "b", "c"]
-
-    def test_fields_of_different_lengths_are_refused(self):
-        with pytest.raises(ValueError, match="different lengths"):
-            dataclasses.replace(small_set(), answers=["0"])
 
 
 class TestLedger:

@@ -1,6 +1,5 @@
 import unicodedata
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -5,11 +5,11 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from bacr_jax.config.cli import Parser, refusal
+from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.errors import UserError
 from bacr_jax.grading import LENIENT, Grader
 from bacr_jax.grading.grader import LEAST_DEADLINE
@@ -18,15 +18,9 @@ from bacr_jax.grading.judge import MODES
 _BATCH = 1024
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-      arguments: the command line without the program's name; None reads the process's own.
-
-    Returns:
-      Exit code: 0, or 2 for input that can't be used.
-    """
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
+    """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
     parser = Parser(prog="python -m bacr_jax.grading", description=__doc__)
     add = parser.add_argument
     add("--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold")
@@ -35,21 +29,17 @@ def main(arguments: list[str] | None = None) -> int:
     add("--mode", choices=MODES, default=LENIENT, help=mode_help)
     add("--workers", type=int, default=2, help="worker processes (default: 2)")
     add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
-    try:
-        options = parser.parse_args(arguments)
-        _check(options)
-        rows = _read(Path(options.cases))
-        with Grader(workers=options.workers, deadline=options.deadline) as grader:
-            lines = _grade(grader, rows, options.mode)
-            if options.out is None:
-                sys.stdout.writelines(lines)
-            else:
-                with _open(Path(options.out)) as out:
-                    out.writelines(lines)
-            print(json.dumps(grader.counters()), file=sys.stderr)
-    except (UserError, OSError) as error:
-        return refusal(error)
-    return 0
+    options = parser.parse_args(argv)
+    _check(options)
+    rows = _read(Path(options.cases))
+    with Grader(workers=options.workers, deadline=options.deadline) as grader:
+        lines = _grade(grader, rows, options.mode)
+        if options.out is None:
+            sys.stdout.writelines(lines)
+        else:
+            with _open(Path(options.out)) as out:
+                out.writelines(lines)
+        print(json.dumps(grader.counters()), file=sys.stderr)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -1,0 +1,88 @@
+"""What training evaluates: a fixed subset, every budget, greedy before sampled."""
+
+import inspect
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from bacr_jax.config import EvalConfig
+from bacr_jax.evaluation import by_budget
+from bacr_jax.evaluation.samples import GREEDY, subset
+from bacr_jax.grading import ExactGrader
+from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.model.sizes import preset
+from bacr_jax.rollout import RolloutSpec
+from evaluation_world import near_problems, sample
+
+# Without the runtime type checks: what surrounds the policy is made up here.
+evaluate_set = inspect.unwrap(by_budget.evaluate_set)
+CONFIG = EvalConfig(budgets=(8, 16), size=3, samples=2)
+
+
+class Questions:
+    """Four problems, the first a near-duplicate."""
+
+    set = near_problems([True, False, False, False])
+
+    def __len__(self):
+        return len(self.set)
+
+
+@pytest.fixture
+def evaluate(monkeypatch):
+    """`evaluate_set` of a policy that is right at the second budget alone."""
+    drawn = []
+
+    def draw(decoder, environment, questions, chosen, rows, setting, key, **options):
+        drawn.append((setting.mode, setting.budget, len(rows), chosen.tolist()))
+        answer = "4" if setting.budget == 16 else "1"
+        return [
+            sample(int(chosen[row // setting.samples]), int(row % setting.samples), answer,
+                   budget=setting.budget, mode=setting.mode)
+            for row in rows
+        ]  # fmt: skip
+
+    monkeypatch.setattr(by_budget, "draw_samples", draw)
+    environment = SimpleNamespace(graded_like=lambda _: SimpleNamespace(grader=ExactGrader()))
+    spec = RolloutSpec(preset("qwen2.5-0.5b"), max_thinking=16, answer_tokens=2, slots=4)
+
+    def run(config=CONFIG, **options):
+        params = DecodeParams(None, (), None, None, None)
+        how = {"config": config, "spec": spec, "seed": 0, "phi_of": None, **options}
+        return evaluate_set(params, environment, Questions(), jax.random.key(0), **how), drawn
+
+    return run
+
+
+def test_greedy_and_sampled_answers_to_one_subset_at_every_budget(evaluate):
+    found, drawn = evaluate()
+    chosen = subset(4, 3, 0).tolist()
+    assert drawn == [
+        ("greedy", 8, 3, chosen),
+        ("greedy", 16, 3, chosen),
+        ("sampled", 8, 6, chosen),
+        ("sampled", 16, 6, chosen),
+    ]
+    for mode in ("greedy", "sampled"):
+        assert {b: e["accuracy"] for b, e in found["by_budget"][mode].items()} == {"8": 0, "16": 1}
+        assert found["anytime"][mode]["mean"] == 0.5
+
+
+def test_near_duplicates_are_those_of_the_subset(evaluate):
+    found, _ = evaluate(EvalConfig(budgets=(16,), size=None, samples=0))
+    assert found["near_duplicates"] == {"count": 1, "of": "train"}
+    entry = found["by_budget"][GREEDY]["16"]
+    assert (entry["problems"], entry["without_near_duplicates"]["problems"]) == (4, 3)
+
+
+def test_progress_counts_answers(evaluate):
+    told = []
+    evaluate(on_progress=lambda done, total: told.append((done, total)))
+    assert told == [(3, 18), (6, 18), (12, 18), (18, 18)]
+
+
+def test_another_seed_asks_other_problems(evaluate):
+    seeds = range(5)
+    subsets = {tuple(evaluate(seed=seed)[1][-1][3]) for seed in seeds}
+    assert len(subsets) > 1

@@ -1,0 +1,206 @@
+"""The samples in a folder are an evaluation's state: what is whole stays, what is torn goes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.folder import (
+    RESULTS,
+    SAMPLES,
+    SETTINGS,
+    default_folder,
+    find_evaluation,
+    finished_evaluations,
+    flat,
+    open_evaluation,
+    read_samples,
+    read_settings,
+    sample_batches,
+)
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
+from bacr_jax.runs.folder import RunPaths
+from evaluation_world import sample
+
+TWO_EACH = EvalSetting(SAMPLED, 8, 2)
+# Two problems, two samples each, drawn three and one.
+WORK = sample_batches({"ours": ["p0", "p1"]}, [TWO_EACH], 3)
+DRAWN = [[sample(0, 0, "4"), sample(0, 1, "1"), sample(1, 0, "4")], [sample(1, 1, "4")]]
+
+
+@pytest.fixture
+def half(tmp_path):
+    """A folder with the first batch."""
+    with open_evaluation(tmp_path / "out", {"seed": 0}) as folder:
+        folder.append(DRAWN[0])
+    return tmp_path / "out"
+
+
+def resumed(path, work=WORK):
+    with open_evaluation(path, {"seed": 0}) as folder:
+        return folder.resume(work)
+
+
+def test_batches_go_set_by_set_and_setting_by_setting():
+    greedy = EvalSetting(GREEDY, 4, 1)
+    work = sample_batches({"a": ["x", "y"], "b": ["z"]}, [greedy, TWO_EACH], 3)
+    assert [(batch.set, batch.setting, batch.rows.tolist()) for batch in work] == [
+        ("a", greedy, [0, 1]),
+        ("a", TWO_EACH, [0, 1, 2]),
+        ("a", TWO_EACH, [3]),
+        ("b", greedy, [0]),
+        ("b", TWO_EACH, [0, 1]),
+    ]
+    assert work[1].keys == [("a", SAMPLED, 8, *place) for place in (("x", 0), ("x", 1), ("y", 0))]
+
+
+class TestResume:
+    def test_a_new_folder_has_nothing(self, tmp_path):
+        assert resumed(tmp_path / "out") == []
+        assert read_settings(tmp_path / "out") == {"seed": 0}
+
+    def test_whole_batches_are_there(self, half):
+        assert resumed(half) == [DRAWN[0]]
+
+    @pytest.mark.parametrize("torn", ['{"set": "ou', json.dumps(DRAWN[1][0].to_json())])
+    def test_a_torn_line_is_cut_off(self, half, torn):
+        whole = (half / SAMPLES).read_bytes()
+        with (half / SAMPLES).open("a") as file:
+            file.write(torn)
+        assert resumed(half) == [DRAWN[0]]
+        assert (half / SAMPLES).read_bytes() == whole
+
+    def test_so_is_a_batch_of_which_a_part_is_missing(self, half):
+        lines = (half / SAMPLES).read_text().splitlines(keepends=True)
+        (half / SAMPLES).write_text("".join(lines[:2]))
+        assert resumed(half) == []
+        assert (half / SAMPLES).read_bytes() == b""
+
+    def test_samples_of_another_plan_are_refused_by_their_line(self, half):
+        other = sample_batches({"ours": ["p0", "p2"]}, [TWO_EACH], 3)
+        with pytest.raises(UserError, match=r"samples\.jsonl, line 3: found the sample .*'p1'"):
+            resumed(half, other)
+        (half / SAMPLES).write_text("[1]\n")
+        with pytest.raises(UserError, match=r"line 1: is no sample; write another --out"):
+            resumed(half)
+
+    def test_texts_are_kept_on_the_disk_alone(self, tmp_path):
+        # Half a surrogate pair can come out of a tokenizer.
+        told = sample(0, 0, "4", text="caf\u00e9 \ud83d")
+        with open_evaluation(tmp_path / "out", {}) as folder:
+            folder.append([told, sample(0, 1, "4")])
+            (found,) = folder.resume(sample_batches({"ours": ["p0"]}, [TWO_EACH], 3))
+        assert found[0].text == "" and found[0].key == told.key
+        assert "caf\u00e9 ?" in (tmp_path / "out" / SAMPLES).read_text(encoding="utf-8")
+
+
+class TestOpen:
+    def test_the_same_settings_open_it_again_and_others_are_named(self, half):
+        more = {"decoding": {"seed": 0, "budgets": [4, 8]}}
+        with open_evaluation(half.parent / "two", more):
+            pass
+        changed = {"decoding": {"seed": 1, "budgets": [4, 8]}, "new": "x"}
+        with (
+            pytest.raises(UserError, match=r"decoding\.seed \(0 there, 1 now\), new \(None there"),
+            open_evaluation(half.parent / "two", changed),
+        ):
+            pytest.fail("opened another evaluation's folder")
+        # JSON has no tuples: settings are compared as they are written.
+        with open_evaluation(
+            half.parent / "two", {"decoding": {"seed": 0, "budgets": (4, 8)}}
+        ) as f:
+            assert not f.is_new
+
+    def test_many_differences_are_counted(self, tmp_path):
+        with open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 0)):
+            pass
+        with (
+            pytest.raises(UserError, match=r"d \(0 there, 1 now\) and 2 more; write another --out"),
+            open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 1)),
+        ):
+            pytest.fail("opened another evaluation's folder")
+
+    def test_a_folder_in_use_is_refused(self, half):
+        with (
+            open_evaluation(half, {"seed": 0}),
+            pytest.raises(UserError, match="is in use by process"),
+            open_evaluation(half, {"seed": 0}),
+        ):
+            pytest.fail("opened twice")
+
+    def test_what_is_no_evaluation_is_left_alone(self, tmp_path):
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / "a.txt").write_text("mine")
+        for name, says in (
+            ("notes", "holds no evaluation .found 'a.txt'"),
+            ("notes/a.txt", "file"),
+        ):
+            with (
+                pytest.raises(UserError, match=says),
+                open_evaluation(tmp_path / name, {}),
+            ):
+                pytest.fail("opened")
+        assert [path.name for path in (tmp_path / "notes").iterdir()] == ["a.txt"]
+
+    def test_a_new_folder_without_a_sample_disappears_when_the_input_is_bad(self, tmp_path):
+        with pytest.raises(UserError), open_evaluation(tmp_path / "out", {}):
+            raise UserError("bad")
+        assert not (tmp_path / "out").exists()
+
+    def test_a_stop_or_a_sample_keeps_it(self, tmp_path, half):
+        with pytest.raises(KeyboardInterrupt), open_evaluation(tmp_path / "new", {}):
+            raise KeyboardInterrupt
+        assert (tmp_path / "new" / SETTINGS).exists()
+        with pytest.raises(UserError), open_evaluation(half, {"seed": 0}):
+            raise UserError("bad")
+        with pytest.raises(UserError), open_evaluation(tmp_path / "more", {"seed": 0}) as folder:
+            folder.append(DRAWN[0])
+            raise UserError("bad")
+        assert (half / SAMPLES).exists() and (tmp_path / "more" / SAMPLES).exists()
+
+
+class TestFinished:
+    def test_samples_are_read_by_set_and_setting(self, half):
+        with open_evaluation(half, {"seed": 0}) as folder:
+            folder.append(DRAWN[1])
+        with pytest.raises(UserError, match="unfinished evaluation; run its command again"):
+            read_samples(half)
+        (half / RESULTS).write_text("{}")
+        assert read_samples(half) == {"ours": {TWO_EACH: [*DRAWN[0], *DRAWN[1]]}}
+        with (half / SAMPLES).open("a") as file:
+            file.write("{}\n")
+        with pytest.raises(UserError, match="line 5: is no sample"):
+            read_samples(half)
+
+    def test_settings_that_are_none_are_refused(self, tmp_path):
+        with pytest.raises(UserError, match="holds no evaluation; make one with"):
+            read_settings(tmp_path)
+        (tmp_path / SETTINGS).write_text("[]")
+        with pytest.raises(UserError, match="is damaged"):
+            read_settings(tmp_path)
+
+
+class TestPlaces:
+    def test_a_runs_evaluations_lie_in_the_run_by_their_steps(self, tmp_path):
+        run, paths = tmp_path / "run", RunPaths(tmp_path / "run")
+        assert default_folder(run, 20, None) == paths.evaluation_of(20)
+        assert default_folder(None, None, tmp_path / "tiny").name == "evaluation-tiny"
+        for step in (100, 20):
+            paths.evaluation_of(step).mkdir(parents=True)
+            (paths.evaluation_of(step) / SETTINGS).write_text("{}")
+        # The newest of them stands for the run, and an evaluation for itself.
+        assert find_evaluation(run) == paths.evaluation_of(100)
+        assert find_evaluation(paths.evaluation_of(20)) == paths.evaluation_of(20)
+        assert finished_evaluations(run) == []
+        (paths.evaluation_of(20) / RESULTS).write_text("{}")
+        assert finished_evaluations(run) == [paths.evaluation_of(20) / RESULTS]
+
+    def test_a_folder_without_any_is_refused(self, tmp_path):
+        with pytest.raises(UserError, match=f"--compare {tmp_path}: holds no evaluation"):
+            find_evaluation(tmp_path)
+
+
+def test_flat_names_every_leaf_by_its_way():
+    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "d": [2]}
+    np.testing.assert_equal(flat({1: {"x": None}}), {"1.x": None})

@@ -1,0 +1,167 @@
+"""An evaluation as a job: checked before any work, drawn in batches, summed up from its samples."""
+
+import io
+import json
+
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.data import questions
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation import job
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED
+from bacr_jax.parallel.preemption import Preempted
+from bacr_jax.runs.open import SavedPolicy
+from bacr_jax.runs.progress import Progress
+from evaluation_world import sample
+from methods_world import SMALL
+
+OVERRIDES = ("eval.budgets=[8, 12]", "eval.samples=4", "eval.size=3", "rollout.slots=2")
+
+
+@pytest.fixture(autouse=True)
+def few_problems(monkeypatch):
+    monkeypatch.setattr(questions, "LEDGER_TEST_SIZE", 20)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A policy of which only the settings are looked at."""
+
+    def make(*overrides, name="one"):
+        (tmp_path / "small.yaml").write_text(SMALL)
+        config = config_io.load([tmp_path / "small.yaml"], [*OVERRIDES, *overrides])
+        return SavedPolicy(tmp_path / name, 5, config, {"run": name})
+
+    return make
+
+
+@pytest.fixture
+def policy(monkeypatch):
+    """In place of a policy: answers by row, so that no two problems are alike."""
+
+    class Fake:
+        left, right = 10**6, "4"
+
+        def draw(self, decoder, environment, questions, chosen, rows, setting, key, **options):
+            if self.left == 0:
+                raise Preempted("SIGTERM")
+            self.left -= 1
+            ids = questions.set.ids
+            return [
+                sample(0, int(row % setting.samples), self.right if row % 3 else "1",
+                       set=options["name"], id=ids[chosen[row // setting.samples]],
+                       budget=setting.budget, mode=setting.mode, text=f"row {row}")
+                for row in rows
+            ]  # fmt: skip
+
+    fake = Fake()
+    monkeypatch.setattr(job, "open_decoder", lambda *arguments, **options: None)
+    monkeypatch.setattr(job, "draw_samples", fake.draw)
+    return fake
+
+
+def evaluate(work, out):
+    with Progress(stream=io.StringIO()) as progress, job.open_evaluation(out, work.settings) as f:
+        return job.run(work, f, progress)
+
+
+class TestPrepare:
+    def test_settings_are_greedy_then_sampled_then_those_that_votes_need(self, saved):
+        work = job.prepare(saved(), greedy=True, self_consistency=2)
+        assert [(s.mode, s.budget, s.samples) for s in work.eval_settings] == [
+            (GREEDY, 8, 1),
+            (GREEDY, 12, 1),
+            (SAMPLED, 8, 4),
+            (SAMPLED, 12, 4),
+            # halves of 8 and 12
+            (SAMPLED, 4, 4),
+            (SAMPLED, 6, 4),
+        ]
+        assert work.settings["decoding"]["cells"] == {"greedy": [8, 12], "sampled": [8, 12, 4, 6]}
+
+    def test_every_answer_is_in_one_batch(self, saved):
+        work = job.prepare(saved(), greedy=True)
+        keys = [key for batch in work.batches() for key in batch.keys]
+        assert len(keys) == len(set(keys)) == 3 * 2 * (1 + 4)
+        # Batches of four times the rows that are decoded together.
+        assert max(len(batch.rows) for batch in work.batches()) == 8
+        assert work.name == "one, step 5"
+
+    def test_what_samples_depend_on_is_the_same_for_the_same_and_only_then(self, saved):
+        settings = lambda *overrides: job.prepare(saved(*overrides), greedy=True).settings
+        first = settings()
+        assert json.loads(json.dumps(first)) == first == settings()
+        assert settings("eval.size=2")["sets"] != first["sets"]
+        assert (
+            settings("seed=3")["sets"]["ledger"]["questions"]
+            != (first["sets"]["ledger"]["questions"])
+        )
+        assert settings("rollout.slots=1")["decoding"] != first["decoding"]
+
+    @pytest.mark.parametrize(
+        ("overrides", "options", "says"),
+        [
+            ((), {"self_consistency": 9}, "leaves no token for each sample at budget 8"),
+            ((), {"labels": True}, "takes one set and one budget"),
+            (("eval.budgets=[100000]",), {}, "positions; write fewer"),
+            ((), {"compare": True}, "holds no evaluation"),
+        ],
+    )
+    def test_what_does_not_fit_together_is_refused(self, saved, tmp_path, overrides, options, says):
+        places = {"labels": tmp_path / "labels.jsonl", "compare": [tmp_path]}
+        options = {key: places.get(key, value) for key, value in options.items()}
+        with pytest.raises(UserError, match=says):
+            job.prepare(saved(*overrides), greedy=True, **options)
+
+
+class TestRun:
+    def test_results_are_those_of_the_samples(self, saved, policy, tmp_path):
+        work = job.prepare(saved(), greedy=False)
+        results = evaluate(work, tmp_path / "out")
+        assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+        entry = results["sets"]["ledger"]["by_budget"]["sampled"]["8"]
+        # Of twelve rows every third is wrong.
+        assert entry["accuracy"] == pytest.approx(8 / 12)
+        assert (entry["problems"], entry["samples"]) == (3, 4)
+        assert results["name"] == "one, step 5" and results["comparisons"] == {}
+
+    def test_one_that_was_stopped_draws_only_what_is_missing(self, saved, policy, tmp_path):
+        work = job.prepare(saved(), greedy=True)
+        evaluate(work, tmp_path / "whole")
+        policy.left = 2
+        with pytest.raises(Preempted):
+            evaluate(work, tmp_path / "out")
+        assert not (tmp_path / "out" / "results.json").exists()
+        policy.left = len(work.batches()) - 2
+        evaluate(work, tmp_path / "out")
+        assert policy.left == 0
+        for name in ("samples.jsonl", "results.json"):
+            parts = [(tmp_path / folder / name).read_bytes() for folder in ("out", "whole")]
+            assert parts[0] == parts[1]
+        # A finished one draws nothing.
+        evaluate(work, tmp_path / "out")
+
+    def test_two_policies_are_compared_and_called_by_different_names(self, saved, policy, tmp_path):
+        first = job.prepare(saved(), greedy=True, name="mine")
+        evaluate(first, tmp_path / "first")
+        policy.right = "1"
+        for name, called in (("better", "mine"), ("mine", str(tmp_path / "first"))):
+            second = job.prepare(
+                saved(name="two"), greedy=True, compare=[tmp_path / "first"], name=name
+            )
+            results = evaluate(second, tmp_path / name)
+            entry = results["comparisons"][called]["ledger"]["by_budget"]["greedy"]["12"]
+            # Of three rows the first is always wrong.
+            assert entry["difference"] == pytest.approx(-2 / 3)
+            assert (entry["accuracy"], entry["other_accuracy"]) == (0, pytest.approx(2 / 3))
+
+    def test_difficulty_is_measured_on_the_way(self, saved, policy, tmp_path):
+        labels = tmp_path / "labels.jsonl"
+        work = job.prepare(saved("eval.budgets=[8]"), greedy=False, labels=labels)
+        lines = evaluate(work, tmp_path / "out")["labels"]
+        rates = [json.loads(line)["avg"] for line in labels.read_text().splitlines()]
+        # Rows 0 to 3, 4 to 7 and 8 to 11, wrong at 0, 3, 6 and 9.
+        assert rates == [0.5, 0.75, 0.75]
+        assert lines["above .5, up to .75"] == "solve rate above .5, up to .75: 2 problems"
+        assert lines["file"] == f"difficulty labels in {labels}"

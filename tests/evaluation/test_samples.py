@@ -1,0 +1,68 @@
+"""An evaluation's problems, settings and batches are fixed beforehand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bacr_jax.config import EvalConfig
+from bacr_jax.evaluation.samples import (
+    GREEDY,
+    SAMPLED,
+    EvalSetting,
+    Sample,
+    batches,
+    eval_settings,
+    subset,
+)
+from evaluation_world import sample
+
+
+@pytest.mark.parametrize("size", [None, 5, 6])
+def test_all_problems_are_evaluated_where_there_are_no_more(size):
+    np.testing.assert_array_equal(subset(5, size, 0), np.arange(5))
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 100))
+def test_a_subset_has_no_problem_twice_and_keeps_their_order(problems, size, seed):
+    chosen = subset(problems, size, seed)
+    assert len(chosen) == min(size, problems)
+    assert (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < problems
+
+
+def test_a_seed_always_chooses_the_same_problems():
+    # Written down: another choice would make a new evaluation of an old one's problems.
+    assert subset(100, 4, 0).tolist() == [3, 22, 77, 99]
+    assert subset(100, 4, 1).tolist() != [3, 22, 77, 99]
+
+
+def test_greedy_settings_come_first_and_budgets_as_the_config_has_them():
+    config = EvalConfig(budgets=(4, 8), samples=3)
+    greedy = [EvalSetting(GREEDY, 4, 1), EvalSetting(GREEDY, 8, 1)]
+    sampled = [EvalSetting(SAMPLED, 4, 3), EvalSetting(SAMPLED, 8, 3)]
+    assert eval_settings(config) == [*greedy, *sampled]
+    assert eval_settings(config, greedy=False) == sampled
+    assert eval_settings(dataclasses.replace(config, samples=0)) == greedy
+
+
+def test_batches_are_the_rows_of_a_setting_in_order():
+    setting = EvalSetting(SAMPLED, 8, 3)
+    assert [rows.tolist() for rows in batches(2, setting, 4)] == [[0, 1, 2, 3], [4, 5]]
+    assert [rows.tolist() for rows in batches(2, setting, None)] == [[0, 1, 2, 3, 4, 5]]
+    assert [rows.tolist() for rows in batches(2, setting, 6)] == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_a_sample_is_known_by_what_it_answers():
+    made = sample(2, 1, "4", budget=16, mode=GREEDY)
+    assert made.key == ("ours", GREEDY, 16, "p2", 1)
+
+
+def test_a_sample_survives_json_and_nothing_else_passes_for_one():
+    made = sample(0, 3, "1", text="1 + 0 = 1")
+    record = made.to_json()
+    assert Sample.from_json(record) == made
+    for wrong in ({**record, "score": 1}, {k: v for k, v in record.items() if k != "gold"}):
+        with pytest.raises(ValueError, match="other fields"):
+            Sample.from_json(wrong)

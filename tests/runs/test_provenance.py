@@ -1,0 +1,50 @@
+"""What made a state: equal for equal runs, and a line for what keeps a resume from being exact."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from bacr_jax.config import Config
+from bacr_jax.data.question_set import QuestionSet
+from bacr_jax.runs.provenance import VERSIONED, differences, provenance
+
+BLANK = np.zeros(2, np.int32)
+QUESTIONS = QuestionSet("ours", ["1+1", "2+2"], ["2", "4"], BLANK, BLANK, ["a", "b"])
+
+
+def test_it_is_json_and_names_seed_software_and_devices():
+    made = provenance(Config(seed=7), QUESTIONS, None)
+    assert json.loads(json.dumps(made)) == made
+    assert made["seed"] == made["config"]["seed"] == 7
+    assert set(made["versions"]) == set(VERSIONED) and made["versions"]["jax"] == jax.__version__
+    assert made["devices"][0] == jax.device_count() and made["mesh"] == {}
+
+
+def test_a_mesh_is_told_by_its_axes():
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
+    assert provenance(Config(), QUESTIONS, mesh)["mesh"] == {"data": 1, "fsdp": 1}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ids", ["a", "c"]), ("questions", ["1+1", "2 + 2"]), ("answers", ["2", "5"])],
+)
+def test_data_are_known_by_ids_questions_and_answers(field, value):
+    print_of = lambda questions: provenance(Config(), questions, None)["data_fingerprint"]
+    assert print_of(dataclasses.replace(QUESTIONS, **{field: value})) != print_of(QUESTIONS)
+    assert print_of(dataclasses.replace(QUESTIONS, name="theirs")) == print_of(QUESTIONS)
+
+
+def test_a_resume_that_is_not_exact_says_what_changed():
+    then = provenance(Config(), QUESTIONS, None)
+    assert list(differences(then, then)) == []
+    # What the config says is not looked at here: a resume refuses another one.
+    now = {**then, "seed": 1, "versions": {"jax": "0.1"}, "devices": [8, "H100"]}
+    of_versions, of_devices = differences(then, now)
+    assert of_versions.startswith("note: versions were {") and "'jax': '0.1'" in of_versions
+    assert "devices were [" in of_devices and "are [8, 'H100']" in of_devices
+    assert all("not bit for bit" in line for line in (of_versions, of_devices))

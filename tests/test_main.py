@@ -1,0 +1,28 @@
+"""`bacr COMMAND ...` is `python -m bacr_jax.COMMAND ...`."""
+
+import pytest
+
+from bacr_jax import __main__, plan
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_alone_it_lists_every_command_with_its_meaning(capsys, arguments):
+    assert __main__.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == list(__main__.COMMANDS)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("code", [None, 0, 1, 130])
+def test_the_rest_of_the_line_and_the_exit_code_are_the_commands(monkeypatch, code):
+    given = []
+    monkeypatch.setattr(plan, "main", lambda rest: given.append(rest) or code)
+    assert __main__.main(["plan", "--devices", "8"]) == (code or 0)
+    assert given == [["--devices", "8"]]
+
+
+def test_an_unknown_command_is_one_line(capsys):
+    assert __main__.main(["trian"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: no command 'trian'; write one of train, data")
+    assert captured.err.count("\n") == 1 and captured.out == ""

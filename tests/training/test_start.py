@@ -1,0 +1,139 @@
+"""The state a run starts from, and whose weights and format they are."""
+
+import dataclasses
+import inspect
+
+import jax
+import numpy as np
+import pytest
+
+from bacr_jax.data import ledger, questions
+from bacr_jax.data.environment import build_environment
+from bacr_jax.data.prompts import FORMATS
+from bacr_jax.methods import RejectionSFT
+from bacr_jax.model import qwen2
+from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.progress import Progress
+from bacr_jax.training import start
+from methods_world import load, run_of
+
+# Without the runtime type checks, so that a measurement can be a made-up one.
+initial_state = inspect.unwrap(start.initial_state)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A run of BACR around a random policy, and a state of it."""
+    tokenizer = ledger.ledger_tokenizer()
+    config = load(tmp_path_factory.mktemp("start"), None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions, "LEDGER_TEST_SIZE", 20)
+        yield run_of(config, (tokenizer, len(tokenizer)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path, None)
+
+
+def changed(run, **sections):
+    """The run with some settings changed."""
+    parts = {
+        name: dataclasses.replace(getattr(run.config, name), **keys)
+        for name, keys in sections.items()
+    }
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, **parts))
+
+
+def same(one, other):
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(a, b) for a, b in leaves)
+
+
+def test_without_a_warm_up_policy_and_value_head_are_random_by_the_seed(world, folder):
+    run, _ = world
+    reseeded = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=1))
+    one, other = (initial_state(r, folder, Progress(enabled=False)) for r in (run, reseeded))
+    assert not same(one.train.policy["embed"], other.train.policy["embed"])
+    assert not same(one.train.head, other.train.head)
+    assert one.generated_tokens == 0 and int(one.curriculum.updates) == 0
+    # phi is zero at the start: the policy is the plain model.
+    assert not np.any(one.train.policy["budget"]["w2"])
+
+
+@pytest.fixture
+def warm(monkeypatch):
+    """A warm-up that only measures what it would have trained."""
+    seen = {}
+
+    def warm_up(config, policy, place, *, accuracy_of, **rest):
+        plain = qwen2.init(jax.random.key(9), policy.learner.model)
+        seen.update(place=place, plain=plain, accuracy=accuracy_of(plain))
+        return plain
+
+    def evaluate(params, environment, questions, key, **options):
+        seen.update(options, style=environment.style.name, gates=params.gates)
+        budgets = options["config"].budgets
+        return {"greedy": {str(budget): {"accuracy": 0.25} for budget in budgets}}
+
+    monkeypatch.setattr(start, "warm_up", warm_up)
+    monkeypatch.setattr(start, "evaluate_by_budget", evaluate)
+    return seen
+
+
+def test_a_warm_up_is_of_the_plain_model_and_gets_a_fresh_budget_module(world, folder, warm):
+    run, _ = world
+    state = initial_state(changed(run, warmup={"steps": 5}), folder, Progress(enabled=False))
+    policy = dict(state.train.policy)
+    module = policy.pop("budget")
+    assert same(policy, warm["plain"]) and not np.any(module["w2"]) and np.any(module["w1"])
+    assert warm["place"] == folder.warmup
+
+
+def test_a_warm_up_is_measured_greedily_at_the_largest_budget_without_telling_it(
+    world, folder, warm
+):
+    run, _ = world
+    several = changed(run, warmup={"steps": 5}, eval={"budgets": (4, 12), "samples": 3})
+    initial_state(several, folder, Progress(enabled=False))
+    assert warm["accuracy"] == 0.25
+    assert (warm["config"].budgets, warm["config"].samples) == ((12,), 0)
+    assert warm["phi_of"] is warm["gates"] is warm["spec"].conditioning is None
+
+
+def test_methods_can_share_the_folder_of_a_warm_up(world, folder, warm, tmp_path):
+    run, _ = world
+    shared = changed(run, warmup={"steps": 5, "dir": str(tmp_path / "shared")})
+    initial_state(shared, folder, Progress(enabled=False))
+    assert warm["place"] == tmp_path / "shared"
+
+
+def test_a_method_without_a_stage_of_its_own_starts_as_it_is(world):
+    run, state = world
+    assert start.after_rejection_sft(run, state, Progress(enabled=False)) is state
+
+
+def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(world, monkeypatch):
+    run, state = world
+    stage = RejectionSFT(None, 2, 1e-3, 256, str, lambda *_: None)
+    staged = dataclasses.replace(run, method=dataclasses.replace(run.method, rejection_sft=stage))
+    learned = jax.tree.map(lambda x: x + 1.0, state.train.policy)
+    monkeypatch.setattr(start, "rejection_sft", lambda *a, **k: (learned, "memory", 77))
+    after = start.after_rejection_sft(staged, state, Progress(enabled=False))
+    assert (after.method_state, after.generated_tokens) == ("memory", 77)
+    assert same(after.train.policy, learned)
+    # The optimizers begin anew.
+    but_policy = lambda train: dataclasses.replace(train, policy=None)
+    assert same(but_policy(after.train), but_policy(state.train))
+
+
+def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
+    run, _ = world
+    assert start.shared_format_environment(run) is run.environment
+    here = run.environment
+    own = build_environment(
+        run.config, here.tokenizer, here.vocab_size, style=FORMATS["ledger_budget"]
+    )
+    shared = start.shared_format_environment(dataclasses.replace(run, environment=own))
+    assert shared.style is FORMATS["ledger"]
+    assert shared.train.set.questions == own.train.set.questions
