@@ -83,7 +83,7 @@ def accuracy_by_budget(
     drawn = [(name, summary, *next(looks)) for name, summary in policies.items()]
     for axis, mode in zip(axes[0], modes):
         asked = [set(summary[mode]) for summary in policies.values() if mode in summary]
-        every = set().union(*asked)
+        every: set[str] = set().union(*asked)
         where = places(every)
         for index, (name, summary, colour, marker) in enumerate(drawn):
             # Factors, because the axis is logarithmic: 3.5 % of a doubling from one to the next.
@@ -92,9 +92,7 @@ def accuracy_by_budget(
             budgets = by_size(entries)
             at = [where[budget] * apart for budget in budgets]
             _curve(axis, at, [entries[b] for b in budgets], name, colour, marker)
-        ticks = by_size(
-            every if len(every) <= _MOST_TICKS else min(asked, key=lambda some: len(some))
-        )
+        ticks = by_size(every if len(every) <= _MOST_TICKS else sorted(asked, key=len)[0])
         axis.set_xscale("log", base=2)
         axis.set_xticks([where[b] for b in ticks], [budget_name(b) for b in ticks])
         axis.minorticks_off()
