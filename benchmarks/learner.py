@@ -226,7 +226,10 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
     spec = LearnerSpec(
         shape, None, LossConfig(), None, 4096, dtype=jnp.bfloat16, implementation="cudnn", mesh=mesh
     )
-    policy_tx, head_tx = policy_optimizer(OptimizerConfig(), 100), value_optimizer(ValueConfig())
+    policy_tx, head_tx = (
+        policy_optimizer(OptimizerConfig(), 100),
+        value_optimizer(ValueConfig(), OptimizerConfig(), 1),
+    )
     init = lambda key: init_state(qwen2.init(key, shape), None, policy_tx, head_tx)
     held = [jax.jit(init)(jax.random.key(0))]
     placed = parallel.place(batch, parallel.row_sharding(mesh))

@@ -20,7 +20,7 @@ SPEC = LearnerSpec(
 )
 VALUE_HEAD = value.init(
     jax.random.key(4),
-    num_features=value.num_features(16, conditioned=True, cut_input=True),
+    num_features=value.num_features(16, conditioned=True, kind="trace_and_cut"),
     hidden_size=8,
 )
 # The difference of the parameters is then the gradient itself.

@@ -78,7 +78,7 @@ def group_batch(
     q, g = config.rollout.questions, config.rollout.group_size
     method = load_method(config)
     budgets = jnp.asarray(rng.integers(config.budget.min, config.budget.max + 1, (q, g)), jnp.int32)
-    cuts = method.cuts(budgets)
+    cuts = method.cuts(jax.random.key(seed), budgets)
     by_answer = rng.integers(0, 2, (*cuts.shape, method.answers)).astype(np.float32)
     if outcomes is not None:
         by_answer = np.broadcast_to(np.asarray(outcomes, np.float32)[..., None], by_answer.shape)
@@ -92,6 +92,7 @@ def group_batch(
         "thinking": thinking,
         "lengths": thinking + 2,
         "closed": thinking < np.asarray(budgets),
+        "closed_by_tag": thinking < np.asarray(budgets),
         "fraction": np.float32(fraction),
         "extra": extra or {},
     }

@@ -72,12 +72,13 @@ def no_cuts(rows):
 class World:
     """A conditioned policy with everything a rollout needs."""
 
-    def __init__(self):
+    def __init__(self, conditioning=None):
         self.shape = Qwen2Config(VOCAB, 16, 32, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True)
-        self.conditioning = ConditioningConfig()
+        self.conditioning = conditioning or ConditioningConfig()
         params = qwen2.init(jax.random.key(0), self.shape, conditioning=self.conditioning, b_max=12)
         params["embed"] = params["embed"] * 30  # far from uniform, so mistakes show
-        params["budget"]["w2"] = jax.random.normal(jax.random.key(1), (16, 16))
+        w2 = params["budget"]["w2"]
+        params["budget"]["w2"] = jax.random.normal(jax.random.key(1), w2.shape)
         self.params = params
         self.decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=True)
         self.phi_of = jax.jit(

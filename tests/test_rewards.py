@@ -44,6 +44,16 @@ class TestCuts:
         got = rewards.distinct_cuts(cuts, jnp.array([length]))
         np.testing.assert_array_equal(got, [source])
 
+    def test_random_cuts_are_uniform_below_the_budget_and_end_at_it(self):
+        budgets = jnp.tile(jnp.array([10, 1]), (4000, 1))
+        cuts = np.asarray(rewards.random_cut_points(jax.random.key(0), budgets, num_cuts=3))
+        assert (np.diff(cuts, axis=-1) >= 0).all()
+        np.testing.assert_array_equal(cuts[..., -1], budgets)
+        np.testing.assert_array_equal(cuts[:, 1], 1)
+        # Each of 1..10 with probability 1/10, within four standard deviations.
+        counts = np.bincount(cuts[:, 0, :2].ravel(), minlength=11)[1:]
+        assert np.abs(counts - 800).max() < 4 * np.sqrt(800 * 0.9)
+
     def test_repeated_cuts_share_one_answer(self):
         got = rewards.distinct_cuts(jnp.array([[1, 1, 2, 2]]), jnp.array([9]))
         np.testing.assert_array_equal(got, [[0, 0, 2, 2]])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.budgets import NONE, read_budgets
-from bacr_jax.config.checks import check_ranges, level_problems
+from bacr_jax.config.budgets import NONE, level_problems, read_budgets
+from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,

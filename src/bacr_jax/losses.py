@@ -16,6 +16,7 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Shaped
 
 from bacr_jax.errors import UserError
@@ -300,6 +301,24 @@ def value_loss(
     return jnp.square(values - jax.lax.stop_gradient(returns))
 
 
+def correctness_loss(
+    logits: Float[Array, "*batch"], outcomes: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Cross-entropy of a predicted probability of a right answer.
+
+        p = sigmoid(logit),  L = -r log p - (1 - r) log(1 - p)
+
+    Args:
+      logits: log-odds.
+      outcomes: r in [0, 1], constants to the gradient.
+
+    Returns:
+      Loss in nats, elementwise.
+    """
+    chex.assert_equal_shape([logits, outcomes])
+    return optax.sigmoid_binary_cross_entropy(logits, jax.lax.stop_gradient(outcomes))
+
+
 def kl_penalty(
     logprobs: Float[Array, "*batch"],
     reference_logprobs: Float[Array, "*batch"],
@@ -341,21 +360,6 @@ def kl_penalty(
     raise UserError(f"kl kind: found {kind!r}; write k1, k2, k3 or k3+")
 
 
-def categorical_entropy(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
-    """Entropy of softmax(logits), in nats.
-
-    Args:
-      logits: already divided by the sampling temperature; -inf marks impossible tokens.
-
-    Returns:
-      Entropy, float32, at least 0.
-    """
-    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    possible = jnp.isfinite(logprobs)
-    safe = jnp.where(possible, logprobs, 0.0)
-    return -jnp.sum(jnp.where(possible, jnp.exp(safe) * safe, 0.0), axis=-1)
-
-
 def total_loss(
     policy: Scalar,
     value: Scalar,
@@ -373,7 +377,7 @@ def total_loss(
     Args:
       policy: aggregated `policy_loss`.
       value: aggregated `value_loss`.
-      entropy: aggregated `categorical_entropy`; it is a bonus, hence the minus sign.
+      entropy: aggregated entropy of each token; it is a bonus, hence the minus sign.
       value_coef: c_v.
       entropy_coef: c_h.
       kl: aggregated `kl_penalty`; not in the paper.

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -54,6 +55,28 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
     """
     index = jnp.arange(1, num_cuts + 1, dtype=budgets.dtype)
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
+
+
+def random_cut_points(
+    key: Array, budgets: Int[Array, "*batch"], *, num_cuts: int
+) -> Int[Array, "*batch M"]:
+    """Cuts drawn uniformly below each budget, and the budget (paper Algorithm 1, line 10).
+
+        c_1 <= .. <= c_{M-1} sorted draws from 1..b,  c_M = b
+
+    The last cut is the budget, since pass rates and the answer that a user gets are measured there.
+
+    Args:
+      key: of the draws.
+      budgets: thinking budget of each trace, in tokens, at least 1.
+      num_cuts: number of cuts M.
+
+    Returns:
+      Cuts in tokens, nondecreasing; two may fall together (`distinct_cuts`).
+    """
+    shape = (*budgets.shape, num_cuts - 1)
+    drawn = jax.random.randint(key, shape, 1, budgets[..., None] + 1, budgets.dtype)
+    return jnp.concatenate([jnp.sort(drawn, axis=-1), budgets[..., None]], axis=-1)
 
 
 def distinct_cuts(

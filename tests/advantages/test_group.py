@@ -74,3 +74,21 @@ class TestGroupBaselines:
         ):  # fmt: skip
             gradient = jax.grad(lambda r, f=advantage: jnp.sum(f(r) ** 2))(self.R)
             np.testing.assert_array_equal(gradient, np.zeros(8))
+
+
+def test_other_questions_mean_by_hand():
+    rewards = jnp.array(
+        [[[1.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]]
+    )
+    # Sums 3, 1 and 4; two other questions of four rewards each.
+    np.testing.assert_allclose(advantages.other_questions_mean(rewards), [5 / 8, 7 / 8, 4 / 8])
+    np.testing.assert_array_equal(advantages.other_questions_mean(rewards[:1]), [0.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.floats(-1e6, 1e6, width=32))
+def test_no_reward_of_a_question_is_in_its_other_questions_mean(question, offset):
+    rewards = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)), jnp.float32)
+    other = rewards.at[question].add(offset)
+    before, after = (advantages.other_questions_mean(x)[question] for x in (rewards, other))
+    assert float(before) == float(after)

@@ -25,6 +25,15 @@ def test_without_attempts_every_rate_is_one_half():
     np.testing.assert_allclose(rate, np.full(5, 0.5))
 
 
+def test_the_first_attempts_are_not_averaged_with_one_half():
+    posterior = difficulty.record_attempts(
+        difficulty.init_difficulty(2), jnp.array([0]), jnp.array([[0.0] * 8]), decay=0.5
+    )
+    rate = difficulty.smoothed_pass_rate(posterior, jnp.array([0.0, 100.0]), bandwidth=2.0)
+    # Neighbourhood (0 + 1) / (8 + 2), worth two attempts; nothing is known near the other.
+    np.testing.assert_allclose(rate, [2 * 0.1 / 10, 0.5], rtol=1e-5)
+
+
 def test_a_narrow_kernel_by_hand():
     # Problems 0 and 1 share a coordinate: 3 of 4 there. Problem 2 sits far away: 0 of 2.
     posterior = difficulty.DifficultyPosterior(

@@ -74,13 +74,26 @@ class TestPassRates:
         np.testing.assert_array_equal(state.correct, [3, 0, 0])
         np.testing.assert_array_equal(state.seen, [4, 0, 2])
         # (3 + 1) / (4 + 2) and (0 + 1) / (2 + 2), the Beta(1, 1) posterior means
-        np.testing.assert_allclose(
-            state.ema_rate, [0.45 + 0.1 * 4 / 6, 0.5, 0.45 + 0.1 * 0.25], rtol=1e-6
-        )
+        np.testing.assert_allclose(state.ema_rate, [4 / 6, 0.5, 1 / 4], rtol=1e-6)
         np.testing.assert_array_equal(state.pass_rate, [0.5, 0.5, 0.5])
         again = curriculum.record_outcomes(state, self.GROUP, self.CORRECT, ema_decay=0.0)
         first = state.ema_rate[0]
         np.testing.assert_allclose(again.ema_rate[0], (3 + 2 * first) / 6, rtol=1e-6)
+
+    def test_the_first_batch_of_a_group_is_its_rate_and_later_ones_move_it(self):
+        group, decay = jnp.array([0, 1]), 0.9
+        record = lambda state, group, correct: curriculum.record_outcomes(
+            state, group, jnp.asarray(correct), ema_decay=decay
+        )
+        state = record(curriculum.init_curriculum(2, mu0=1500.0), group[:1], [[0.0] * 8])
+        # (0 + 1) / (8 + 2); the other group is measured for the first time a batch later.
+        np.testing.assert_allclose(state.ema_rate, [0.1, 0.5], rtol=1e-6)
+        state = record(state, group, [[1.0] * 8, [1.0] * 8])
+        moved = 0.9 * 0.1 + 0.1 * (8 + 2 * 0.1) / 10
+        np.testing.assert_allclose(state.ema_rate, [moved, 0.9], rtol=1e-6)
+        # A move of the schedule starts no second first batch.
+        state = record(curriculum.update_pass_rates(state, source="ema"), group[1:], [[0.0] * 8])
+        np.testing.assert_allclose(state.ema_rate[1], 0.9 * 0.9 + 0.1 * 1.8 / 10, rtol=1e-6)
 
     def test_running_rate_is_unbiased_in_the_long_run(self):
         record = jax.jit(curriculum.record_outcomes)

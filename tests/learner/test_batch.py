@@ -53,11 +53,9 @@ def test_rows_left_out_have_no_sampled_tokens():
     np.testing.assert_array_equal(one.trunk, rows.trunk)
 
 
-def test_without_any_row_all_stay_without_advantages():
-    rows = batch()
-    none = only_rows(rows, np.array([False, False]))
-    np.testing.assert_array_equal(none.thinking_mask, rows.thinking_mask)
-    assert not none.thinking_advantages.any() and not none.answer_advantages.any()
+def test_without_any_row_no_token_has_a_part():
+    none = only_rows(batch(), np.array([False, False]))
+    assert not none.thinking_mask.any() and not none.answer_mask.any() and none.real.all()
 
 
 def test_an_empty_batch_has_the_shapes_of_a_full_one_and_no_row():

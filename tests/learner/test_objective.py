@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.config import LossConfig, ValueConfig
+from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
 from bacr_jax.learner.batch import make_batch
 from bacr_jax.learner.objective import loss_normalizers, objective
 from bacr_jax.learner.train_step import gradients, score_batch
-from bacr_jax.model import budget, qwen2
+from bacr_jax.model import attention, budget, qwen2
 from bacr_jax.rollout import generate, sampling_params
 from learner_world import (
+    CUTS,
+    ROWS,
     RULES,
     SPEC,
+    THINKING,
     VALUE_HEAD,
     WORLD,
     close,
@@ -24,7 +27,7 @@ from learner_world import (
     make_batch_by_hand,
     state_of,
 )
-from rollout_world import ANSWER, make_prompts
+from rollout_world import ANSWER, World, make_prompts
 
 compiled_gradients = jax.jit(gradients, static_argnames=("spec",))
 compiled_objective = jax.jit(objective, static_argnames=("spec",))
@@ -50,21 +53,21 @@ def gradient(batch, spec=SPEC, old=None, value_head=VALUE_HEAD):
 
 
 @functools.cache
-def rolled():
+def rolled(world=WORLD):
     """Rollouts of the policy itself; the second row's cuts lie at one token of thinking."""
     budgets = np.array([12, 1, 7, 4])
     cuts = np.ceil(budgets[:, None] * np.arange(1, 3) / 2).astype(int)
     prompts = make_prompts([3, 5, 2, 4], 5)
     rollout = generate(
-        WORLD.decode,
+        world.decode,
         prompts,
         budgets,
         cuts,
         jax.random.key(5),
-        spec=WORLD.spec(4),
+        spec=world.spec(4),
         rules=RULES,
         sampling=sampling_params(1.0),
-        phi_of=WORLD.phi_of,
+        phi_of=world.phi_of,
     )
     return make_batch(
         prompts,
@@ -77,9 +80,45 @@ def rolled():
     )
 
 
+@pytest.mark.parametrize("sharing", ["shared", "per_layer"])
+def test_an_answer_told_its_cut_is_the_plain_models_under_that_phi(sharing):
+    """Prompt and thinking under phi(b), what follows under phi(b_j), a position at a time."""
+    conditioning = ConditioningConfig(sharing=sharing, branches="cut")
+    world = World(conditioning)
+    rows = rolled(world)
+    spec = dataclasses.replace(SPEC, conditioning=conditioning)
+    assert_same_scores(world, rows, spec)
+    # Both cuts of the second row lie at its only token, and each has an answer of its own.
+    assert (np.asarray(rows.answered[1]) > 0).all()
+    row, cut = 0, 0
+    context, length = int(rows.context[row, cut]), int(rows.answered[row, cut]) + 2
+    tokens = np.concatenate([rows.trunk[row, :context], rows.branches[row, cut, :length]])
+    told = np.where(np.arange(len(tokens)) < context, rows.budgets[row], rows.cuts[row, cut])
+    phi = world.phi_of(jnp.asarray(told))
+    which = jnp.eye(len(tokens))[None]
+    hidden = qwen2.run_layers(
+        world.params,
+        qwen2.embed_tokens(world.params, jnp.asarray(tokens)[None], jnp.float32),
+        jnp.arange(len(tokens))[None],
+        attention.causal_attention,
+        config=world.shape,
+        budget_embedding=jnp.expand_dims(phi, -3),
+        conditioning=conditioning,
+        which=which,
+    )
+    scores = jnp.where(RULES.allowed_tokens, qwen2.logits(world.params, hidden[0]), -jnp.inf)
+    want = jax.nn.log_softmax(scores)[np.arange(len(tokens) - 1), tokens[1:]]
+    given = np.asarray(rows.answer_logprobs[row, cut, : length - 2])
+    np.testing.assert_allclose(want[context + 1 :], given, atol=1e-5)
+
+
 def test_the_learner_reproduces_the_samplers_logprobs():
-    rows = rolled()
-    scores = score_batch(WORLD.params, rows, RULES.allowed_tokens, spec=SPEC)
+    assert_same_scores(WORLD, rolled(), SPEC)
+
+
+def assert_same_scores(world, rows, spec):
+    """The learner's log-probabilities are the sampler's own."""
+    scores = score_batch(world.params, rows, RULES.allowed_tokens, spec=spec)
     for ours, theirs, mask in (
         (scores.thinking, rows.thinking_logprobs, rows.thinking_mask),
         (scores.answers, rows.answer_logprobs, rows.answer_mask),
@@ -131,6 +170,46 @@ def test_what_stands_outside_the_masks_does_not_matter(batch):
 def test_recomputed_old_scores_give_the_on_policy_gradient(batch):
     old = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
     close(gradient(batch, old=old), gradient(batch), 1e-6)
+
+
+def test_the_papers_loss_is_one_ratio_and_one_advantage_a_trace(batch):
+    """Eq. 15 written down: rho = pi(t | q, b) / pi_old(t | q, b) of all that a row sampled."""
+    loss = LossConfig(
+        ratio="sequence", aggregate="seq_mean_token_mean", entropy_coef=0.0, value_coef=0.0
+    )
+    spec = dataclasses.replace(SPEC, loss=loss)
+    # The second trace is a quarter as long as the first, the last has no answer at the first cut.
+    of_trace = np.array([1.0, 1.0, -0.5, 2.0], np.float32)
+    batch = dataclasses.replace(
+        batch,
+        thinking_advantages=np.repeat(of_trace[:, None], THINKING, 1),
+        answer_advantages=np.repeat(of_trace[:, None], CUTS, 1),
+    )
+    masks = batch.thinking_mask, batch.answer_mask
+    compiled = jax.jit(score_batch, static_argnames=("spec",))
+
+    def log_probability(params):
+        scores = compiled(params, batch, RULES.allowed_tokens, spec=spec)
+        parts = zip((scores.thinking, scores.answers), masks, strict=True)
+        return sum(jnp.where(mask, x, 0).reshape(ROWS, -1).sum(1) for x, mask in parts)
+
+    # The second and third leave the range where the sign does not clip them; the last is clipped.
+    ratios = jnp.log(jnp.array([1.05, 0.7, 1.4, 1.4]))
+    shift = ratios / jnp.array([(masks[0][i].sum() + masks[1][i].sum()) for i in range(ROWS)])
+    old = compiled(WORLD.params, batch, RULES.allowed_tokens, spec=spec)
+    old = dataclasses.replace(
+        old,
+        thinking=old.thinking - shift[:, None],
+        answers=old.answers - shift[:, None, None],
+    )
+    before = log_probability(WORLD.params) - ratios
+
+    def literal(params):
+        rho = jnp.exp(log_probability(params) - before)
+        return -jnp.minimum(rho * of_trace, jnp.clip(rho, 0.8, 1.2) * of_trace).mean()
+
+    found, _ = gradient(batch, spec, old)
+    close(found, jax.grad(literal)(WORLD.params), atol=1e-5)
 
 
 def test_gradient_of_a_tree_equals_that_of_separate_sequences(batch):

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bacr_jax.config import OptimizerConfig
-from bacr_jax.learner.optimizer import policy_optimizer, schedule
+from bacr_jax.config import OptimizerConfig, ValueConfig
+from bacr_jax.learner.optimizer import policy_optimizer, schedule, value_optimizer
 
 
 def test_the_schedule_by_hand():
@@ -29,6 +29,21 @@ def test_new_modules_learn_at_their_own_rate():
     updates, _ = tx.update(jax.tree.map(lambda x: x * 0.1, params), tx.init(params), params)
     np.testing.assert_allclose(updates["embed"], -1e-3, rtol=1e-3)
     np.testing.assert_allclose(updates["budget"]["w1"], -1e-2, rtol=1e-3)
+
+
+def test_a_single_rate_holds_for_phi_and_value_head():
+    config = OptimizerConfig(
+        learning_rate=1e-3, single_rate=True, warmup_steps=2, schedule="constant"
+    )
+    head = {"out": {"kernel": jnp.ones((2, 1))}}
+    params = {"embed": jnp.ones((2, 2)), "budget": {"w1": jnp.ones((2, 2))}}
+    for tx, tree in (
+        (policy_optimizer(config, 10), params),
+        (value_optimizer(ValueConfig(), config, 10), head),
+    ):
+        updates, _ = tx.update(jax.tree.map(lambda x: x * 0.1, tree), tx.init(tree), tree)
+        for update in jax.tree.leaves(updates):
+            np.testing.assert_allclose(update, -5e-4, rtol=1e-3)  # half way up the rise
 
 
 def test_matrices_decay_and_norms_and_gates_do_not():

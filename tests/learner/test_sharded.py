@@ -22,7 +22,7 @@ params = qwen2.init(jax.random.key(0), shape, conditioning=conditioning, b_max=1
 params["budget"]["w2"] = jax.random.normal(jax.random.key(1), (16, 16))
 head = value.init(
     jax.random.key(4),
-    num_features=value.num_features(16, conditioned=True, cut_input=True), hidden_size=8,
+    num_features=value.num_features(16, conditioned=True, kind="trace_and_cut"), hidden_size=8,
 )
 b, p, t, m, rng = 16, 4, 12, 2, np.random.default_rng(0)
 ids = lambda high, *s: rng.integers(0, high, s).astype(np.int32)

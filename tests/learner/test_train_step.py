@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+from bacr_jax import rewards
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner import train_step as steps
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import Gradients, score_batch, train_step
+from bacr_jax.learner.value_loss import read_values
 from bacr_jax.model import value
 from learner_world import (
     RULES,
@@ -57,10 +59,10 @@ def test_a_split_into_micro_batches_changes_nothing(batch, mode):
 ADAM = policy_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
 
 
-def adam_step(state, fill, policy_tx=ADAM):
+def adam_step(state, fill, policy_tx=ADAM, **how):
     like = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, fill), tree)
     grads = Gradients(like(state.policy), like(state.head), {"loss/total": jnp.float32(fill)})
-    how = {"spec": SPEC, "policy_tx": policy_tx, "head_tx": SGD}
+    how |= {"spec": SPEC, "policy_tx": policy_tx, "head_tx": SGD}
     return steps.apply_gradients(state, grads, **how)
 
 
@@ -73,6 +75,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
     again, _ = adam_step(after, 1.0)
     assert int(again.updates) == 1 and int(again.skipped) == 1
     assert (again.policy["embed"] < WORLD.params["embed"]).all()
+
+
+def test_skipped_updates_are_in_a_row_until_one_is_finite():
+    state, found = state_of(policy_tx=ADAM), []
+    for fill, has_tokens in (
+        (jnp.nan, True), (jnp.nan, True), (0.0, False), (jnp.nan, True), (1.0, True), (0.0, False),
+        (jnp.nan, True),
+    ):  # fmt: skip
+        state, _ = adam_step(state, fill, has_tokens=has_tokens)
+        found.append(int(state.skipped_in_a_row))
+    # A minibatch without tokens leaves the count as it is.
+    assert found == [1, 2, 2, 3, 0, 0, 1]
 
 
 def test_a_zero_learning_rate_leaves_every_parameter_alone():
@@ -102,13 +116,53 @@ def test_state_buffers_are_donated(batch):
 
 
 def test_extra_steps_fit_the_value_head(batch):
-    tx = value_optimizer(ValueConfig())
+    tx = value_optimizer(ValueConfig(), OptimizerConfig(), 1)
     features = jax.random.normal(jax.random.key(0), (4, 2, VALUE_HEAD["hidden"]["kernel"].shape[0]))
     error = lambda head: float(((value.values(head, features) - batch.returns) ** 2).mean())
     fitted, _ = steps.fit_value(
-        VALUE_HEAD, tx.init(VALUE_HEAD), features, batch.returns, head_tx=tx, num_steps=200
+        VALUE_HEAD,
+        tx.init(VALUE_HEAD),
+        features,
+        batch.returns,
+        spec=SPEC,
+        head_tx=tx,
+        num_steps=200,
     )
     assert error(fitted) < 0.2 * error(VALUE_HEAD)
+
+
+def test_a_head_told_the_cut_learns_each_cuts_pass_rate():
+    tx = value_optimizer(ValueConfig(), OptimizerConfig(), 1)
+    budgets, cuts = jnp.array([8, 8]), jnp.array([[2, 4, 6, 8]] * 2)
+    rates = jnp.array([[0.2, 0.4, 0.6, 0.8]] * 2)
+
+    def fitted(kind):
+        features = value.value_features(jnp.ones((2, 6)), None, budgets, cuts, b_max=8, kind=kind)
+        head = value.init(jax.random.key(0), num_features=features.shape[-1], hidden_size=32)
+        head, _ = steps.fit_value(
+            head, tx.init(head), features, rates, spec=SPEC, head_tx=tx, num_steps=600
+        )
+        return np.asarray(value.values(head, features))
+
+    np.testing.assert_allclose(fitted("cut"), rates, atol=0.02)
+    # The best that one number for all cuts can do is off by .3 at the outer ones.
+    np.testing.assert_allclose(fitted("trace"), 0.5, atol=0.02)
+
+
+def test_cross_entropy_learns_the_outcomes_behind_the_reward():
+    settings = ValueConfig(hidden_size=32, loss="cross_entropy", learning_rate=0.01)
+    spec = dataclasses.replace(SPEC, value=settings, progress=0.3)
+    features = jnp.eye(4)[None]
+    outcomes = jnp.array([[[0.25, 1.0, 0.5, 0.75]]])
+    returns = rewards.dense_reward(outcomes, coefficient=0.3)[0]  # -.4 at the third cut
+    head = value.init(jax.random.key(0), num_features=4, hidden_size=32)
+    tx = value_optimizer(settings, OptimizerConfig(), 1)
+    head, _ = steps.fit_value(
+        head, tx.init(head), features, returns, spec=spec, head_tx=tx, num_steps=1000
+    )
+    probabilities = jax.nn.sigmoid(value.values(head, features))
+    np.testing.assert_allclose(probabilities, outcomes[0], atol=0.02)
+    np.testing.assert_allclose(read_values(head, features, spec=spec), returns, atol=0.03)
 
 
 def test_gradients_start_from_zeros_of_their_own_form(batch):

@@ -105,9 +105,48 @@ def test_nothing_is_compiled_after_the_shapes_were(batch):
     assert compiled == []
 
 
+def emptied(batch, rows):
+    """The batch, with no token of these rows in the loss."""
+    sampled, answered = batch.sampled.copy(), batch.answered.copy()
+    sampled[rows], answered[rows] = 0, 0
+    return dataclasses.replace(batch, sampled=sampled, answered=answered)
+
+
+@pytest.mark.parametrize("split", [{"micro_batch_rows": 1}, BY_TOKENS], ids=["rows", "tokens"])
+def test_a_minibatch_without_a_token_in_the_loss_is_no_step_and_is_counted(batch, split):
+    adam = policy_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
+    spec = dataclasses.replace(SPEC, loss=LossConfig(aggregate="token_mean", entropy_coef=0.1))
+    update = updates(spec, adam, minibatches=2, **split)
+    both, _ = update(state_of(policy_tx=adam), batch)
+    half, metrics = update(state_of(policy_tx=adam), emptied(batch, slice(2, 4)))
+    assert int(both.updates) == 2 and int(half.updates) == 1 and int(half.skipped) == 0
+    assert float(metrics["policy/empty_minibatches"]) == 1
+    # A mean over two minibatches would halve it.
+    assert float(metrics["policy/ratio"]) == pytest.approx(1.0, abs=1e-5)
+    after, metrics = update(half, emptied(batch, slice(0, 4)))
+    kept = lambda state: jax.tree.map(np.array, (state.policy, state.policy_opt, state.updates))
+    again, _ = update(state_of(policy_tx=adam), emptied(batch, slice(2, 4)))
+    jax.tree.map(np.testing.assert_array_equal, kept(after), kept(again))
+    assert float(metrics.pop("policy/empty_minibatches")) == 2
+    # The value head learns from rows, whether or not their tokens count.
+    assert float(metrics.pop("value/loss")) > 0 and "value/mean" in metrics
+    assert np.abs(after.head["out"]["bias"] - again.head["out"]["bias"]).max() > 0
+    del metrics["value/mean"]
+    assert {name: float(x) for name, x in metrics.items()} == dict.fromkeys(metrics, 0.0)
+
+
+@pytest.mark.parametrize(("spoilt", "in_a_row"), [(0, 0), (2, 1)])
+def test_updates_skipped_in_a_row_are_counted_in_their_order(batch, spoilt, in_a_row):
+    advantages = batch.thinking_advantages.copy()
+    advantages[spoilt] = np.nan
+    broken = dataclasses.replace(batch, thinking_advantages=advantages)
+    after, _ = updates(minibatches=2)(state_of(), broken)
+    assert (int(after.skipped), int(after.skipped_in_a_row)) == (1, in_a_row)
+
+
 def test_a_zero_learning_rate_leaves_every_metric_alone(batch):
     tx = policy_optimizer(OptimizerConfig(learning_rate=0.0, conditioning_learning_rate=0.0), 10)
-    head_tx = value_optimizer(ValueConfig(learning_rate=0.0))
+    head_tx = value_optimizer(ValueConfig(learning_rate=0.0), OptimizerConfig(), 1)
     update = updates(policy_tx=tx, head_tx=head_tx, minibatches=2)
     # The same questions in both halves: every update of every iteration sees the same.
     half = jax.tree.map(lambda x: np.concatenate([x[: ROWS // 2]] * 2), batch)

@@ -98,7 +98,9 @@ class TestBRPO:
 class TestMethod:
     def test_is_cut_at_fixed_budgets_whatever_the_trace(self, tmp_path):
         method = load_method(load(tmp_path, "anytime"))
-        np.testing.assert_array_equal(method.cuts(jnp.full((1, 2), 12)), [[[3, 6, 9, 12]] * 2])
+        np.testing.assert_array_equal(
+            method.cuts(jax.random.key(0), jnp.full((1, 2), 12)), [[[3, 6, 9, 12]] * 2]
+        )
 
     @pytest.mark.parametrize("prior", ["base", "uniform", "linear"])
     def test_thinking_and_answers_have_priors_of_their_own(self, tmp_path, prior):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ from bacr_jax.data.prompts import (
 )
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
-from methods_world import group_batch, load
+from bacr_jax.rollout import Rollout
+from bacr_jax.training.dynamic_sampling import BatchPlan
+from bacr_jax.training.lines import observe
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Branches, Trunks
+from methods_world import group_batch, load, run_of
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +141,32 @@ def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_
         batch,
         lengths=jnp.array([[10, 10], [10, 10]]),
         closed=jnp.array([[True, False], [True, True]]),
+        closed_by_tag=jnp.array([[True, False], [True, True]]),
     )
     rewards = method.rewards(limits, batch)[..., 0]
     # Length 8 = declared 8: half way down the cosine from (1 - .1) 8 to (1 + .1) 8. The second
     # trace never ended; the second question's first response took 5 tokens, so 8 is too much.
     np.testing.assert_allclose(rewards, [[0.75, -1.0], [0.35, 0.35]], atol=1e-4)
+
+
+def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_path, tokenizer):
+    config = load(tmp_path, "selfbudgeter", "rollout.group_size=4", "rollout.questions=1")
+    run, state = run_of(config, (tokenizer, len(tokenizer)))
+    # "6h", then 4 tokens; how each trace ended is all that differs.
+    ids = [[ledger.ID[c] for c in "6h4+2="]] * 4
+    close = np.array([CLOSED_BY_TAG, CLOSED_BY_EOS, CLOSED_BY_BUDGET, CLOSED_BY_TAG])
+    of_rows = lambda value: np.full(4, value)
+    trunks = Trunks(np.array(ids), of_rows(0), of_rows(6), of_rows(6), close, of_rows(12), None)
+    answers = np.ones((4, 1), np.int32)
+    branches = Branches(None, None, None, answers, answers > 0, 0 * answers, None)
+    budgets = jnp.full((1, 4), 12)
+    plan = BatchPlan(jnp.array([0]), jnp.array([0]), budgets, budgets[..., None])
+    batch = observe(run, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), 0)
+    batch = jax.tree.map(jnp.asarray, batch)
+    rewards = np.asarray(run.method.rewards(state.method_state, batch))[0, :, 0]
+    assert rewards[0] == rewards[3] > 0 and rewards[1] == rewards[2] == -1.0
+    # It did end: filters for traces that the budget cut keep it.
+    np.testing.assert_array_equal(batch.closed, [[True, True, False, True]])
 
 
 def test_settings_under_which_wrong_beats_right_are_refused(tmp_path):

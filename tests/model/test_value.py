@@ -14,14 +14,14 @@ def test_question_states_are_averaged_over_the_question_alone():
 
 
 def test_features_hold_question_budget_and_cut():
-    width = value.num_features(6, conditioned=True, cut_input=True)
+    width = value.num_features(6, conditioned=True, kind="trace_and_cut")
     features = value.value_features(
         jnp.ones((2, 6)),
-        jnp.full((2, 6), 2.0),
+        jnp.full((2, 2, 6), 2.0),
         jnp.array([8, 16]),
         jnp.array([[4, 8], [8, 16]]),
         b_max=64,
-        cut_input=True,
+        kind="trace_and_cut",
     )
     assert features.shape == (2, 2, width)
     np.testing.assert_allclose(features[0, 0, :12], features[0, 1, :12])  # same q, same b
@@ -30,11 +30,21 @@ def test_features_hold_question_budget_and_cut():
     np.testing.assert_allclose(features[0, 1, -32:], features[1, 0, -32:])
 
 
-def test_the_paper_head_cannot_tell_cuts_apart():
+def test_the_papers_head_is_told_the_cut_alone():
+    budgets, cuts = jnp.array([8, 16]), jnp.array([[4, 8], [8, 16]])
+    np.testing.assert_array_equal(value.told_budgets(budgets, cuts, kind="cut"), cuts)
+    np.testing.assert_array_equal(value.told_budgets(budgets, cuts, kind="trace")[1], [16, 16])
+    features = value.value_features(jnp.ones((2, 6)), None, budgets, cuts, b_max=64, kind="cut")
+    assert features.shape[-1] == value.num_features(6, conditioned=False, kind="cut")
+    np.testing.assert_array_equal(features[0, 1], features[1, 0])  # cut 8 of either trace
+    assert np.abs(features[0, 0] - features[0, 1]).max() > 0.1
+
+
+def test_told_the_trace_alone_a_head_cannot_tell_cuts_apart():
     features = value.value_features(
-        jnp.ones((1, 6)), None, jnp.array([8]), jnp.array([[4, 8]]), b_max=64, cut_input=False
+        jnp.ones((1, 6)), None, jnp.array([8]), jnp.array([[4, 8]]), b_max=64, kind="trace"
     )
-    assert features.shape[-1] == value.num_features(6, conditioned=False, cut_input=False)
+    assert features.shape[-1] == value.num_features(6, conditioned=False, kind="trace")
     np.testing.assert_array_equal(features[0, 0], features[0, 1])
 
 

@@ -40,7 +40,7 @@ def test_the_budget_modules_count_is_that_of_its_arrays():
 def test_the_value_heads_count_is_that_of_its_arrays():
     from bacr_jax.model import value
 
-    features = value.num_features(3584, conditioned=True, cut_input=True)
+    features = value.num_features(3584, conditioned=True, kind="trace_and_cut")
     make = lambda: value.init(jax.random.key(0), num_features=features, hidden_size=1024)
     arrays = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(make)))
     assert costs.head_parameters(workload()) == arrays

@@ -57,7 +57,14 @@ def test_without_traces_there_is_no_section(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"budget": None}, {"outcomes": ["x", "y"]}, {"context": None}, {"segments": []}]
+    "damage",
+    [
+        {"budget": None},
+        {"outcomes": ["x", "y"]},
+        {"context": None},
+        {"context": [2]},
+        {"segments": []},
+    ],
 )
 def test_what_is_no_trace_is_refused_by_its_file(tmp_path, damage):
     with pytest.raises(UserError, match=r"000003\.jsonl: holds something else than traces"):

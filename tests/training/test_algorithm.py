@@ -65,6 +65,21 @@ def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
     assert abs(metrics["mismatch/k1"]) < 1e-5 and metrics["mismatch/k3"] < 1e-6
 
 
+def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokenizer):
+    config = load(tmp_path, "bacr-robust", "value.inner_steps=0")
+    run, state = run_of(config, tokenizer, Odd())
+    state, done = iterate(run, state, 0)
+    # The last layer's weights are 0 at first, so every value is the bias.
+    assert abs(done.metrics["reward/mean"]) > 0.1
+    assert done.metrics["value/mean"] == pytest.approx(done.metrics["reward/mean"], abs=1e-6)
+    bias = float(state.train.head["out"]["bias"][0])
+    _, done = iterate(run, state, 1)
+    # Once only: it learns from there.
+    assert done.metrics["value/mean"] == pytest.approx(bias, abs=0.02)
+    off, fresh = run_of(load(tmp_path, "bacr-robust", "value.bias_start=false"), tokenizer, Odd())
+    assert iterate(off, fresh, 0)[1].metrics["value/mean"] == 0.0
+
+
 def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-robust", "curriculum.difficulty=continuous",
                   "curriculum.weight_epsilon=0", "rollout.questions=16")  # fmt: skip

@@ -89,4 +89,4 @@ def test_an_outcome_that_is_no_number_reaches_no_pass_rate(tmp_path, overrides):
     jax.tree.map(np.testing.assert_array_equal, (state.curriculum, state.difficulty), before)
     jax.tree.map(np.testing.assert_array_equal, state.train.policy, params)
     np.testing.assert_array_equal(state.method_state, remembered)
-    assert state.skipped_in_a_row == 1 and jnp.isfinite(state.curriculum.ema_rate).all()
+    assert int(state.train.skipped_in_a_row) == 1 and jnp.isfinite(state.curriculum.ema_rate).all()

@@ -23,6 +23,7 @@ from bacr_jax.advantages.credit import (
 from bacr_jax.advantages.group import (
     group_advantage,
     grpo_advantage,
+    other_questions_mean,
     rloo_advantage,
 )
 from bacr_jax.advantages.history import (
@@ -35,6 +36,7 @@ from bacr_jax.advantages.scale import (
     normalize,
 )
 from bacr_jax.advantages.segments import (
+    first_of_reused,
     scatter_segments,
     segment_index,
     sum_reused,
@@ -54,12 +56,14 @@ __all__ = [
     "answer_credit",
     "bcae_advantage",
     "correctness_from_value",
+    "first_of_reused",
     "group_advantage",
     "grpo_advantage",
     "history_advantage",
     "history_moments",
     "history_surprise",
     "normalize",
+    "other_questions_mean",
     "prior_strength",
     "residual_loo_baseline",
     "residual_moments",

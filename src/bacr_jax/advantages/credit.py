@@ -40,9 +40,10 @@ def thinking_credit(
     """Advantage of each thinking segment from the residuals at the cuts.
 
     "to_go" (and "answer_literal", which differs in the answers only): sum_{j >= s} w_j A_j, the
-    policy gradient of sum_j w_j R_j. "trajectory": sum_j w_j A_j for all segments; the same
-    expectation with more variance, since a token cannot change outcomes of earlier cuts.
-    "segment": w_s A_s alone; biased, blind to what a segment does to later answers.
+    policy gradient of sum_j w_j R_j. "trajectory": sum_j w_j A_j for all segments, one advantage a
+    trace (paper Eq. 15 to the letter); the same expectation with more variance, since a token
+    cannot change outcomes of earlier cuts. "segment": w_s A_s alone; biased, blind to what a
+    segment does to later answers.
 
     Args:
       residual: A_j = R_j - V_j (`bcae_advantage`).
@@ -85,7 +86,8 @@ def answer_credit(
     An answer decides its own outcome and nothing else, and u_j is all the weight which that outcome
     has in sum_j w_j R_j. "answer_literal" applies Eq. 10 to the answer as it stands,
     w_j (R_j - V_j), which overweighs the outcomes before the last and adds the noise of the
-    previous one.
+    previous one. "trajectory" gives answers what it gives the thinking, sum_j w_j A_j: the answers
+    are part of the trace that Eq. 15 weighs as a whole.
 
     Args:
       r: outcomes, in [0, 1].
@@ -94,14 +96,17 @@ def answer_credit(
       p: baseline of r: predicted probability of a correct answer, or the other traces' mean.
       weights: w, one per cut.
       coefficient: lambda of Eq. 7.
-      mode: "answer_literal", or any other mode of `thinking_credit` for the exact form.
+      mode: "answer_literal", "trajectory", or any other mode of `thinking_credit` for the first.
 
     Returns:
-      One advantage per cut; `sum_reused` adds those that share an answer.
+      One advantage per cut. `sum_reused` adds those that share an answer; under "trajectory", where
+      the advantage is the trace's and no cut's, `first_of_reused` comes before it.
     """
     chex.assert_rank([r, rewards, values, p], 3)
     chex.assert_equal_shape([r, rewards, values, p])
     if mode == "answer_literal":
         return weights * bcae_advantage(rewards, values)
+    if mode == "trajectory":
+        return thinking_credit(bcae_advantage(rewards, values), weights, mode=mode)
     u = outcome_coefficients(weights, coefficient=coefficient)
     return u * jax.lax.stop_gradient(r - p)

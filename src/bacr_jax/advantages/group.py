@@ -7,6 +7,26 @@ from jaxtyping import Array, Float
 from bacr_jax.masked import masked_std
 
 
+def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
+    """Mean reward of the other questions, a baseline before any value is known.
+
+        m_q = mean_{p != q} R_p
+
+    Independent of everything that was sampled for q, so it leaves the policy gradient unbiased.
+
+    Args:
+      rewards: of every cut of every trace.
+
+    Returns:
+      m, in units of reward; 0 where there is one question only.
+    """
+    sums = jax.lax.stop_gradient(rewards).sum((1, 2))
+    count = max(rewards.size - rewards[0].size, 1)
+    apart = ~jnp.eye(rewards.shape[0], dtype=bool)
+    # Not total minus own, whose rounding would let a question's rewards into its own mean.
+    return jnp.where(apart, sums, 0.0).sum(1) / count
+
+
 def group_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
     """Reward minus the group's mean (Dr.GRPO, arXiv 2503.20783).
 

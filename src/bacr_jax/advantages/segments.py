@@ -64,3 +64,19 @@ def sum_reused(
     chex.assert_equal_shape([advantages, source])
     serves = source[..., None, :] == jnp.arange(source.shape[-1])[:, None]
     return jnp.sum(jnp.where(serves, advantages[..., None, :], 0.0), axis=-1)
+
+
+def first_of_reused(
+    advantages: Float[Array, "*batch M"], source: Int[Array, "*batch M"]
+) -> Float[Array, "*batch M"]:
+    """Counts the advantage of an answer that serves several cuts once.
+
+    Args:
+      advantages: one per cut, the same at all cuts that share an answer.
+      source: the cut whose answer serves cut j (`rewards.distinct_cuts`).
+
+    Returns:
+      The same at cuts with an answer of their own, 0 at the others.
+    """
+    chex.assert_equal_shape([advantages, source])
+    return jnp.where(source == jnp.arange(source.shape[-1]), advantages, 0.0)

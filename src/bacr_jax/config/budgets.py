@@ -1,6 +1,7 @@
 """Budgets as people write them: numbers of thinking tokens, `none`, and the names of levels."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from bacr_jax.config.cli import whole_number
 from bacr_jax.config.schema import Config
@@ -9,6 +10,8 @@ from bacr_jax.errors import UserError
 
 # A budget that the policy is not told; it then thinks up to budget.cap tokens.
 NONE = "none"
+# Names of budgets.
+_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # Lengths are 32-bit numbers on the device.
 LARGEST = 2**31 - 1
 
@@ -49,3 +52,13 @@ def largest_evaluated(config: Config) -> int:
     """Most thinking tokens that an evaluation allows, a grace window aside."""
     without = [cap(config)] if config.eval.no_budget else []
     return max([*config.eval.budgets, *without], default=config.budget.max)
+
+
+def level_problems(config: Config) -> Iterator[str]:
+    """Names of budgets that can not be told from numbers, or from no budget."""
+    for name in config.budget.levels:
+        if not _LEVEL.fullmatch(name) or name == "none":
+            yield (
+                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
+                "- and _, and not none"
+            )

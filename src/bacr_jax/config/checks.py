@@ -5,10 +5,10 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bacr_jax.config.budgets import level_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
@@ -21,9 +21,6 @@ PRESET_POSITIONS = 32768
 
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
-
-# Names of budgets.
-_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 # Finds problems of a config, one line each.
 Finder = Callable[[Config], Iterator[str]]
@@ -233,16 +230,6 @@ def _budgets(config: Config) -> Iterator[str]:
         )
 
 
-def level_problems(config: Config) -> Iterator[str]:
-    """Names of budgets that could not be told from numbers, or from no budget."""
-    for name in config.budget.levels:
-        if not _LEVEL.fullmatch(name) or name == "none":
-            yield (
-                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
-                "- and _, and not none"
-            )
-
-
 def _choices(config: Config) -> Iterator[str]:
     budget = config.budget
     rising = tuple(sorted(set(budget.choices)))
@@ -330,6 +317,28 @@ def _batches(config: Config) -> Iterator[str]:
             )
 
 
+def _loss(config: Config) -> Iterator[str]:
+    loss, value = config.loss, config.value
+    if config.optimizer.single_rate and value.inner_steps:
+        yield (
+            f"value.inner_steps={value.inner_steps}: are steps of the head alone, but "
+            "optimizer.single_rate=true has one joint step for all; write 0"
+        )
+    if loss.ratio != "sequence":
+        return
+    if loss.aggregate != "seq_mean_token_mean":
+        yield (
+            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row holds "
+            "the whole row's loss, so that its sum would grow with the square of the length; write "
+            "seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
+        )
+    if loss.importance_cap is not None:
+        yield (
+            f"loss.importance_cap={written(loss.importance_cap)}: weighs tokens, but loss.ratio="
+            "sequence has one weight a row; write null, or loss.ratio=token"
+        )
+
+
 _GENERAL: tuple[Finder, ...] = (
     _blank_texts,
     _model,
@@ -339,6 +348,7 @@ _GENERAL: tuple[Finder, ...] = (
     _budgets,
     _curriculum,
     _batches,
+    _loss,
 )
 
 

@@ -15,6 +15,11 @@ class ConditioningConfig:
     enabled: bool = key(True, "condition the policy on phi(b) (method bacr); false: plain Qwen2.5")
     sharing: Literal["shared", "per_layer"] = key("shared", "one phi for all layers, or one each")
     positions: Literal["all", "response"] = key("all", "positions that receive phi(b)")
+    branches: Literal["trace", "cut"] = key(
+        "trace",
+        "what an answer at a cut is told: phi of the trace's b (its keys are read as they are), or "
+        "phi of the cut's b_j from the closing text on; then no two cuts share an answer",
+    )
     input: Literal["raw", "log", "normalised"] = key(
         "raw", "sinusoids of b (paper), of log b, or of 1000 b / budget.max"
     )
@@ -106,7 +111,10 @@ class CurriculumConfig:
 class CutsConfig:
     """Truncation points."""
 
-    count: int = key(4, "truncation points M per trace, evenly spaced up to b", "[1, 64]")
+    count: int = key(4, "truncation points M per trace, the last one at b", "[1, 64]")
+    kind: Literal["even", "random"] = key(
+        "even", "evenly spaced up to b (paper appendix), or drawn for every trace (method bacr)"
+    )
     weights: Literal["uniform", "final_heavy", "own_budget"] | tuple[float, ...] = key(
         "uniform",
         "weight of each cut in the objective: uniform (paper), last .7, last 1, or a list",
@@ -130,7 +138,8 @@ class AdvantageConfig:
         "value", "value: V(q,b) (paper); group: mean of the group; value with a leave-one-out part"
     )
     credit: Literal["to_go", "answer_literal", "trajectory", "segment"] = key(
-        "to_go", "which tokens get which advantage; to_go is the exact gradient"
+        "to_go",
+        "which tokens get which advantage; to_go: what comes after them; trajectory: one a trace",
     )
     normalise: Literal["batch_rms", "group", "none"] = key(
         "batch_rms", "divide by the batch's root mean square, the group's deviation, or nothing"
@@ -146,11 +155,21 @@ class ValueConfig:
     """Value head V(q, b) (paper Eq. 11)."""
 
     hidden_size: int = key(1024, "width of the two-layer head", "[1, inf)")
-    cut_input: bool = key(True, "V(q, b, b_j): the cut's budget is an input too; false: V(q, b)")
+    input: Literal["cut", "trace_and_cut", "trace"] = key(
+        "trace_and_cut",
+        "budgets the head is told: cut: V(q, b_j) (paper); trace_and_cut: V(q, b, b_j); "
+        "trace: V(q, b)",
+    )
+    loss: Literal["squared", "cross_entropy"] = key(
+        "squared",
+        "of V against R (Eq. 12), or of each cut's probability of a right answer, which V is made "
+        "from",
+    )
     stop_gradient: bool = key(True, "the head reads states without steering the policy")
     learning_rate: float = key(1e-3, "rate of the head's own Adam", "(0, inf)")
     inner_steps: int = key(4, "Adam steps of the head per iteration", "[0, inf)")
     warmup_iterations: int = key(0, "iterations that fit only the head, first", "[0, inf)")
+    bias_start: bool = key(True, "start V at the first batch's mean reward; false: at 0")
 
 
 @dataclass(frozen=True)
@@ -233,7 +252,7 @@ class LossConfig:
     clip_low: float = key(0.2, "epsilon_c below 1", "(0, 1)")
     clip_high: float = key(0.2, "epsilon_c above 1", "(0, inf)")
     ratio: Literal["token", "sequence", "gspo"] = key(
-        "token", "importance ratio per token; of the whole sequence (literal); length-normalised"
+        "token", "importance ratio per token; of the whole trace (paper); length-normalised"
     )
     aggregate: Literal["constant", "token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = key(
         "constant",

@@ -160,6 +160,11 @@ class OptimizerConfig:
 
     learning_rate: float = key(1e-6, "peak rate of the backbone", "[0, inf)")
     conditioning_learning_rate: float = key(1e-4, "peak rate of phi and the gates", "[0, inf)")
+    single_rate: bool = key(
+        False,
+        "learning_rate for phi, gates and value head too, one joint step for all (paper); "
+        "value.inner_steps must be 0",
+    )
     schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay after warm-up")
     final_fraction: float = key(0.1, "rate at the end, as a fraction of the peak", "[0, 1]")
     warmup_steps: int = key(10, "linear steps up to the peak", "[0, inf)")

@@ -7,7 +7,7 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.types import pytree
@@ -26,6 +26,7 @@ class CurriculumState:
       mu0: budget location before the first update, mu_k(0) of Eq. 5, in tokens.
       pass_rate: rho_k, the rates that Eq. 5 and 6 use; they only move at an update.
       ema_rate: running estimate of the pass rate, moved by every batch.
+      measured: whether the group has had a rollout yet; until then its rates are 1/2.
       correct: correct rollouts since the last update (fractional when an outcome is a mean).
       seen: rollouts since the last update.
       updates: number of updates done; while it is 0 the location is mu0.
@@ -34,6 +35,7 @@ class CurriculumState:
     mu0: Float[Array, "K"]
     pass_rate: Float[Array, "K"]
     ema_rate: Float[Array, "K"]
+    measured: Bool[Array, "K"]
     correct: Float[Array, "K"]
     seen: Float[Array, "K"]
     updates: Int[Array, ""]
@@ -65,6 +67,7 @@ def init_curriculum(num_groups: int, *, mu0: float | Sequence[float]) -> Curricu
         mu0=jnp.broadcast_to(locations, (num_groups,)),
         pass_rate=zeros + 0.5,
         ema_rate=zeros + 0.5,
+        measured=jnp.zeros(num_groups, bool),
         correct=zeros,
         seen=zeros,
         updates=jnp.zeros((), jnp.int32),
@@ -152,15 +155,16 @@ def record_outcomes(
         m <- d m + (1 - d) (c + 2 m) / (n + 2)
 
     The batch's rate is smoothed by the weight of a Beta(1, 1) prior, two pseudo-rollouts, centred
-    on what is believed so far. From the initial m = 1/2 that is the Beta(1, 1) posterior mean;
-    later it does not drag the rate back to 1/2; a group without rollouts keeps its rate exactly.
+    on what is believed so far, so that it does not drag the rate back to 1/2. The first batch of a
+    group has nothing to move: m is then the Beta(1, 1) posterior mean (c + 1) / (n + 2) itself. A
+    group without rollouts keeps its rate exactly.
 
     Args:
       state: the schedule.
       group: group of each question, in [0, K).
       correct: outcome of each rollout at its full budget (paper: r(q, t_{:b})), 0/1 or a mean
         over several answers; or the outcomes of a probe set.
-      ema_decay: d, in [0, 1), per call.
+      ema_decay: d, in [0, 1), per call after a group's first.
 
     Returns:
       The state with counts and running rates moved; `pass_rate` is untouched.
@@ -173,12 +177,14 @@ def record_outcomes(
         jnp.full(group.shape, correct.shape[1], jnp.float32), group, num_groups
     )
     smoothed = (right + _PRIOR_COUNT * state.ema_rate) / (rollouts + _PRIOR_COUNT)
-    moved = ema_decay * state.ema_rate + (1.0 - ema_decay) * smoothed
+    decay = jnp.where(state.measured, ema_decay, 0.0)
+    moved = decay * state.ema_rate + (1.0 - decay) * smoothed
     return dataclasses.replace(
         state,
         correct=state.correct + right,
         seen=state.seen + rollouts,
         ema_rate=jnp.where(rollouts > 0.0, moved, state.ema_rate),
+        measured=state.measured | (rollouts > 0.0),
     )
 
 

@@ -146,18 +146,9 @@ def empty_batch(
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:
-    """The same rows, of which those not kept have no sampled tokens and so no part in the loss.
-
-    If none is kept, all stay without advantages: a loss over no tokens would be 0/0.
-    """
+    """The same rows, of which those not kept have no sampled tokens and so no part in the loss."""
     if keep.all():
         return batch
-    if not keep.any():
-        nothing = {
-            name: jnp.zeros_like(getattr(batch, name))
-            for name in ("thinking_advantages", "answer_advantages")
-        }
-        return dataclasses.replace(batch, **nothing)
     counted: Any = np.where(keep, batch.sampled, 0)
     answered: Any = np.where(keep[:, None], batch.answered, 0)
     return dataclasses.replace(batch, sampled=counted, answered=answered)

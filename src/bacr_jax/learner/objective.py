@@ -1,56 +1,18 @@
 """The objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
-from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.model import attention, budget, logprobs, qwen2, value
-from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.learner.spec import LearnerSpec, Params, phi_of, phi_of_branches
+from bacr_jax.learner.value_loss import head_features, read_values, value_errors
+from bacr_jax.model import logprobs, qwen2, value
 from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
 from bacr_jax.types import pytree
 
-Params = dict[str, Any]
 Metrics = dict[str, Float[Array, ""]]
-
-
-@dataclass(frozen=True)
-class LearnerSpec:
-    """Everything about the learner that fixes its compiled form.
-
-    Attributes:
-      model: model shape.
-      conditioning: how phi joins the stream; None for the plain model.
-      loss: clipping, ratio, aggregation, coefficients.
-      value: value head settings; None when the method has no value head.
-      b_max: largest budget, constant of the aggregation and scale of the budget codes.
-      temperature: sampling temperature; log-probabilities are those of logits / temperature.
-      dtype: compute type.
-      implementation: attention of the trunk.
-      scan: loop over layers.
-      remat: recompute layers in the backward pass.
-      chunk: tokens per chunk of the output head.
-      mesh: devices that rows and parameters are split over; None for one device.
-    """
-
-    model: Qwen2Config
-    conditioning: ConditioningConfig | None
-    loss: LossConfig
-    value: ValueConfig | None
-    b_max: int
-    temperature: float = 1.0
-    dtype: Any = jnp.float32
-    implementation: attention.Implementation = "xla"
-    scan: bool = True
-    remat: bool = True
-    chunk: int = 512
-    mesh: Mesh | None = None
 
 
 @pytree
@@ -77,21 +39,16 @@ class LossNormalizers:
     """Denominators of the whole batch, so that a split into micro-batches changes nothing.
 
     Attributes:
-      tokens: of the aggregation of token losses.
-      count: sampled tokens, for metrics that are plain token means.
+      tokens: of the aggregation of token losses; 1 where no token has a part in them.
+      count: sampled tokens, for metrics that are plain token means; likewise at least 1.
       rows: rows times cuts, for the value loss.
+      has_tokens: whether any token has a part in the policy's loss.
     """
 
     tokens: Float[Array, ""]
     count: Float[Array, ""]
     rows: Float[Array, ""]
-
-
-def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
-    """phi(b) for the rows of a batch, or None without conditioning."""
-    if spec.conditioning is None:
-        return None
-    return budget.embed(params["budget"], budgets, conditioning=spec.conditioning, b_max=spec.b_max)
+    has_tokens: Bool[Array, ""]
 
 
 def chunked_logprobs(
@@ -164,6 +121,7 @@ def score_tokens(
         config=spec.model,
         lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
         budget_embedding=phi_of(params, batch.budgets, spec),
+        branch_embedding=phi_of_branches(params, batch.cuts, spec),
         conditioning=spec.conditioning,
         trunk_mask=trunk_mask,
         dtype=spec.dtype,
@@ -194,36 +152,19 @@ def score_tokens(
     return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
 
 
-def predict_values(
-    policy: Params,
-    value_head: Params,
-    question: Float[Array, "B D"],
-    batch: Batch,
-    *,
-    spec: LearnerSpec,
-) -> Float[Array, "B M"]:
-    """V(q, b[, b_j]) at every cut (paper Eq. 11); with stop_gradient it cannot steer the policy."""
-    assert spec.value is not None
-    phi = value.shared_phi(phi_of(policy, batch.budgets, spec))
-    if spec.value.stop_gradient:
-        question, phi = jax.lax.stop_gradient((question, phi))
-    features = value.value_features(
-        question,
-        phi,
-        batch.budgets,
-        batch.cuts,
-        b_max=spec.b_max,
-        cut_input=spec.value.cut_input,
-    )
-    return value.values(value_head, features)
-
-
 def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
     """What the losses of all rows of an update are divided by."""
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     as_float = lambda x: jnp.asarray(x, jnp.float32)
-    return LossNormalizers(tokens, as_float(mask.sum()), as_float(batch.returns.size))
+    has_tokens = mask.any()
+    # Every numerator is 0 without tokens: the losses are then 0, not 0/0.
+    return LossNormalizers(
+        tokens=jnp.where(has_tokens, as_float(tokens), 1.0),
+        count=jnp.maximum(as_float(mask.sum()), 1.0),
+        rows=as_float(batch.returns.size),
+        has_tokens=has_tokens,
+    )
 
 
 def _joined(thinking: Array, answers: Array) -> Array:
@@ -236,18 +177,18 @@ def importance_ratio(
 ) -> Float[Array, "B T"]:
     """Importance ratio of every sampled token, thinking then answers (paper Eq. 15).
 
-    A sequence-level ratio is taken over a trunk's thinking and over each of its answers apart.
+    "token": each token's own. "sequence": that of all a row sampled, thinking and answers, the
+    pi(t | q, b) of the equation. "gspo": the geometric mean over a row's thinking, and over each of
+    its answers apart.
     """
-
-    def of_rows(new: Array, old: Array, mask: Array) -> Array:
-        if kind == "token":
-            return losses.token_ratio(new, old)
-        ratio = losses.sequence_ratio if kind == "sequence" else losses.gspo_ratio
-        return jnp.broadcast_to(ratio(new, old, mask), new.shape)
-
+    new, old = (_joined(x.thinking, x.answers) for x in (scores, before))
+    if kind == "token":
+        return losses.token_ratio(new, old)
+    if kind == "sequence":
+        return losses.sequence_ratio(new, old, _joined(batch.thinking_mask, batch.answer_mask))
     flat = lambda x: x.reshape(-1, x.shape[-1])
-    thinking = of_rows(scores.thinking, before.thinking, batch.thinking_mask)
-    answers = of_rows(flat(scores.answers), flat(before.answers), flat(batch.answer_mask))
+    thinking = losses.gspo_ratio(scores.thinking, before.thinking, batch.thinking_mask)
+    answers = losses.gspo_ratio(*map(flat, (scores.answers, before.answers, batch.answer_mask)))
     return _joined(thinking, answers.reshape(scores.answers.shape))
 
 
@@ -308,9 +249,10 @@ def value_terms(
     """The value loss (paper Eq. 12) and its metrics; zero and none without a value head."""
     if value_head is None:
         return jnp.float32(0.0), {}
-    predicted = predict_values(policy, value_head, question, batch, spec=spec)
+    features = head_features(policy, question, batch.budgets, batch.cuts, spec=spec)
     over_rows = lambda x: jnp.where(batch.real[:, None], x, 0.0).sum() / normalizers.rows
-    loss = over_rows(losses.value_loss(predicted, batch.returns))
+    loss = over_rows(value_errors(value_head, features, batch.returns, spec=spec))
+    predicted = read_values(value_head, features, spec=spec)
     return loss, {"value/loss": loss, "value/mean": over_rows(predicted)}
 
 

@@ -29,6 +29,19 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([up, decay], [rise])
 
 
+def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.GradientTransformation:
+    """AdamW under the run's schedule, at a peak rate of its own."""
+    factor = schedule(config, total_steps)
+    return optax.adamw(
+        lambda step: rate * factor(step),
+        b1=config.b1,
+        b2=config.b2,
+        weight_decay=config.weight_decay,
+        mask=_decayed,
+        mu_dtype=jnp.float32,
+    )
+
+
 def _labels(params: dict) -> dict:
     return {
         name: jax.tree.map(lambda _: "conditioning" if name == "budget" else "backbone", leaf)  # noqa: B023
@@ -49,29 +62,30 @@ def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.Gradien
     """AdamW on fp32 masters, global-norm clipping over all of the policy.
 
     phi and the gates start from nothing, and a fine-tuning rate of 1e-6 would hardly move them in a
-    few hundred updates; they get `conditioning_learning_rate`.
+    few hundred updates; they get `conditioning_learning_rate`, unless the run has a single rate.
     """
-    factor = schedule(config, total_steps)
-
-    def adamw(rate: float) -> optax.GradientTransformation:
-        return optax.adamw(
-            lambda step: rate * factor(step),
-            b1=config.b1,
-            b2=config.b2,
-            weight_decay=config.weight_decay,
-            mask=_decayed,
-            mu_dtype=jnp.float32,
-        )
-
+    single = config.single_rate
+    of_phi = config.learning_rate if single else config.conditioning_learning_rate
     groups = {
-        "backbone": adamw(config.learning_rate),
-        "conditioning": adamw(config.conditioning_learning_rate),
+        "backbone": _adamw(config, config.learning_rate, total_steps),
+        "conditioning": _adamw(config, of_phi, total_steps),
     }
     return optax.chain(
         optax.clip_by_global_norm(config.grad_clip), optax.multi_transform(groups, _labels)
     )
 
 
-def value_optimizer(config: ValueConfig) -> optax.GradientTransformation:
-    """Adam for the value head, which has its own steps and its own rate."""
+def value_optimizer(
+    config: ValueConfig, policy: OptimizerConfig, total_steps: int
+) -> optax.GradientTransformation:
+    """Adam for the value head, with its own steps and rate, or the policy's if the run has one.
+
+    Args:
+      config: the head's settings.
+      policy: the policy's optimizer.
+      total_steps: policy updates in the whole run.
+    """
+    if policy.single_rate:
+        adam = _adamw(policy, policy.learning_rate, total_steps)
+        return optax.chain(optax.clip_by_global_norm(policy.grad_clip), adam)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(config.learning_rate))

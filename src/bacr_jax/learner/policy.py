@@ -234,6 +234,7 @@ def make_policy(
         loss=config.loss,
         value=config.value if method.uses_value else None,
         b_max=config.budget.max,
+        progress=config.reward.coefficient if config.reward.dense else 0.0,
         temperature=config.rollout.temperature,
         dtype=dtype,
         implementation=implementation,
@@ -309,7 +310,7 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
     width = value.num_features(
         policy.learner.model.hidden_size,
         conditioned=policy.learner.conditioning is not None,
-        cut_input=settings.cut_input,
+        kind=settings.input,
     )
     hidden_size = settings.hidden_size
     return policy.make(lambda: value.init(key, num_features=width, hidden_size=hidden_size))

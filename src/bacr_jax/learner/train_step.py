@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
     LearnerSpec,
@@ -20,6 +19,7 @@ from bacr_jax.learner.objective import (
     phi_of,
     score_tokens,
 )
+from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import qwen2, value
 from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Prompts, pytree
@@ -38,6 +38,7 @@ class TrainState:
       head_opt: optimizer state of the value head.
       updates: policy updates done.
       skipped: updates skipped because a gradient was not finite.
+      skipped_in_a_row: those since the last one whose gradient was finite.
     """
 
     policy: Params
@@ -46,6 +47,7 @@ class TrainState:
     head_opt: Any
     updates: Int[Array, ""]
     skipped: Int[Array, ""]
+    skipped_in_a_row: Int[Array, ""]
 
 
 def init_state(
@@ -62,6 +64,7 @@ def init_state(
         head_opt=None if value_head is None else head_tx.init(value_head),
         updates=jnp.int32(0),
         skipped=jnp.int32(0),
+        skipped_in_a_row=jnp.int32(0),
     )
 
 
@@ -116,12 +119,16 @@ def apply_update(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
     update_policy: Bool[Array, ""] | bool,
+    has_tokens: Bool[Array, ""] | bool,
 ) -> tuple[TrainState, Metrics]:
-    """One Adam step, or none and a count where a gradient is not finite."""
+    """One Adam step, or none and a count where a gradient is not finite.
+
+    Without a token in the loss the policy has no step either: Adam would move it by its moments.
+    """
     norm = optax.global_norm(grads.policy)
     head_norm = optax.global_norm(grads.head) if grads.head is not None else jnp.float32(0.0)
     finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
-    moves = finite & update_policy
+    moves = finite & update_policy & has_tokens
     policy, policy_opt = _apply(policy_tx, grads.policy, state.policy_opt, state.policy, moves)
     value_head, head_opt = state.head, state.head_opt
     if value_head is not None and grads.head is not None:
@@ -133,9 +140,15 @@ def apply_update(
         head_opt=head_opt,
         updates=state.updates + moves,
         skipped=state.skipped + ~finite,
+        skipped_in_a_row=jnp.where(finite & has_tokens, 0, state.skipped_in_a_row + ~finite),
     )
     new = constrain(new, spec.mesh)
-    return new, {**grads.metrics, "policy/grad_norm": norm, "policy/skipped": new.skipped}
+    return new, {
+        **grads.metrics,
+        "policy/grad_norm": norm,
+        "policy/skipped": new.skipped,
+        "policy/empty_minibatches": 1.0 - jnp.asarray(has_tokens, jnp.float32),
+    }
 
 
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
@@ -164,7 +177,8 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Minimises Eq. 16 on one batch: gradients by accumulation over micro-batches, one Adam step.
 
-    A step whose gradients are not finite changes nothing and is counted.
+    A step whose gradients are not finite changes nothing and is counted; so is a batch without a
+    token in the loss, from which the value head alone learns.
 
     Args:
       state: donated.
@@ -203,6 +217,7 @@ def train_step(
         policy_tx=policy_tx,
         head_tx=head_tx,
         update_policy=update_policy,
+        has_tokens=normalizers.has_tokens,
     )
 
 
@@ -251,10 +266,17 @@ def apply_gradients(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
     update_policy: Bool[Array, ""] | bool = True,
+    has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
     """The Adam step of `train_step`, on gradients accumulated one micro-batch at a time."""
     return apply_update(
-        state, grads, spec=spec, policy_tx=policy_tx, head_tx=head_tx, update_policy=update_policy
+        state,
+        grads,
+        spec=spec,
+        policy_tx=policy_tx,
+        head_tx=head_tx,
+        update_policy=update_policy,
+        has_tokens=has_tokens,
     )
 
 
@@ -285,11 +307,10 @@ def question_values(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
-    """V(q, b[, b_j]) before the update, and the features it was read from.
+    """V before the update, and the features it was read from.
 
     Only the question is run through the model, so values can be had before any token is sampled.
     """
-    assert spec.value is not None
     phi = phi_of(policy, budgets, spec)
     mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
@@ -308,32 +329,27 @@ def question_values(
         mesh=spec.mesh,
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
-    features = value.value_features(
-        question,
-        value.shared_phi(phi),
-        budgets,
-        cuts,
-        b_max=spec.b_max,
-        cut_input=spec.value.cut_input,
-    )
+    features = head_features(policy, question, budgets, cuts, spec=spec)
+    values = read_values(value_head, features, spec=spec)
     # Whole everywhere: the host reads them.
-    return constrain((value.values(value_head, features), features), spec.mesh)
+    return constrain((values, features), spec.mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("head_tx", "num_steps"))
+@functools.partial(jax.jit, static_argnames=("spec", "head_tx", "num_steps"))
 def fit_value(
     value_head: Params,
     head_opt: Any,
     features: Float[Array, "B M F"],
     returns: Float[Array, "B M"],
     *,
+    spec: LearnerSpec,
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
     """Extra Adam steps of the head on Eq. 12: one joint step an iteration hardly teaches it."""
 
     def loss(params: Params) -> Array:
-        return losses.value_loss(value.values(params, features), returns).mean()
+        return value_errors(params, features, returns, spec=spec).mean()
 
     def body(_: Any, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt = carry

@@ -6,12 +6,14 @@ Two ways to split an update: equal numbers of rows, scanned inside one program
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.batch import Batch
@@ -83,7 +85,7 @@ class Updates:
           update_policy: False moves only the value head.
 
         Returns:
-          The new state, and metrics averaged over minibatches.
+          The new state, and metrics (`averaged`).
         """
         parts = self._minibatches(batch)
         split = self._by_rows if self.config.micro_batch_tokens is None else self._by_tokens
@@ -97,8 +99,8 @@ class Updates:
             for step in steps:
                 state, metrics = step(state, update_policy)
                 history.append(metrics)
-            mean = jax.block_until_ready(jax.tree.map(lambda *x: sum(x) / len(x), *history))
-        return state, {**mean, "policy/skipped": history[-1]["policy/skipped"]}
+            metrics = jax.block_until_ready(averaged(history))
+        return state, metrics
 
     def compile(self, state: TrainState, batch: Batch, *, reference: Params | None = None) -> None:
         """Runs every shape of micro-batch once on nothing, whichever of them will be needed first.
@@ -187,7 +189,8 @@ class Updates:
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
             grads = self._add_up(state, scored, normalizers)
-            return apply_gradients(state, grads, **self._optimizers(), update_policy=update_policy)
+            moves = {"update_policy": update_policy, "has_tokens": normalizers.has_tokens}
+            return apply_gradients(state, grads, **self._optimizers(), **moves)
 
         return step
 
@@ -216,3 +219,31 @@ class Updates:
         for part in parts:
             grads = accumulate(grads, *part, spec=self.spec)
         return grads
+
+
+@jax.jit
+def averaged(history: Sequence[Metrics]) -> Metrics:
+    """Metrics of an iteration: means over the minibatches that had tokens in the loss, or zeros.
+
+    The value head learns from every minibatch, so its metrics are means over all of them.
+
+    Args:
+      history: metrics of each minibatch, in order.
+
+    Returns:
+      One number by name; `policy/empty_minibatches` is a count, `policy/skipped` the last total.
+    """
+    empty = [one["policy/empty_minibatches"] for one in history]
+    counted = [1.0 - x for x in empty]
+    everything = [jnp.float32(1.0) for _ in history]
+
+    def mean(name: str) -> Array:
+        weights = everything if name.startswith("value/") else counted
+        total = sum(jnp.where(w > 0, one[name], 0.0) for w, one in zip(weights, history))
+        return jnp.asarray(total / jnp.maximum(sum(weights), 1.0))
+
+    return {
+        **{name: mean(name) for name in history[0]},
+        "policy/empty_minibatches": jnp.asarray(sum(empty)),
+        "policy/skipped": history[-1]["policy/skipped"],
+    }

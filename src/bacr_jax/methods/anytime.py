@@ -147,7 +147,7 @@ def make(config: Config) -> Method:
     def grid() -> Int[Array, "M"]:
         return cutting.cut_points(jnp.int32(config.budget.max), num_cuts=count)
 
-    def cuts(budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+    def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
         return jnp.broadcast_to(grid(), (*budgets.shape, count))
 
     def rewards(state: Any, batch: GroupBatch) -> PerCut:
@@ -159,10 +159,13 @@ def make(config: Config) -> Method:
         prior = brpo_prior(settings.prior, grid())
         # The published answer gradient weighs budgets alike whatever the thinking's prior is.
         answer_prior = brpo_prior(settings.answer_prior, grid()) * count
+        thinking = brpo_advantage(rewards, prior, mode=settings.baseline, loo=settings.loo)
+        returns = to_go(rewards, prior)
         return Advantages(
-            thinking=brpo_advantage(rewards, prior, mode=settings.baseline, loo=settings.loo),
+            thinking=thinking,
             answers=answer_advantage(batch.by_answer) * answer_prior[:, None],
-            baseline=group_mean(rewards),
+            baseline=returns - thinking,
+            returns=returns,
         )
 
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:

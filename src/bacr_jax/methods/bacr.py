@@ -42,7 +42,7 @@ def make(config: Config) -> Method:
         uses_value=config.advantage.baseline != "group",
         question_weights=bind(question_weights),
         sample_budgets=bind(sample_budgets),
-        cuts=functools.partial(rewards.cut_points, num_cuts=config.cuts.count),
+        cuts=bind(cut_points),
         rewards=bind(dense_rewards),
         advantages=bind(credit),
         init_state=bind(init_state),
@@ -59,6 +59,12 @@ def problems(config: Config) -> Iterator[str]:
     if advantage.normalise == "group":
         yield from needs_a_group(config, "advantage.normalise=group")
     yield from _steep_weights(config)
+    if config.loss.ratio == "sequence" and advantage.credit != "trajectory":
+        yield (
+            f"advantage.credit={advantage.credit}: loss.ratio=sequence weighs a trace as a whole, "
+            "and credit by segment would be added up in it; write advantage.credit=trajectory, or "
+            "loss.ratio=token"
+        )
     if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
         yield (
             f"advantage.history=true: needs credit that starts at the segment, found "
@@ -140,6 +146,13 @@ def sample_budgets(
     )
 
 
+def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+    """Truncation points of each trace (Algorithm 1, line 10)."""
+    if config.cuts.kind == "random":
+        return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
+    return rewards.cut_points(budgets, num_cuts=config.cuts.count)
+
+
 # --- what it is worth -----------------------------------------------------------------------------
 
 
@@ -200,10 +213,20 @@ def credit(
         coefficient=_coefficient(config),
         mode=settings.credit,
     )
+    if settings.credit == "trajectory" and config.conditioning.branches == "trace":
+        answers = advantages.first_of_reused(
+            answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
+        )
     thinking, surprise = thinking_credit(config, batch, residual, expected)
     if settings.history:
         thinking = advantages.history_advantage(thinking, surprise, _history_slope(state))
-    return Advantages(thinking=thinking / scale, answers=answers / scale, baseline=baseline)
+    returns = advantages.thinking_credit(reward, _weights(config), mode=settings.credit)
+    return Advantages(
+        thinking=thinking / scale,
+        answers=answers / scale,
+        baseline=returns - thinking,
+        returns=returns,
+    )
 
 
 # --- what it remembers ----------------------------------------------------------------------------

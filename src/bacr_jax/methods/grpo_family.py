@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import curriculum
+from bacr_jax.advantages import group_advantage
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
@@ -62,6 +63,7 @@ def grpo_family(
     name: str,
     advantage: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]],
     *,
+    centred: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]] = group_advantage,
     reward: TraceRewards = correctness,
     keep: Callable[[GroupBatch], Bool[Array, "Q G"]] | None = None,
     **hooks: Any,
@@ -72,6 +74,7 @@ def grpo_family(
       config: the run's config.
       name: for tables and logs.
       advantage: from the rewards [Q, G] to advantages [Q, G].
+      centred: from the rewards to rewards minus the method's baseline, for the metrics.
       reward: reward of each trace.
       keep: rollouts [Q, G] that count in the loss; all by default.
       **hooks: further fields of `Method`.
@@ -87,7 +90,7 @@ def grpo_family(
         return Advantages(
             thinking=shared,
             answers=shared,
-            baseline=group_mean(rewards),
+            baseline=rewards - centred(rewards[..., 0])[..., None],
             keep=None if keep is None else keep(batch),
         )
 
@@ -97,7 +100,7 @@ def grpo_family(
         uses_value=False,
         question_weights=by_size,
         sample_budgets=largest_budget(config),
-        cuts=lambda budgets: budgets[..., None],
+        cuts=lambda key, budgets: budgets[..., None],
         rewards=rewards,
         advantages=advantages,
         **hooks,

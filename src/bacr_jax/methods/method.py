@@ -28,6 +28,7 @@ class GroupBatch:
       lengths: response tokens of each rollout: thinking and the answer at its end, without what
         was forced.
       closed: the thinking ended by itself, before the budget.
+      closed_by_tag: it did so with its closing tag, not by ending the turn.
       fraction: share of training done, in [0, 1].
       extra: [Q, G] numbers that the method's own `read` found in the text.
     """
@@ -40,6 +41,7 @@ class GroupBatch:
     thinking: Int[Array, "Q G"]
     lengths: Int[Array, "Q G"]
     closed: Bool[Array, "Q G"]
+    closed_by_tag: Bool[Array, "Q G"]
     fraction: Float[Array, ""]
     extra: dict[str, Array]
 
@@ -52,13 +54,15 @@ class Advantages:
       thinking: advantage of each thinking segment (tokens up to cut j, after cut j - 1).
       answers: advantage of the answers at each cut, before answers that serve several cuts are
         summed; [Q, G, M], or one more axis with several answers per cut.
-      baseline: what was subtracted from the rewards, for the metrics.
+      baseline: what the method subtracts from `returns`, for the metrics.
+      returns: what each thinking segment is paid, before baseline and scale; None: the rewards.
       keep: rollouts that count in the loss; None: all.
     """
 
     thinking: Float[Array, "Q G M"]
     answers: Float[Array, "Q G M"] | Float[Array, "Q G M A"]
     baseline: Float[Array, "Q G M"]
+    returns: Float[Array, "Q G M"] | None = None
     keep: Bool[Array, "Q G"] | None = None
 
 
@@ -125,7 +129,7 @@ class Method:
       uses_value: a value head predicts rewards.
       question_weights: (curriculum, group sizes [K]) -> probability of each difficulty group [K].
       sample_budgets: (key, curriculum, groups [Q]) -> budgets [Q, G] in tokens.
-      cuts: budgets [Q, G] -> truncation points [Q, G, M] in tokens, nondecreasing.
+      cuts: (key, budgets [Q, G]) -> truncation points [Q, G, M] in tokens, nondecreasing.
       rewards: (state, `GroupBatch`) -> rewards [Q, G, M].
       advantages: (state, `GroupBatch`, rewards, values or None) -> `Advantages`.
       init_state: number of training questions -> state before training.
@@ -146,7 +150,7 @@ class Method:
     uses_value: bool
     question_weights: Callable[[CurriculumState, Int[Array, "K"]], Float[Array, "K"]]
     sample_budgets: Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]
-    cuts: Callable[[Int[Array, "Q G"]], Int[Array, "Q G M"]]
+    cuts: Callable[[Array, Int[Array, "Q G"]], Int[Array, "Q G M"]]
     rewards: Callable[[Any, GroupBatch], Float[Array, "Q G M"]]
     advantages: Callable[..., Advantages]
     init_state: Callable[[int], Any] = no_state

@@ -10,4 +10,5 @@ __all__ = ["make", "problems"]
 
 def make(config: Config) -> Method:
     """Correctness minus the leave-one-out mean."""
-    return grpo_family(config, "RLOO", advantages.rloo_advantage)
+    leave_one_out = advantages.rloo_advantage
+    return grpo_family(config, "RLOO", leave_one_out, centred=leave_one_out)

@@ -170,8 +170,8 @@ def solution_lengths(batch: GroupBatch) -> Int[Array, "Q G"]:
 
 
 def well_formed(batch: GroupBatch) -> Bool[Array, "Q G"]:
-    """Responses that declare a budget and end by themselves."""
-    return (batch.extra["declared"] > 0) & batch.closed
+    """Responses that declare a budget and close their solution with its tag."""
+    return (batch.extra["declared"] > 0) & batch.closed_by_tag
 
 
 def no_limits(num_questions: int) -> Float[Array, "n"]:

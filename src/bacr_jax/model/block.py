@@ -132,16 +132,17 @@ def apply_block(
     attend: Attend,
     *,
     config: Qwen2Config,
-    phi: Float[Array, "B D"] | None = None,
+    phi: Float[Array, "B D"] | Float[Array, "B P D"] | None = None,
     gate: Float[Array, "D"] | None = None,
     conditioning: ConditioningConfig | None = None,
     mask: Bool[Array, "B T"] | None = None,
+    which: Float[Array, "B T P"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
     """One layer with its budget gate; without `phi` no budget code is traced at all."""
     block = Block(config, x.dtype)
     if phi is None or gate is None or conditioning is None:
         return block.apply({"params": layer}, x, by, attend)
     condition = functools.partial(
-        budget.add_gated, gate=gate, phi=phi, conditioning=conditioning, mask=mask
+        budget.add_gated, gate=gate, phi=phi, conditioning=conditioning, mask=mask, which=which
     )
     return block.apply({"params": layer}, x, by, attend, condition, conditioning.site)

@@ -112,19 +112,21 @@ def embed(
 def add_gated(
     x: Float[Array, "B T D"],
     gate: Float[Array, "D"],
-    phi: Float[Array, "B D"],
+    phi: Float[Array, "B D"] | Float[Array, "B P D"],
     *,
     conditioning: ConditioningConfig,
     mask: Bool[Array, "B T"] | None = None,
+    which: Float[Array, "B T P"] | None = None,
 ) -> Float[Array, "B T D"]:
     """H + g(w_g . h) phi(b): the budget joins the residual stream through a gate (paper Eq. 3).
 
     Args:
       x: residual stream h.
       gate: w_g of this layer.
-      phi: budget embedding of each row, for this layer.
+      phi: budget embedding of each row, for this layer; or P of them, with `which`.
       conditioning: which gate (sigmoid, tanh, on the raw or RMS-normed stream) and its bias.
       mask: positions that receive the embedding; None for all.
+      which: one-hot, the embedding that each position is told; None where a row has one.
     """
     h = x.astype(jnp.float32)
     if conditioning.gate == "sigmoid_normed":
@@ -133,4 +135,8 @@ def add_gated(
     opened = jnp.tanh(activation) if conditioning.gate == "tanh" else nn.sigmoid(activation)
     if mask is not None:
         opened = jnp.where(mask, opened, 0.0)
-    return x + (opened[..., None] * phi[:, None]).astype(x.dtype)
+    if which is None:
+        told = phi[:, None]
+    else:
+        told = jnp.einsum("btp,bpd->btd", which, phi, precision="highest")
+    return x + (opened[..., None] * told).astype(x.dtype)

@@ -83,13 +83,16 @@ def unstack(layers: Params, num_layers: int) -> list[Params]:
     return [of_layer(index) for index in range(num_layers)]
 
 
-def _layer_inputs(params: Params, phi: Array | None) -> tuple[Params, Array | None]:
+def _layer_inputs(
+    params: Params, phi: Array | None, which: Array | None
+) -> tuple[Params, Array | None]:
     """What differs from layer to layer, with a leading L, and the phi that all layers share."""
+    shared_rank = 2 if which is None else 3
     per_layer: Params = {"layer": params["layers"]}
     if phi is None:
         return per_layer, None
     per_layer["gate"] = params["budget"]["gate"]
-    return ({**per_layer, "phi": phi}, None) if phi.ndim == 3 else (per_layer, phi)
+    return (per_layer, phi) if phi.ndim == shared_rank else ({**per_layer, "phi": phi}, None)
 
 
 def run_layers(
@@ -99,9 +102,10 @@ def run_layers(
     attend: Callable[[Array, Array, Array], Array],
     *,
     config: Qwen2Config,
-    budget_embedding: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
+    budget_embedding: Float[Array, "*L B D"] | Float[Array, "*L B P D"] | None = None,
     conditioning: ConditioningConfig | None = None,
     mask: Bool[Array, "B T"] | None = None,
+    which: Float[Array, "B T P"] | None = None,
     scan: bool = True,
     remat: bool = True,
     mesh: Mesh | None = None,
@@ -117,6 +121,7 @@ def run_layers(
       budget_embedding: phi(b), shared or per layer; None gives exactly plain Qwen2.5.
       conditioning: how phi joins the stream; needed with `budget_embedding`.
       mask: positions that receive phi.
+      which: which of P embeddings each position is told, where rows have several.
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
       remat: recompute each layer in the backward pass instead of storing its inside.
       mesh: keeps rows split over its devices, so that weights travel and activations don't.
@@ -125,7 +130,7 @@ def run_layers(
       Final-norm output.
     """
     by = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    per_layer, shared = _layer_inputs(params, budget_embedding)
+    per_layer, shared = _layer_inputs(params, budget_embedding, which)
 
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
         x, _ = apply_block(
@@ -138,6 +143,7 @@ def run_layers(
             gate=inputs.get("gate"),
             conditioning=conditioning,
             mask=mask,
+            which=which,
         )
         return x, None
 
@@ -255,6 +261,12 @@ def _tree_rows(
     return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
 
 
+def _told(trunk: int, b: int, m: int, a: int) -> Float[Array, "B T P"]:
+    """One-hot: positions of the trunk are told embedding 0, those of branch j embedding 1 + j."""
+    index = jnp.concatenate([jnp.zeros(trunk, int), 1 + jnp.repeat(jnp.arange(m), a)])
+    return jnp.broadcast_to(jax.nn.one_hot(index, 1 + m), (b, trunk + m * a, 1 + m))
+
+
 def forward_tree(
     params: Params,
     trunk: Int[Array, "B S"],
@@ -263,7 +275,8 @@ def forward_tree(
     *,
     config: Qwen2Config,
     lengths: Int[Array, "B"] | None = None,
-    budget_embedding: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
+    budget_embedding: Float[Array, "*L B D"] | None = None,
+    branch_embedding: Float[Array, "*L B M D"] | None = None,
     conditioning: ConditioningConfig | None = None,
     trunk_mask: Bool[Array, "B S"] | None = None,
     dtype: Any = jnp.float32,
@@ -284,7 +297,8 @@ def forward_tree(
       context: trunk tokens each branch sees; the branch's positions continue from there.
       config: shape.
       lengths: real trunk tokens per row.
-      budget_embedding: phi(b); branches use their trunk's.
+      budget_embedding: phi(b) of each trunk.
+      branch_embedding: phi(b_j) of each branch; None: branches use their trunk's.
       conditioning: how phi joins the stream.
       trunk_mask: trunk positions that receive phi; branch tokens always do.
       dtype: compute type.
@@ -301,6 +315,11 @@ def forward_tree(
     attend = lambda q, k, v: attention.tree_attention(
         q, k, v, context, trunk_length=s, implementation=implementation, lengths=lengths
     )
+    which = None
+    if budget_embedding is not None and branch_embedding is not None:
+        parts = (budget_embedding[..., None, :], branch_embedding)
+        budget_embedding = jnp.concatenate(parts, axis=-2)
+        which = _told(s, *branches.shape)
     hidden = run_layers(
         params,
         embed_tokens(params, tokens, dtype),
@@ -310,6 +329,7 @@ def forward_tree(
         budget_embedding=budget_embedding,
         conditioning=conditioning,
         mask=mask,
+        which=which,
         scan=scan,
         remat=remat,
         mesh=mesh,

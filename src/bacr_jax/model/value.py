@@ -1,6 +1,6 @@
 """The value head V(q, b) (paper Eq. 11): what reward a question will bring under a budget."""
 
-from typing import Any
+from typing import Any, Literal
 
 import chex
 import flax.linen as nn
@@ -10,10 +10,11 @@ from jaxtyping import Array, Float, Int
 from bacr_jax.model.budget import sinusoids
 
 Params = dict[str, Any]
+ValueInput = Literal["cut", "trace_and_cut", "trace"]
 
 
 class ValueHead(nn.Module):
-    """A two-layer MLP on [h_q, phi-features of b, phi-features of b_j], fp32, linear output.
+    """A two-layer MLP on h_q and what is known of the budget, fp32, linear output.
 
     The output is not squashed: dense rewards range from -lambda to 1 + lambda. The last layer
     starts at zero, so the first values are its bias.
@@ -42,38 +43,59 @@ def pool_question(
     return total / jnp.maximum(mask.sum(1), 1)[:, None]
 
 
+def told_budgets(
+    budgets: Int[Array, "B"], cuts: Int[Array, "B M"], *, kind: ValueInput
+) -> Int[Array, "B M"]:
+    """The budget whose phi the head reads at every cut.
+
+    Args:
+      budgets: b of each row.
+      cuts: b_j of each cut.
+      kind: "cut": b_j (paper Eq. 10 to 12, where R(q, t, b) and V(q, b) share their budget).
+        "trace_and_cut", "trace": b.
+    """
+    return cuts if kind == "cut" else jnp.broadcast_to(budgets[:, None], cuts.shape)
+
+
 def value_features(
     h_q: Float[Array, "B D"],
-    phi: Float[Array, "B D"] | None,
+    phi: Float[Array, "B M D"] | None,
     budgets: Int[Array, "B"],
     cuts: Int[Array, "B M"],
     *,
     b_max: int,
-    cut_input: bool,
+    kind: ValueInput,
 ) -> Float[Array, "B M F"]:
-    """Inputs of the head for every cut of every row: h_q (+) phi(b) (+) codes of b and b_j.
+    """Inputs of the head for every cut of every row: h_q (+) phi (+) codes of the budgets.
 
-    phi starts at zero and learns slowly, so the sinusoids of the log-scaled budget stand beside it:
-    the head can tell budgets apart from the first step. The paper's V has one budget, but the
-    expected reward at a cut depends on both b and b_j, hence `cut_input`.
+        kind            V               inputs beside h_q
+        cut             V(q, b_j)       phi(b_j), code(b_j)            (paper)
+        trace_and_cut   V(q, b, b_j)    phi(b), code(b), code(b_j)
+        trace           V(q, b)         phi(b), code(b)
+
+    The reward at a cut depends on b_j most of all, and on b too, since the policy was told b. phi
+    starts at zero and learns slowly, so the sinusoids of the log-scaled budget stand beside it: the
+    head can tell budgets apart from the first step. Where phi joins the stream at all positions,
+    h_q holds b whatever the kind.
 
     Args:
       h_q: pooled question states.
-      phi: budget embedding, averaged over layers if each has one; None without conditioning.
+      phi: embedding of `told_budgets`, averaged over layers if each has one; None without
+        conditioning.
       budgets: b, thinking tokens.
       cuts: b_j, thinking tokens.
       b_max: largest budget.
-      cut_input: add the code of b_j; False gives the paper's V(q, b).
+      kind: which budgets the head is told.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
-    b, m = cuts.shape
-    code = lambda x: sinusoids(x, width=32, scale="log", b_max=b_max)
-    rows = [h_q, code(budgets)] if phi is None else [h_q, phi, code(budgets)]
-    per_row = jnp.concatenate([r.astype(jnp.float32) for r in rows], axis=-1)
-    features = jnp.broadcast_to(per_row[:, None], (b, m, per_row.shape[-1]))
-    if cut_input:
-        features = jnp.concatenate([features, code(cuts.reshape(-1)).reshape(b, m, -1)], axis=-1)
-    return features
+    code = lambda x: sinusoids(x.reshape(-1), width=32, scale="log", b_max=b_max).reshape(
+        *x.shape, -1
+    )
+    parts = [jnp.broadcast_to(h_q[:, None], (*cuts.shape, h_q.shape[-1]))]
+    parts += [] if phi is None else [phi]
+    parts += [code(told_budgets(budgets, cuts, kind=kind))]
+    parts += [code(cuts)] if kind == "trace_and_cut" else []
+    return jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-1)
 
 
 def init(key: Array, *, num_features: int, hidden_size: int) -> Params:
@@ -82,20 +104,22 @@ def init(key: Array, *, num_features: int, hidden_size: int) -> Params:
 
 
 def values(params: Params, features: Float[Array, "B M F"]) -> Float[Array, "B M"]:
-    """V(q, b[, b_j]) in units of reward."""
+    """V at every cut, in units of reward."""
     hidden_size = params["hidden"]["bias"].shape[0]
     return jnp.asarray(ValueHead(hidden_size).apply({"params": params}, features))
 
 
-def num_features(hidden_size: int, *, conditioned: bool, cut_input: bool) -> int:
+def with_bias(params: Params, bias: Float[Array, ""]) -> Params:
+    """The head with another output bias: its value everywhere while the last kernel is zero."""
+    out = params["out"]
+    return {**params, "out": {**out, "bias": jnp.full_like(out["bias"], bias)}}
+
+
+def num_features(hidden_size: int, *, conditioned: bool, kind: ValueInput) -> int:
     """Width of `value_features`."""
-    return hidden_size * (1 + conditioned) + 32 * (1 + cut_input)
+    return hidden_size * (1 + conditioned) + 32 * (1 + (kind == "trace_and_cut"))
 
 
-def shared_phi(
-    phi: Float[Array, "B D"] | Float[Array, "L B D"] | None,
-) -> Float[Array, "B D"] | None:
+def shared_phi(phi: Float[Array, "B D"] | Float[Array, "L B D"]) -> Float[Array, "B D"]:
     """One embedding per row for the head: the mean over layers where each has its own."""
-    if phi is None or phi.ndim == 2:
-        return phi
-    return jnp.mean(phi, axis=0)
+    return phi if phi.ndim == 2 else jnp.mean(phi, axis=0)

@@ -80,7 +80,7 @@ class Programs:
         """One update: gradients over micro-batches, one Adam step."""
         config = self.config
         policy_tx = policy_optimizer(config.optimizer, 1000)
-        head_tx = value_optimizer(config.value)
+        head_tx = value_optimizer(config.value, config.optimizer, 1000)
         fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
         state = jax.eval_shape(fresh, self.params, self.head)
         state = _laid_out(state, parallel.shardings(state, self.mesh))

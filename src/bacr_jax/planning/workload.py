@@ -177,7 +177,8 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
 def branches_per_trace(method: Method) -> int:
     """Answers that a method samples per trace, of all its truncation points."""
     one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return method.answers * int(jax.eval_shape(method.cuts, one_budget).shape[-1])
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return method.answers * int(jax.eval_shape(method.cuts, key, one_budget).shape[-1])
 
 
 def _thinking(config: Config) -> tuple[float, float]:

@@ -83,7 +83,7 @@ def traces_section(folder: Path, config: Config) -> str:
             if records:
                 parts.append(f"<h3>step {int(records[0]['step']):,}</h3>\n")
             parts += [_trace(record, config) for record in records]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path}: holds something else than traces; remove it") from None

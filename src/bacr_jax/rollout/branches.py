@@ -41,7 +41,7 @@ class BranchState:
       logprobs: of each sampled token.
       rows: global row ids.
       source: branch whose text serves each cut.
-      phi: budget embedding of the trunks.
+      phi: budget embedding of the trunks, or of each branch (`DecodeSpec.tells_cuts`).
     """
 
     cache: tuple[LayerCache, ...]
@@ -91,7 +91,7 @@ def open_branches(
       answer_tokens: most sampled tokens per answer.
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
-      phi: budget embedding of the trunks.
+      phi: budget embedding of the trunks, or of each branch.
       wanted: answers that are wanted; all by default.
     """
     chex.assert_rank([cuts, rows], [2, 1])
@@ -160,7 +160,11 @@ def feed_branches(
         return attention.merge([over_trunk, over_own], q.dtype), own
 
     token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
-    return next_logits(params, token, state.context + at, attend, spec=spec, phi=state.phi)
+    # Under phi of the cuts, the token of branch j is told embedding j of its row.
+    which = jnp.broadcast_to(jnp.eye(m), (b, m, m)) if spec.tells_cuts else None
+    return next_logits(
+        params, token, state.context + at, attend, spec=spec, phi=state.phi, which=which
+    )
 
 
 def branch_step(
@@ -238,7 +242,7 @@ def decode_branches(
             sampling=sampling,
             first_cut=first_cut,
         )
-        return shard_rows(state, spec.mesh)
+        return shard_rows(state, spec.mesh, of_branches=spec.tells_cuts)
 
     advanced: BranchState = jax.lax.fori_loop(0, num_steps, advance, state)
     return advanced

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,6 +51,7 @@ def answer(
     cuts: Int[np.ndarray, "n M"],
     thinking: Int[np.ndarray, "n"],
     at_once: int,
+    share: bool,
     decode: Callable[[Chunk], Branches],
 ) -> Branches:
     """Answers at all cuts, as if they had been decoded together.
@@ -58,13 +60,16 @@ def answer(
       cuts: thinking tokens kept at each cut.
       thinking: thinking tokens of each row.
       at_once: cuts that are answered together.
+      share: cuts at the same place share an answer.
       decode: answers the wanted cuts of a chunk, on the host.
 
     Returns:
-      Branches at every cut; cuts at the same place have one source and share its text.
+      Branches at every cut; cuts that share have one source.
     """
-    kept = np.minimum(cuts, thinking[:, None])
-    source = (kept[:, :, None] == kept[:, None, :]).argmax(-1).astype(np.int32)
+    source = np.broadcast_to(np.arange(cuts.shape[1], dtype=np.int32), cuts.shape)
+    if share:
+        kept = np.minimum(cuts, thinking[:, None])
+        source = (kept[:, :, None] == kept[:, None, :]).argmax(-1).astype(np.int32)
     chunks = split(cuts, source, at_once)
     parts = [decode(chunk) for chunk in chunks]
     # Where the answer at each source stands among the parts.
@@ -76,4 +81,5 @@ def answer(
     index = place[source]
     pick = lambda x: np.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
     shared: Branches = jax.tree.map(pick, joined)
-    return dataclasses.replace(shared, source=source)
+    served: Any = source
+    return dataclasses.replace(shared, source=served)

@@ -21,7 +21,8 @@ from bacr_jax.rollout.sampling import SamplingParams, sample_tokens
 from bacr_jax.rollout.spec import DecodeSpec
 from bacr_jax.types import pytree
 
-Phi = Float[Array, "B D"] | Float[Array, "L B D"] | None
+# Of rows, or of the M branches of rows.
+Phi = Float[Array, "*L B D"] | Float[Array, "*L B M D"] | None
 
 # (layer, queries, keys, values) to the attention's output and the layer's cache.
 AttendLayer = Callable[[int, Array, Array, Array], tuple[Array, LayerCache]]
@@ -52,14 +53,22 @@ class Drawn:
     by_eos: Bool[Array, "..."]
 
 
-def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
-    """Inside jit: rows over data x fsdp, key/value heads over tensor where they divide."""
+def shard_rows(
+    state: _State, mesh: parallel.AnyMesh | None, *, of_branches: bool = False
+) -> _State:
+    """Inside jit: rows over data x fsdp, key/value heads over tensor where they divide.
+
+    Args:
+      state: of trunks or branches.
+      mesh: the devices; None for one.
+      of_branches: phi is one of each branch.
+    """
     if mesh is None or mesh.size == 1:
         return state
     split = lambda leaf: parallel.constrain_rows(leaf, mesh)
     phi = state.phi
     if phi is not None:
-        phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2)
+        phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2 - of_branches)
     cache = parallel.constrain_cache(state.cache, mesh)
     bare = dataclasses.replace(state, cache=(), phi=None)
     return dataclasses.replace(jax.tree.map(split, bare), cache=cache, phi=phi)
@@ -74,6 +83,7 @@ def run_blocks(
     spec: DecodeSpec,
     phi: Phi = None,
     mask: Bool[Array, "B T"] | None = None,
+    which: Float[Array, "B T P"] | None = None,
 ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
     """Runs tokens through all blocks.
 
@@ -85,6 +95,7 @@ def run_blocks(
       spec: model shape and conditioning.
       phi: budget embedding; None for the plain model.
       mask: positions that receive phi; all by default.
+      which: which of a row's P embeddings each position is told, where it has several.
 
     Returns:
       The residual stream, and the cache of each layer as `attend` made it.
@@ -93,6 +104,7 @@ def run_blocks(
     config = spec.config
     rotation = qwen2.rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
     cache = []
+    shared_rank = 2 if which is None else 3
     for index, layer in enumerate(params.layers):
         x, layer_cache = qwen2.apply_block(
             layer,
@@ -100,10 +112,11 @@ def run_blocks(
             rotation,
             functools.partial(attend, index),
             config=config,
-            phi=phi[index] if phi is not None and phi.ndim == 3 else phi,
+            phi=phi[index] if phi is not None and phi.ndim > shared_rank else phi,
             gate=params.gates[index] if params.gates else None,
             conditioning=spec.conditioning,
             mask=mask,
+            which=which,
         )
         cache.append(layer_cache)
     return x, tuple(cache)
@@ -125,9 +138,10 @@ def next_logits(
     *,
     spec: DecodeSpec,
     phi: Phi = None,
+    which: Float[Array, "B Q P"] | None = None,
 ) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
     """Logits (fp32) of the token after each of `tokens`, R = B Q rows; see `run_blocks`."""
-    x, cache = run_blocks(params, tokens, positions, attend, spec=spec, phi=phi)
+    x, cache = run_blocks(params, tokens, positions, attend, spec=spec, phi=phi, which=which)
     return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
 
 

@@ -17,7 +17,7 @@ from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.sampling import SamplingParams
 from bacr_jax.rollout.scheduler import smallest_holding
 from bacr_jax.rollout.spec import RolloutSpec
-from bacr_jax.types import Branches, Prompts, Trunks
+from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
 
 PhiOf = Callable[[jax.Array], jax.Array]
 
@@ -111,6 +111,11 @@ class Engine:
         phi = self._phi_of(np.maximum(budgets, 0))
         return phi if (budgets >= 0).all() else phi * (budgets >= 0)[:, None]
 
+    def _phi_of_branches(self, cuts: Int[np.ndarray, "n M"]) -> jax.Array | None:
+        """Embeds each cut's budget; see `_phi`."""
+        phi = self._phi(cuts.reshape(-1))
+        return None if phi is None else phi.reshape(*phi.shape[:-2], *cuts.shape, phi.shape[-1])
+
     @property
     def length(self) -> int:
         """Positions of the caches now."""
@@ -197,10 +202,19 @@ class Engine:
         self,
         slots: Int[np.ndarray, "n"],
         cuts: Int[np.ndarray, "n M"],
+        budgets: Int[np.ndarray, "n"],
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> OpenBranches:
-        """Suffixes at every cut of the rows in `slots`, or at those wanted."""
+        """Suffixes at every cut of the rows in `slots`, or at those wanted.
+
+        Args:
+          slots: where the rows sit.
+          cuts: thinking tokens kept at each cut.
+          budgets: of the rows, or NO_BUDGET.
+          wanted: cuts with an answer of their own; None: all.
+          first_cut: number of the first cut, if others are answered apart.
+        """
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.
@@ -219,6 +233,12 @@ class Engine:
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
             rows = state.rows[index]
         real[places], spread[places] = True if wanted is None else wanted, cuts
+        if spec.tells_cuts:
+            told = np.full_like(spread, NO_BUDGET)
+            # The end of a grace window is told the budget.
+            own = np.minimum(cuts, budgets[:, None])
+            told[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, own)
+            phi = self._phi_of_branches(told)
         opened = _open_branches(
             trunks,
             spread,
@@ -226,7 +246,7 @@ class Engine:
             self._rules,
             spec=spec.decode,
             answer_tokens=spec.answer_tokens,
-            share=spec.answers == 1,
+            share=spec.answers == 1 and not spec.tells_cuts,
             phi=phi,
             wanted=real,
         )

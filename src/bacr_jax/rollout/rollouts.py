@@ -98,7 +98,8 @@ def precompile(
                 continue
             cuts = np.zeros((count, num_cuts), np.int32)
             with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
-                engine.decode_branches(engine.open_branches(np.arange(count), cuts), 0)
+                opened = engine.open_branches(np.arange(count), cuts, cuts[:, 0])
+                engine.decode_branches(opened, 0)
     # Back at the shortest: growing is compiled by now, and so is this.
     engine.fit_caches(engine.lengths[0])
 
@@ -280,6 +281,7 @@ class _Loop:
             cuts,
             np.asarray(trunks.thinking),
             at_once,
+            not engine.spec.tells_cuts,
             lambda part: self._answer_cuts(slots, rows, part.cuts, part.wanted, part.first)[1],
         )
 
@@ -293,7 +295,7 @@ class _Loop:
     ) -> tuple[Trunks, Branches]:
         """Trunks and the branches at these cuts, decoded together."""
         engine = self.engine
-        opened = engine.open_branches(slots, cuts, wanted, first_cut)
+        opened = engine.open_branches(slots, cuts, self.budgets[rows], wanted, first_cut)
         total, steps = engine.answer_steps
         start = 0
         while start < total and not to_host(opened.state.ended).all():

@@ -34,6 +34,11 @@ class DecodeSpec:
     mesh: parallel.AnyMesh | None = None
     grace: int = 0
 
+    @property
+    def tells_cuts(self) -> bool:
+        """Whether a branch is told its cut's budget, not its trunk's."""
+        return self.conditioning is not None and self.conditioning.branches == "cut"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec(DecodeSpec):

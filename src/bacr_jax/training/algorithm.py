@@ -13,13 +13,7 @@ from bacr_jax.training import lines
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.dynamic_sampling import Round, choose, sample_rounds
 from bacr_jax.training.lines import Poll
-from bacr_jax.training.logging import (
-    Clock,
-    Iteration,
-    Totals,
-    iteration_metrics,
-    skipped_in_a_row,
-)
+from bacr_jax.training.logging import Clock, Iteration, iteration_metrics
 from bacr_jax.training.run import Run, RunState
 
 
@@ -38,7 +32,7 @@ def iterate(
     Returns:
       The next state, and for the logs the metrics, the rollout learned from and its outcomes.
     """
-    clock, totals = Clock(), Totals.of(run, state)
+    clock, graded = Clock(), run.environment.grader.counters()
     # 3 to 10: questions, budgets, traces and their answers; in several rounds if the method says.
     rounds, cursors = sample_rounds(
         lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
@@ -48,6 +42,8 @@ def iterate(
     batch = choose(rounds)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
     values, features = lines.predict_values(run, state.train, batch)
+    # Before the first update V is 0 everywhere: it starts at the batch's mean reward instead.
+    train, values = lines.start_values(run, state, batch.group_batch, values, step)
     # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
     credit, credit_metrics = lines.credit_tokens(
         state.method_state,
@@ -60,7 +56,7 @@ def iterate(
     )
     # 14: theta and psi by Eq. 16.
     train, learned = lines.update(
-        run, state.train, lines.learner_batch(run, batch, credit), features, step, reference
+        run, train, lines.learner_batch(run, batch, credit), features, step, reference
     )
     method_state = lines.update_method(
         state.method_state, batch.group_batch, credit.rewards, values, method=run.method
@@ -76,10 +72,9 @@ def iterate(
         generated_tokens=state.generated_tokens + batch.tokens + probed,
         method_state=method_state,
         difficulty=posterior,
-        skipped_in_a_row=skipped_in_a_row(state, train, totals.skipped),
     )
     metrics = {**learned, **credit_metrics}
-    metrics |= iteration_metrics(run, state, new, rounds, batch, totals.graded)
+    metrics |= iteration_metrics(run, state, new, rounds, batch, graded)
     metrics = clock.timed(metrics, batch.tokens + probed)
     return new, Iteration(metrics, batch.rollout, batch.outcomes)
 

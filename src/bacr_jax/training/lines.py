@@ -17,11 +17,12 @@ from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import GroupBatch, Method
+from bacr_jax.model import value
 from bacr_jax.oom import phase_memory
 from bacr_jax.rollout import Rollout, generate, sampling_params
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
-from bacr_jax.training.run import Run
-from bacr_jax.types import CLOSED_BY_BUDGET, Prompts, pytree
+from bacr_jax.training.run import Run, RunState
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Prompts, pytree
 
 Poll = Callable[[], None] | None
 
@@ -59,7 +60,8 @@ def plan_batch(
     questions = curriculum.sample_questions(question_key, weights, group_of, num_questions)
     groups = group_of[questions]
     budgets = method.sample_budgets(budget_key, schedule, groups)
-    return BatchPlan(questions, groups, budgets, method.cuts(budgets))
+    cuts = method.cuts(jax.random.fold_in(budget_key, 1), budgets)
+    return BatchPlan(questions, groups, budgets, cuts)
 
 
 def in_stream_order(
@@ -138,6 +140,7 @@ def observe(
         "thinking": by_group(trunks.thinking),
         "lengths": by_group(np.asarray(trunks.thinking) + final),
         "closed": by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
+        "closed_by_tag": by_group(np.asarray(trunks.close) == CLOSED_BY_TAG),
         "fraction": np.float32(step / run.total_steps),
         "extra": {name: by_group(values) for name, values in extra.items()},
     }
@@ -176,6 +179,52 @@ def predict_values(
             )
         )
     return values.reshape(plan.cuts.shape), features
+
+
+def start_values(
+    run: Run,
+    state: RunState,
+    group_batch: GroupBatch,
+    values: Float[Array, "Q G M"] | None,
+    step: int,
+) -> tuple[TrainState, Float[Array, "Q G M"] | None]:
+    """At step 0 the head starts at the first batch's mean reward (value.bias_start).
+
+    Its values in this step are, for each question, the mean over the other questions: no trace's
+    own reward is in its baseline.
+
+    Args:
+      run: what stays fixed.
+      state: before the iteration.
+      group_batch: the batch.
+      values: V(q, b, b_j); None without a value head.
+      step: number of the iteration.
+
+    Returns:
+      The state to update, and the values to subtract; at later steps, as they were.
+    """
+    train = state.train
+    if step > 0 or train.head is None or not run.config.value.bias_start:
+        return train, values
+    mean, others = _first_values(state.method_state, group_batch, method=run.method)
+    if run.config.value.loss == "cross_entropy":
+        # The output stands for a probability: log-odds of the mean outcome, kept off 0 and 1.
+        right = jnp.nan_to_num(jnp.mean(group_batch.outcomes), nan=0.5)
+        mean = jax.scipy.special.logit(jnp.clip(right, 0.02, 0.98))
+    head = value.with_bias(train.head, mean)
+    return dataclasses.replace(train, head=head), others
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def _first_values(
+    method_state: Any, group_batch: GroupBatch, *, method: Method
+) -> tuple[Float[Array, ""], Float[Array, "Q G M"]]:
+    """Mean reward, and that of the other questions; zeros if a reward is not finite."""
+    rewards = method.rewards(method_state, group_batch)
+    good = jnp.isfinite(rewards).all()
+    rewards = jnp.where(good, rewards, 0.0)
+    others = advantages.other_questions_mean(rewards)
+    return rewards.mean(), jnp.broadcast_to(others[:, None, None], rewards.shape)
 
 
 @pytree
@@ -226,8 +275,9 @@ def credit_tokens(
     cuts = flat(group_batch.cuts)
     if grace:
         cuts = cuts.at[:, -1].add(grace)
-    residual = rewards - credit.baseline
-    spread = jnp.maximum(jnp.var(rewards), 1e-6)
+    returns = rewards if credit.returns is None else credit.returns
+    residual = returns - credit.baseline
+    spread = jnp.maximum(jnp.var(returns), 1e-6)
     metrics = {
         "reward/mean": rewards.mean(),
         "advantage/mean": credit.thinking.mean(),
@@ -280,6 +330,7 @@ def update(
             train.head_opt,
             features,
             batch.returns,
+            spec=run.policy.learner,
             head_tx=run.value_tx,
             num_steps=settings.inner_steps,
         )

@@ -18,7 +18,6 @@ from bacr_jax.curriculum import CurriculumState
 from bacr_jax.data.environment import Environment
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import append_line
@@ -42,36 +41,6 @@ class Iteration:
     metrics: Metrics
     rollout: Rollout
     outcomes: Float[np.ndarray, "Q G N"]
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts of a run so far, which an iteration adds to.
-
-    Attributes:
-      graded: the grader's.
-      skipped: updates whose gradient was not finite.
-    """
-
-    graded: Mapping[str, int]
-    skipped: int
-
-    @classmethod
-    def of(cls, run: Run, state: RunState) -> "Totals":
-        """As they are now; `state` may be donated afterwards."""
-        return cls(run.environment.grader.counters(), int(state.train.skipped))
-
-
-def skipped_in_a_row(state: RunState, train: TrainState, skipped: int) -> int:
-    """Updates skipped since the last one whose gradient was finite.
-
-    Args:
-      state: before the iteration.
-      train: after its updates.
-      skipped: updates skipped before them.
-    """
-    more = int(train.skipped) - skipped
-    return state.skipped_in_a_row + more if more else 0
 
 
 def iteration_metrics(

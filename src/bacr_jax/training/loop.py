@@ -203,12 +203,13 @@ class Trainer:
         if due(self.config.checkpoint.every) or improved:
             self.save(state, step)
         most = self.config.train.max_skipped_updates
-        if most is not None and state.skipped_in_a_row >= most:
+        skipped = int(state.train.skipped_in_a_row)
+        if most is not None and skipped >= most:
             self.save(state, step)
             self.checkpoints.close()
             raise TrainingFailed(
                 f"training: stopped after step {step}, since the loss or its gradient was not "
-                f"finite in {state.skipped_in_a_row} updates in a row; parameters are those before "
+                f"finite in {skipped} updates in a row; parameters are those before "
                 f"them, in {self.folder.checkpoints / str(self.checkpoints.latest)}. Write a lower "
                 "optimizer.learning_rate or model.compute_dtype=float32, or look at the rewards"
             )

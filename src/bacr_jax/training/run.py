@@ -39,7 +39,6 @@ class RunState:
         thousand steps of a 7B run only.
       method_state: what the method remembers; None if nothing.
       difficulty: record of every problem, with continuous difficulty; else None.
-      skipped_in_a_row: updates skipped since the last one whose gradient was finite.
     """
 
     train: TrainState
@@ -48,7 +47,6 @@ class RunState:
     generated_tokens: int
     method_state: Any = None
     difficulty: DifficultyPosterior | None = None
-    skipped_in_a_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,8 +101,9 @@ def make_run(
     config: Config, environment: Environment, method: Method, policy: Policy, total_steps: int
 ) -> Run:
     """Prepares optimizers, groups and the order of questions; arguments as in `Run`."""
-    policy_tx = policy_optimizer(config.optimizer, total_steps * config.train.minibatches)
-    value_tx = value_optimizer(config.value)
+    updates = total_steps * config.train.minibatches
+    policy_tx = policy_optimizer(config.optimizer, updates)
+    value_tx = value_optimizer(config.value, config.optimizer, updates)
     levels = np.asarray(environment.train.set.groups)
     continuous = config.curriculum.difficulty == "continuous"
     num_groups = len(levels) if continuous else config.data.num_groups
@@ -170,7 +169,7 @@ def precompile(run: Run, state: RunState, reference: Any = None) -> None:
     """
     params, settings = state.train.policy, run.config
     prompts = run.environment.train.prompts
-    cuts = int(run.method.cuts(jnp.ones((1, 1), jnp.int32)).shape[-1])
+    cuts = int(run.method.cuts(run.key, jnp.ones((1, 1), jnp.int32)).shape[-1])
     forms = [(cuts, run.method.answers, settings.rollout.questions * settings.rollout.group_size)]
     if settings.curriculum.pass_rate == "probe":
         forms.append((1, 1, min(settings.curriculum.probe_size, len(run.levels))))

@@ -1,0 +1,424 @@
+"""Expected gradients on a toy whose every trace can be listed, against each method's definition.
+
+A question of two tokens; thinking of at most two tokens, each `A` or the closing tag `B`; answers
+of one token, `A` or `B`. On one side the library makes rewards, advantages and gradients of every
+pair of traces, weighted by its probability. On the other stands the method's definition, written
+down with log-probabilities of whole texts alone.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax.learner.batch import make_batch
+from bacr_jax.learner.objective import LearnerSpec, loss_normalizers, objective
+from bacr_jax.learner.train_step import question_values
+from bacr_jax.methods import GroupBatch, hapo, load_method, selfbudgeter
+from bacr_jax.model import budget, qwen2, value
+from bacr_jax.training.lines import credit_tokens
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Prompts, Trunks
+from learner_world import close
+from methods_world import load
+from rollout_world import ANSWER, CLOSE, World
+
+SLOW = pytest.mark.slow
+WORLD = World()
+PROMPT, BUDGET, SUFFIX = [8, 11], 2, 2
+# Nothing else can be drawn, so that the list of traces is complete; B is the closing tag.
+A, B = 6, CLOSE
+ALLOWED = jnp.zeros(WORLD.shape.vocab_size, bool).at[jnp.array([A, B])].set(True)
+THOUGHTS = {(B,): 0, (A, B): 1, (A, A): 2}  # and their lengths without the tag
+# What an answer is worth after so many tokens of thinking.
+OUTCOMES = {0: {A: 0.0, B: 0.5}, 1: {A: 1.0, B: 0.0}, 2: {A: 0.25, B: 1.0}}
+HEAD = value.init(jax.random.key(4), num_features=2 * 16 + 32, hidden_size=8)
+HEAD["out"]["kernel"] = jax.random.normal(jax.random.key(5), (8, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A thought, and answers to it: `answers[j]` at `cuts[j]`, by the cut `source[j]`."""
+
+    thought: tuple[int, ...]
+    answers: tuple[int, ...]
+    cuts: tuple[int, ...]
+    source: tuple[int, ...]
+
+    @property
+    def length(self):
+        return THOUGHTS[self.thought]
+
+    def branch(self, j):
+        """The text before answer j: of a whole thought, or of one that was cut and closed."""
+        kept = min(self.cuts[j], self.length)
+        if kept == self.length and self.thought[-1] == B:
+            return [*self.thought], [ANSWER]
+        return [*self.thought[:kept]], [CLOSE, ANSWER]
+
+    def parts(self):
+        """(what stands before, what was drawn) of the thought and of each answer."""
+        yield PROMPT, self.thought
+        for j, answer in enumerate(self.answers):
+            if self.source[j] == j:
+                text, suffix = self.branch(j)
+                yield [*PROMPT, *text, *suffix], (answer,)
+
+    @property
+    def outcomes(self):
+        kept = [min(cut, self.length) for cut in self.cuts]
+        return [OUTCOMES[k][answer] for k, answer in zip(kept, self.answers)]
+
+
+def list_traces(cuts, shared=True):
+    """All traces; with `shared` one answer serves all cuts at one place."""
+    found = []
+    for thought, length in THOUGHTS.items():
+        reached = [min(cut, length) for cut in cuts]
+        own = range(len(cuts))
+        source = tuple(reached.index(at) if shared else j for j, at in zip(own, reached))
+        for answers in itertools.product((A, B), repeat=len(cuts)):
+            if all(answers[j] == answers[i] for j, i in enumerate(source)):
+                found.append(Trace(thought, answers, cuts, source))
+    return found
+
+
+# --- log-probabilities of texts -------------------------------------------------------------------
+
+
+def draws(params, traces, told):
+    """Log-probability and entropy of every drawn token [traces, tokens], and which there are."""
+    parts = [(i, before, drawn) for i, t in enumerate(traces) for before, drawn in t.parts()]
+    width = max(len(before) + len(drawn) for _, before, drawn in parts)
+    tokens = np.zeros((len(parts), width), np.int32)
+    for row, (_, before, drawn) in enumerate(parts):
+        tokens[row, : len(before) + len(drawn)] = [*before, *drawn]
+    phi = None
+    if told is not None:
+        phi = budget.embed(
+            params["budget"], jnp.full(len(parts), BUDGET), conditioning=told, b_max=BUDGET
+        )
+    hidden = qwen2.forward(
+        params, jnp.asarray(tokens), config=WORLD.shape, budget_embedding=phi, conditioning=told
+    )
+    logits = jnp.where(ALLOWED, qwen2.logits(params, hidden), -1e30)
+    logprobs = jax.nn.log_softmax(logits)
+    entropies = -(jnp.exp(logprobs) * logprobs).sum(-1)
+    rows, places = [[] for _ in traces], [[] for _ in traces]
+    for row, (i, before, drawn) in enumerate(parts):
+        rows[i] += [row] * len(drawn)
+        places[i] += range(len(before), len(before) + len(drawn))
+    most = max(map(len, rows))
+    padded = lambda lists: np.array([x + [x[0]] * (most - len(x)) for x in lists])
+    rows, places = padded(rows), padded(places)
+    mask = np.arange(most) < np.array([sum(len(d) for _, d in t.parts()) for t in traces])[:, None]
+    return logprobs[rows, places - 1, tokens[rows, places]], entropies[rows, places - 1], mask
+
+
+# --- the library ----------------------------------------------------------------------------------
+
+
+def rollouts(traces):
+    """Trunks and branches of the traces."""
+    n, cuts = len(traces), len(traces[0].cuts)
+    trunk = np.zeros((n, len(PROMPT) + BUDGET), np.int32)
+    tokens = np.zeros((n, cuts, SUFFIX + 1), np.int32)
+    context, forced = np.zeros((2, n, cuts), np.int32)
+    for i, trace in enumerate(traces):
+        trunk[i, : len(PROMPT) + len(trace.thought)] = [*PROMPT, *trace.thought]
+        for j, answer in enumerate(trace.answers):
+            text, suffix = trace.branch(trace.source[j])
+            tokens[i, j, : len(suffix) + 1] = [*suffix, answer]
+            context[i, j], forced[i, j] = len(PROMPT) + len(text), len(suffix)
+    lengths = np.array([trace.length for trace in traces], np.int32)
+    closed = np.array([trace.thought[-1] == B for trace in traces])
+    zeros = lambda *shape: np.zeros(shape, np.float32)
+    trunks = Trunks(
+        tokens=trunk,
+        prompt_lengths=np.full(n, len(PROMPT), np.int32),
+        sampled=np.array([len(trace.thought) for trace in traces], np.int32),
+        thinking=lengths,
+        close=np.where(closed, CLOSED_BY_TAG, CLOSED_BY_BUDGET),
+        budgets=np.full(n, BUDGET, np.int32),
+        logprobs=zeros(n, BUDGET),
+    )
+    branches = Branches(
+        tokens=tokens,
+        context=context,
+        forced=forced,
+        sampled=np.ones((n, cuts), np.int32),
+        finished=np.ones((n, cuts), bool),
+        source=np.array([trace.source for trace in traces], np.int32),
+        logprobs=zeros(n, cuts, 1),
+    )
+    ends = np.full(n, len(PROMPT), np.int32)
+    return Prompts(trunk[:, :2], ends, np.zeros(n, np.int32), ends), trunks, branches
+
+
+def group_batch(traces, answers, extra):
+    """What a method sees of pairs of traces."""
+    pairs = len(traces) // 2
+    of = lambda get, dtype=np.float32: np.array([get(t) for t in traces], dtype)
+    outcomes = of(lambda t: t.outcomes).reshape(pairs, 2, -1, answers)
+    return jax.tree.map(
+        jnp.asarray,
+        GroupBatch(
+            questions=np.zeros(pairs, np.int32),
+            budgets=np.full((pairs, 2), BUDGET, np.int32),
+            cuts=of(lambda t: t.cuts[::answers], np.int32).reshape(pairs, 2, -1),
+            outcomes=outcomes.mean(-1),
+            by_answer=outcomes,
+            thinking=of(lambda t: t.length, np.int32).reshape(pairs, 2),
+            lengths=of(lambda t: t.length + 1, np.int32).reshape(pairs, 2),
+            closed=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
+            fraction=np.float32(0.5),
+            extra={name: np.full((pairs, 2), number) for name, number in extra.items()},
+        ),
+    )
+
+
+def library(config, traces, params, state, extra):
+    """Expected gradient over all pairs, with respect to policy and value head."""
+    method = load_method(config)
+    spec = LearnerSpec(
+        WORLD.shape,
+        config.conditioning if method.conditioned else None,
+        config.loss,
+        config.value if method.uses_value else None,
+        b_max=BUDGET,
+        progress=config.reward.coefficient,
+        remat=False,
+        scan=False,
+    )
+    rows = [trace for pair in itertools.product(traces, repeat=2) for trace in pair]
+    prompts, trunks, branches = rollouts(rows)
+    seen = group_batch(rows, method.answers, extra)
+    head, values = None, None
+    if method.uses_value:
+        head = HEAD
+        cuts = seen.cuts.reshape(len(rows), -1)
+        told = jnp.asarray(trunks.budgets)
+        values, _ = question_values(params, head, prompts, told, cuts, spec=spec)
+        values = values.reshape(seen.cuts.shape)
+    credit, _ = credit_tokens(
+        state, seen, values, branches.source, method=method, max_thinking=BUDGET
+    )
+    flat = lambda x: np.repeat(np.asarray(x), method.answers, -1).reshape(len(rows), -1)
+    batch = make_batch(
+        prompts,
+        trunks,
+        branches,
+        cuts=flat(seen.cuts),
+        thinking_advantages=credit.thinking,
+        answer_advantages=credit.answers,
+        returns=flat(credit.rewards),
+    )
+    weights = pair_weights(params, traces, spec.conditioning)
+    if method.dynamic_sampling is not None:
+        weights = weights * np.asarray(method.dynamic_sampling.keep(seen))
+    by_pair = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, 2, *x.shape[1:]), batch)
+
+    @jax.jit
+    def expected(params, head):
+        def of_pair(pair):
+            normalizers = loss_normalizers(pair, spec=spec)
+            return objective(params, head, pair, ALLOWED, None, None, normalizers, spec=spec)[0]
+
+        return (weights * jax.vmap(of_pair)(by_pair)).sum()
+
+    return jax.grad(expected, argnums=(0, 1))(params, head)
+
+
+def pair_weights(params, traces, told):
+    """Probability of every pair of traces under the policy itself."""
+    logprobs, _, mask = jax.jit(lambda params: draws(params, traces, told))(params)
+    chance = np.exp(np.where(mask, logprobs, 0).sum(1))
+    np.testing.assert_allclose(chance.sum(), 1.0, rtol=1e-5)
+    return np.outer(chance, chance).ravel()
+
+
+# --- definitions ----------------------------------------------------------------------------------
+
+
+def definition(params, traces, told, loss_of_pairs):
+    """Gradient of the sum over pairs of probability times loss; only ratios depend on `params`."""
+    weights = pair_weights(params, traces, told)
+
+    @jax.jit
+    def expected(params):
+        return (weights * loss_of_pairs(params, *draws(params, traces, told))).sum()
+
+    return jax.grad(expected)(params)
+
+
+def of_pairs(x):
+    """[traces, ...] as [pairs, 2, ...]."""
+    n = len(x)
+    return jnp.stack([jnp.repeat(x, n, axis=0), jnp.tile(x, (n,) + (1,) * (x.ndim - 1))], axis=1)
+
+
+def ratio(logprobs):
+    return jnp.exp(logprobs - jax.lax.stop_gradient(logprobs))
+
+
+def grpo(r):
+    return (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1e-6)
+
+
+def dapo_reward(outcome, length):
+    """+-1 and the overlong punishment, over the last fifth of the longest response's 2 + 2."""
+    return 2 * outcome - 1 - np.clip((length - (4 - 0.8)) / 0.8, 0, 1)
+
+
+def hapo_reward(outcome, length):
+    """The shortest right answer so far had 2 tokens; a partial outcome of half or less is wrong."""
+    f = np.cos(np.minimum(length / 2, 2) * np.pi / 2)
+    return outcome + np.where(outcome > 0.5, np.maximum(-0.7, f), np.minimum(0, f))
+
+
+TOKEN_LOSSES = {
+    "seq_mean_token_mean": lambda x, mask: (x.sum(2) / mask.sum(2)).mean(1),
+    "token_mean": lambda x, mask: x.sum((1, 2)) / mask.sum((1, 2)),
+    "constant": lambda x, mask: x.sum((1, 2)) / (2 * BUDGET),
+}
+ONE_ADVANTAGE = {
+    # name: advantage of a pair's outcomes and lengths, and how token losses are added up
+    "grpo": (lambda r, length: grpo(r), "seq_mean_token_mean"),
+    "dr_grpo": (lambda r, length: r - r.mean(1, keepdims=True), "constant"),
+    "rloo": (lambda r, length: r - r[:, ::-1], "constant"),
+    "dapo": (
+        lambda r, length: grpo(dapo_reward(r, length)) * (r[:, :1] != r[:, 1:]),
+        "token_mean",
+    ),
+    "hapo": (lambda r, length: grpo(hapo_reward(r, length)), "seq_mean_token_mean"),
+}
+SETTINGS = ("budget.min=2", "budget.max=2", "eval.budgets=[2]", "curriculum.mu0=2")
+PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
+
+
+# The quick one of each kind; the others differ in rewards and baselines, tested with their methods.
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=SLOW) for name in ONE_ADVANTAGE]
+)
+def test_methods_with_one_advantage_a_trace(tmp_path, name):
+    config = load(tmp_path, name, *SETTINGS)
+    traces = list_traces((BUDGET,))
+    advantage, aggregate = ONE_ADVANTAGE[name]
+    outcome = of_pairs(np.array([trace.outcomes[0] for trace in traces]))
+    length = of_pairs(np.array([trace.length + 1 for trace in traces]))
+    a = advantage(np.asarray(outcome), np.asarray(length))[..., None]
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        return TOKEN_LOSSES[aggregate](jnp.where(mask, -a * ratio(of_pairs(logprobs)), 0), mask)
+
+    state = hapo.no_history(64).at[0].set(2) if name == "hapo" else None
+    found, _ = library(config, traces, PLAIN, state, {})
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+def agree(found, want):
+    """The same gradient, and not nothing."""
+    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want)) > 1e-3
+    close(found, want, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_selfbudgeter(tmp_path):
+    config = load(tmp_path, "selfbudgeter", *SETTINGS)
+    traces = list_traces((BUDGET,))
+    outcome = np.array([trace.outcomes[0] for trace in traces])
+    length = np.array([trace.length + 1 for trace in traces])
+    closed = np.array([trace.thought[-1] == B for trace in traces])
+    # Two tokens are declared, the first policy's right answer had one: .4 less. alpha is 3.05.
+    far = lambda best: np.pi * np.abs(length - best) / (2 * 3.05 * 2)
+    right = 0.5 + 0.25 * (1 + np.cos(far((1 - 3.05) * 2)))
+    wrong = -0.5 + 0.25 * (1 + np.cos(far((1 + 3.05) * 2)))
+    reward = np.where(closed, np.where(outcome > 0.5, right, wrong) - 0.4, -1.0)
+    a = grpo(np.asarray(of_pairs(reward)))[..., None]
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        tokens = jnp.where(mask, -a * ratio(of_pairs(logprobs)), 0)
+        return TOKEN_LOSSES["seq_mean_token_mean"](tokens, mask)
+
+    limits = selfbudgeter.no_limits(64).at[0].set(1)
+    extra = {"declared": 2, "declaration": 0}
+    found, _ = library(config, traces, PLAIN, limits, extra)
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+def test_anytime_reasoner(tmp_path):
+    """Two budgets, two answers at each; no two cuts share an answer."""
+    config = load(tmp_path, "anytime", "cuts.count=2", "anytime.answers=2", *SETTINGS)
+    traces = list_traces((1, 1, 2, 2), shared=False)
+    by_answer = np.array([trace.outcomes for trace in traces]).reshape(-1, 2, 2)
+    r = np.asarray(of_pairs(by_answer.mean(-1)))
+    to_go = np.stack([r.sum(-1) / 2, r[..., 1] / 2], -1)
+    v2 = to_go.mean(1, keepdims=True)
+    first = to_go[..., 0] - v2[..., 0]
+    second = to_go[..., 1] - (r[..., 0] / 2 + v2[..., 1]) / 2
+    # A thought of one token, the tag alone, lies before the first cut.
+    lone = np.asarray(of_pairs(np.array([len(trace.thought) == 1 for trace in traces])))
+    of_answers = np.asarray(
+        of_pairs((by_answer - by_answer.mean(-1, keepdims=True)).reshape(-1, 4))
+    )
+    # The answers of a lone tag follow at once.
+    short = np.concatenate([first[..., None], of_answers, np.zeros_like(first)[..., None]], -1)
+    long = np.concatenate([np.stack([first, second], -1), of_answers], -1)
+    a = np.where(lone[..., None], short, long)
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        return TOKEN_LOSSES["constant"](jnp.where(mask, -a * ratio(of_pairs(logprobs)), 0), mask)
+
+    found, _ = library(config, traces, PLAIN, None, {})
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+@pytest.mark.parametrize("cuts", [pytest.param((2,), marks=SLOW), (1, 2)])
+def test_bacr_to_the_letter(tmp_path, cuts):
+    """Eq. 7 to 16: one advantage and one ratio a trace, V(q, b_j) in the same loss, entropy."""
+    config = load(tmp_path, "bacr-paper", f"cuts.count={len(cuts)}", *SETTINGS)
+    told, traces, count = config.conditioning, list_traces(cuts), len(cuts)
+    r = np.asarray(of_pairs(np.array([trace.outcomes for trace in traces])))
+    dense = r + 0.3 * np.diff(r, axis=-1, prepend=0)  # Eq. 7 and 8
+
+    @jax.jit
+    def v(params, head):
+        """Eq. 11, [cuts]."""
+        phi = lambda budgets: budget.embed(
+            params["budget"], jnp.asarray(budgets), conditioning=told, b_max=BUDGET
+        )
+        hidden = qwen2.forward(
+            params,
+            jnp.array([PROMPT]),
+            config=WORLD.shape,
+            budget_embedding=phi([BUDGET]),
+            conditioning=told,
+        )
+        question = jnp.tile(hidden[0].mean(0), (count, 1))
+        code = budget.sinusoids(jnp.array(cuts), width=32, scale="log", b_max=BUDGET)
+        return value.values(head, jnp.concatenate([question, phi(cuts), code], -1)[None])[0]
+
+    residual = dense - np.asarray(v(WORLD.params, HEAD))  # Eq. 10
+    deviation = residual.reshape(len(residual), -1).std(1)
+    a = residual.mean(-1) / np.maximum(deviation, 0.1)[:, None]  # Eq. 14, and the mean over cuts
+
+    def loss(params, head, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        rho = ratio(jnp.where(mask, of_pairs(logprobs), 0).sum(-1))
+        policy = -jnp.minimum(rho * a, jnp.clip(rho, 0.8, 1.2) * a).mean(1)  # Eq. 15
+        squares = jnp.square(v(params, head) - dense).mean((1, 2))  # Eq. 12
+        entropy = (jnp.where(mask, of_pairs(entropies), 0).sum(2) / mask.sum(2)).mean(1)
+        return policy + 0.5 * squares - 0.01 * entropy  # Eq. 16
+
+    of_policy, of_head = library(config, traces, WORLD.params, None, {})
+    of_theta = lambda params, *drawn: loss(params, HEAD, *drawn)
+    agree(of_policy, definition(WORLD.params, traces, told, of_theta))
+    drawn = jax.jit(lambda params: draws(params, traces, told))(WORLD.params)
+    weights = pair_weights(WORLD.params, traces, told)
+    of_psi = jax.grad(lambda head: (weights * loss(WORLD.params, head, *drawn)).sum())
+    agree(of_head, of_psi(HEAD))
