@@ -2,11 +2,13 @@
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.values import FrozenMap
 
 KEYS = {name: key for name, key in config_io.schema().items() if not key.is_section}
 
@@ -41,6 +43,9 @@ def values_of(hint):
         return st.sampled_from(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return st.lists(values_of(typing.get_args(hint)[0]), max_size=5).map(tuple)
+    if typing.get_origin(hint) is Mapping:
+        names, inner = map(values_of, typing.get_args(hint))
+        return st.dictionaries(names, inner, max_size=3).map(FrozenMap)
     if typing.get_args(hint):
         return st.one_of([values_of(member) for member in typing.get_args(hint)])
     return {

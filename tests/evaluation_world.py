@@ -3,8 +3,8 @@
 import numpy as np
 
 from bacr_jax.data.question_set import QuestionSet
+from bacr_jax.evaluation.graded import graded
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Sample
-from bacr_jax.evaluation.summary import graded
 
 GOLD = "4"
 
@@ -17,6 +17,7 @@ def sample(problem, number, answer, budget=8, mode=SAMPLED, strict=None, thinkin
             "id": f"p{problem}",
             "mode": mode,
             "budget": budget,
+            "cut": None,
             "sample": number,
             "level": 1 + problem % 2,
             "subject": "algebra" if problem < 2 else "",
@@ -28,6 +29,8 @@ def sample(problem, number, answer, budget=8, mode=SAMPLED, strict=None, thinkin
             "path": "string",
             "timed_out": False,
             "thinking_tokens": thinking,
+            "forced_tokens": 2,
+            "answer_tokens": 2,
             "total_tokens": thinking + 4,
             "closed_by": "budget" if thinking == budget else "tag",
             "finished": True,

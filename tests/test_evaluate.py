@@ -124,6 +124,87 @@ def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch)
     assert (finished / "results.json").read_bytes() == before
 
 
+@pytest.fixture(scope="module")
+def dense(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("evaluations") / "dense"
+    assert run(model, out, *SAMPLED, "--every", "3") == 0
+    return out
+
+
+def test_the_dense_curve_ends_where_the_evaluation_at_the_largest_budget_is(dense):
+    drawn = samples(dense)
+    told = {s["id"]: s for s in drawn if (s["mode"], s["budget"]) == ("greedy", 8) and not s["cut"]}
+    cut = lambda at: [s for s in drawn if s["mode"] == "greedy" and s["cut"] == at]
+    assert len(told) == 6 and {s["cut"] for s in drawn} == {None, 3, 6, 8}
+    for last in cut(8):
+        assert {**last, "cut": None} == told[last["id"]]
+    for early in cut(3):
+        whole = told[early["id"]]
+        assert early["thinking_tokens"] == min(3, whole["thinking_tokens"])
+        ended = whole["thinking_tokens"] <= 3 and whole["closed_by"] != "budget"
+        assert early["closed_by"] == (whole["closed_by"] if ended else "budget")
+        counts = [early[f"{kind}_tokens"] for kind in ("thinking", "forced", "answer")]
+        # What is left is the tag of thinking that ended by itself.
+        assert early["total_tokens"] - sum(counts) == (1 if ended else 0)
+    found = json.loads((dense / "results.json").read_text())["sets"]["ledger"]
+    curve, own = found["dense"]["greedy"], found["by_budget"]["greedy"]["8"]
+    assert (curve["told"], list(curve["curve"])) == (8, ["3", "6", "8"])
+    for name in ("accuracy", "ci95", "mean_thinking_tokens", "mean_total_tokens", "forced_share"):
+        assert curve["curve"]["8"][name] == own[name]
+    for at, entry in curve["curve"].items():
+        mine = [s["correct"] for s in cut(int(at))]
+        assert entry["accuracy"] == pytest.approx(sum(mine) / 6)
+    # The samples' traces are those of the evaluation at the largest budget, too.
+    long = [s for s in drawn if (s["mode"], s["budget"]) == ("sampled", 8)]
+    used = lambda at: [s["thinking_tokens"] for s in long if s["cut"] == at]
+    assert used(8) == used(None) and len(used(8)) == 24
+
+
+def test_the_dense_curve_is_a_table_and_a_picture_of_its_own(dense):
+    text = (dense / "results.md").read_text()
+    assert "dense curve, one trace told 8 tokens, cut early" in text
+    assert "| greedy | 3 |" in text and "completion, and accuracy given completion" in text
+    assert (dense / "dense_ledger.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_dense_curve_continues(model, dense, tmp_path, monkeypatch):
+    lines = (dense / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "evaluation.json").write_bytes((dense / "evaluation.json").read_bytes())
+    # Half a batch of traces cut at three places.
+    (out / "samples.jsonl").write_bytes(b"".join(lines[:65]))
+    assert run(model, out, *SAMPLED, "--every", "3") == 0
+    for name in ("samples.jsonl", "results.json"):
+        assert (out / name).read_bytes() == (dense / name).read_bytes()
+
+
+def test_budgets_at_the_edges(model, tmp_path):
+    out, options = tmp_path / "out", ["--data", "ledger", "--size", "6", "--slots", "6"]
+    budgets = ["--budgets", "none,low,0", "budget.levels={low: 6}", "budget.cap=10", *KEYS]
+    how = ["--model", model, *options, "--out", out, *budgets]
+    assert evaluate.main([str(a) for a in how]) == 0
+    drawn = samples(out)
+    of = lambda budget: [s for s in drawn if s["budget"] == budget]
+    for at_once in of(0):
+        # No thinking token: the closing text is forced, and the answer follows.
+        assert (at_once["thinking_tokens"], at_once["forced_tokens"]) == (0, 2)
+        assert at_once["text"].startswith("</think><answer>")
+        assert at_once["total_tokens"] == 2 + at_once["answer_tokens"]
+    assert max(s["thinking_tokens"] for s in of(6)) == 6
+    assert max(s["thinking_tokens"] for s in of(-1)) == 10
+    found = json.loads((out / "results.json").read_text())["sets"]["ledger"]
+    assert list(found["by_budget"]["greedy"]) == ["0", "6", "none"]
+    # A plain model is told nothing anyway: its traces are the same as far as they go.
+    for short, long in zip(of(6), of(-1)):
+        if short["closed_by"] != "budget":
+            assert short["text"] == long["text"]
+    # Anytime accuracy is about a range of budgets, in which 0 and none have no place.
+    assert found["anytime"]["greedy"]["budgets"] == [6]
+    assert "| greedy | none |" in (out / "results.md").read_text()
+    assert (out / "accuracy_ledger.png").exists()
+
+
 def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys):
     path = tmp_path / "other"
     params = hf_world.random_params(LEDGER, seed=5)
@@ -168,15 +249,23 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--budgets", "0"], "above 0"),
-        (["--budgets", "4,-2"], "above 0"),
+        (["--budgets", "4,-2"], "found '-2'; write whole numbers"),
         (["--budgets", "many"], "whole numbers"),
+        (["--budgets", "low,4", "budget.levels={low: 4}"], "twice"),
+        (["--budgets", "low", "budget.levels={low: many}"], "a mapping of names"),
+        (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has 64 positions"),
+        (["--budgets", "0", "--every", "4"], "largest budget 0"),
+        (["--budgets", "8", "budget.grace=4"], "no line break"),
+        (["--budgets", "8", "data.closing_text=</think>"], "the ledger has its own tokens"),
         (["--budgets", "4,4"], "twice"),
         (["--budgets", "512"], "64 positions"),
         (["--budgets", "8", "--temperature", "0.7"], "--samples 0 is greedy"),
         (["--budgets", "8", "--samples", "2", "--temperature", "0"], "above 0"),
         (["--budgets", "8", "--samples", "2", "--top-p", "1.5"], "--top-p"),
         (["--budgets", "8", "--samples", "-1"], "--samples"),
+        (["--budgets", "8", "--every", "0"], "--every"),
+        (["--budgets", "4,8", "--every", "8"], "no multiple below the largest budget 8"),
+        (["--budgets", "300", "--every", "1"], "write 2 or more"),
         (["--budgets", "8", "--size", "0"], "--size"),
         (["--budgets", "8", "--step", "3"], "--step"),
         (["--budgets", "8", "--samples", "2", "--self-consistency", "4"], "--samples 4"),

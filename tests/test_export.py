@@ -59,7 +59,7 @@ def make_run(run, params, settings):
 def ledger_run(tmp_path):
     """A conditioned run of the procedural task, its model random from the start."""
     params = hf_world.random_params(LEDGER, conditioning=Config().conditioning)
-    settings = {"model": MODEL, "budget": {"min": 8, "max": 64}}
+    settings = {"model": MODEL, "budget": {"min": 8, "max": 64, "levels": {"low": 16}}}
     return make_run(tmp_path / "run", params, settings), params
 
 
@@ -85,6 +85,7 @@ def test_a_conditioned_run_goes_out_with_its_budget_module(ledger_run, tmp_path,
     assert config == LEDGER
     same(found, params)
     module = hf.read_budget_module(out)
+    assert hf.read_levels(out) == {"low": 16}
     assert module.b_max == 64 and module.conditioning == Config().conditioning
 
 

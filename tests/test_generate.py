@@ -23,7 +23,8 @@ def question():
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     params = hf_world.random_params(SHAPE)
-    hf.save_policy(path, params, config=SHAPE, tokenizer=ledger_tokenizer())
+    levels = {"low": 4}
+    hf.save_policy(path, params, config=SHAPE, tokenizer=ledger_tokenizer(), levels=levels)
     return path
 
 
@@ -37,7 +38,7 @@ def ask(capsys, model, *arguments):
 def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, question):
     code, short, error = ask(capsys, model, "--budget", "4", question)
     assert (code, error) == (0, "")
-    assert int(re.search(r"\[(\d+) thinking tokens\]", short)[1]) <= 4
+    assert int(re.search(r"\[(\d+) thinking tokens, \d+ forced, \d+ answer\]", short)[1]) <= 4
     code, both, _ = ask(capsys, model, "--budget", "4,8", question)
     assert code == 0
     parts = re.split(r"--- budget \d ---\n", both)
@@ -63,6 +64,16 @@ def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, mo
     ]  # fmt: skip
 
 
+def test_no_thinking_a_level_of_the_folder_and_no_budget(capsys, model, question):
+    code, out, error = ask(capsys, model, "--budget", "0,low,4,none", question, "budget.cap=9")
+    assert (code, error) == (0, "")
+    at_once, low, four, none = re.split(r"--- .* ---\n", out)[1:]
+    assert "[0 thinking tokens, 2 forced, " in at_once and at_once.startswith("\n")
+    assert low == four
+    assert int(re.search(r"\[(\d+) thinking tokens", none)[1]) <= 9
+    assert "--- no budget ---" in out
+
+
 def test_sampling_follows_the_seed(capsys, model, question):
     options = ["--budget", "12", "--temperature", "2.0", question]
     one, again, other = (
@@ -75,6 +86,8 @@ def test_sampling_follows_the_seed(capsys, model, question):
     ("arguments", "says"),
     [
         (["--budget", "4,x", "q"], "--budget 4,x: found 'x'"),
+        (["--budget", "high", "q"], "or a level (low)"),
+        (["--budget", "none", "012"], "or budget.cap"),
         (["--budget", "-4", "q"], "--budget -4: found '-4'"),
         (["--budget", "60", "012"], "the model's 64 positions leave"),
         (["--budget", "4", " "], "question: found an empty text"),

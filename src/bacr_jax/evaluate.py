@@ -5,12 +5,13 @@ import dataclasses
 import difflib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.budgets import NONE, level_problems, read_budgets
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
     Parser,
@@ -18,9 +19,7 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
-    whole_number,
 )
-from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
@@ -39,6 +38,9 @@ EPILOG = (
 )
 # What may be overridden: the policy stays as it was trained.
 OVERRIDABLE = (
+    "budget.cap",
+    "budget.grace",
+    "budget.levels",
     "data.",
     "eval.budget_tag",
     "model.attention",
@@ -51,8 +53,6 @@ OVERRIDABLE = (
 # How the budget is told, which nobody but the command says of an untouched model.
 TOLD = ("conditioning.told", "conditioning.words")
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
-# Lengths are 32-bit numbers on the device.
-LARGEST_BUDGET = 2**31 - 1
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -67,7 +67,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME[:PATH]",
         help="set, repeatable; a run's own data.eval by default",
     )
-    add("--budgets", metavar="N,N", help="thinking budgets; a run's own eval.budgets by default")
+    add(
+        "--budgets",
+        metavar="N,N",
+        help="thinking budgets: numbers, 0 (answer at once), the names of budget.levels, or "
+        f"{NONE} (the policy is told none); a run's own eval.budgets by default",
+    )
+    add(
+        "--every",
+        type=int,
+        metavar="N",
+        help="also the dense curve: one trace told the largest budget, its answer forced at every "
+        "multiple of N tokens",
+    )
     add("--samples", type=int, default=0, metavar="N", help="per problem; 0, the default: greedy")
     add("--temperature", type=float, help=f"of the samples; {TEMPERATURE} by default")
     add("--top-p", type=float, help=f"nucleus of the samples; {TOP_P} by default")
@@ -106,7 +118,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_intermixed_args(argv)
-    arguments.budgets = _budgets(arguments.budgets)
     check_saved_policy(arguments)
     for faults in (_faults_of_numbers, _faults_of_files, _faults_of_overrides):
         for fault in faults(arguments):
@@ -114,21 +125,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _budgets(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    budgets = []
-    for word in text.split(","):
-        number = whole_number(word, most=LARGEST_BUDGET)
-        if not number:
-            raise UserError(
-                f"--budgets {shown(text, quote=False)}: found {shown(word.strip())}; write whole "
-                "numbers above 0, such as 512,1024"
-            )
-        budgets.append(number)
+def _budgets(text: str, levels: Mapping[str, int]) -> tuple[tuple[int, ...], bool]:
+    """The budgets of --budgets, rising, and whether the policy is also told none."""
+    budgets = read_budgets(text, option="--budgets", levels=levels)
     if len(set(budgets)) != len(budgets):
         raise UserError(f"--budgets {text}: holds a budget twice; write each once")
-    return tuple(sorted(budgets))
+    return tuple(sorted(b for b in budgets if b is not None)), None in budgets
 
 
 def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
@@ -140,7 +142,13 @@ def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
     if len(set(a.data)) < len(a.data):
         yield "--data: holds a set twice; write each once"
     option = lambda name: f"--{name.replace('_', '-')} {getattr(a, name)}"
-    for name, least in (("samples", 0), ("size", 1), ("slots", 1), ("self_consistency", 2)):
+    for name, least in (
+        ("samples", 0),
+        ("size", 1),
+        ("slots", 1),
+        ("every", 1),
+        ("self_consistency", 2),
+    ):
         if getattr(a, name) is not None and getattr(a, name) < least:
             yield f"{option(name)}: write {least} or more"
     for name in ("temperature", "top_p"):
@@ -211,6 +219,11 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
             "format; leave it out"
         )
+    for fault in level_problems(config):
+        raise UserError(fault)
+    budgets, no_budget = config.eval.budgets, config.eval.no_budget
+    if arguments.budgets is not None:
+        budgets, no_budget = _budgets(arguments.budgets, config.budget.levels)
     sets = tuple(arguments.data) or config.data.eval
     # What is trained on chooses prompt format and grader; a bare model takes them from the set.
     train = config.data.train if arguments.run is not None else sets[0]
@@ -221,7 +234,9 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
         rollout=dataclasses.replace(config.rollout, slots=arguments.slots),
         eval=EvalConfig(
             every=None,
-            budgets=arguments.budgets or config.eval.budgets,
+            budgets=budgets,
+            no_budget=no_budget,
+            dense=arguments.every,
             size=arguments.size,
             samples=arguments.samples,
             temperature=arguments.temperature or TEMPERATURE,

@@ -110,6 +110,7 @@ def export(
         tokenizer=tokenizer,
         dtype=dtype,
         budget_words=told_in(config) or None,
+        levels=config.budget.levels,
     )
 
 

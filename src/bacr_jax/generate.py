@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.budgets import NONE, level_problems, read_budgets
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
     Parser,
@@ -16,9 +17,7 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
-    whole_number,
 )
-from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
@@ -33,10 +32,6 @@ EPILOG = (
     "Settings can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
     "conditioning.told=words, which tells the budget in the prompt."
 )
-# A budget that the policy is not told; it then thinks up to budget.max tokens.
-NONE = "none"
-# Lengths are 32-bit numbers on the device.
-LARGEST_BUDGET = 2**31 - 1
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -48,7 +43,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--budget",
         metavar="N,N",
         required=True,
-        help=f"thinking tokens, one number or several; {NONE}: the policy is told none",
+        help="thinking tokens, one number or several: 0 (answer at once), a name of budget.levels, "
+        f"or {NONE} (the policy is told none)",
     )
     add("--temperature", type=float, default=0.0, help="0, the default: the most likely tokens")
     add("--top-p", type=float, default=1.0, help="nucleus of a sampled answer")
@@ -59,8 +55,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     check_saved_policy(arguments)
     for fault in _faults(arguments):
         raise UserError(fault)
-    words = arguments.budget.split(",")
-    arguments.budgets = [_budget(arguments.budget, word.strip()) for word in words]
     return arguments
 
 
@@ -81,21 +75,9 @@ def _faults(a: argparse.Namespace) -> Iterator[str]:
         yield f"--seed {a.seed}: write a number from 0 to 4294967295"
 
 
-def _budget(text: str, word: str) -> int | None:
-    if word == NONE:
-        return None
-    number = whole_number(word, most=LARGEST_BUDGET)
-    if number is None:
-        raise UserError(
-            f"--budget {shown(text, quote=False)}: found {shown(word)}; write whole numbers such "
-            f"as 512,1024, or {NONE}"
-        )
-    return number
-
-
 def prompt_format(arguments: argparse.Namespace, config: Config) -> "PromptFormat":
     """The format that the policy was trained with, or one that suits a bare model."""
-    from bacr_jax.data.prompts import FORMATS, format_for
+    from bacr_jax.data.prompts import FORMATS, format_for, with_closing_text
     from bacr_jax.methods.registry import declares_budget
 
     declares = declares_budget(config)
@@ -103,7 +85,9 @@ def prompt_format(arguments: argparse.Namespace, config: Config) -> "PromptForma
     told = any(key.startswith("data.train=") for key in arguments.overrides)
     # Nobody says what a Hugging Face folder was trained on.
     guessed = arguments.run is None and own and not told
-    return FORMATS["think_answer"] if guessed else format_for(config, declares_budget=declares)
+    if guessed:
+        return with_closing_text(FORMATS["think_answer"], config.data.closing_text)
+    return format_for(config, declares_budget=declares)
 
 
 def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
@@ -121,25 +105,29 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     saved = open_policy(arguments.run, arguments.model, arguments.step)
     config = config_io.override(saved.config, arguments.overrides)
     check_ranges(config)
+    for fault in level_problems(config):
+        raise UserError(fault)
+    budgets = read_budgets(arguments.budget, option="--budget", levels=config.budget.levels)
 
     from bacr_jax.evaluation.ask import ask
 
-    alone = len(arguments.budgets) == 1
+    alone = len(budgets) == 1
     answers = ask(
         dataclasses.replace(saved, config=config),
         arguments.question,
-        arguments.budgets,
+        budgets,
         style=prompt_format(arguments, config),
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         seed=arguments.seed,
         say=say if alone else None,
     )
-    for budget, said in zip(arguments.budgets, answers):
+    for budget, said in zip(budgets, answers):
         if not alone:
             name = "no budget" if budget is None else f"budget {budget}"
             say(f"--- {name} ---\n{said.thinking}")
-        say(f"\n{said.answer}\n[{said.thinking_tokens} thinking tokens]\n")
+        tokens = f"{said.thinking_tokens} thinking tokens, {said.forced_tokens} forced"
+        say(f"\n{said.answer}\n[{tokens}, {said.answer_tokens} answer]\n")
 
 
 @entry_point

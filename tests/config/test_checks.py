@@ -157,7 +157,7 @@ BAD_CONFIGS = [
     ({"train": {"steps": 0}}, "train.steps: found 0; write 1 or more"),
     ({"train": {"epochs": 0.0}}, "train.epochs: found 0; write more than 0"),
     ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
-    ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 1 or more"),
+    ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 0 or more"),
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
     ({"eval": {"top_p": 0.0}}, "eval.top_p: found 0; write in (0, 1]"),
     ({"eval": {"samples": -1}}, "eval.samples: found -1; write 0 or more"),

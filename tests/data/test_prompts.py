@@ -173,3 +173,35 @@ class TestRefusals:
     def test_a_width_below_the_longest_prompt(self, ledger_tokens):
         with pytest.raises(UserError, match="write 5"):
             encode_prompts(ledger_tokens, ["4a2"], LEDGER, max_tokens=64, width=4)
+
+
+ANYTIME = "...\n\n...\n\n</think>\n\n**Final Answer**\n<answer>\n"
+
+
+def test_another_closing_text_also_gives_what_follows_a_natural_close():
+    data = dataclasses.replace(Config().data, train="math:x", closing_text=ANYTIME)
+    style = prompts.format_for(Config(data=data))
+    assert style.forced_suffix == ANYTIME
+    assert style.natural_suffix == "\n\n**Final Answer**\n<answer>\n"
+    for same in prompts.FORMATS.values():
+        if same.chat:
+            again = prompts.with_closing_text(same, same.forced_suffix)
+            assert again == same
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("think_answer", "\n<answer>\n", "must hold '</think>' once"),
+        ("think_answer", "</think></think><answer>", "once"),
+        ("think_answer", "\n</think>\n", "must end with '<answer>'"),
+        ("think_answer", "<answer>\n</think>\n", "must end with '<answer>'"),
+        ("think_answer", "\n</think>\n<answer> so", "must end with '<answer>'"),
+        ("boxed", "\n\nAnswer: ", "which opens the answer"),
+        ("ledger", "</think><answer>", "write null"),
+    ],
+)
+def test_a_closing_text_without_its_parts_is_one_line(name, text, says):
+    with pytest.raises(UserError) as refusal:
+        prompts.with_closing_text(prompts.FORMATS[name], text)
+    assert says in str(refusal.value) and "\n" not in str(refusal.value)

@@ -34,7 +34,8 @@ def evaluate(monkeypatch):
     """`evaluate_set` of a policy that is right at the second budget alone."""
     drawn = []
 
-    def draw(decoder, environment, questions, chosen, rows, setting, key, **options):
+    def draw(decoder, environment, questions, chosen, rows, settings, key, **options):
+        (setting,) = settings
         drawn.append((setting.mode, setting.budget, len(rows), chosen.tolist()))
         answer = "4" if setting.budget == 16 else "1"
         return [

@@ -25,7 +25,7 @@ from evaluation_world import sample
 
 TWO_EACH = EvalSetting(SAMPLED, 8, 2)
 # Two problems, two samples each, drawn three and one.
-WORK = sample_batches({"ours": ["p0", "p1"]}, [TWO_EACH], 3)
+WORK = sample_batches({"ours": ["p0", "p1"]}, [[TWO_EACH]], 3)
 DRAWN = [[sample(0, 0, "4"), sample(0, 1, "1"), sample(1, 0, "4")], [sample(1, 1, "4")]]
 
 
@@ -44,15 +44,28 @@ def resumed(path, work=WORK):
 
 def test_batches_go_set_by_set_and_setting_by_setting():
     greedy = EvalSetting(GREEDY, 4, 1)
-    work = sample_batches({"a": ["x", "y"], "b": ["z"]}, [greedy, TWO_EACH], 3)
-    assert [(batch.set, batch.setting, batch.rows.tolist()) for batch in work] == [
+    work = sample_batches({"a": ["x", "y"], "b": ["z"]}, [[greedy], [TWO_EACH]], 3)
+    assert [(batch.set, *batch.settings, batch.rows.tolist()) for batch in work] == [
         ("a", greedy, [0, 1]),
         ("a", TWO_EACH, [0, 1, 2]),
         ("a", TWO_EACH, [3]),
         ("b", greedy, [0]),
         ("b", TWO_EACH, [0, 1]),
     ]
-    assert work[1].keys == [("a", SAMPLED, 8, *place) for place in (("x", 0), ("x", 1), ("y", 0))]
+    assert work[1].keys == [
+        ("a", SAMPLED, 8, None, *place) for place in (("x", 0), ("x", 1), ("y", 0))
+    ]
+
+
+def test_all_cuts_of_a_trace_are_in_one_batch():
+    cuts = [EvalSetting(SAMPLED, 8, 2, cut) for cut in (3, 8)]
+    first, second = sample_batches({"a": ["x", "y"]}, [cuts], 3)
+    assert first.rows.tolist() == [0, 1, 2] and second.rows.tolist() == [3]
+    assert first.keys[:3] == [
+        ("a", SAMPLED, 8, 3, "x", 0),
+        ("a", SAMPLED, 8, 8, "x", 0),
+        ("a", SAMPLED, 8, 3, "x", 1),
+    ]
 
 
 class TestResume:
@@ -78,7 +91,7 @@ class TestResume:
         assert (half / SAMPLES).read_bytes() == b""
 
     def test_samples_of_another_plan_are_refused_by_their_line(self, half):
-        other = sample_batches({"ours": ["p0", "p2"]}, [TWO_EACH], 3)
+        other = sample_batches({"ours": ["p0", "p2"]}, [[TWO_EACH]], 3)
         with pytest.raises(UserError, match=r"samples\.jsonl, line 3: found the sample .*'p1'"):
             resumed(half, other)
         (half / SAMPLES).write_text("[1]\n")
@@ -90,7 +103,7 @@ class TestResume:
         told = sample(0, 0, "4", text="caf\u00e9 \ud83d")
         with open_evaluation(tmp_path / "out", {}) as folder:
             folder.append([told, sample(0, 1, "4")])
-            (found,) = folder.resume(sample_batches({"ours": ["p0"]}, [TWO_EACH], 3))
+            (found,) = folder.resume(sample_batches({"ours": ["p0"]}, [[TWO_EACH]], 3))
         assert found[0].text == "" and found[0].key == told.key
         assert "caf\u00e9 ?" in (tmp_path / "out" / SAMPLES).read_text(encoding="utf-8")
 

@@ -43,7 +43,8 @@ def policy(monkeypatch):
     class Fake:
         left, right = 10**6, "4"
 
-        def draw(self, decoder, environment, questions, chosen, rows, setting, key, **options):
+        def draw(self, decoder, environment, questions, chosen, rows, settings, key, **options):
+            (setting,) = settings
             if self.left == 0:
                 raise Preempted("SIGTERM")
             self.left -= 1
@@ -69,7 +70,7 @@ def evaluate(work, out):
 class TestPrepare:
     def test_settings_are_greedy_then_sampled_then_those_that_votes_need(self, saved):
         work = job.prepare(saved(), greedy=True, self_consistency=2)
-        assert [(s.mode, s.budget, s.samples) for s in work.eval_settings] == [
+        assert [(s.mode, s.budget, s.samples) for (s,) in work.eval_settings] == [
             (GREEDY, 8, 1),
             (GREEDY, 12, 1),
             (SAMPLED, 8, 4),

@@ -14,9 +14,13 @@ from bacr_jax.evaluation.samples import (
     EvalSetting,
     Sample,
     batches,
+    budget_key,
+    dense_cuts,
+    dense_settings,
     eval_settings,
     subset,
 )
+from bacr_jax.types import NO_BUDGET
 from evaluation_world import sample
 
 
@@ -47,6 +51,22 @@ def test_greedy_settings_come_first_and_budgets_as_the_config_has_them():
     assert eval_settings(dataclasses.replace(config, samples=0)) == greedy
 
 
+def test_a_dense_curve_ends_at_the_largest_budget():
+    assert dense_cuts(10, 4) == [4, 8, 10] and dense_cuts(8, 4) == [4, 8]
+    config = EvalConfig(budgets=(4, 10), samples=3, dense=5)
+    assert dense_settings(config) == [
+        [EvalSetting(GREEDY, 10, 1, 5), EvalSetting(GREEDY, 10, 1, 10)],
+        [EvalSetting(SAMPLED, 10, 3, 5), EvalSetting(SAMPLED, 10, 3, 10)],
+    ]
+    assert dense_settings(EvalConfig()) == []
+
+
+def test_no_budget_is_told_last():
+    config = EvalConfig(budgets=(0, 4), samples=0, no_budget=True)
+    assert eval_settings(config) == [EvalSetting(GREEDY, b, 1) for b in (0, 4, NO_BUDGET)]
+    assert [budget_key(b) for b in (0, 4, NO_BUDGET)] == ["0", "4", "none"]
+
+
 def test_batches_are_the_rows_of_a_setting_in_order():
     setting = EvalSetting(SAMPLED, 8, 3)
     assert [rows.tolist() for rows in batches(2, setting, 4)] == [[0, 1, 2, 3], [4, 5]]
@@ -56,7 +76,7 @@ def test_batches_are_the_rows_of_a_setting_in_order():
 
 def test_a_sample_is_known_by_what_it_answers():
     made = sample(2, 1, "4", budget=16, mode=GREEDY)
-    assert made.key == ("ours", GREEDY, 16, "p2", 1)
+    assert made.key == ("ours", GREEDY, 16, None, "p2", 1)
 
 
 def test_a_sample_survives_json_and_nothing_else_passes_for_one():

@@ -52,7 +52,7 @@ def test_cuts_at_one_place_share_the_first_ones_text_unless_each_has_its_own(wor
 
 
 def test_rows_that_are_not_wanted_start_ended(world):
-    state = opened(world, real=jnp.array([True, False, True]))
+    state = opened(world, wanted=jnp.array([[True] * 2, [False] * 2, [True] * 2]))
     np.testing.assert_array_equal(state.ended[1], [True, True])
 
 

@@ -39,7 +39,7 @@ def test_caches_are_as_long_as_the_rows_need_and_never_longer_than_a_row_can_be(
 def test_a_chunk_feeds_every_slot_and_ended_rows_wait(world):
     engine = make_engine(world, world.spec())
     budgets = np.array([12, 0, 2], np.int32)
-    engine.prefill(np.array([1, 2, 0]), np.array([3, 1, 0]), np.arange(3), budgets)
+    engine.prefill(np.array([1, 2, 0]), np.array([3, 1, 0]), np.arange(3), budgets, budgets)
     ended, broken, sampled = engine.progress()
     np.testing.assert_array_equal(ended, [False, False, True, True])
     engine.decode()
@@ -56,7 +56,7 @@ def test_several_answers_of_a_cut_stand_side_by_side(world, slots):
     spec = world.spec(answers=3)
     engine = make_engine(world, spec, lengths=(3, 5, 2, 4))
     rows, budgets = np.arange(4), np.array([5, 4, 3, 2], np.int32)
-    engine.prefill(rows, rows, rows.astype(np.int32), budgets)
+    engine.prefill(rows, rows, rows.astype(np.int32), budgets, budgets)
     engine.decode()
     opened = engine.open_branches(np.array(slots), quarters(budgets)[slots], budgets[slots])
     total, steps = engine.answer_steps

@@ -5,9 +5,10 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import difflib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bacr_jax.config.budgets import level_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config
@@ -31,6 +32,8 @@ Finder = Callable[[Config], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        return tuple(value.values())
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -204,6 +207,12 @@ def _budgets(config: Config) -> Iterator[str]:
         )
     if budget.prior == "choices":
         yield from _choices(config)
+    yield from level_problems(config)
+    if budget.grace and config.data.train == "ledger":
+        yield (
+            f"budget.grace={budget.grace}: the ledger has no line break at which thinking could "
+            "end; write 0"
+        )
     if cuts.count > budget.min:
         yield (
             f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
@@ -227,7 +236,7 @@ def _budgets(config: Config) -> Iterator[str]:
             f"{written(tuple(sorted(set(budgets))))}"
         )
     answers = config.rollout.answer_tokens
-    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + answers
+    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
     if model.preset in PRESETS and longest > PRESET_POSITIONS:
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "

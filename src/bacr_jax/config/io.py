@@ -20,7 +20,15 @@ import yaml
 from bacr_jax.config.checks import check
 from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.schema import Config
-from bacr_jax.config.values import any_of, convert, describe, expected, shown, written
+from bacr_jax.config.values import (
+    FrozenMap,
+    any_of,
+    convert,
+    describe,
+    expected,
+    shown,
+    written,
+)
 from bacr_jax.config.yaml import Entry, entries, nearest_key, parse_file, parse_override
 from bacr_jax.errors import UserError
 
@@ -132,6 +140,10 @@ class _Dumper(yaml.SafeDumper):
     """Sections as blocks, lists on one line."""
 
 
+_Dumper.add_representer(
+    FrozenMap,
+    lambda dumper, value: dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), True),
+)
 _Dumper.add_representer(
     tuple, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, True)
 )

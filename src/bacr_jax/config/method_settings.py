@@ -1,9 +1,11 @@
 """Settings of the methods: what the policy is told, which budgets it gets, how it is rewarded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from bacr_jax.config.fields import key
+from bacr_jax.config.values import FrozenMap
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,21 @@ class BudgetConfig:
         "curriculum", "curriculum: Eq. 4-5; uniform over [min, max]; choices: below; fixed: max"
     )
     choices: tuple[int, ...] = key((), "budgets drawn equally often (prior: choices)", "[1, inf)")
+    levels: Mapping[str, int] = key(
+        FrozenMap(),
+        "names that evaluate and generate take for budgets, such as {low: 512, high: 4096}",
+        "[0, 2147483647]",
+    )
+    cap: int | None = key(
+        None,
+        "most thinking tokens where evaluate and generate tell no budget; null: budget.max",
+        "[1, 2147483647]",
+    )
+    grace: int = key(
+        0,
+        "tokens after the budget within which thinking may go on to the next line break; 0: none",
+        "[0, inf)",
+    )
     assign: Literal["independent", "shared", "stratified"] = key(
         "independent", "per rollout (paper); one per question; or spread over the quantiles"
     )

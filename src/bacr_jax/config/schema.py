@@ -95,6 +95,10 @@ class DataConfig:
     prompt_format: Literal["auto", "think_answer", "boxed"] = key(
         "auto", "think_answer: tags; boxed: untouched Instruct models; auto: the set's own, or tags"
     )
+    closing_text: str | None = key(
+        None,
+        "put after thinking that was cut, up to where the answer begins; null: the prompt format's",
+    )
     order: Literal["drawn", "shuffled"] = key(
         "drawn", "questions within a group: drawn anew; shuffled: each once before any again"
     )
@@ -213,7 +217,18 @@ class EvalConfig:
     every: int | None = key(
         None, "steps between evaluations; null: only before and after", "[1, inf)"
     )
-    budgets: tuple[int, ...] = key((512, 1024, 2048, 4096), "thinking budgets", "[1, inf)")
+    budgets: tuple[int, ...] = key(
+        (512, 1024, 2048, 4096), "thinking budgets; 0: answer at once", "[0, inf)"
+    )
+    no_budget: bool = key(
+        False, "also without a budget: the policy is told none, and thinks up to budget.cap tokens"
+    )
+    dense: int | None = key(
+        None,
+        "also one trace told the largest budget, its answer forced at every multiple of so many "
+        "tokens; null: none",
+        "[1, inf)",
+    )
     size: int | None = key(500, "problems per set; null: all", "[1, inf)")
     samples: int = key(4, "sampled answers per problem; 0: greedy only", "[0, inf)")
     temperature: float = key(0.6, "temperature of the sampled answers", "(0, inf)")

@@ -5,7 +5,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 # Whole numbers beyond 64 bits are typing errors, and can't be printed beyond 4300 digits.
@@ -24,6 +24,14 @@ _NAMES = {
 # Other languages' words for null, which YAML would read as text.
 _NOT_NULL = ("None", "none", "nil")
 _PLURALS = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
+
+
+class FrozenMap(dict[str, Any]):
+    """A mapping that can be a setting: hashable, and never changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        """Equal mappings have equal hashes."""
+        return hash(frozenset(self.items()))
 
 
 class _Short(reprlib.Repr):
@@ -49,6 +57,8 @@ def shown(value: Any, *, quote: bool = True) -> str:
 
 def written(value: Any) -> str:
     """A value as one would write it in a config."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {written(item)}' for name, item in value.items())}}}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(written, value))}]"
     return f"{value:g}" if isinstance(value, float) else shown(value, quote=False)
@@ -70,6 +80,10 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(hint) is tuple
 
 
+def _is_map(hint: Any) -> bool:
+    return typing.get_origin(hint) is Mapping
+
+
 def describe(hint: Any) -> str:
     """What can be written for a type, in words: `a whole number or null`."""
     words = []
@@ -79,6 +93,9 @@ def describe(hint: Any) -> str:
         elif _is_list(member):
             inner = typing.get_args(member)[0]
             words.append(f"a list of {_PLURALS.get(inner, 'values')}")
+        elif _is_map(member):
+            inner = typing.get_args(member)[1]
+            words.append(f"a mapping of names to {_PLURALS.get(inner, 'values')}")
         else:
             words.append(_NAMES.get(member, getattr(member, "__name__", str(member))))
     return any_of(words)
@@ -100,7 +117,7 @@ def convert(hint: Any, value: Any, *, text: str | None = None) -> tuple[bool, An
     """Converts a value to a type, without changing what it means.
 
     Args:
-      hint: int, float, bool, str, None, Literal, tuple, or a union of these.
+      hint: int, float, bool, str, None, Literal, tuple, Mapping, or a union of these.
       value: as YAML gives it.
       text: what was typed, if a str may also be made of something that YAML reads as a number.
 
@@ -125,6 +142,8 @@ def _convert_one(hint: Any, value: Any, text: str | None) -> tuple[bool, Any]:
         return value in same, value
     if _is_list(hint):
         return _convert_list(typing.get_args(hint), value)
+    if _is_map(hint):
+        return _convert_map(typing.get_args(hint)[1], value)
     if hint is float:
         number = _number(value)
         return number is not None, number
@@ -150,6 +169,15 @@ def _convert_list(members: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
             return False, None
         items.append(converted)
     return True, tuple(items)
+
+
+def _convert_map(member: Any, value: Any) -> tuple[bool, Any]:
+    if not isinstance(value, dict):
+        return False, None
+    converted = {name: convert(member, item) for name, item in value.items()}
+    if not all(isinstance(name, str) and fits for name, (fits, _) in converted.items()):
+        return False, None
+    return True, FrozenMap({name: item for name, (_, item) in converted.items()})
 
 
 def _encodable(text: str) -> bool:

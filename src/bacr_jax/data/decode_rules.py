@@ -38,6 +38,7 @@ class DecodeRules:
       answer_close: automaton of the text that closes the answer.
       forced_suffix: ids put after thinking that was cut or left unclosed.
       natural_suffix: ids put after thinking that the model closed itself.
+      line_breaks: ids whose text holds a line break.
     """
 
     allowed_tokens: Bool[Array, "V"]
@@ -46,6 +47,7 @@ class DecodeRules:
     answer_close: Automaton
     forced_suffix: Int[Array, "F"]
     natural_suffix: Int[Array, "N"]
+    line_breaks: Bool[Array, "V"]
 
     @property
     def suffix_length(self) -> int:
@@ -66,8 +68,9 @@ def decode_rules(
     answer_close: Any,
     forced_suffix: Any,
     natural_suffix: Any,
+    line_breaks: np.ndarray | None = None,
 ) -> DecodeRules:
-    """Collects host tables into device arrays; see `DecodeRules`."""
+    """Collects host tables into device arrays; see `DecodeRules`. By default no line breaks."""
     eos = np.zeros(len(allowed_tokens), bool)
     eos[list(eos_ids)] = True
     return DecodeRules(
@@ -77,4 +80,5 @@ def decode_rules(
         answer_close=automaton(answer_close),
         forced_suffix=jnp.asarray(forced_suffix, jnp.int32),
         natural_suffix=jnp.asarray(natural_suffix, jnp.int32),
+        line_breaks=jnp.zeros(len(eos), bool) if line_breaks is None else jnp.asarray(line_breaks),
     )

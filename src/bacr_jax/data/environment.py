@@ -306,6 +306,7 @@ def make_rules(tokenizer: Any, style: prompting.PromptFormat, vocab_size: int) -
         answer_close=stops(style.answer_close),
         forced_suffix=prompting.encode_text(tokenizer, style.forced_suffix),
         natural_suffix=prompting.encode_text(tokenizer, style.natural_suffix),
+        line_breaks=prompting.line_breaks(tokenizer, vocab_size),
     )
 
 

@@ -8,6 +8,7 @@ and the suffix is forced by the decoding loop: `forced_suffix` where the budget 
 the turn ended without closing it), `natural_suffix` where the model wrote `think_close` itself.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -150,13 +151,50 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
     Args:
       config: the run's config.
       declares_budget: the form of methods whose responses open with a budget; all others share one.
+
+    Raises:
+      UserError: data.closing_text does not fit the format.
     """
     ledger = config.data.train.partition(":")[0] == "ledger"
     if declares_budget:
-        return FORMATS["ledger_budget" if ledger else "budget_solution"]
-    if config.data.prompt_format != "auto":
-        return FORMATS[config.data.prompt_format]
-    return FORMATS["ledger" if ledger else "think_answer"]
+        name = "ledger_budget" if ledger else "budget_solution"
+    elif config.data.prompt_format != "auto":
+        name = config.data.prompt_format
+    else:
+        name = "ledger" if ledger else "think_answer"
+    return with_closing_text(FORMATS[name], config.data.closing_text)
+
+
+def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
+    """The format with another forced suffix.
+
+    What follows the closing of the thinking in it is the natural suffix, as in the formats here.
+
+    Args:
+      style: a format.
+      text: the suffix; None leaves the format as it is.
+
+    Raises:
+      UserError: the text doesn't close the thinking, or doesn't open the answer at its end.
+    """
+    if text is None:
+        return style
+    found = f"data.closing_text={text!r}"
+    example = f"write for instance {style.forced_suffix!r}"
+    if not style.chat:
+        raise UserError(f"{found}: the ledger has its own tokens; write null")
+    if style.think_close and text.count(style.think_close) != 1:
+        raise UserError(
+            f"{found}: must hold {style.think_close!r} once, which closes the thinking in the "
+            f"prompt format {style.name!r}; {example}"
+        )
+    after = text.partition(style.think_close)[2] if style.think_close else text
+    if after.count(style.answer_open) != 1 or not after.rstrip().endswith(style.answer_open):
+        raise UserError(
+            f"{found}: must end with {style.answer_open!r}, which opens the answer in the prompt "
+            f"format {style.name!r}; {example}"
+        )
+    return dataclasses.replace(style, forced_suffix=text, natural_suffix=after)
 
 
 def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str]:
@@ -328,6 +366,14 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
             f"tokenizer: found neither an end token nor any of {list(style.turn_end)}; set "
             "eos_token in its tokenizer_config.json"
         )
+    return found
+
+
+def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
+    """Ids whose text holds a line break, where a grace window may end."""
+    found = np.zeros(vocab_size, bool)
+    texts = vocabulary(tokenizer).texts
+    found[: len(texts)] = [b"\n" in text for text in texts]
     return found
 
 

@@ -9,11 +9,13 @@ import jax
 import numpy as np
 
 from bacr_jax.config import EvalConfig
+from bacr_jax.config.budgets import cap
 from bacr_jax.data.environment import make_rules
 from bacr_jax.data.prompts import PromptFormat, encode_prompts
 from bacr_jax.data.tokenizers import answer_text, decode_ids
 from bacr_jax.data.told import budget_words, told_prompts
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.checks import check_grace
 from bacr_jax.evaluation.decoder import open_decoder, with_declared_budget
 from bacr_jax.learner import policy as policies
 from bacr_jax.rollout import Rollout, generate, sampling_params
@@ -28,11 +30,15 @@ class Answer:
     Attributes:
       thinking: text of the thinking.
       thinking_tokens: its length, without a closing tag.
+      forced_tokens: tokens put between thinking and answer.
+      answer_tokens: sampled answer, its closing tag included.
       answer: text of the answer, without its tags.
     """
 
     thinking: str
     thinking_tokens: int
+    forced_tokens: int
+    answer_tokens: int
     answer: str
 
 
@@ -52,7 +58,7 @@ def ask(
     Args:
       saved: the policy, with the settings it is decoded with.
       question: text.
-      budgets: thinking tokens; None: the policy is told none and thinks up to budget.max tokens.
+      budgets: thinking tokens; None: the policy is told none and thinks up to budget.cap tokens.
       style: prompt format.
       temperature: 0: the most likely tokens.
       top_p: nucleus.
@@ -66,6 +72,7 @@ def ask(
       UserError: the policy, the question or a budget can't be used.
     """
     config, tokenizer = saved.config, saved.tokenizer()
+    check_grace(config, tokenizer)
     vocab_size = policies.vocabulary_rows(config, len(tokenizer))
     prompts, _ = encode_prompts(
         tokenizer, [question], style, max_tokens=config.data.max_prompt_tokens
@@ -85,26 +92,29 @@ def ask(
         prompts = waiting.at(one, told, jax.tree.map(lambda x: np.asarray(x)[one], prompts))
     else:
         prompts = prompt_per_budget(prompts, tokenizer, style, budgets, config.eval)
-    longest = max(config.budget.max if budget is None else max(budget, 1) for budget in budgets)
+    limits = np.array([cap(config) if budget is None else budget for budget in budgets], np.int32)
+    longest = max(int(limits.max()), 1)
     positions = policies.model_shape(config, vocab_size).max_positions
     free = positions - int(prompts.lengths.max()) - config.rollout.answer_tokens
+    free -= config.budget.grace
     if longest > free:
         written = ",".join("none" if budget is None else str(budget) for budget in budgets)
         raise UserError(
             f"--budget {written}: the model's {positions} positions leave {free} for thinking; "
-            "write a smaller budget"
+            "write a smaller budget" + (", or budget.cap" if None in budgets else "")
         )
     decoder = open_decoder(saved, vocab_size, max_thinking=longest, slots=len(budgets))
     rollout = generate(
         decoder.params,
         prompts,
         told,
-        np.where(told == NO_BUDGET, longest, told)[:, None],
+        limits[:, None],
         jax.random.key(seed),
         spec=decoder.spec,
         rules=make_rules(tokenizer, style, vocab_size),
         sampling=sampling_params(temperature, top_p),
         phi_of=decoder.phi_of,
+        limits=limits,
         on_tokens=None if say is None else _Live(lambda ids: decode_ids(tokenizer, ids), say),
     )
     return _answers(rollout, tokenizer, style)
@@ -121,6 +131,8 @@ def _answers(rollout: Rollout, tokenizer: Any, style: PromptFormat) -> list[Answ
         return Answer(
             thinking=decode_ids(tokenizer, thinking.tolist()),
             thinking_tokens=int(trunks.thinking[row]),
+            forced_tokens=int(branches.forced[row, 0]),
+            answer_tokens=int(branches.sampled[row, 0]),
             answer=answer_text(tokenizer, branches.tokens[row, 0, start:end].tolist(), **tags),
         )
 

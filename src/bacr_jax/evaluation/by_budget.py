@@ -8,8 +8,9 @@ import jax
 from bacr_jax.config import EvalConfig
 from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.evaluation.decoder import Decoder, draw_samples
-from bacr_jax.evaluation.samples import batches, eval_settings, subset
-from bacr_jax.evaluation.summary import Summary, graded, summarise
+from bacr_jax.evaluation.graded import graded
+from bacr_jax.evaluation.samples import batches, dense_settings, eval_settings, subset
+from bacr_jax.evaluation.summary import Summary, summarise
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.rollout import RolloutSpec
 
@@ -26,6 +27,7 @@ def evaluate_set(
     phi_of: Callable[[jax.Array], jax.Array] | None,
     on_progress: Callable[[int, int], None] | None = None,
     poll: Callable[[], None] | None = None,
+    cap: int | None = None,
 ) -> dict[str, Any]:
     """Forced termination at each budget, the same for every method.
 
@@ -40,29 +42,32 @@ def evaluate_set(
       phi_of: budget embedding; None for an unconditioned policy.
       on_progress: called with (rows done, rows in all) after each budget.
       poll: passed to the rollout and the grader.
+      cap: most thinking tokens without a budget (config.no_budget); None: as many as spec allows.
 
     Returns:
       What `summary.summarise` says of the set.
     """
-    decoder = Decoder(params, spec, phi_of)
-    chosen, settings = subset(len(questions), config.size, seed), eval_settings(config)
-    total, done = len(chosen) * sum(setting.samples for setting in settings), 0
+    decoder = Decoder(params, spec, phi_of, spec.max_thinking if cap is None else cap)
+    chosen = subset(len(questions), config.size, seed)
+    settings = [[setting] for setting in eval_settings(config)] + dense_settings(config)
+    total, done = len(chosen) * sum(together[0].samples for together in settings), 0
     results = {}
-    for setting in settings:
-        (rows,) = batches(len(chosen), setting, None)
+    for together in settings:
+        (rows,) = batches(len(chosen), together[0], None)
         samples = draw_samples(
             decoder,
             environment,
             questions,
             chosen,
             rows,
-            setting,
+            together,
             key,
             name=questions.set.name,
             config=config,
             poll=poll,
         )
-        results[setting] = graded(samples, setting)
+        for place, setting in enumerate(together):
+            results[setting] = graded(samples[place :: len(together)], setting)
         done += len(rows)
         if on_progress is not None:
             on_progress(done, total)

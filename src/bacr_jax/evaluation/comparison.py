@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.graded import Graded, interval, number
 from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals, stack_scores
 from bacr_jax.evaluation.metrics import anytime_weights
-from bacr_jax.evaluation.samples import EvalSetting
-from bacr_jax.evaluation.summary import Graded, interval, number
+from bacr_jax.evaluation.samples import EvalSetting, budget_key
 
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
 
@@ -70,7 +70,7 @@ def _entry(one: Graded, other: Graded) -> dict[str, Any]:
 
 
 def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str, Any]:
-    budgets = sorted(one)
+    budgets = sorted(budget for budget in one if budget > 0)
     rates = lambda graded: stack_scores([graded[budget].correct.mean(1) for budget in budgets])
     weights = anytime_weights(budgets).T
     mine, theirs = rates(one) @ weights, rates(other) @ weights
@@ -88,7 +88,7 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     """Differences one - other, with 95 % intervals of the paired bootstrap over problems.
 
     Args:
-      one: samples of one policy by set and setting.
+      one: samples of one policy by set and setting; traces cut early are not compared.
       other: those of the other; sets and settings that only one has are left out.
 
     Returns:
@@ -101,21 +101,26 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     for name in one:
         if name not in other:
             continue
-        mine = {(setting.mode, setting.budget): g for setting, g in one[name].items()}
-        theirs = {(setting.mode, setting.budget): g for setting, g in other[name].items()}
+        told = lambda results: {
+            (setting.mode, setting.budget): g
+            for setting, g in results.items()
+            if setting.cut is None
+        }
+        mine, theirs = told(one[name]), told(other[name])
         shared = [key for key in mine if key in theirs]
         by_budget: dict[str, dict[str, Any]] = {}
         for mode, budget in shared:
             a, b = mine[mode, budget], theirs[mode, budget]
             if a.ids != b.ids:
                 raise UserError(f"{name}: the two evaluations are of other problems")
-            by_budget.setdefault(mode, {})[str(budget)] = _entry(a, b)
+            by_budget.setdefault(mode, {})[budget_key(budget)] = _entry(a, b)
         over = {
             mode: _anytime(
                 {b: mine[m, b] for m, b in shared if m == mode},
                 {b: theirs[m, b] for m, b in shared if m == mode},
             )
             for mode in by_budget
+            if any(m == mode and b > 0 for m, b in shared)
         }
         if by_budget:
             differences[name] = {"by_budget": by_budget, "anytime": over}

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
+from bacr_jax.config.budgets import cap
 from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
 from bacr_jax.data.tokenizers import decode_ids
@@ -23,7 +24,10 @@ from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.parallel import processes
 from bacr_jax.rollout import RolloutSpec, generate, sampling_params
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.types import Branches, Prompts, Trunks
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
+
+# Every answer decoded beside the others of its trace has a cache of its own.
+_CUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,17 @@ class Decoder:
       params: decoding parameters.
       spec: rollout shapes; its thinking width holds every budget asked for.
       phi_of: budget embedding; None for an unconditioned policy.
+      cap: most thinking tokens of a row that is told no budget.
     """
 
     params: DecodeParams
     spec: RolloutSpec
     phi_of: Callable[[jax.Array], jax.Array] | None
+    cap: int
+
+    def limit(self, budget: int) -> int:
+        """Most thinking tokens under a budget, or without one."""
+        return self.cap if budget == NO_BUDGET else budget
 
 
 def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slots: int) -> Decoder:
@@ -72,7 +82,7 @@ def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slot
     decode = policy.decode_params({**body, **module})
     spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
     module = jax.tree.map(jnp.asarray, module)
-    return Decoder(decode, spec, policy.phi_of(module))
+    return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
 
 
 def declaration(
@@ -108,14 +118,14 @@ def draw_samples(
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
     rows: Int[np.ndarray, "rows"],
-    setting: EvalSetting,
+    settings: Sequence[EvalSetting],
     key: jax.Array,
     *,
     name: str,
     config: EvalConfig,
     poll: Callable[[], None] | None = None,
 ) -> list[Sample]:
-    """Answers and grades some rows of a setting.
+    """Answers and grades some rows of a setting, or of several that differ in their cuts alone.
 
     Args:
       decoder: the policy.
@@ -123,48 +133,52 @@ def draw_samples(
       questions: the set.
       chosen: places of the problems evaluated.
       rows: row numbers, as `batches` gives them.
-      setting: decoding and budget.
+      settings: decoding and budget; with several the same traces are cut at several places.
       key: of the evaluation; what a sample says depends on it, its row number and its budget.
       name: of the set, for the records.
       config: temperature and nucleus of sampled answers, and what a budget tag holds.
       poll: called regularly, so that a caller can stop by raising.
 
     Returns:
-      A sample per row, in their order.
+      A sample per row and setting: those of the first row in the order of the settings, then the
+      next row's.
     """
+    setting = settings[0]
     places, data = chosen[rows // setting.samples], questions.set
     trunks, branches = _generate(
         decoder,
         environment,
         questions.at(places, np.full_like(places, setting.budget)),
         rows,
-        setting,
+        settings,
         key,
         config,
         poll,
     )
-    written = np.asarray(branches.forced[:, 0] + branches.sampled[:, 0])
-    texts = _texts(environment, trunks, branches, written)
-    references = [data.answers[place] for place in places]
+    cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
+    # A cut at the budget is the end of the trace.
+    early = [None if s.cut == s.budget else s.cut for s in settings]
+    parts = [_cut_text(environment, trunks, branches, i, j, early[j]) for i, j in cells]
+    references = [data.answers[places[i]] for i, _ in cells]
+    texts = [thinking + answer for thinking, answer in parts]
     verdicts = _verdicts(environment.graded_like(questions), texts, references, poll)
     return [
         Sample(
             set=name,
-            id=data.ids[place],
+            id=data.ids[places[i]],
             mode=setting.mode,
             budget=setting.budget,
-            sample=int(row % setting.samples),
-            level=int(data.levels[place]),
-            subject=data.subjects[place],
-            text=texts[i],
-            gold=references[i],
-            **_judged(verdicts[i]),
-            thinking_tokens=int(trunks.thinking[i]),
-            total_tokens=int(trunks.sampled[i] + written[i]),
-            closed_by=CLOSE_NAMES[int(trunks.close[i])],
-            finished=bool(branches.finished[i, 0]),
+            cut=settings[j].cut,
+            sample=int(rows[i] % setting.samples),
+            level=int(data.levels[places[i]]),
+            subject=data.subjects[places[i]],
+            # The thinking once for each trace.
+            text=texts[n] if early[j] is None else parts[n][1],
+            gold=references[n],
+            **_judged(verdicts[n]),
+            **_counted(trunks, branches, i, j, early[j]),
         )
-        for i, (row, place) in enumerate(zip(rows, places))
+        for n, (i, j) in enumerate(cells)
     ]
 
 
@@ -196,42 +210,79 @@ def _generate(
     environment: Environment,
     prompts: Prompts,
     rows: Int[np.ndarray, "rows"],
-    setting: EvalSetting,
+    settings: Sequence[EvalSetting],
     key: jax.Array,
     config: EvalConfig,
     poll: Callable[[], None] | None,
 ) -> tuple[Trunks, Branches]:
-    """Thinking up to the budget, and one answer after it, for each row; on the host."""
+    """Thinking up to the budget, and an answer at each cut, for each row; on the host."""
+    setting = settings[0]
     greedy = setting.mode == GREEDY
     budgets = np.full(len(rows), setting.budget, np.int32)
+    limit = decoder.limit(setting.budget)
+    cuts = [limit if s.cut is None else s.cut for s in settings]
+    if setting.budget != NO_BUDGET:
+        prompts = with_declared_budget(
+            prompts, environment.tokenizer, environment.style, config, setting.budget
+        )
     rollout = generate(
         decoder.params,
-        with_declared_budget(
-            prompts, environment.tokenizer, environment.style, config, setting.budget
-        ),
+        prompts,
         budgets,
-        budgets[:, None],
-        jax.random.fold_in(key, setting.budget),
-        spec=decoder.spec,
+        np.tile(np.array(cuts, np.int32), (len(rows), 1)),
+        # Keys take numbers from 0 on.
+        jax.random.fold_in(key, setting.budget % 2**32),
+        spec=dataclasses.replace(decoder.spec, cuts_at_once=_CUTS_AT_ONCE),
         rules=environment.rules,
         sampling=sampling_params(0.0)
         if greedy
         else sampling_params(config.temperature, config.top_p),
         phi_of=decoder.phi_of,
         rows=rows.astype(np.int32),
+        limits=np.full(len(rows), limit, np.int32),
         poll=poll,
     )
     return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
 
 
-def _texts(environment: Environment, trunks: Trunks, branches: Branches, written: Any) -> list[str]:
-    """Everything after each prompt: thinking, forced suffix, answer."""
-    begin = trunks.prompt_lengths
-    end = begin + trunks.sampled
+def _kept(trunks: Trunks, row: int, cut: int | None) -> int:
+    """Sampled tokens of a trace before a cut; where it ended by then all, its closing tag too."""
+    if cut is not None and cut < int(trunks.thinking[row]):
+        return cut
+    return int(trunks.sampled[row])
 
-    def text_of(i: int) -> str:
-        thinking = trunks.tokens[i, begin[i] : end[i]].tolist()
-        answer = branches.tokens[i, 0, : written[i]].tolist()
-        return decode_ids(environment.tokenizer, thinking + answer)
 
-    return [text_of(i) for i in range(len(written))]
+def _cut_text(
+    environment: Environment,
+    trunks: Trunks,
+    branches: Branches,
+    row: int,
+    lane: int,
+    cut: int | None,
+) -> tuple[str, str]:
+    """Thinking up to a cut, and what follows it: forced suffix and answer."""
+    start = int(trunks.prompt_lengths[row])
+    thinking = trunks.tokens[row, start : start + _kept(trunks, row, cut)].tolist()
+    written = branches.forced[row, lane] + branches.sampled[row, lane]
+    answer = branches.tokens[row, lane, :written].tolist()
+    whole = decode_ids(environment.tokenizer, thinking + answer)
+    before = decode_ids(environment.tokenizer, thinking)
+    # A character can begin in the thinking and end in the answer.
+    return (before, whole[len(before) :]) if whole.startswith(before) else ("", whole)
+
+
+def _counted(
+    trunks: Trunks, branches: Branches, row: int, lane: int, cut: int | None
+) -> dict[str, Any]:
+    """The fields of a `Sample` that count tokens and say how its parts ended."""
+    thinking, kept = int(trunks.thinking[row]), _kept(trunks, row, cut)
+    forced, answered = int(branches.forced[row, lane]), int(branches.sampled[row, lane])
+    early = cut is not None and cut < thinking
+    return {
+        "thinking_tokens": kept if early else thinking,
+        "forced_tokens": forced,
+        "answer_tokens": answered,
+        "total_tokens": kept + forced + answered,
+        "closed_by": CLOSE_NAMES[CLOSED_BY_BUDGET if early else int(trunks.close[row])],
+        "finished": bool(branches.finished[row, lane]),
+    }

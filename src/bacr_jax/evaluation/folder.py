@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import EvalSetting, Sample, batches
+from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
 from bacr_jax.runs.folder import LOCK, RunPaths, cannot_write, lock_folder, write_json
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
@@ -23,39 +23,42 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Rows of a setting that are drawn and written together.
+    """Rows that are drawn and written together.
 
     Attributes:
       set: name of the set.
-      setting: decoding and budget.
+      settings: decoding and budget; several if the traces are cut at several places.
       rows: row numbers, problem x samples + sample.
-      keys: `Sample.key` of each row.
+      keys: `Sample.key` of each row in each setting, row by row.
     """
 
     set: str
-    setting: EvalSetting
+    settings: Sequence[EvalSetting]
     rows: Int[np.ndarray, "rows"]
-    keys: list[tuple[str, str, int, str, int]]
+    keys: list[SampleKey]
 
 
 def sample_batches(
-    ids: Mapping[str, Sequence[str]], settings: Sequence[EvalSetting], most: int
+    ids: Mapping[str, Sequence[str]], settings: Sequence[Sequence[EvalSetting]], most: int
 ) -> list[SampleBatch]:
     """Every batch of an evaluation, in the order in which they are drawn.
 
     Args:
       ids: identifiers of the problems evaluated, by set.
-      settings: decodings and budgets.
+      settings: decodings and budgets, those together that the same traces serve.
       most: rows of a batch.
     """
     work = []
     for name, problems in ids.items():
-        for setting in settings:
-            samples = setting.samples
-            for rows in batches(len(problems), setting, most):
-                places = [(problems[row // samples], int(row % samples)) for row in rows]
-                keys = [(name, setting.mode, setting.budget, *place) for place in places]
-                work.append(SampleBatch(name, setting, rows, keys))
+        for together in settings:
+            first = together[0]
+            for rows in batches(len(problems), first, most):
+                keys = [
+                    (name, first.mode, first.budget, setting.cut, problems[place], int(sample))
+                    for place, sample in zip(rows // first.samples, rows % first.samples)
+                    for setting in together
+                ]
+                work.append(SampleBatch(name, together, rows, keys))
     return work
 
 
@@ -134,7 +137,7 @@ class EvaluationFolder:
             self.path.rmdir()
 
 
-def _read(line: bytes, key: tuple[str, str, int, str, int] | None, where: str) -> Sample:
+def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
     try:
         sample = Sample.from_json({**json.loads(line), "text": ""})
     except (ValueError, TypeError):
@@ -246,16 +249,16 @@ def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
     read_settings(path)
     if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
         raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
-    drawn: dict[str, dict[tuple[str, int], list[Sample]]] = {}
+    drawn: dict[str, dict[tuple[str, int, int | None], list[Sample]]] = {}
     with (path / SAMPLES).open("rb") as file:
         for number, line in enumerate(file, 1):
             sample = _read(line, None, f"{path / SAMPLES}, line {number}")
             of_set = drawn.setdefault(sample.set, {})
-            of_set.setdefault((sample.mode, sample.budget), []).append(sample)
+            of_set.setdefault((sample.mode, sample.budget, sample.cut), []).append(sample)
     return {
         name: {
-            EvalSetting(mode, budget, len({sample.sample for sample in samples})): samples
-            for (mode, budget), samples in of_set.items()
+            EvalSetting(mode, budget, len({sample.sample for sample in samples}), cut): samples
+            for (mode, budget, cut), samples in of_set.items()
         }
         for name, of_set in drawn.items()
     }

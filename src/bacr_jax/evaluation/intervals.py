@@ -122,6 +122,32 @@ def rate_intervals(scores: Float[np.ndarray, "n s"], *, seed: int = 0) -> Float[
     return np.clip(ends, 0.0, 1.0)
 
 
+def ratio_interval(
+    part: Float[np.ndarray, "n"], whole: Float[np.ndarray, "n"], *, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of mean(part) / mean(whole), a share of a share, over problems drawn again.
+
+    Draws without any of the whole are left out. Where every problem that has some of the whole has
+    the same ratio, Wilson's interval for their number stands in, as in `rate_intervals`.
+
+    Args:
+      part: share of each problem's samples that count; at most `whole`.
+      whole: share of each problem's samples that are looked at, some of them more than 0.
+      seed: of the draws.
+
+    Returns:
+      Lower and upper end, in [0, 1].
+    """
+    some = whole > 0
+    ratios = part[some] / whole[some]
+    if np.ptp(ratios) == 0.0:
+        return wilson_interval(float(ratios[0]) * len(ratios), len(ratios))
+    means = resampled_means(stack_scores([part, whole]), seed=seed)
+    means = means[means[:, 1] > 0]
+    low, high = np.quantile(means[:, 0] / means[:, 1], _ENDS)
+    return max(float(low), 0.0), min(float(high), 1.0)
+
+
 def difference_intervals(
     one: Float[np.ndarray, "n s"], other: Float[np.ndarray, "n s"], *, seed: int = 0
 ) -> Float[np.ndarray, "s 2"]:

@@ -13,13 +13,13 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import Config
+from bacr_jax.config.budgets import cap, largest_evaluated
 from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.data.prompts import PromptFormat, format_for
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.data.told import budget_words
-from bacr_jax.errors import UserError
-from bacr_jax.evaluation import comparison, labels
-from bacr_jax.evaluation.decoder import declaration, draw_samples, open_decoder
+from bacr_jax.evaluation import checks, comparison, labels
+from bacr_jax.evaluation.decoder import draw_samples, open_decoder
 from bacr_jax.evaluation.folder import (
     RESULTS,
     EvaluationFolder,
@@ -30,8 +30,18 @@ from bacr_jax.evaluation.folder import (
     read_settings,
     sample_batches,
 )
-from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Sample, eval_settings, subset
-from bacr_jax.evaluation.summary import Graded, graded, summarise
+from bacr_jax.evaluation.graded import Graded, graded
+from bacr_jax.evaluation.samples import (
+    SAMPLED,
+    EvalSetting,
+    Sample,
+    budget_key,
+    dense_settings,
+    eval_settings,
+    subset,
+    told_budgets,
+)
+from bacr_jax.evaluation.summary import summarise
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods.registry import declares_budget
 from bacr_jax.runs.folder import write_json
@@ -54,7 +64,7 @@ class Work:
       tokenizer: the policy's.
       sets: questions by set.
       chosen: places of the problems evaluated, by set.
-      eval_settings: decodings and budgets.
+      eval_settings: decodings and budgets, those together that the same traces serve.
       compared: folders of other evaluations by their names.
       labels: where to write measured difficulty; None: nowhere.
       settings: what the samples depend on.
@@ -66,7 +76,7 @@ class Work:
     tokenizer: Any
     sets: dict[str, Questions]
     chosen: dict[str, Int[np.ndarray, "n"]]
-    eval_settings: list[EvalSetting]
+    eval_settings: list[list[EvalSetting]]
     compared: dict[str, Path]
     labels: Path | None
     settings: dict[str, Any]
@@ -105,57 +115,6 @@ def _describe(questions: Questions, places: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
-    """Settings that only serve votes at equal total tokens."""
-    if self_consistency is None:
-        return []
-    budgets, samples = config.eval.budgets, config.eval.samples
-    if budgets[0] < self_consistency:
-        raise UserError(
-            f"--self-consistency {self_consistency}: leaves no token for each sample at budget "
-            f"{budgets[0]}; write at most {budgets[0]}, or larger budgets"
-        )
-    needed = {budget // self_consistency for budget in budgets} - set(budgets)
-    return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
-
-
-def _check_labels(config: Config, labels: Path | None) -> None:
-    if labels is not None and (len(config.data.eval) > 1 or len(config.eval.budgets) > 1):
-        raise UserError(
-            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
-            "number in --budgets"
-        )
-
-
-def _positions(config: Config, tokenizer: Any) -> int:
-    """Positions that the model was made for; the largest budget is less."""
-    rows = policies.vocabulary_rows(config, len(tokenizer))
-    positions = policies.model_shape(config, rows).max_positions
-    if max(config.eval.budgets) >= positions:
-        raise UserError(
-            f"--budgets {max(config.eval.budgets)}: the model has {positions} positions; write "
-            "fewer"
-        )
-    return positions
-
-
-def _check_length(
-    config: Config, tokenizer: Any, style: PromptFormat, most: int, sets: dict[str, Questions]
-) -> None:
-    """The longest row fits the `most` positions that the model was made for."""
-    largest, answers = max(config.eval.budgets), config.rollout.answer_tokens
-    told = len(declaration(tokenizer, style, config.eval, largest))
-    for name, questions in sets.items():
-        prompt = questions.longest + told
-        free = most - prompt - answers
-        if largest > free:
-            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
-            raise UserError(
-                f"--budgets {largest}: with prompts of {prompt} tokens in {name} and answers of "
-                f"{answers} the model's {most} positions are too few; {advice}"
-            )
-
-
 def _decoding(
     config: Config,
     style: PromptFormat,
@@ -180,6 +139,14 @@ def _decoding(
         "compute_dtype": config.model.compute_dtype,
         "attention": config.model.attention,
     }
+    if config.eval.dense is not None:
+        decoding["every"] = config.eval.dense
+    if config.eval.no_budget:
+        decoding["cap"] = cap(config)
+    if config.data.closing_text is not None:
+        decoding["closing_text"] = config.data.closing_text
+    if config.budget.grace:
+        decoding["grace"] = config.budget.grace
     if style.budget_close:
         decoding["budget_tag"] = config.eval.budget_tag
     words = budget_words(config, style)
@@ -216,14 +183,17 @@ def prepare(
     """
     config = saved.config
     settings = eval_settings(config.eval, greedy=greedy)
-    settings += _smaller_settings(config, self_consistency)
-    _check_labels(config, labels)
+    settings += checks.smaller_settings(config, self_consistency)
+    dense = dense_settings(config.eval, greedy=greedy)
+    checks.check_labels(config, labels)
+    checks.check_dense(config)
     others = {str(folder): find_evaluation(folder) for folder in compare}
     tokenizer = saved.tokenizer()
-    positions = _positions(config, tokenizer)
+    checks.check_grace(config, tokenizer)
+    most = checks.positions(config, tokenizer)
     style = format_for(config, declares_budget=declares_budget(config))
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
-    _check_length(config, tokenizer, style, positions, sets)
+    checks.check_length(config, tokenizer, style, most, sets)
     take = lambda questions: subset(len(questions), config.eval.size, config.seed)
     chosen = {name: take(questions) for name, questions in sets.items()}
     modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}
@@ -238,7 +208,7 @@ def prepare(
         tokenizer=tokenizer,
         sets=sets,
         chosen=chosen,
-        eval_settings=settings,
+        eval_settings=[[setting] for setting in settings] + dense,
         compared=_names(list(others.values()), name or saved.name),
         labels=labels,
         settings={
@@ -272,11 +242,11 @@ def _draw_missing(
     decoder = open_decoder(
         work.saved,
         environment.vocab_size,
-        max_thinking=max(setting.budget for setting in work.eval_settings),
+        max_thinking=largest_evaluated(work.config),
         slots=work.settings["decoding"]["slots"],
     )
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
-    total, finished = sum(len(batch.rows) for batch in planned), sum(map(len, done))
+    total, finished = sum(len(batch.keys) for batch in planned), sum(map(len, done))
     if finished:
         progress.say(f"continuing after {finished} of {total} answers")
     with progress.phase("evaluation", total) as phase:
@@ -287,7 +257,7 @@ def _draw_missing(
                 work.sets[batch.set],
                 work.chosen[batch.set],
                 batch.rows,
-                batch.setting,
+                batch.settings,
                 key,
                 name=batch.set,
                 config=work.config.eval,
@@ -300,8 +270,8 @@ def _draw_missing(
                 finished,
                 total=total,
                 set=batch.set,
-                decoding=batch.setting.mode,
-                budget=batch.setting.budget,
+                decoding=batch.settings[0].mode,
+                budget=budget_key(batch.settings[0].budget),
                 right=float(np.mean([sample.correct for sample in samples])),
             )
 
@@ -334,7 +304,9 @@ def run(
             _draw_missing(work, environment, folder, progress, planned, done, poll)
         drawn: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
         for batch, samples in zip(planned, done, strict=True):
-            drawn[batch.set].setdefault(batch.setting, []).extend(samples)
+            for place, setting in enumerate(batch.settings):
+                of_setting = samples[place :: len(batch.settings)]
+                drawn[batch.set].setdefault(setting, []).extend(of_setting)
         own = _graded(drawn)
         results: dict[str, Any] = {
             "name": work.name,
@@ -355,7 +327,7 @@ def run(
     if work.labels is None:
         return results
     (of_set,) = own.values()
-    (setting,) = [setting for setting in of_set if setting.mode == SAMPLED]
+    (setting,) = [s for s in of_set if s.mode == SAMPLED and s.cut is None]
     counts = labels.write_labels(work.labels, of_set[setting])
     lines = {group: f"solve rate {group}: {count} problems" for group, count in counts.items()}
     return {**results, "labels": {"file": f"difficulty labels in {work.labels}", **lines}}
@@ -367,7 +339,7 @@ def _summary(
     questions = work.sets[name]
     grader = environment.graded_like(questions).grader
     problems = questions.set.take(work.chosen[name])
-    numbers = summarise(results, grader, budgets=work.config.eval.budgets, problems=problems)
+    numbers = summarise(results, grader, budgets=told_budgets(work.config.eval), problems=problems)
     return {**numbers, "note": questions.set.note}
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bacr_jax.data.questions import groups_from_solve_rate
-from bacr_jax.evaluation.summary import Graded
+from bacr_jax.evaluation.graded import Graded
 from bacr_jax.runs.folder import write_atomically
 
 # What the paper's groups are called, from the easiest on.

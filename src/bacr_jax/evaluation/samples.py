@@ -13,10 +13,15 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET
 
 GREEDY, SAMPLED = "greedy", "sampled"
+# What results call an evaluation without a budget.
+UNLIMITED = "none"
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
+
+# Set, mode, budget, cut, problem and number of a sample.
+SampleKey = tuple[str, str, int, int | None, str, int]
 
 
 @dataclass(frozen=True)
@@ -27,11 +32,14 @@ class EvalSetting:
       mode: GREEDY or SAMPLED.
       budget: thinking tokens of each answer.
       samples: answers per problem.
+      cut: thinking tokens kept of traces that were told the budget; None: they end by themselves or
+        at the budget.
     """
 
     mode: str
     budget: int
     samples: int
+    cut: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,11 +50,13 @@ class Sample:
       set: name of the set.
       id: identifier of the problem in the set.
       mode: GREEDY or SAMPLED.
-      budget: thinking tokens allowed.
+      budget: thinking tokens allowed, which the policy is told.
+      cut: thinking tokens kept, where the trace was cut before its budget; else None.
       sample: number of the answer, 0 .. samples - 1.
       level: of the problem, 1 .. 5; 0: unknown.
       subject: of the problem; empty: unknown.
-      text: everything after the prompt: thinking, forced suffix, answer.
+      text: everything after the prompt: thinking, forced suffix, answer; without the thinking where
+        it was cut early, since the trace as a whole has it.
       extracted: the answer that the grader found.
       gold: the reference answer.
       correct: lenient verdict.
@@ -54,7 +64,9 @@ class Sample:
       path: what decided the verdict.
       timed_out: the grader's deadline passed.
       thinking_tokens: sampled thinking, without a closing tag.
-      total_tokens: everything after the prompt, forced tokens and tags included.
+      forced_tokens: tokens put between thinking and answer.
+      answer_tokens: sampled answer, its closing tag included.
+      total_tokens: everything after the prompt: the three, and the closing tag of the thinking.
       closed_by: what ended the thinking: "budget" (it was forced), "tag" or "end of turn".
       finished: the answer was closed.
     """
@@ -63,6 +75,7 @@ class Sample:
     id: str
     mode: str
     budget: int
+    cut: int | None
     sample: int
     level: int
     subject: str
@@ -74,14 +87,16 @@ class Sample:
     path: str
     timed_out: bool
     thinking_tokens: int
+    forced_tokens: int
+    answer_tokens: int
     total_tokens: int
     closed_by: str
     finished: bool
 
     @property
-    def key(self) -> tuple[str, str, int, str, int]:
-        """What the sample answers: set, mode, budget, problem, number."""
-        return self.set, self.mode, self.budget, self.id, self.sample
+    def key(self) -> SampleKey:
+        """What the sample answers: set, mode, budget, cut, problem, number."""
+        return self.set, self.mode, self.budget, self.cut, self.id, self.sample
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON record."""
@@ -106,12 +121,39 @@ def subset(problems: int, size: int | None, seed: int) -> Int[np.ndarray, "n"]:
     return np.sort(np.random.default_rng([seed, 7]).choice(problems, size, replace=False))
 
 
+def told_budgets(config: EvalConfig) -> list[int]:
+    """Budgets the policy is told, one after the other; NO_BUDGET last if it is also told none."""
+    return [*config.budgets, *([NO_BUDGET] if config.no_budget else [])]
+
+
 def eval_settings(config: EvalConfig, *, greedy: bool = True) -> list[EvalSetting]:
     """Settings in the order in which they are evaluated: greedy ones first, budgets rising."""
-    settings = [EvalSetting(GREEDY, budget, 1) for budget in config.budgets] if greedy else []
+    budgets = told_budgets(config)
+    settings = [EvalSetting(GREEDY, budget, 1) for budget in budgets] if greedy else []
     if config.samples:
-        settings += [EvalSetting(SAMPLED, budget, config.samples) for budget in config.budgets]
+        settings += [EvalSetting(SAMPLED, budget, config.samples) for budget in budgets]
     return settings
+
+
+def budget_key(budget: int) -> str:
+    """What results call a budget."""
+    return UNLIMITED if budget == NO_BUDGET else str(budget)
+
+
+def dense_cuts(budget: int, every: int) -> list[int]:
+    """Multiples of `every` below the budget, and the budget."""
+    return [*range(every, budget, every), budget]
+
+
+def dense_settings(config: EvalConfig, *, greedy: bool = True) -> list[list[EvalSetting]]:
+    """Settings of the dense curve, those that one trace serves together; none without one."""
+    if config.dense is None:
+        return []
+    largest = max(config.budgets)
+    modes = [(GREEDY, 1)] if greedy else []
+    modes += [(SAMPLED, config.samples)] if config.samples else []
+    cuts = dense_cuts(largest, config.dense)
+    return [[EvalSetting(mode, largest, n, cut) for cut in cuts] for mode, n in modes]
 
 
 def batches(problems: int, setting: EvalSetting, most: int | None) -> list[Int[np.ndarray, "rows"]]:

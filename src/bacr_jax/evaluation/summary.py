@@ -1,92 +1,22 @@
 """From graded samples to the numbers of a report, with their intervals."""
 
-import collections
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.evaluation.answer_clusters import answer_clusters
+from bacr_jax.evaluation.completion import adherence, completion
+from bacr_jax.evaluation.dense import Dense, dense_curve
+from bacr_jax.evaluation.graded import Graded, interval, number
 from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, stack_scores
 from bacr_jax.evaluation.metrics import anytime_weights, majority_at_k, pass_at_k
-from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Sample
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, budget_key
 
 # {mode: {budget: entry}}; what tables and pictures read.
 Summary = dict[str, dict[str, dict[str, Any]]]
-# Beyond these digits, sums depend on the order in which a machine takes them.
-_DIGITS = 10
-
-
-@dataclass(frozen=True)
-class Graded:
-    """The samples of a setting, problems by samples.
-
-    Attributes:
-      ids: identifier of each problem.
-      levels: of each problem.
-      subjects: of each problem.
-      correct: lenient verdicts.
-      strict: strict verdicts.
-      thinking: thinking tokens.
-      total: thinking, forced and answer tokens.
-      forced: the budget ended the thinking.
-      timed_out: the grader's deadline passed.
-      answers: extracted answers, None where there is none.
-      paths: how many verdicts each path decided.
-    """
-
-    ids: list[str]
-    levels: Int[np.ndarray, "n"]
-    subjects: list[str]
-    correct: Bool[np.ndarray, "n samples"]
-    strict: Bool[np.ndarray, "n samples"]
-    thinking: Int[np.ndarray, "n samples"]
-    total: Int[np.ndarray, "n samples"]
-    forced: Bool[np.ndarray, "n samples"]
-    timed_out: Bool[np.ndarray, "n samples"]
-    answers: list[list[str | None]]
-    paths: dict[str, int]
-
-    @property
-    def samples(self) -> int:
-        """Answers per problem."""
-        return self.correct.shape[1]
-
-
-def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
-    """Collects the samples of a setting, given problem by problem."""
-    heads = samples[:: setting.samples]
-
-    def table(values: Sequence[Any], kind: type) -> np.ndarray:
-        return np.array(values, kind).reshape(len(heads), setting.samples)
-
-    answers = [sample.extracted for sample in samples]
-    return Graded(
-        ids=[sample.id for sample in heads],
-        levels=np.array([sample.level for sample in heads], np.int64),
-        subjects=[sample.subject for sample in heads],
-        correct=table([sample.correct for sample in samples], bool),
-        strict=table([sample.strict for sample in samples], bool),
-        thinking=table([sample.thinking_tokens for sample in samples], np.int64),
-        total=table([sample.total_tokens for sample in samples], np.int64),
-        forced=table([sample.closed_by == "budget" for sample in samples], bool),
-        timed_out=table([sample.timed_out for sample in samples], bool),
-        answers=[answers[i : i + setting.samples] for i in range(0, len(answers), setting.samples)],
-        paths=dict(sorted(collections.Counter(sample.path for sample in samples).items())),
-    )
-
-
-def number(value: Any) -> float:
-    """A number for a report: the same on every run of the same samples."""
-    return round(float(value), _DIGITS)
-
-
-def interval(ends: Float[np.ndarray, "2"]) -> list[float]:
-    """Two of them."""
-    return [number(end) for end in ends]
 
 
 def numbers_of_samples(samples: int) -> list[int]:
@@ -141,8 +71,9 @@ def entry_of(
 
     Returns:
       accuracy (the mean over all samples: avg@k), its 95 % interval ci95, the same for the strict
-      verdicts, disagreement (share of samples that the two judge differently), mean tokens, shares
-      of forced thinking and of samples without an answer, pass_at and maj_at by k, levels,
+      verdicts, disagreement (share of samples that the two judge differently), mean tokens of
+      thinking, forced, of the answer and in total, shares of forced thinking and of samples
+      without an answer, what `completion` and `adherence` say, pass_at and maj_at by k, levels,
       subjects, and what decided the verdicts. If some problems are near-duplicates and some are
       not, without_near_duplicates holds accuracy and tokens of those that are not.
     """
@@ -162,10 +93,14 @@ def entry_of(
         "disagreement": number((graded.correct != graded.strict).mean()),
         "mean_thinking_tokens": number(thinking),
         "thinking_ci95": interval(token_ends[0]),
+        "mean_forced_tokens": number(graded.forced_tokens.mean()),
+        "mean_answer_tokens": number(graded.answered.mean()),
         "mean_total_tokens": number(total),
         "total_ci95": interval(token_ends[1]),
         "forced_share": number(graded.forced.mean()),
         "no_answer_share": number(np.mean(unanswered)),
+        **completion(graded),
+        "adherence": adherence(graded),
         "grader_timeouts": int(graded.timed_out.sum()),
         "problems": len(graded.ids),
         "samples": graded.samples,
@@ -193,12 +128,13 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
     """Accuracy over all budgets in one number, two ways (`metrics.anytime_weights`).
 
     Args:
-      by_budget: samples by budget, of the same problems.
+      by_budget: samples by budget, of the same problems; 0 and no budget have no place on the
+        scale and are left out.
 
     Returns:
       mean and area with their intervals, and the budgets.
     """
-    budgets = sorted(by_budget)
+    budgets = sorted(budget for budget in by_budget if budget > 0)
     rates = stack_scores([by_budget[budget].correct.mean(1) for budget in budgets])
     scores = rates @ anytime_weights(budgets).T
     ends, (mean, area) = rate_intervals(scores), scores.mean(0)
@@ -240,6 +176,14 @@ def self_consistency(
     return votes
 
 
+def _dense(results: Mapping[EvalSetting, Graded]) -> Dense:
+    by_mode: dict[str, dict[int, Graded]] = {}
+    for setting, one in results.items():
+        if setting.cut is not None:
+            by_mode.setdefault(setting.mode, {})[setting.cut] = one
+    return {mode: dense_curve(by_cut) for mode, by_cut in by_mode.items()}
+
+
 def summarise(
     results: Mapping[EvalSetting, Graded],
     grader: Any,
@@ -258,29 +202,34 @@ def summarise(
 
     Returns:
       problems; near_duplicates (how many, and of which training set; None where none was looked
-      for); by_budget (a `Summary`); anytime by mode; self_consistency.
+      for); by_budget (a `Summary`); anytime by mode; dense, the dense curve by mode (empty without
+      one); self_consistency.
     """
     duplicates, near = None, None
     if problems is not None and problems.compared_with:
         duplicates = problems.duplicates
         near = {"count": int(duplicates.sum()), "of": problems.compared_with}
-    entries = {setting: entry_of(one, grader, duplicates) for setting, one in results.items()}
-    chosen = sorted({setting.budget for setting in results}) if budgets is None else list(budgets)
+    told = {setting: one for setting, one in results.items() if setting.cut is None}
+    entries = {setting: entry_of(one, grader, duplicates) for setting, one in told.items()}
+    chosen = sorted({setting.budget for setting in told}) if budgets is None else list(budgets)
     by_budget: Summary = {}
     for setting, entry in entries.items():
         if setting.budget in chosen:
-            by_budget.setdefault(setting.mode, {})[str(setting.budget)] = entry
+            by_budget.setdefault(setting.mode, {})[budget_key(setting.budget)] = entry
     return {
         "problems": len(next(iter(results.values())).ids),
         "near_duplicates": near,
         "by_budget": by_budget,
         "anytime": {
             mode: anytime(
-                {s.budget: g for s, g in results.items() if s.mode == mode and s.budget in chosen}
+                {s.budget: g for s, g in told.items() if s.mode == mode and s.budget in chosen}
             )
             for mode in by_budget
+            if any(budget > 0 for budget in chosen)
         },
+        "dense": _dense(results),
         "self_consistency": self_consistency(
-            {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED}, chosen
+            {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED},
+            [budget for budget in chosen if budget > 0],
         ),
     }

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from bacr_jax import parallel
 from bacr_jax.config import Config
+from bacr_jax.config.budgets import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.methods import Method
@@ -78,8 +79,9 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
     """
     if config.model.path is not None:
         check_folder(config.model.path)
-    largest = max(config.budget.max, *config.eval.budgets)
-    key = "budget.max" if largest == config.budget.max else "eval.budgets"
+    evaluated = largest_evaluated(config)
+    largest = max(config.budget.max, evaluated) + config.budget.grace
+    key = "budget.max" if config.budget.max >= evaluated else "eval.budgets"
     free = shape.max_positions - longest_prompt - config.rollout.answer_tokens
     if largest > free:
         advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
@@ -252,9 +254,10 @@ def make_policy(
         dtype=dtype,
         implementation=implementation,
         answers=method.answers,
+        grace=config.budget.grace,
         mesh=decode_mesh,
     )
-    longest = max(config.budget.max, *config.eval.budgets)
+    longest = max(config.budget.max, largest_evaluated(config))
     evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1)
     return Policy(learner, rollout, evaluation, config.budget.max, decode_mesh)
 

@@ -49,7 +49,7 @@ def _decode_rules(vocab_size: int) -> DecodeRules:
     states = len("</answer>") + 1
     table = Automaton(array((states, vocab_size), jnp.int32), array((states, vocab_size), bool))
     suffix = array((SUFFIX_TOKENS,), jnp.int32)
-    return DecodeRules(flags, flags, table, table, suffix, suffix)
+    return DecodeRules(flags, flags, table, table, suffix, suffix, flags)
 
 
 class Programs:
@@ -135,8 +135,8 @@ class Programs:
             spec=spec.decode,
             slots=spec.slots,
             prompt_width=width,
-            max_new=spec.max_thinking,
-            length=width + spec.max_thinking,
+            max_new=spec.max_sampled,
+            length=width + spec.max_sampled,
         )
         state = jax.eval_shape(lambda phi: empty(phi=phi), phi)
         mesh, by_row, tensor = self._decode_mesh(), parallel.AXES[:2], parallel.AXES[2]
@@ -160,7 +160,8 @@ class Programs:
 
     def _batch(self, rows: int) -> Batch:
         config, cuts = self.config, branches_per_trace(self.method)
-        thinking, answer = config.budget.max, config.rollout.answer_tokens
+        thinking = config.budget.max + config.budget.grace
+        answer = config.rollout.answer_tokens
         real = functools.partial(self._rows, rows, dtype="float32")
         whole = functools.partial(self._rows, rows)
         return Batch(

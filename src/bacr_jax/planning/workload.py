@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bacr_jax.config import Config
+from bacr_jax.config.budgets import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
@@ -242,13 +243,13 @@ def _workload(
         by_tokens=False,
         buckets=1,
         prompt=config.data.max_prompt_tokens,
-        thinking=config.budget.max,
+        thinking=config.budget.max + config.budget.grace,
         mean_thinking=mean,
         longest_thinking=longest,
         cuts=branches_per_trace(method),
         answer=rollout.answer_tokens,
         slots=min(rollout.slots or rows, rows),
-        eval_thinking=max(config.budget.max, *config.eval.budgets),
+        eval_thinking=max(config.budget.max, largest_evaluated(config)) + config.budget.grace,
         float_bytes=2 if bfloat16 else 4,
         logprob_chunk=model.logprob_chunk,
         remat=model.remat,

@@ -7,8 +7,9 @@ from typing import Any
 import rich.table
 
 from bacr_jax.evaluation.folder import LATEX, MARKDOWN
-from bacr_jax.report import figures
-from bacr_jax.report.table import NONE, Table, accuracy_text
+from bacr_jax.report import completion, figures
+from bacr_jax.report.dense import curves, dense_table
+from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size
 from bacr_jax.runs.folder import write_atomically
 
 
@@ -43,14 +44,14 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
     voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
     rows = []
     for mode, budgets in modes.items():
-        for budget in sorted(budgets, key=int):
+        for budget in by_size(budgets):
             entry = budgets[budget]
             label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"
             votes = [_of_k(entry, "pass_at", most), _of_k(entry, "maj_at", most)] if voting else []
             rows.append(
                 [
                     label,
-                    f"{int(budget):,}",
+                    budget_name(budget),
                     accuracy_text(entry),
                     _percent(entry["strict_accuracy"]),
                     _percent(entry["disagreement"]),
@@ -75,13 +76,13 @@ def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
     count, left = result["near_duplicates"]["count"], 0
     rows = []
     for mode, budgets in result["by_budget"].items():
-        for budget in sorted(budgets, key=int):
+        for budget in by_size(budgets):
             entry = budgets[budget]["without_near_duplicates"]
             left = entry["problems"]
             rows.append(
                 [
                     mode,
-                    f"{int(budget):,}",
+                    budget_name(budget),
                     accuracy_text(budgets[budget]),
                     accuracy_text(entry),
                     f"{entry['mean_thinking_tokens']:,.1f}",
@@ -136,7 +137,7 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
     """A row per level or subject, a column per budget."""
     modes = result["by_budget"]
     mode = next(reversed(modes))
-    budgets = sorted(modes[mode], key=int)
+    budgets = by_size(modes[mode])
     names = list(modes[mode][budgets[0]][f"{part}s"])
     rows = []
     for label in names:
@@ -144,7 +145,7 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
         rows.append([label, f"{entries[0]['problems']:,}", *map(accuracy_text, entries)])
     return Table(
         f"{name}: accuracy by {part}, {mode}",
-        [part, "problems", *(f"{int(budget):,}" for budget in budgets)],
+        [part, "problems", *map(budget_name, budgets)],
         rows,
     )
 
@@ -152,14 +153,14 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
 def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
     rows = []
     for mode, budgets in comparison["by_budget"].items():
-        for budget in sorted(budgets, key=int):
+        for budget in by_size(budgets):
             entry = budgets[budget]
             low, high = entry["ci95"]
             first, last = entry["thinking_ci95"]
             rows.append(
                 [
                     mode,
-                    f"{int(budget):,}",
+                    budget_name(budget),
                     _percent(entry["accuracy"]),
                     _percent(entry["other_accuracy"]),
                     f"{_points(entry['difference'])} [{_points(low)}, {_points(high)}]",
@@ -186,7 +187,15 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
     """
     made = []
     for name, result in results["sets"].items():
-        made += [_budgets(name, result), _anytime(name, result)]
+        made += [_budgets(name, result)]
+        if result["anytime"]:
+            made.append(_anytime(name, result))
+        if result["dense"]:
+            made.append(dense_table(name, result["dense"], result["by_budget"]))
+        made += [
+            make(name, result["by_budget"])
+            for make in (completion.completion, completion.adherence)
+        ]
         first = next(iter(next(iter(result["by_budget"].values())).values()))
         if "without_near_duplicates" in first:
             made.append(_without_duplicates(name, result))
@@ -221,4 +230,10 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
             {**others, results["name"]: result["by_budget"]},
             f"{name}: accuracy by thinking budget, 95 % intervals",
         )
+        if result["dense"]:
+            figures.accuracy_by_budget(
+                folder / f"dense_{short}.png",
+                curves(result["dense"], result["by_budget"]),
+                f"{name}: told each budget, and one trace cut early; 95 % intervals",
+            )
     return [table.terminal() for table in made]

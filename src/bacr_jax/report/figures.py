@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.report.table import set_title
+from bacr_jax.report.table import budget_name, by_size, set_title
 from bacr_jax.runs.folder import RunPaths, read_lines
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. Grey, the first, is for the policy
@@ -21,6 +22,8 @@ _ORDERED = "viridis"
 # From this many steps on, curves are drawn smoothed over the noise of single batches.
 _SMOOTH_FROM = 30
 _DPI = 150
+# More budgets than this, and their names no longer stand side by side.
+_MOST_TICKS = 9
 # What the metrics say of the budgets of a group.
 _QUANTILES = ("p10", "median", "p90")
 
@@ -51,6 +54,13 @@ def _heading(axis: Any, text: str) -> None:
     axis.set_title(text, loc="left", fontsize=10)
 
 
+def places(budgets: Iterable[str]) -> dict[str, float]:
+    """Where budgets stand on an axis of doublings: 0 below the smallest, none above the largest."""
+    numbers = [int(budget) for budget in budgets if budget != UNLIMITED and int(budget)]
+    ends = {"0": min(numbers, default=2) / 2, UNLIMITED: 2.0 * max(numbers, default=1)}
+    return {budget: ends.get(budget) or float(budget) for budget in budgets}
+
+
 def accuracy_by_budget(
     path: Path, policies: Mapping[str, Summary], title: str, *, bars: str = "95 % interval"
 ) -> None:
@@ -72,23 +82,26 @@ def accuracy_by_budget(
         next(looks)
     drawn = [(name, summary, *next(looks)) for name, summary in policies.items()]
     for axis, mode in zip(axes[0], modes):
+        asked = [set(summary[mode]) for summary in policies.values() if mode in summary]
+        every: set[str] = set().union(*asked)
+        where = places(every)
         for index, (name, summary, colour, marker) in enumerate(drawn):
             # Factors, because the axis is logarithmic: 3.5 % of a doubling from one to the next.
             apart = 2 ** (0.035 * (index - (len(drawn) - 1) / 2))
             entries = summary.get(mode, {})
-            budgets = sorted(entries, key=int)
-            places = [int(budget) * apart for budget in budgets]
-            _curve(axis, places, [entries[b] for b in budgets], name, colour, marker)
-        ticks = sorted({int(b) for _, summary, *_ in drawn for b in summary.get(mode, {})})
+            budgets = by_size(entries)
+            at = [where[budget] * apart for budget in budgets]
+            _curve(axis, at, [entries[b] for b in budgets], name, colour, marker)
+        ticks = by_size(every if len(every) <= _MOST_TICKS else sorted(asked, key=len)[0])
         axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [f"{b:,}" for b in ticks])
+        axis.set_xticks([where[b] for b in ticks], [budget_name(b) for b in ticks])
         axis.minorticks_off()
         axis.set_xlabel("thinking budget (tokens)")
         _heading(axis, f"{mode} decoding")
     used, mode = axes[0, -1], modes[0]
     for name, summary, colour, marker in drawn:
         entries = summary.get(mode, {})
-        ordered = [entries[budget] for budget in sorted(entries, key=int)]
+        ordered = [entries[budget] for budget in by_size(entries)]
         tokens = [entry["mean_thinking_tokens"] for entry in ordered]
         _curve(used, tokens, ordered, name, colour, marker)
     used.set(xlabel="mean thinking tokens really used, a point per budget", xlim=(0, None))
@@ -143,13 +156,13 @@ def accuracy_over_steps(path: Path, evaluations: Sequence[tuple[int, Summary]], 
     modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
     figure, axes = _figure(len(modes), 1, title)
     for axis, mode in zip(axes[0], modes):
-        budgets = sorted({b for _, s in evaluations for b in s.get(mode, {})}, key=int)
+        budgets = by_size({b for _, s in evaluations for b in s.get(mode, {})})
         shades = matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, len(budgets)))
         for budget, shade, marker in zip(budgets, shades, itertools.cycle(MARKERS)):
             measured = [(t, s[mode][budget]) for t, s in evaluations if budget in s.get(mode, {})]
-            places = [float(step) for step, _ in measured]
+            steps = [float(step) for step, _ in measured]
             entries = [entry for _, entry in measured]
-            _curve(axis, places, entries, f"{int(budget):,} tokens", shade, marker)
+            _curve(axis, steps, entries, f"{budget_name(budget)} tokens", shade, marker)
         axis.set_ylim(-2, 102)
         axis.locator_params(axis="x", integer=True)
         axis.set_xlabel("step")

@@ -12,7 +12,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
-from bacr_jax.report import evaluation, figures
+from bacr_jax.report import completion, evaluation, figures
+from bacr_jax.report.dense import dense_table
 from bacr_jax.report.table import (
     Table,
     comparison,
@@ -127,7 +128,7 @@ def _evaluations(folder: Path) -> str:
 
 
 def _accuracy(
-    name: str, policies: dict[str, Summary], drawn: dict[str, Path], short: str
+    name: str, policies: dict[str, Summary], drawn: dict[str, Path], short: str, dense: Any
 ) -> Iterator[str]:
     """Pictures and tables of one evaluation set."""
     name, kind = set_title(name), "accuracy by thinking budget"
@@ -137,6 +138,12 @@ def _accuracy(
     others = without_near_duplicates(policies)
     if others is not None:
         yield comparison(f"{title_without(name, policies, others)}: {what}", others).html()
+    last = list(policies.values())[-1]
+    if completion.entries_have_it(last):
+        yield completion.completion(name, last).html()
+        yield completion.adherence(name, last).html()
+    if dense:
+        yield dense_table(name, dense, last).html()
     if f"evaluation_{short}" in drawn:
         yield _image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training")
 
@@ -162,7 +169,8 @@ def page(folder: Path) -> str:
         parts.append("<h2>Accuracy by budget</h2>\n")
     for name, short in figures.short_names(dict.fromkeys(figures.sets_of(evaluations))).items():
         policies = figures.first_and_last(evaluations, name, method)
-        parts += _accuracy(name, policies, drawn, short)
+        dense = [record["dense"].get(name) for record in evaluations if "dense" in record]
+        parts += _accuracy(name, policies, drawn, short, dense[-1] if dense else None)
     parts.append(_evaluations(folder))
     if "training" in drawn:
         parts += ["<h2>Training</h2>\n", _image(drawn["training"], "training curves")]

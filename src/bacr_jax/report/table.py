@@ -4,7 +4,8 @@
 """
 
 import html
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich import box
 from rich.text import Text
 
 from bacr_jax.config.selection import HOLDOUT
+from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 
 NONE = "-"
@@ -117,6 +119,16 @@ class Table:
         return "\n".join(lines) + "\n"
 
 
+def by_size(budgets: Iterable[str]) -> list[str]:
+    """Budgets as results.json names them, rising; without one last."""
+    return sorted(budgets, key=lambda budget: math.inf if budget == UNLIMITED else int(budget))
+
+
+def budget_name(budget: str) -> str:
+    """`4,096`, or the word for no budget."""
+    return budget if budget == UNLIMITED else f"{int(budget):,}"
+
+
 def accuracy_text(entry: Mapping[str, Any]) -> str:
     """`67.0 [62.8, 71.0]`: accuracy in percent with its 95 % interval."""
     low, high = entry["ci95"]
@@ -130,7 +142,7 @@ def tokens_text(entry: Mapping[str, Any]) -> str:
 
 def in_one_line(summary: Summary) -> str:
     """`greedy 8: 27.6, 16: 30.4; sampled 8: 25.0, ...`: accuracy in percent by budget."""
-    cell = lambda budget, entry: f"{int(budget):,}: {100 * entry['accuracy']:.1f}"
+    cell = lambda budget, entry: f"{budget_name(budget)}: {100 * entry['accuracy']:.1f}"
     modes = {m: ", ".join(cell(b, e) for b, e in budgets.items()) for m, budgets in summary.items()}
     return "; ".join(f"{mode} {cells}" for mode, cells in modes.items())
 
@@ -180,9 +192,7 @@ def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[s
     return [
         (mode, budget, [summary.get(mode, {}).get(budget) for summary in policies.values()])
         for mode in modes
-        for budget in sorted(
-            {b for summary in policies.values() for b in summary.get(mode, {})}, key=int
-        )
+        for budget in by_size({b for summary in policies.values() for b in summary.get(mode, {})})
     ]
 
 
@@ -219,7 +229,7 @@ def comparison(
         title,
         ["decoding", "budget", *policies],
         [
-            [mode, f"{int(budget):,}", *(cell(entry, entries[0]) for entry in entries)]
+            [mode, budget_name(budget), *(cell(entry, entries[0]) for entry in entries)]
             for mode, budget, entries in rows(policies)
         ],
         caption=caption,

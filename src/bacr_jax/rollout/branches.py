@@ -75,7 +75,7 @@ def open_branches(
     answer_tokens: int,
     share: bool = True,
     phi: Phi = None,
-    real: Bool[Array, "B"] | None = None,
+    wanted: Bool[Array, "B M"] | None = None,
 ) -> BranchState:
     """Places a suffix at every cut.
 
@@ -92,7 +92,7 @@ def open_branches(
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
       phi: budget embedding of the trunks, or of each branch.
-      real: rows that are wanted; all by default.
+      wanted: answers that are wanted; all by default.
     """
     chex.assert_rank([cuts, rows], [2, 1])
     b, m = cuts.shape
@@ -111,7 +111,7 @@ def open_branches(
         forced=jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0]),
         sampled=zeros,
         matched=zeros,
-        ended=idle if real is None else idle | ~real[:, None],
+        ended=idle if wanted is None else idle | ~wanted,
         broken=jnp.zeros((b, m), bool),
         finished=jnp.zeros((b, m), bool),
         logprobs=jnp.zeros((b, m, answer_tokens), jnp.float32),
@@ -177,11 +177,16 @@ def branch_step(
     spec: DecodeSpec,
     rules: DecodeRules,
     sampling: SamplingParams,
+    first_cut: Int[Array, ""] | int = 0,
 ) -> BranchState:
-    """Feeds token `at` of every branch and samples token `at + 1` where the suffix is over."""
+    """Feeds token `at` of every branch and samples token `at + 1` where the suffix is over.
+
+    The random numbers of a branch are those of its cut, whose number is `first_cut` + its index.
+    """
     b, m, _ = state.tokens.shape
     logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
-    cut_keys = [row_keys(key, state.rows, state.sampled[:, j], 1 + j) for j in range(m)]
+    stream = lambda j: first_cut + 1 + j
+    cut_keys = [row_keys(key, state.rows, state.sampled[:, j], stream(j)) for j in range(m)]
     drawn = draw_tokens(
         jnp.stack(cut_keys, axis=1).reshape(b * m),
         logits,
@@ -215,6 +220,7 @@ def decode_branches(
     key: Array,
     rules: DecodeRules,
     sampling: SamplingParams,
+    first_cut: Int[Array, ""] | int = 0,
     *,
     spec: DecodeSpec,
     num_steps: int,
@@ -226,7 +232,15 @@ def decode_branches(
 
     def advance(i: Array, state: BranchState) -> BranchState:
         state = branch_step(
-            params, trunk_cache, state, start + i, key, spec=spec, rules=rules, sampling=sampling
+            params,
+            trunk_cache,
+            state,
+            start + i,
+            key,
+            spec=spec,
+            rules=rules,
+            sampling=sampling,
+            first_cut=first_cut,
         )
         return shard_rows(state, spec.mesh, of_branches=spec.tells_cuts)
 

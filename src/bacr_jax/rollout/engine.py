@@ -47,12 +47,14 @@ class OpenBranches:
       trunks: the trunks.
       state: the branches.
       places: place of each slot among the trunks.
+      first_cut: number of the first cut, where the others are answered apart.
     """
 
     trunk_cache: tuple[LayerCache, ...]
     trunks: Trunks
     state: branching.BranchState
     places: Int[np.ndarray, "n"]
+    first_cut: int = 0
 
 
 def prompt_widths(prompt_width: int) -> list[int]:
@@ -97,7 +99,7 @@ class Engine:
             spec=spec.decode,
             slots=spec.slots,
             prompt_width=self.width,
-            max_new=spec.max_thinking,
+            max_new=spec.max_sampled,
             length=self.lengths[0],
             phi=self._phi(np.zeros(spec.slots, np.int32)),
         )
@@ -137,6 +139,7 @@ class Engine:
         slots: Int[np.ndarray, "n"],
         ids: Int[np.ndarray, "B"],
         budgets: Int[np.ndarray, "B"],
+        limits: Int[np.ndarray, "B"],
     ) -> None:
         """Prefills `rows` of the prompts into `slots`, and waits until they are there.
 
@@ -145,21 +148,26 @@ class Engine:
           slots: where each goes.
           ids: global row ids of all prompts.
           budgets: of all prompts, or NO_BUDGET.
+          limits: most thinking tokens of each, the grace aside.
         """
         pad = smallest_holding(self.sizes, len(rows)) - len(rows)
         taken = np.concatenate([rows, np.repeat(rows[:1], pad)])
         prompts = jax.tree.map(lambda x: x[taken], self.prompts)
         width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        told = budgets[taken]
-        limits = np.where(told == NO_BUDGET, self.spec.max_thinking, told).astype(np.int32)
         prefilled = _prefill_prompts(
-            self._params, prompts, phi=self._phi(told), spec=self.spec.decode
+            self._params, prompts, phi=self._phi(budgets[taken]), spec=self.spec.decode
         )
         nowhere = np.full(pad, self.spec.slots)
         where = np.concatenate([slots, nowhere]).astype(np.int32)
         self._state = _insert_rows(
-            self._state, prefilled, prompts, limits, ids[taken], where, mesh=self.spec.mesh
+            self._state,
+            prefilled,
+            prompts,
+            limits[taken].astype(np.int32),
+            ids[taken],
+            where,
+            mesh=self.spec.mesh,
         )
         jax.block_until_ready(self._state.ended)
 
@@ -195,14 +203,24 @@ class Engine:
         slots: Int[np.ndarray, "n"],
         cuts: Int[np.ndarray, "n M"],
         budgets: Int[np.ndarray, "n"],
+        wanted: Bool[np.ndarray, "n M"] | None = None,
+        first_cut: int = 0,
     ) -> OpenBranches:
-        """Suffixes at every cut of the rows in `slots`, whose budgets, or NO_BUDGET, are given."""
+        """Suffixes at every cut of the rows in `slots`, or at those wanted.
+
+        Args:
+          slots: where the rows sit.
+          cuts: thinking tokens kept at each cut.
+          budgets: of the rows, or NO_BUDGET.
+          wanted: cuts with an answer of their own; None: all.
+          first_cut: number of the first cut, if others are answered apart.
+        """
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.
         cuts = np.tile(cuts, spec.answers)
         size = smallest_holding(self.sizes, len(slots))
-        real = np.zeros(size, bool)
+        real = np.zeros((size, cuts.shape[1]), bool)
         spread = np.zeros((size, cuts.shape[1]), np.int32)
         if size == spec.slots:
             # All slots in their order: their caches are read where they are.
@@ -214,10 +232,12 @@ class Engine:
             index[places] = slots
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
             rows = state.rows[index]
-        real[places], spread[places] = True, cuts
+        real[places], spread[places] = True if wanted is None else wanted, cuts
         if spec.tells_cuts:
             told = np.full_like(spread, NO_BUDGET)
-            told[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, cuts)
+            # The end of a grace window is told the budget.
+            own = np.minimum(cuts, budgets[:, None])
+            told[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, own)
             phi = self._phi_of_branches(told)
         opened = _open_branches(
             trunks,
@@ -228,9 +248,9 @@ class Engine:
             answer_tokens=spec.answer_tokens,
             share=spec.answers == 1 and not spec.tells_cuts,
             phi=phi,
-            real=real,
+            wanted=real,
         )
-        return OpenBranches(cache, trunks, opened, places)
+        return OpenBranches(cache, trunks, opened, places, first_cut)
 
     def decode_branches(self, opened: OpenBranches, start: int) -> OpenBranches:
         """One chunk of every branch, from step `start`; the branches given are used up."""
@@ -242,6 +262,7 @@ class Engine:
             self._key,
             self._rules,
             self._sampling,
+            np.int32(opened.first_cut),
             spec=self.spec.decode,
             num_steps=self.answer_steps[1],
         )

@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
+from bacr_jax.rollout import cut_chunks
 from bacr_jax.rollout.branches import no_branches
 from bacr_jax.rollout.checks import check_rows, refuse_broken
 from bacr_jax.rollout.engine import Engine, PhiOf
@@ -37,7 +38,7 @@ class Rollout:
         share; wasted_share: 1 - useful_steps / row_steps; tokens: sampled tokens (thinking and
         distinct answers); prefill_tokens; prefill_s, decode_s, answer_s: wall seconds of each
         part; prefill_tokens_per_s, decode_tokens_per_s; forced_share: rows cut at their budget;
-        thinking_mean, thinking_max: tokens.
+        thinking_mean, thinking_max: tokens; excess_mean: tokens above the budget (grace).
     """
 
     trunks: Trunks
@@ -89,7 +90,7 @@ def precompile(
                 slots = np.arange(count)
                 zeros = np.zeros(count, np.int64)
                 if length == engine.lengths[0] or refilled:
-                    engine.prefill(zeros, slots, zeros.astype(np.int32), zeros.astype(np.int32))
+                    engine.prefill(zeros, slots, *[zeros.astype(np.int32)] * 3)
         with phase_memory("decode", **_sizes(engine)):
             engine.decode()
         for count in engine.sizes if refilled else [spec.slots]:
@@ -115,6 +116,7 @@ def generate(
     sampling: SamplingParams,
     phi_of: PhiOf | None = None,
     rows: Int[np.ndarray, "B"] | None = None,
+    limits: Int[np.ndarray, "B"] | None = None,
     poll: Callable[[], None] | None = None,
     on_tokens: Callable[[int, np.ndarray], None] | None = None,
 ) -> Rollout:
@@ -134,6 +136,8 @@ def generate(
       sampling: temperature and truncation.
       phi_of: maps budgets [B] to the budget embedding; None for the plain model.
       rows: global row ids; 0..B-1 by default.
+      limits: most thinking tokens per row, spec.grace aside: what each row is told by default, and
+        spec.max_thinking without a budget.
       poll: called between chunks, so that a caller can stop a long rollout by raising.
       on_tokens: called after every chunk with (index of a row, its new thinking tokens).
 
@@ -143,7 +147,11 @@ def generate(
     """
     budgets, cuts = np.asarray(budgets, np.int32), np.asarray(cuts, np.int32)
     ids = np.asarray(np.arange(len(budgets)) if rows is None else rows, np.int32)
+    if limits is None:
+        limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
     check_rows(prompts, budgets, cuts, ids, spec=spec, rules=rules)
+    # The last cut is the end of the trace, which a grace window moves.
+    cuts = np.where(cuts >= limits[:, None], cuts + spec.grace, cuts)
     with phase_memory("prefill", slots=spec.slots):
         engine = Engine(
             params,
@@ -154,7 +162,7 @@ def generate(
             sampling=sampling,
             phi_of=phi_of,
         )
-    loop = _Loop(engine, budgets, cuts, ids, poll=poll, on_tokens=on_tokens)
+    loop = _Loop(engine, budgets, limits, cuts, ids, poll=poll, on_tokens=on_tokens)
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
@@ -181,6 +189,7 @@ class _Loop:
         self,
         engine: Engine,
         budgets: Int[np.ndarray, "B"],
+        limits: Int[np.ndarray, "B"],
         cuts: Int[np.ndarray, "B M"],
         ids: Int[np.ndarray, "B"],
         *,
@@ -191,7 +200,7 @@ class _Loop:
         spec = engine.spec
         self.engine, self.budgets, self.cuts, self.ids = engine, budgets, cuts, ids
         self.poll, self.on_tokens = poll or (lambda: None), on_tokens
-        self.limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
+        self.limits = limits
         self.scheduler = Scheduler(self.limits, spec.slots, engine.sizes)
         self.sampled = np.zeros(len(budgets), np.int64)
         self.ended = np.ones(spec.slots, bool)
@@ -212,11 +221,11 @@ class _Loop:
         self.ended[slots] = self.limits[rows] <= 0
         inside = scheduler.slot_row[scheduler.occupied]
         ahead = np.where(self.ended[scheduler.occupied], 0, engine.spec.chunk)
-        reach = np.minimum(self.sampled[inside] + ahead, self.limits[inside])
+        reach = np.minimum(self.sampled[inside] + ahead, self.limits[inside] + engine.spec.grace)
         with phase_memory("prefill", **_sizes(engine), entering_rows=len(rows)):
             engine.fit_caches(int((engine.prompts.lengths[inside] + reach).max()))
             if len(rows):
-                engine.prefill(rows, slots, self.ids, self.budgets)
+                engine.prefill(rows, slots, self.ids, self.budgets, self.limits)
 
     def decode_trunks(self) -> None:
         """One chunk of every slot, if any row is still thinking."""
@@ -264,7 +273,29 @@ class _Loop:
         engine, cuts = self.engine, self.cuts[rows]
         if cuts.shape[1] == 0:
             return engine.trunks(slots), no_branches(len(slots))
-        opened = engine.open_branches(slots, cuts, self.budgets[rows])
+        at_once = engine.spec.cuts_at_once
+        if at_once is None or cuts.shape[1] <= at_once:
+            return self._answer_cuts(slots, rows, cuts)
+        trunks = engine.trunks(slots)
+        return trunks, cut_chunks.answer(
+            cuts,
+            np.asarray(trunks.thinking),
+            at_once,
+            not engine.spec.tells_cuts,
+            lambda part: self._answer_cuts(slots, rows, part.cuts, part.wanted, part.first)[1],
+        )
+
+    def _answer_cuts(
+        self,
+        slots: Int[np.ndarray, "n"],
+        rows: Int[np.ndarray, "n"],
+        cuts: Int[np.ndarray, "n M"],
+        wanted: Bool[np.ndarray, "n M"] | None = None,
+        first_cut: int = 0,
+    ) -> tuple[Trunks, Branches]:
+        """Trunks and the branches at these cuts, decoded together."""
+        engine = self.engine
+        opened = engine.open_branches(slots, cuts, self.budgets[rows], wanted, first_cut)
         total, steps = engine.answer_steps
         start = 0
         while start < total and not to_host(opened.state.ended).all():
@@ -320,4 +351,5 @@ def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[
         "forced_share": float((trunks.close == CLOSED_BY_BUDGET).mean()),
         "thinking_mean": float(trunks.thinking.mean()),
         "thinking_max": int(trunks.thinking.max()),
+        "excess_mean": float(np.maximum(trunks.thinking - trunks.budgets, 0).mean()),
     }

@@ -148,7 +148,9 @@ def sample_tokens(
     return token, jnp.where(healthy, jnp.where(greedy, 0.0, logprob), jnp.nan)
 
 
-def row_keys(key: Array, rows: Int[Array, "R"], position: Int[Array, "R"], stream: int) -> Array:
+def row_keys(
+    key: Array, rows: Int[Array, "R"], position: Int[Array, "R"], stream: Int[Array, ""] | int
+) -> Array:
     """A key for each (row id, position): a row's text depends on no other row, slot or device.
 
     Args:

@@ -24,6 +24,7 @@ class DecodeSpec:
       dtype: compute type.
       implementation: attention of the prefill.
       mesh: devices over which rows are spread; None for one device.
+      grace: tokens after its budget within which a row may end at a line break; 0: none.
     """
 
     config: Qwen2Config
@@ -31,6 +32,7 @@ class DecodeSpec:
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
     mesh: parallel.AnyMesh | None = None
+    grace: int = 0
 
     @property
     def tells_cuts(self) -> bool:
@@ -43,7 +45,7 @@ class RolloutSpec(DecodeSpec):
     """The same with the sizes of a rollout: everything that fixes a compiled shape.
 
     Attributes:
-      max_thinking: largest budget, width of the thinking buffers.
+      max_thinking: largest budget.
       answer_tokens: most sampled tokens per answer.
       slots: rows decoded together.
       chunk: tokens per call of the inner loop.
@@ -52,6 +54,8 @@ class RolloutSpec(DecodeSpec):
         share keeps slots busy, a large one answers more rows at once.
       answers: independent answers at each cut. With one, cuts at the same place share it; several
         are drawn for every cut, as AnytimeReasoner does.
+      cuts_at_once: cuts of a row that are answered together, if there are more (one answer at each
+        only); None: all. An answer in flight has keys and values of its own.
     """
 
     max_thinking: int
@@ -61,6 +65,12 @@ class RolloutSpec(DecodeSpec):
     windows: int = 4
     refill: float = 0.25
     answers: int = 1
+    cuts_at_once: int | None = None
+
+    @property
+    def max_sampled(self) -> int:
+        """Most tokens a row can sample: the width of the thinking buffers."""
+        return self.max_thinking + self.grace
 
     @property
     def decode(self) -> DecodeSpec:
@@ -70,7 +80,7 @@ class RolloutSpec(DecodeSpec):
 
     def cache_lengths(self, prompt_width: int) -> list[int]:
         """Lengths that caches may have, ascending; the last one holds every row."""
-        total = prompt_width + self.max_thinking
+        total = prompt_width + self.max_sampled
         return sorted({-(-total * part // self.windows) for part in range(1, self.windows + 1)})
 
     def batch_sizes(self) -> list[int]:

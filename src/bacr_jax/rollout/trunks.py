@@ -46,7 +46,7 @@ class TrunkState:
       tokens: prompt then sampled tokens.
       prompt_lengths: prompt tokens.
       sampled: tokens sampled so far.
-      budgets: most tokens a row may sample.
+      budgets: tokens after which a row is cut.
       matched: state of the closing-tag automaton.
       tag_start: sampled-token index where the tag match now alive began.
       close: how the row ended (meaningful once `ended`).
@@ -252,7 +252,9 @@ def trunk_step(
     """Samples one token for every live row and feeds it; ended rows only keep the shapes.
 
     The budget rule: a row that has sampled b tokens without completing the closing tag is cut there
-    (CLOSED_BY_BUDGET, thinking == b). A tag that completes, at the b-th token too, closes it.
+    (CLOSED_BY_BUDGET, thinking == b). A tag that completes, at the b-th token too, closes it. With
+    a grace window of g tokens the cut comes at the first line break from the b-th token on, and at
+    b + g at the latest; a budget of 0 has no grace.
     """
     keys = row_keys(key, state.rows, state.sampled, 0)
     drawn = draw_tokens(
@@ -273,8 +275,11 @@ def trunk_step(
     # What an ended row feeds lands behind its last token, where no query looks.
     logits, cache = feed_tokens(params, drawn.token, at, state.cache, spec=spec, phi=state.phi)
     natural = jnp.where(drawn.by_eos, CLOSED_BY_EOS, state.close)
+    limits = state.budgets
+    if spec.grace:
+        limits = limits + jnp.where(rules.line_breaks[drawn.token], 0, spec.grace)
     return dataclasses.replace(
-        count_tokens(state, drawn, state.budgets),
+        count_tokens(state, drawn, limits),
         cache=cache,
         logits=logits,
         tokens=tokens,

@@ -12,6 +12,7 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.data import tokenizers
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
@@ -226,7 +227,12 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     Raises:
       UserError: the folder holds no Qwen2 model.
     """
-    from bacr_jax.model.hf import read_budget_module, read_budget_words, read_hf_config
+    from bacr_jax.model.hf import (
+        read_budget_module,
+        read_budget_words,
+        read_hf_config,
+        read_levels,
+    )
 
     read_hf_config(folder)
     module = read_budget_module(folder)
@@ -240,7 +246,8 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     )
     words = read_budget_words(folder)
     told: Any = "nothing" if words is None else "words"
-    conditioning, budget = config.conditioning, config.budget
+    conditioning = config.conditioning
+    budget = dataclasses.replace(config.budget, levels=FrozenMap(read_levels(folder)))
     if module is not None:
         told = "embedding" if words is None else "both"
         conditioning = module.conditioning

@@ -51,7 +51,8 @@ def iterate(
         values,
         batch.rollout.branches.source,
         method=run.method,
-        max_thinking=run.config.budget.max,
+        max_thinking=run.policy.rollout.max_sampled,
+        grace=run.config.budget.grace,
     )
     # 14: theta and psi by Eq. 16.
     train, learned = lines.update(

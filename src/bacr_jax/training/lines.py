@@ -244,7 +244,7 @@ class TokenCredit:
     keep: Bool[Array, "Q G"] | None
 
 
-@functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
+@functools.partial(jax.jit, static_argnames=("method", "max_thinking", "grace"))
 def credit_tokens(
     method_state: Any,
     group_batch: GroupBatch,
@@ -253,6 +253,7 @@ def credit_tokens(
     *,
     method: Method,
     max_thinking: int,
+    grace: int = 0,
 ) -> tuple[TokenCredit, dict[str, Array]]:
     """Lines 11 and 12: dense rewards and advantages, spread over tokens.
 
@@ -263,6 +264,7 @@ def credit_tokens(
       source: index of the answer that serves each place (`Branches.source`).
       method: its rewards and advantages.
       max_thinking: T.
+      grace: tokens after the budget that the last segment may have.
 
     Returns:
       Rewards and advantages, and their metrics.
@@ -270,6 +272,9 @@ def credit_tokens(
     rewards = method.rewards(method_state, group_batch)
     credit = method.advantages(method_state, group_batch, rewards, values)
     flat = lambda x: x.reshape(-1, x.shape[-1])
+    cuts = flat(group_batch.cuts)
+    if grace:
+        cuts = cuts.at[:, -1].add(grace)
     returns = rewards if credit.returns is None else credit.returns
     residual = returns - credit.baseline
     spread = jnp.maximum(jnp.var(returns), 1e-6)
@@ -281,9 +286,7 @@ def credit_tokens(
         "advantage/explained": 1.0 - jnp.var(residual) / spread,
     }
     tokens = TokenCredit(
-        thinking=advantages.scatter_segments(
-            flat(credit.thinking), flat(group_batch.cuts), max_thinking
-        ),
+        thinking=advantages.scatter_segments(flat(credit.thinking), cuts, max_thinking),
         answers=advantages.sum_reused(credit.answers.reshape(source.shape), source),
         rewards=rewards,
         keep=credit.keep,

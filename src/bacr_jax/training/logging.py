@@ -23,6 +23,7 @@ from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import append_line
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
 from bacr_jax.training.run import Run, RunState
+from bacr_jax.types import CLOSED_BY_BUDGET
 
 Metrics = dict[str, float]
 
@@ -93,8 +94,12 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
         **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
         "rollout/thinking_mean": float(np.mean(trunks.thinking)),
         "rollout/thinking_max": float(np.max(trunks.thinking)),
-        "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == 0)),
+        "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == CLOSED_BY_BUDGET)),
+        "rollout/completion_rate": float(np.mean(np.asarray(trunks.close) != CLOSED_BY_BUDGET)),
         "rollout/closed_answers": float(np.mean(branches.finished)),
+        "rollout/forced_tokens_mean": float(np.mean(branches.forced)),
+        "rollout/answer_tokens_mean": float(np.mean(branches.sampled)),
+        "rollout/excess_mean": first.rollout.counters["excess_mean"],
         "budget/mean": float(np.mean(trunks.budgets)),
         **budgets_by_group(np.asarray(first.plan.groups), np.asarray(first.plan.budgets)),
         "rollout/occupancy": first.rollout.counters["occupancy"],
@@ -239,6 +244,8 @@ def write_traces(
                 "thinking": decode(trunks.tokens[row, start:end]),
                 "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
                 "thinking_tokens": int(trunks.thinking[row]),
+                "forced_tokens": branches.forced[row].tolist(),
+                "answer_tokens": branches.sampled[row].tolist(),
                 "closed_by": CLOSE_NAMES[int(trunks.close[row])],
                 "context": [int(c) - start for c in branches.context[row]],
                 "answers": texts[row],

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, budgets
 from bacr_jax.config.selection import HOLDOUT, selection_set
 from bacr_jax.data import ledger
 from bacr_jax.data.environment import Questions, build_environment
@@ -272,12 +272,15 @@ class Trainer:
                     phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                     poll=self.poll,
+                    cap=budgets.cap(self.config),
                 )
         sets = {name: result["by_budget"] for name, result in found.items()}
         over = {name: result["anytime"] for name, result in found.items()}
         near = {name: result["near_duplicates"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets, "anytime": over}
         record["near_duplicates"] = near
+        if self.config.eval.dense is not None:
+            record["dense"] = {name: result["dense"] for name, result in found.items()}
         if self.writes:
             append_line(self.folder.evaluations, record)
         self._note_evaluation(record)

@@ -189,7 +189,7 @@ def precompile(run: Run, state: RunState, reference: Any = None) -> None:
     batch = empty_batch(
         rollout.questions * rollout.group_size,
         prompt=prompts.tokens.shape[1],
-        thinking=settings.budget.max,
+        thinking=run.policy.rollout.max_sampled,
         cuts=cuts * run.method.answers,
         suffix=run.environment.rules.suffix_length,
         answer=rollout.answer_tokens,

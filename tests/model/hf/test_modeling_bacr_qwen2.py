@@ -39,7 +39,9 @@ def told(request, tmp_path_factory):
     config = hf_world.TINY
     params = hf_world.random_params(config, conditioning=how)
     out = tmp_path_factory.mktemp("told") / "out"
-    hf.save_policy(out, params, config=config, module=hf.BudgetModule(how, 4096))
+    hf.save_policy(
+        out, params, config=config, module=hf.BudgetModule(how, 4096), levels={"low": 512}
+    )
     with pytest.MonkeyPatch.context() as patch:
         # The class is cached by module path: keep it out of the user's cache.
         modules = str(tmp_path_factory.mktemp("modules"))
@@ -69,6 +71,16 @@ def test_one_number_is_the_budget_of_every_row(told):
     one = of_torch(model, budget=512, **extra)
     three = of_torch(model, budget=torch.tensor([512] * 3), **extra)
     np.testing.assert_array_equal(one, three)
+
+
+def test_a_budget_can_have_a_name(told):
+    model, _, _, how, out = told
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    named = of_torch(model, budget="low", **extra)
+    np.testing.assert_array_equal(named, of_torch(model, budget=512, **extra))
+    with pytest.raises(ValueError, match="write one of"):
+        model(torch.tensor(TOKENS), budget="high", **extra)
+    assert hf.read_levels(out) == {"low": 512}
 
 
 def test_without_a_budget_the_exported_model_is_plain_qwen2(told):

@@ -5,6 +5,7 @@ from bacr_jax.model.hf.hf_config import (
     read_budget_module,
     read_budget_words,
     read_hf_config,
+    read_levels,
 )
 from bacr_jax.model.hf.reading import check_folder, load_policy
 from bacr_jax.model.hf.writing import save_policy
@@ -16,5 +17,6 @@ __all__ = [
     "read_budget_module",
     "read_budget_words",
     "read_hf_config",
+    "read_levels",
     "save_policy",
 ]

@@ -15,6 +15,8 @@ MODELING = "modeling_bacr_qwen2"
 # Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
 WORDS = "budget_words"
 _NOT_OF_THE_MODULE = {"told", "words"}
+# Key of config.json: names of budgets.
+LEVELS = "budget_levels"
 
 # What transformers assumes for Qwen2 where config.json is silent.
 _THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
@@ -182,6 +184,20 @@ def read_budget_words(folder: str | Path) -> str | None:
     return words
 
 
+def read_levels(folder: str | Path) -> dict[str, int]:
+    """Names of budgets that a folder knows, with their tokens; mostly none.
+
+    Raises:
+      UserError: the description is damaged.
+    """
+    path = Path(folder) / "config.json"
+    found = read_json(path).get(LEVELS) or {}
+    whole = lambda tokens: isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+    if not isinstance(found, dict) or not all(map(whole, found.values())):
+        raise UserError(f"{path}: {LEVELS} is {found!r}; export the folder again")
+    return found
+
+
 def _fresh(config: Qwen2Config) -> dict[str, Any]:
     """A config.json for a model that never had one, in the form old and new readers know."""
     return {
@@ -228,7 +244,7 @@ def to_json(
     kept = dict(source) if source is not None else _fresh(config)
     if source is not None and parse_config(source, Path("config.json")) != config:
         raise UserError("export: the source folder's config.json describes another shape")
-    for key in ("auto_map", "budget_module", WORDS, "dtype", "torch_dtype"):
+    for key in ("auto_map", "budget_module", WORDS, LEVELS, "dtype", "torch_dtype"):
         kept.pop(key, None)
     kind = PLAIN if module is None else CONDITIONED
     ours: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}

@@ -9,7 +9,8 @@ A gated embedding of the budget b joins the residual stream of every layer:
     phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
     h <- h + g(w . h) phi(b)
 
-Without `budget` the model is plain Qwen2. This file needs torch and transformers only.
+Without `budget` the model is plain Qwen2. `budget="low"` stands for the tokens that config.json
+gives this name in `budget_levels`, if it names any. This file needs torch and transformers only.
 """
 
 import torch
@@ -23,9 +24,10 @@ class BacrQwen2Config(Qwen2Config):
 
     model_type = "bacr_qwen2"
 
-    def __init__(self, budget_module=None, **kwargs):
+    def __init__(self, budget_module=None, budget_levels=None, **kwargs):
         super().__init__(**kwargs)
         self.budget_module = budget_module
+        self.budget_levels = budget_levels or {}
 
 
 class BudgetModule(nn.Module):
@@ -115,7 +117,7 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         Args:
           input_ids: [B, T].
           attention_mask: [B, S].
-          budget: thinking tokens, a number or [B]; None: plain Qwen2.
+          budget: thinking tokens, a number, [B] or a name in `budget_levels`; None: plain Qwen2.
           budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
             model conditioned at the response only needs it (`generate` sets it by itself).
           **kwargs: passed on.
@@ -125,6 +127,10 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         inputs = input_ids if input_ids is not None else kwargs["inputs_embeds"]
         if budget_mask is None and self.config.budget_module["positions"] == "response":
             raise ValueError("this model is conditioned at response positions: give budget_mask")
+        if isinstance(budget, str):
+            if budget not in self.config.budget_levels:
+                raise ValueError(f"budget {budget!r}: write one of {self.config.budget_levels}")
+            budget = self.config.budget_levels[budget]
         budgets = torch.as_tensor(budget, device=self.budget.gate.device).reshape(-1)
         phi = self.budget(budgets.expand(inputs.shape[0]))
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ def save_policy(
     source: str | Path | None = None,
     tokenizer: Any = None,
     dtype: str | None = None,
+    levels: Mapping[str, int] | None = None,
     max_shard_bytes: int = 5_000_000_000,
     budget_words: str | None = None,
 ) -> list[str]:
@@ -106,6 +107,7 @@ def save_policy(
         source's files.
       dtype: float32, bfloat16 or float16; None: the source's type if that stores every value
         exactly, else float32.
+      levels: names of budgets, with their tokens.
       max_shard_bytes: most bytes of weights in one file.
       budget_words: sentence that tells the policy its budget, for config.json; None: none does.
 
@@ -127,6 +129,8 @@ def save_policy(
     backbone = names.backbone(config)
     stored = _choose_dtype(dtype, params, backbone, source)
     described = _describe(config, stored, module, source, tokenizer, budget_words)
+    if levels:
+        described[hf_config.LEVELS] = dict(levels)
     with _complete_or_absent(out) as folder:
         _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
