@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bacr_jax.config.budgets import level_problems
+from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config
@@ -16,10 +16,7 @@ from bacr_jax.config.selection import problems as _selection
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
-# Shapes that `model.preset` may name (their numbers are in model/sizes.py).
-PRESETS = tuple(f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"))
-# Positions the Qwen2.5 models were made for (max_position_embeddings of their config.json).
-PRESET_POSITIONS = 32768
+__all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "problems"]
 
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
@@ -199,100 +196,6 @@ def _warmup(config: Config) -> Iterator[str]:
         yield f"warmup.style_accuracy: found {written(band)}; write [low, high]"
 
 
-def _budgets(config: Config) -> Iterator[str]:
-    budget, cuts, model = config.budget, config.cuts, config.model
-    if budget.min > budget.max:
-        yield (
-            f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
-        )
-    if budget.prior == "choices":
-        yield from _choices(config)
-    yield from level_problems(config)
-    if budget.grace and config.data.train == "ledger":
-        yield (
-            f"budget.grace={budget.grace}: the ledger has no line break at which thinking could "
-            "end; write 0"
-        )
-    if cuts.count > budget.min:
-        yield (
-            f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
-            f"distinct cuts; write at most {budget.min}, or a larger budget.min"
-        )
-    if isinstance(cuts.weights, tuple):
-        total = math.fsum(cuts.weights)
-        if len(cuts.weights) != cuts.count:
-            yield (
-                f"cuts.weights: found {len(cuts.weights)} weights for cuts.count={cuts.count}; "
-                "write one per cut"
-            )
-        elif abs(total - 1.0) > 1e-4:
-            yield f"cuts.weights: found weights that sum to {total:g}; write weights that sum to 1"
-    budgets = config.eval.budgets
-    if not budgets:
-        yield f"eval.budgets: found an empty list; write budgets such as [{budget.max}]"
-    elif list(budgets) != sorted(set(budgets)):
-        yield (
-            f"eval.budgets: found {written(budgets)}; write every budget once, in rising order: "
-            f"{written(tuple(sorted(set(budgets))))}"
-        )
-    answers = config.rollout.answer_tokens
-    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
-    if model.preset in PRESETS and longest > PRESET_POSITIONS:
-        yield (
-            f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
-            f"{answers} a row has {longest} tokens, and {model.preset} was made for "
-            f"{PRESET_POSITIONS}; write smaller ones"
-        )
-
-
-def _choices(config: Config) -> Iterator[str]:
-    budget = config.budget
-    rising = tuple(sorted(set(budget.choices)))
-    within = tuple(b for b in rising if budget.min <= b <= budget.max)
-    if not rising:
-        yield (
-            "budget.choices: found an empty list, and budget.prior=choices draws from it; write "
-            f"budgets such as [{written(budget.min)}, {written(budget.max)}]"
-        )
-    elif within != rising:
-        outside = next(b for b in rising if b not in within)
-        yield (
-            f"budget.choices: {outside} is not between budget.min={budget.min} and "
-            f"budget.max={budget.max}; write {written(within or (budget.min, budget.max))}, or "
-            "another range"
-        )
-    elif budget.choices != rising:
-        yield (
-            f"budget.choices: found {written(budget.choices)}; write every budget once, in rising "
-            f"order: {written(rising)}"
-        )
-
-
-def _curriculum(config: Config) -> Iterator[str]:
-    schedule, groups = config.curriculum, config.data.num_groups
-    if isinstance(schedule.mu0, tuple) and len(schedule.mu0) != groups:
-        yield (
-            f"curriculum.mu0: found {len(schedule.mu0)} values for data.num_groups={groups}; write "
-            "one number, or one per group"
-        )
-    if schedule.difficulty == "continuous" and schedule.pass_rate != "ema":
-        yield (
-            f"curriculum.pass_rate={schedule.pass_rate}: difficulty=continuous keeps its own "
-            "record of every problem; write curriculum.pass_rate=ema"
-        )
-    if schedule.difficulty == "continuous" and config.data.order == "shuffled":
-        yield (
-            "data.order=shuffled: shuffles within groups, but curriculum.difficulty=continuous "
-            "draws every problem by itself; write data.order=drawn"
-        )
-    if (schedule.probe_budget or 0) > config.budget.max:
-        yield (
-            f"curriculum.probe_budget={schedule.probe_budget}: is above budget.max="
-            f"{config.budget.max}; write at most {config.budget.max}"
-        )
-
-
 def _batches(config: Config) -> Iterator[str]:
     rollout, train = config.rollout, config.train
     if rollout.questions % train.minibatches:
@@ -362,8 +265,8 @@ _GENERAL: tuple[Finder, ...] = (
     _sources,
     _groups,
     _warmup,
-    _budgets,
-    _curriculum,
+    budget_problems,
+    curriculum_problems,
     _batches,
     _loss,
     _selection,
