@@ -36,8 +36,7 @@ class PromptFormat:
       name: key in `FORMATS`.
       chat: wrap the question in the tokenizer's own chat template.
       system: system message of the chat template.
-      before: text before the question (inside the user's message with a chat template).
-      after: text after the question (inside the user's message with a chat template).
+      before, after: text round the question (inside the user's message with a chat template).
       think_open: end of the prompt; thinking follows.
       think_close: with this the model ends its thinking; empty: only by ending its turn.
       answer_open: opens the answer; the last thing in both suffixes, blanks aside.
@@ -47,8 +46,7 @@ class PromptFormat:
       turn_end: tokens that end the turn, besides the tokenizer's own end token.
       unused: tokens that are never sampled, besides markup that is no part of the format.
       budget_close: ends the budget that the response declares first; empty: it declares none.
-      budget_words: tells a budget in the prompt, `{budget}` being its number; empty: the config's
-        sentence does.
+      budget_words: tells a budget, `{budget}` being its number; empty: the config's sentence does.
     """
 
     name: str
@@ -112,8 +110,7 @@ FORMATS = {
             turn_end=_QWEN_TURN_END,
             budget_close="</budget>\n<solution>\n",
         ),
-        # The paper's form. The tags are not tokens of Qwen2.5 and need not be; the opening one is
-        # given, so that an untrained model too is in its thinking from the first token.
+        # The paper's form. The opening tag is given, so that an untrained model too thinks at once.
         PromptFormat(
             name="think_answer",
             chat=True,
