@@ -29,7 +29,7 @@ def world(tmp_path_factory):
     """An iteration of the example method; its step is compiled once."""
     own = ledger.ledger_tokenizer()
     folder = tmp_path_factory.mktemp("custom")
-    config = load(folder, None, f"method={EXAMPLES / 'custom_method.py'}")
+    config = load(folder, None, f"method={EXAMPLES / 'custom_method.py'}", "value.bias_start=false")
     return run_of(config, (own, len(own)), Odd())
 
 

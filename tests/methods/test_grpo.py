@@ -15,4 +15,4 @@ def test_advantages_are_normalised_within_each_question(tmp_path):
     want = [[1.5, -0.5, -0.5, -0.5], [half, half, -half, -half], [0, 0, 0, 0]]
     np.testing.assert_allclose(credit.thinking[..., 0], want, atol=1e-4)
     np.testing.assert_allclose(credit.baseline[..., 0], [[0.25] * 4, [0.5] * 4, [1.0] * 4])
-    assert method.name == "GRPO" and state is None and not method.loss
+    assert method.name == "GRPO" and state is None

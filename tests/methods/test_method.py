@@ -28,7 +28,7 @@ def test_a_method_that_says_no_more_remembers_and_reports_nothing(tmp_path):
     plain, batch = method(), group_batch(load(tmp_path, "grpo"))
     assert plain.init_state(64) is None and plain.metrics(None, batch) == {}
     assert plain.update("as it was", batch, batch.outcomes, None) == "as it was"
-    assert (plain.answers, plain.declares_budget, dict(plain.loss)) == (1, False, {})
+    assert (plain.answers, plain.declares_budget, dict(plain.published)) == (1, False, {})
     assert plain.dynamic_sampling is plain.read is plain.rejection_sft is None
 
 
@@ -46,4 +46,4 @@ def test_batches_and_advantages_are_pytrees(tmp_path):
     np.testing.assert_array_equal(doubled.budgets, 2 * batch.budgets)
     zeros = jnp.zeros((1, 2, 3))
     assert len(jax.tree.leaves(Advantages(zeros, zeros, zeros))) == 3
-    assert len(jax.tree.leaves(Advantages(zeros, zeros, zeros, jnp.ones((1, 2), bool)))) == 4
+    assert len(jax.tree.leaves(Advantages(zeros, zeros, zeros, keep=jnp.ones((1, 2), bool)))) == 4

@@ -173,6 +173,7 @@ def group_batch(traces, answers, extra):
             thinking=of(lambda t: t.length, np.int32).reshape(pairs, 2),
             lengths=of(lambda t: t.length + 1, np.int32).reshape(pairs, 2),
             closed=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
+            closed_by_tag=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
             fraction=np.float32(0.5),
             extra={name: np.full((pairs, 2), number) for name, number in extra.items()},
         ),

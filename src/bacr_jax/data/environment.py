@@ -287,7 +287,7 @@ def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Ques
             "or eval.every=null"
         )
     rest = encoded.set.without(out, validation.REASON)
-    kept = Questions(rest, encoded.take(np.flatnonzero(~gone)))
+    kept = dataclasses.replace(encoded.part(np.flatnonzero(~gone), train.name), set=rest)
     return kept, encoded.part(once, f"{train.name}, {validation.REASON}")
 
 

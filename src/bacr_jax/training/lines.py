@@ -204,7 +204,7 @@ def start_values(
       The state to update, and the values to subtract; at later steps, as they were.
     """
     train = state.train
-    if step > 0 or train.head is None or not run.config.value.bias_start:
+    if step > 0 or values is None or train.head is None or not run.config.value.bias_start:
         return train, values
     mean, others = _first_values(state.method_state, group_batch, method=run.method)
     if run.config.value.loss == "cross_entropy":
@@ -212,7 +212,8 @@ def start_values(
         right = jnp.nan_to_num(jnp.mean(group_batch.outcomes), nan=0.5)
         mean = jax.scipy.special.logit(jnp.clip(right, 0.02, 0.98))
     head = value.with_bias(train.head, mean)
-    return dataclasses.replace(train, head=head), others
+    # Where the head's own values lie: what comes next is compiled for them.
+    return dataclasses.replace(train, head=head), jax.device_put(others, values.sharding)
 
 
 @functools.partial(jax.jit, static_argnames=("method",))

@@ -14,7 +14,7 @@ ARCHITECTURES = {PLAIN: "Qwen2ForCausalLM", CONDITIONED: "BacrQwen2ForCausalLM"}
 MODELING = "modeling_bacr_qwen2"
 # Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
 WORDS = "budget_words"
-_NOT_OF_THE_MODULE = {"told", "words"}
+_NOT_OF_THE_MODULE = {"told", "words", "branches"}
 # Key of config.json: names of budgets.
 LEVELS = "budget_levels"
 
