@@ -94,6 +94,7 @@ def test_evaluation_has_its_own_cadence_and_samples(finished):
     assert list(summary["eval"]) == ["before", "after"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
     config, finished, tmp_path, capsys
 ):

@@ -45,7 +45,13 @@ def test_the_ratio_is_exactly_one_on_the_first_update(batch):
     assert float(metrics["policy/clipped_share"]) == 0.0
 
 
-@pytest.mark.parametrize("mode", ["constant", "token_mean", "seq_mean_token_mean"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "token_mean",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("constant", "seq_mean_token_mean")),
+    ],
+)
 def test_a_split_into_micro_batches_changes_nothing(batch, mode):
     spec = dataclasses.replace(SPEC, loss=LossConfig(aggregate=mode))
     whole, one = step(batch, spec=spec)

@@ -54,7 +54,10 @@ def same(one, other, relative):
     )
 
 
-@pytest.mark.parametrize("split", [{"micro_batch_rows": 2}, BY_TOKENS], ids=["rows", "tokens"])
+PAIRS = pytest.param({"micro_batch_rows": 2}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("split", [PAIRS, BY_TOKENS], ids=["rows", "tokens"])
 def test_a_split_gives_the_gradient_of_the_whole(batch, split):
     whole, want = gradient(batch)
     parts, metrics = gradient(batch, **split)
@@ -85,6 +88,7 @@ def test_rows_without_advantage_can_be_left_out(batch):
     assert all(float(value) == 0.0 for value in metrics.values())
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_after_the_shapes_were(batch):
     update = updates(**BY_TOKENS, minibatches=2)
     shapes = {"prompt": PROMPT, "thinking": THINKING, "suffix": SUFFIX, "answer": ANSWERS}
@@ -112,7 +116,10 @@ def emptied(batch, rows):
     return dataclasses.replace(batch, sampled=sampled, answered=answered)
 
 
-@pytest.mark.parametrize("split", [{"micro_batch_rows": 1}, BY_TOKENS], ids=["rows", "tokens"])
+BY_ROWS = pytest.param({"micro_batch_rows": 1}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("split", [BY_ROWS, BY_TOKENS], ids=["rows", "tokens"])
 def test_a_minibatch_without_a_token_in_the_loss_is_no_step_and_is_counted(batch, split):
     adam = policy_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
     spec = dataclasses.replace(SPEC, loss=LossConfig(aggregate="token_mean", entropy_coef=0.1))

@@ -351,6 +351,7 @@ def test_selfbudgeter(tmp_path):
     agree(found, definition(PLAIN, traces, None, loss))
 
 
+@pytest.mark.slow
 def test_anytime_reasoner(tmp_path):
     """Two budgets, two answers at each; no two cuts share an answer."""
     config = load(tmp_path, "anytime", "cuts.count=2", "anytime.answers=2", *SETTINGS)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import jax, numpy as np
 from bacr_jax import parallel
@@ -31,6 +33,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow  # half a minute of compiling for eight devices
 def test_eight_devices_sample_what_one_samples():
     environment = {
         **os.environ,

@@ -281,6 +281,7 @@ def test_counters_add_up(world):
     assert counters["wasted_share"] == pytest.approx(1 - 84 / 132)
 
 
+@pytest.mark.slow  # test_train.py listens to a whole run
 def test_after_precompiling_nothing_is_left_to_compile(world, caplog):
     # What other tests have compiled would not be compiled here.
     jax.clear_caches()

@@ -65,6 +65,7 @@ def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
     assert abs(metrics["mismatch/k1"]) < 1e-5 and metrics["mismatch/k3"] < 1e-6
 
 
+@pytest.mark.slow
 def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-robust", "value.inner_steps=0")
     run, state = run_of(config, tokenizer, Odd())
@@ -76,8 +77,6 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
     _, done = iterate(run, state, 1)
     # Once only: it learns from there.
     assert done.metrics["value/mean"] == pytest.approx(bias, abs=0.02)
-    off, fresh = run_of(load(tmp_path, "bacr-robust", "value.bias_start=false"), tokenizer, Odd())
-    assert iterate(off, fresh, 0)[1].metrics["value/mean"] == 0.0
 
 
 def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
