@@ -60,36 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m bacr_jax.evaluate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
-    add(
-        "--data",
-        action="append",
-        default=[],
-        metavar="NAME[:PATH]",
-        help="set, repeatable; a run's own data.eval by default",
-    )
-    add(
-        "--budgets",
-        metavar="N,N",
-        help="thinking budgets: numbers, 0 (answer at once), the names of budget.levels, or "
-        f"{NONE} (the policy is told none); a run's own eval.budgets by default",
-    )
-    add(
-        "--every",
-        type=int,
-        metavar="N",
-        help="also the dense curve: one trace told the largest budget, its answer forced at every "
-        "multiple of N tokens",
-    )
-    add("--samples", type=int, default=0, metavar="N", help="per problem; 0, the default: greedy")
-    add("--temperature", type=float, help=f"of the samples; {TEMPERATURE} by default")
-    add("--top-p", type=float, help=f"nucleus of the samples; {TOP_P} by default")
-    add("--greedy", action="store_true", help="the greedy answer too, beside the samples")
-    add(
-        "--self-consistency",
-        type=int,
-        metavar="K",
-        help="maj@K at equal total tokens: also draws samples at 1/K of every budget",
-    )
+    _add_asked(parser)
     add("--size", type=int, metavar="N", help="a fixed random subset of N problems per set")
     add(
         "--train",
@@ -123,6 +94,41 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         for fault in faults(arguments):
             raise UserError(fault)
     return arguments
+
+
+def _add_asked(parser: argparse.ArgumentParser) -> None:
+    """Arguments that say what is asked: sets, budgets, and how answers are drawn."""
+    add = parser.add_argument
+    add(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME[:PATH]",
+        help="set, repeatable; a run's own data.eval by default",
+    )
+    add(
+        "--budgets",
+        metavar="N,N",
+        help="thinking budgets: numbers, 0 (answer at once), the names of budget.levels, or "
+        f"{NONE} (the policy is told none); a run's own eval.budgets by default",
+    )
+    add(
+        "--every",
+        type=int,
+        metavar="N",
+        help="also the dense curve: one trace told the largest budget, its answer forced at every "
+        "multiple of N tokens",
+    )
+    add("--samples", type=int, default=0, metavar="N", help="per problem; 0, the default: greedy")
+    add("--temperature", type=float, help=f"of the samples; {TEMPERATURE} by default")
+    add("--top-p", type=float, help=f"nucleus of the samples; {TOP_P} by default")
+    add("--greedy", action="store_true", help="the greedy answer too, beside the samples")
+    add(
+        "--self-consistency",
+        type=int,
+        metavar="K",
+        help="maj@K at equal total tokens: also draws samples at 1/K of every budget",
+    )
 
 
 def _budgets(text: str, levels: Mapping[str, int]) -> tuple[tuple[int, ...], bool]:
