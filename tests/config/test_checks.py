@@ -52,6 +52,28 @@ BAD_CONFIGS = [
         {"train": {"drop_zero_advantage": True}, "loss": {"entropy_coef": 0.0}},
         "write train.micro_batch_tokens, or false",
     ),
+    (
+        {"conditioning": {"told": "words", "branches": "cut"}},
+        "conditioning.branches=cut: is about phi, and conditioning.told=words has none",
+    ),
+    (
+        {"loss": {"ratio": "sequence"}, "advantage": {"credit": "trajectory"}},
+        "loss.aggregate=constant: with loss.ratio=sequence",
+    ),
+    (
+        {
+            "loss": {
+                "ratio": "sequence",
+                "aggregate": "seq_mean_token_mean",
+                "importance_cap": 2.0,
+            }
+        },
+        "loss.importance_cap=2: weighs tokens, but loss.ratio=sequence",
+    ),
+    (
+        {"optimizer": {"single_rate": True}},
+        "value.inner_steps=4: are steps of the head alone",
+    ),
     ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; write a number of shards, or -1"),
     ({"mesh": {"data": -1}}, "mesh.data: found -1; write 1 or more"),
     ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),

@@ -59,6 +59,12 @@ def _words(config: Config) -> Iterator[str]:
             f"conditioning.words: found {shown(words)}; write a sentence with {BUDGET} once, such "
             f"as {ConditioningConfig().words!r}"
         )
+    told, branches = config.conditioning.told, config.conditioning.branches
+    if branches == "cut" and not config.conditioning.embeds:
+        yield (
+            f"conditioning.branches=cut: is about phi, and conditioning.told={told} has none; "
+            "write trace, or conditioning.told=embedding"
+        )
 
 
 def _model(config: Config) -> Iterator[str]:

@@ -43,6 +43,11 @@ class ConditioningConfig:
         return self.told in ("embedding", "both")
 
     @property
+    def tells_cuts(self) -> bool:
+        """Whether an answer is told its cut's budget, and so is of that cut alone."""
+        return self.embeds and self.branches == "cut"
+
+    @property
     def in_words(self) -> bool:
         """Whether the policy is told in its prompt."""
         return self.told in ("words", "both")

@@ -58,7 +58,7 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
 
 def phi_of_branches(params: Params, cuts: Array, spec: LearnerSpec) -> Array | None:
     """phi(b_j) of each cut; None where branches are told what their trunk was."""
-    if spec.conditioning is None or spec.conditioning.branches == "trace":
+    if spec.conditioning is None or not spec.conditioning.tells_cuts:
         return None
     phi = phi_of(params, cuts.reshape(-1), spec)
     assert phi is not None

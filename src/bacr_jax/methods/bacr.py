@@ -254,7 +254,8 @@ def credit(
         coefficient=_coefficient(config),
         mode=settings.credit,
     )
-    if settings.credit == "trajectory" and config.conditioning.branches == "trace":
+    if settings.credit == "trajectory" and not config.conditioning.tells_cuts:
+        # An answer that serves several cuts is one part of the trace.
         answers = advantages.first_of_reused(
             answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
         )

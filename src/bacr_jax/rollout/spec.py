@@ -37,7 +37,7 @@ class DecodeSpec:
     @property
     def tells_cuts(self) -> bool:
         """Whether a branch is told its cut's budget, not its trunk's."""
-        return self.conditioning is not None and self.conditioning.branches == "cut"
+        return self.conditioning is not None and self.conditioning.tells_cuts
 
 
 @dataclass(frozen=True, kw_only=True)
