@@ -104,7 +104,9 @@ def accuracy_by_budget(
         ordered = [entries[budget] for budget in by_size(entries)]
         tokens = [entry["mean_thinking_tokens"] for entry in ordered]
         _curve(used, tokens, ordered, name, colour, marker)
-    used.set(xlabel="mean thinking tokens really used, a point per budget", xlim=(0, None))
+    used.set(xlabel="mean thinking tokens really used, a point per budget")
+    # From 0 on, with room for the bars of an answer without thinking.
+    used.set_xlim(left=-0.02 * used.get_xlim()[1])
     used.locator_params(axis="x", integer=True, nbins=7)
     used.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     _heading(used, f"{mode} decoding")
