@@ -11,6 +11,7 @@ COMMANDS = {
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
     "export": ("bacr_jax.export", "write the policy of a run as a Hugging Face folder"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
+    "study": ("bacr_jax.study.__main__", "many runs, compared: the experiments of the paper"),
     "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),
     "grade": ("bacr_jax.grading.__main__", "grade answers against references"),
 }

@@ -176,7 +176,7 @@ BAD_CONFIGS = [
         {"train": {"micro_batch_rows": 24}},
         "train.micro_batch_rows=24: must divide the 256 rows of an update",
     ),
-    ({"train": {"steps": 0}}, "train.steps: found 0; write 1 or more"),
+    ({"train": {"steps": -1}}, "train.steps: found -1; write 0 or more"),
     ({"train": {"epochs": 0.0}}, "train.epochs: found 0; write more than 0"),
     ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
     ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 0 or more"),
@@ -222,7 +222,7 @@ def test_an_unusual_but_possible_config_passes(sections):
 
 def test_several_problems_are_counted():
     with pytest.raises(UserError, match=r"seed: found -1.*\(1 more to fix\)"):
-        check(changed(seed=-1, train={"steps": 0}))
+        check(changed(seed=-1, train={"steps": -1}))
 
 
 def test_problems_of_a_method_count_too():

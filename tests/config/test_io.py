@@ -66,8 +66,10 @@ class TestLoading:
             config_io.load([], ["conditioning.enabled=maybe"])
 
     def test_shipped_configs_pass(self):
-        files = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
-        assert files
+        folder = Path(__file__).parents[2] / "configs"
+        # A study is no config of a run; tests/study reads those.
+        files = [path for path in folder.rglob("*.yaml") if path.parent.name != "studies"]
+        assert len(files) > 10
         for path in files:
             config_io.check(config_io.load([path]), also=method_problems)
 

@@ -157,6 +157,9 @@ def _groups(config: Config) -> Iterator[str]:
             f"data.num_groups={data.num_groups}: data.groups=level makes groups from "
             f"{NUM_LEVELS} levels; write 1 to {NUM_LEVELS}"
         )
+    levels = data.ledger.train_levels
+    if procedural and (not levels or len(set(levels)) < len(levels)):
+        yield f"data.ledger.train_levels: found {written(levels)}; write each level once"
     if procedural and data.groups != "level":
         yield (
             f"data.groups={data.groups}: the ledger has levels, but no measured solve rates; write "
@@ -196,6 +199,13 @@ def _warmup(config: Config) -> Iterator[str]:
         yield (
             f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
             "many styles to stop by one; write data.ledger.variant=tradeoff, or warmup.style=null"
+        )
+    levels = data.ledger.train_levels
+    needed = {warmup.style_level, NUM_LEVELS} - set(levels)
+    if warmup.steps and warmup.style is not None and needed:
+        yield (
+            f"data.ledger.train_levels={written(levels)}: warmup.style is measured on training "
+            f"problems of level {min(needed)}; add it, or write warmup.style=null"
         )
     band = warmup.style_accuracy
     if len(band) != 2 or band[0] >= band[1]:

@@ -77,6 +77,11 @@ class LedgerConfig:
     # Operands are single digits, one token each.
     max_operand: int = key(3, "operands are 1..max_operand", "[1, 9]")
     train_size: int = key(8192, "number of training problems", "[1, inf)")
+    train_levels: tuple[int, ...] = key(
+        (1, 2, 3, 4, 5),
+        "levels trained on; the warm-up and evaluations have all five",
+        "[1, 5]",
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,9 @@ class OptimizerConfig:
 class TrainConfig:
     """Length and batching of reinforcement learning."""
 
-    steps: int | None = key(None, "iterations; null: from train.epochs", "[1, inf)")
+    steps: int | None = key(
+        None, "iterations; 0: only evaluate; null: from train.epochs", "[0, inf)"
+    )
     epochs: float = key(3.0, "passes over the training set when train.steps is null", "(0, inf)")
     max_generated_tokens: int | None = key(
         None,

@@ -39,7 +39,14 @@ def _load_ledger(path: str, config: DataConfig, seed: int, split: ledger.Split) 
     size = settings.train_size if split == "train" else LEDGER_TEST_SIZE
     if size < 1:
         raise UserError(f"data.ledger.train_size: found {size}; write 1 or more")
-    problems = ledger.make_problems(seed, size, max_operand=settings.max_operand, split=split)
+    every = tuple(range(1, ledger.MAX_LEVEL + 1))
+    problems = ledger.make_problems(
+        seed,
+        size,
+        max_operand=settings.max_operand,
+        levels=settings.train_levels if split == "train" else every,
+        split=split,
+    )
     levels = np.array([problem.level for problem in problems], np.int32)
     return QuestionSet(
         name="ledger",

@@ -286,7 +286,9 @@ def warmup_fingerprint(config: Config) -> str:
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
         "seed",
         "model",
-        "data.ledger",
+        "data.ledger.variant",
+        "data.ledger.max_operand",
+        "data.ledger.train_size",
         "warmup",
     )
     told = told_budgets(config)

@@ -1,0 +1,365 @@
+"""A study as its file states it: which runs there are, how they are evaluated, what is drawn.
+
+A file in `configs/studies/` has the keys of `Study`; `sizes` holds, by name, keys that replace
+those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file.
+"""
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.config.budgets import read_budgets
+from bacr_jax.config.values import any_of, convert, expected, shown
+from bacr_jax.config.yaml import parse_file, parse_override
+from bacr_jax.errors import UserError
+
+# What a study can show; each is a table or a picture of `study.results`.
+VIEWS = (
+    *("accuracy", "hard", "ablation", "scale", "told", "sensitivity"),
+    *("efficiency", "curriculum", "convergence", "difficulty"),
+)
+# Names become parts of file names and of identifiers.
+_NAME = re.compile(r"[A-Za-z0-9_+-]+")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is varied within an arm.
+
+    Attributes:
+      key: of the config, or a name for several that vary together.
+      values: of the key; or names, each with the keys that it sets.
+      label: on the axis.
+      default: the value that the others are tested against; None: none.
+    """
+
+    key: str
+    values: Any
+    label: str = ""
+    default: Any = None
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The values, as results call them."""
+        return tuple(self.values)
+
+    def settings(self, value: Any) -> Mapping[str, Any]:
+        """Keys of the config at a value."""
+        if isinstance(self.values, Mapping):
+            found: Mapping[str, Any] = self.values[value] or {}
+            return found
+        return {self.key: value}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method as it is run here.
+
+    Attributes:
+      label: what tables call it.
+      config: overlays, after the task's.
+      set: keys over those, `{train.steps: 10}`.
+      votes: k of a Self-Consistency row: its numbers are those of maj@k.
+      accounting: of the votes: `per_sample` (k samples of b tokens), `matched_total` (b / k each).
+      samples: answers per problem, if others than the study's.
+      of: another arm whose runs are evaluated instead of own ones; None: its own.
+      sweep: what is varied within it; None: nothing, or what the study says.
+      parts: the four parts of BACR that are on, for ablations; None: not part of one.
+      marked: the paper has this row.
+    """
+
+    label: str
+    config: tuple[str, ...] = ()
+    set: Mapping[str, Any] = field(default_factory=dict)
+    votes: int | None = None
+    accounting: str = "per_sample"
+    samples: int | None = None
+    of: str | None = None
+    sweep: Sweep | None = None
+    parts: tuple[str, ...] | None = None
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """Questions with their base config.
+
+    Attributes:
+      label: what tables call it.
+      config: base configs.
+      set: keys over those.
+      budgets: thinking budgets evaluated.
+      data: sets evaluated; empty: the config's own.
+    """
+
+    label: str
+    config: tuple[str, ...]
+    set: Mapping[str, Any] = field(default_factory=dict)
+    budgets: tuple[int, ...] = ()
+    data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How finished runs are evaluated: the same problems for every arm and seed.
+
+    Attributes:
+      samples: answers per problem and budget, beside the greedy one.
+      size: problems per set; None: all.
+      temperature: of the samples.
+      top_p: nucleus of the samples.
+      slots: rows decoded together.
+      seed: chooses problems (and makes those of a procedural set).
+    """
+
+    samples: int = 4
+    size: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    slots: int = 64
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """Methods x tasks x seeds, perhaps x one key.
+
+    Attributes:
+      name: of the file.
+      size: which of its sizes.
+      title: one line for people.
+      paper: what it reproduces.
+      tasks: by name.
+      arms: by name, in the order of tables.
+      seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.
+      set: keys over those of every arm and task, `{train.max_generated_tokens: ...}`.
+      evaluation: of finished runs.
+      sweep: what is varied within every arm; None: nothing.
+      reference: arms that the others are tested against.
+      views: what is shown.
+      tokens_per_second: pace for a prediction, measured or planned, of one run.
+      devices_per_run: GPUs of one run; 0: the study runs on CPU cores, one a run.
+    """
+
+    name: str
+    size: str
+    title: str
+    paper: str
+    tasks: Mapping[str, Task]
+    arms: Mapping[str, Arm]
+    seeds: tuple[int, ...]
+    set: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Evaluation = Evaluation()
+    sweep: Sweep | None = None
+    reference: tuple[str, ...] = ()
+    views: tuple[str, ...] = ("accuracy",)
+    tokens_per_second: float | None = None
+    devices_per_run: int = 0
+    folder: Path = Path(".")
+
+    def samples_of(self, arm: str) -> int:
+        """Answers per problem that an arm's runs are evaluated with."""
+        own = self.arms[arm].samples
+        return self.evaluation.samples if own is None else own
+
+    def sweep_of(self, arm: str) -> Sweep | None:
+        """What is varied within an arm."""
+        return self.arms[arm].sweep or self.sweep
+
+    def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
+        """The resolved settings of a run, without its seed and folder.
+
+        Args:
+          task: name of a task.
+          arm: name of an arm.
+          varied: keys that win over all of it.
+
+        Raises:
+          UserError: what `train` would refuse.
+        """
+        here, method = self.tasks[task], self.arms[arm]
+        files = [self.folder / path for path in (*here.config, *method.config)]
+        layers = (here.set, self.set, method.set, varied)
+        overrides = [_override(key, value) for layer in layers for key, value in layer.items()]
+        return config_io.load(files, overrides)
+
+
+def _override(key: str, value: Any) -> str:
+    return f"{key}={json.dumps(value)}"
+
+
+def _fail(where: str, found: str, write: str) -> UserError:
+    return UserError(f"{where}: {found}; write {write}")
+
+
+def _build(cls: Any, given: Any, where: str, given_already: Mapping[str, Any] | None = None) -> Any:
+    """A dataclass from a mapping, strictly, with fields that were built before.
+
+    Raises:
+      UserError: an unknown or missing key, or a value of another type.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    if not isinstance(given, Mapping):
+        raise _fail(where, f"found {shown(given)}", f"keys such as {any_of(list(fields)[:3])}")
+    values: dict[str, Any] = {}
+    known = given_already or {}
+    for key, value in given.items():
+        name = f"{where}.{key}"
+        if key not in fields or key in known:
+            raise _fail(shown(name, quote=False), "no such key", f"one of {', '.join(fields)}")
+        if typing.get_origin(hints[key]) is Mapping:
+            if not isinstance(value, Mapping):
+                raise _fail(name, f"found {shown(value)}", "a mapping of config keys")
+            values[key] = value
+            continue
+        if hints[key] is Any:
+            values[key] = value
+            continue
+        fits, value = convert(hints[key], value)
+        if not fits:
+            raise _fail(name, f"found {shown(given[key])}", expected(hints[key], given[key]))
+        values[key] = value
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in values
+        and name not in known
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise _fail(where, f"has no {missing[0]}", f"{missing[0]}: ...")
+    return cls(**values, **known)
+
+
+def _named(cls: Any, given: Any, where: str) -> dict[str, Any]:
+    """A mapping from names to dataclasses."""
+    if not isinstance(given, Mapping) or not given:
+        raise _fail(where, f"found {shown(given)}", "at least one, by name")
+    for name in given:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _fail(where, f"found the name {shown(name)}", "letters, digits, _ + and -")
+    made = {}
+    for name, value in given.items():
+        nested = {}
+        if cls is Arm and isinstance(value, Mapping):
+            nested["sweep"] = _sweep(value.get("sweep"), f"{where}.{name}.sweep")
+            value = {key: item for key, item in value.items() if key != "sweep"}
+        made[name] = _build(cls, value, f"{where}.{name}", nested)
+    return made
+
+
+def _merged(document: dict[str, Any], path: Path, size: str | None) -> tuple[dict[str, Any], str]:
+    """The keys of a size over those at the top, mappings key by key."""
+    sizes = document.pop("sizes", None)
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise _fail(f"{path}: sizes", f"found {shown(sizes)}", "at least one, by name")
+    chosen = next(iter(sizes)) if size is None else size
+    if chosen not in sizes:
+        raise _fail("--size", f"found {shown(chosen)}", any_of([str(name) for name in sizes]))
+    over = sizes[chosen] or {}
+    if not isinstance(over, Mapping):
+        raise _fail(f"{path}: sizes.{chosen}", f"found {shown(over)}", "keys of a study")
+    merged = dict(document)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged, chosen
+
+
+def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] = ()) -> Study:
+    """Reads and checks a study; no run's config is resolved yet.
+
+    Args:
+      path: of the YAML file.
+      size: one of its sizes; None: the first.
+      overrides: `seeds=[0]` and other keys of `Study`; any other key belongs to the runs.
+
+    Raises:
+      UserError: what can't be used, in one line.
+    """
+    parsed = parse_file(path)
+    document = {} if parsed.node is None else parsed.loader.construct_document(parsed.node)
+    merged, chosen = _merged(dict(document), path, size)
+    merged.pop("kind", None)
+    own = {f.name for f in dataclasses.fields(Study)} - {"name", "size", "folder"}
+    for text in overrides:
+        given = parse_override(text, "command line")
+        key = given.prefix[:-1]
+        value = None if given.node is None else given.loader.construct_document(given.node)
+        if key in ("arms", "tasks") and isinstance(value, list):
+            merged[key] = _chosen(merged.get(key, {}), value, key)
+        elif key in own:
+            merged[key] = value
+        else:
+            merged["set"] = {**merged.get("set", {}), key: value}
+    where = str(path)
+    nested = {
+        "tasks": _named(Task, merged.pop("tasks", None), f"{where}: tasks"),
+        "arms": _named(Arm, merged.pop("arms", None), f"{where}: arms"),
+        "evaluation": _build(Evaluation, merged.pop("evaluation", {}), f"{where}: evaluation"),
+        "sweep": _sweep(merged.pop("sweep", None), f"{where}: sweep"),
+        "name": path.stem,
+        "size": chosen,
+        "folder": path.parent,
+    }
+    study: Study = _build(Study, merged, where, given_already=nested)
+    _check(study, where)
+    return study
+
+
+def _sweep(given: Any, where: str) -> Sweep | None:
+    """What is varied; None where nothing is."""
+    if given is None:
+        return None
+    built: Sweep = _build(Sweep, given, where)
+    lists = isinstance(built.values, list) and built.values
+    names = isinstance(built.values, Mapping) and built.values
+    if not (lists or names):
+        raise _fail(f"{where}.values", f"found {shown(built.values)}", "a list, or keys by name")
+    return built
+
+
+def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[str, Any]:
+    """Some of the arms or tasks, in the order of the file."""
+    for name in names:
+        if name not in known:
+            raise _fail(f"command line: {key}", f"found {shown(name)}", any_of(list(known)))
+    return {name: value for name, value in known.items() if name in names}
+
+
+def _check(study: Study, where: str) -> None:
+    """Refuses what does not fit together."""
+    if not study.seeds or len(set(study.seeds)) < len(study.seeds):
+        raise _fail(f"{where}: seeds", f"found {list(study.seeds)}", "different seeds")
+    for name in study.views:
+        if name not in VIEWS:
+            raise _fail(f"{where}: views", f"found {shown(name)}", any_of(VIEWS))
+    for name, task in study.tasks.items():
+        if not task.budgets:
+            raise _fail(f"{where}: tasks.{name}", "has no budgets", "budgets: [512, 1024]")
+        read_budgets(",".join(map(str, task.budgets)), option="budgets", levels={})
+    for name, arm in study.arms.items():
+        if arm.of is not None and (arm.of not in study.arms or study.arms[arm.of].of):
+            raise _fail(f"{where}: arms.{name}.of", f"found {shown(arm.of)}", "an arm with runs")
+        if arm.accounting not in ("per_sample", "matched_total"):
+            raise _fail(
+                f"{where}: arms.{name}.accounting",
+                f"found {shown(arm.accounting)}",
+                "per_sample or matched_total",
+            )
+        drawn = study.samples_of(arm.of or name)
+        if arm.votes is not None and not 2 <= arm.votes <= drawn:
+            raise _fail(
+                f"{where}: arms.{name}.votes",
+                f"found {arm.votes}",
+                f"2 to {drawn}, the number of samples",
+            )

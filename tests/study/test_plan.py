@@ -1,0 +1,101 @@
+"""The runs of a study: their names, what they share, what they cost."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.study.plan import different_folders, find_run, paths_of, plan_runs, predicted_seconds
+from bacr_jax.study.spec import read_study
+from study_world import STUDY, planned
+
+
+def test_votes_have_no_runs_of_their_own_and_seeds_are_outermost(tmp_path):
+    _, runs, _ = planned(tmp_path)
+    assert [run.id for run in runs] == [
+        "plain.grpo.0",
+        "plain.bacr.0",
+        "plain.grpo.1",
+        "plain.bacr.1",
+    ]
+
+
+def test_arms_of_one_seed_share_a_warmup_and_other_seeds_and_models_do_not(tmp_path):
+    _, runs, paths = planned(tmp_path)
+    grpo, bacr, other, _ = (run.warmup for run in runs)
+    assert grpo == bacr != other
+    assert grpo.parent == paths.warmups
+    _, runs, _ = planned(tmp_path, size="wide")
+    assert runs[0].warmup == grpo and runs[2].warmup not in (grpo, other)
+
+
+def test_equal_settings_are_one_run_whatever_the_arm_is_called(tmp_path):
+    twin = "  twin: {label: again, set: {loss.entropy_coef: 0.0}}\nsizes:"
+    _, runs, _ = planned(tmp_path, "seeds=[0]", text=STUDY.replace("sizes:", twin, 1))
+    grpo, bacr, twin = runs
+    assert twin.folder == bacr.folder != grpo.folder
+    assert different_folders(runs) == [grpo, bacr]
+    # So are those of another study below the same folder.
+    _, others, _ = planned(tmp_path, "seeds=[0]", "title=Other")
+    assert others[1].folder == bacr.folder
+    # A run with another seed, or with one other key, is another.
+    _, others, _ = planned(tmp_path, "seeds=[0]", "train.steps=3")
+    assert others[1].folder != bacr.folder
+
+
+def test_a_run_knows_what_is_there(tmp_path):
+    _, (run, *_), _ = planned(tmp_path)
+    assert not run.warmed_up and not run.trained
+    identity = WarmupPaths(run.warmup).identity
+    identity.parent.mkdir(parents=True)
+    identity.write_text("{}")
+    summary = RunPaths(run.folder).summary
+    summary.parent.mkdir(parents=True)
+    summary.write_text("{}")
+    assert run.warmed_up and run.trained
+
+
+def test_a_run_is_named_by_number_or_id(tmp_path):
+    _, runs, _ = planned(tmp_path)
+    assert find_run(runs, "2") is find_run(runs, "plain.grpo.1") is runs[2]
+    for text in ("4", "-1", "plain.vote.0", ""):
+        with pytest.raises(UserError, match="names no run; write 0 to 3 or an id of --list"):
+            find_run(runs, text)
+
+
+def test_time_is_tokens_over_the_stated_pace(tmp_path):
+    study, runs, _ = planned(tmp_path)
+    assert predicted_seconds(study, runs[0]) == 10.0
+    study, runs, _ = planned(tmp_path, "tokens_per_second=null")
+    assert predicted_seconds(study, runs[0]) is None
+
+
+def test_what_train_would_refuse_names_the_arm(tmp_path):
+    with pytest.raises(UserError, match="^plain, grpo: .*budget.max"):
+        planned(tmp_path, "budget.max=4")
+
+
+STUDIES = sorted((Path(__file__).parents[2] / "configs" / "studies").glob("*.yaml"))
+
+
+@functools.cache
+def shipped(path):
+    study = read_study(path, overrides=["seeds=[0]"])
+    return plan_runs(study, paths_of(study, Path("studies")))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_run_of_the_shipped_studies_has_a_good_config(path):
+    runs = shipped(path)
+    assert runs and len({run.id for run in runs}) == len(runs)
+    assert all(run.tokens is not None for run in runs)
+
+
+def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
+    main, ablation = (
+        {run.id: run.folder for path in STUDIES if path.stem == name for run in shipped(path)}
+        for name in ("main", "ablation")
+    )
+    assert ablation["tradeoff.bup+cas+tdr+bcae.0"] == main["tradeoff.bacr-robust.0"]

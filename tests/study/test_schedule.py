@@ -1,0 +1,135 @@
+"""Runs side by side: which start when, on what, and what a failure or a signal leaves."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.runs.folder import WarmupPaths
+from bacr_jax.runs.progress import Progress
+from bacr_jax.study import schedule
+from bacr_jax.study.schedule import Scheduler, Share, run_all, shares
+from study_world import planned
+
+# Writes down what it was given, makes its warm-up, and waits for a file before it ends.
+RUN = """
+import os, pathlib, signal, sys, time
+place, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+(place / f"{name}.started").write_text(f"{sorted(os.sched_getaffinity(0))}")
+while not (place / f"{name}.end").exists():
+    time.sleep(0.01)
+sys.exit(int((place / f"{name}.end").read_text() or 0))
+"""
+
+
+def scheduler_of(folder, paths, runs, count=2):
+    core = min(os.sched_getaffinity(0))
+    return Scheduler(
+        command=[sys.executable, "-c", RUN, str(folder)],
+        paths=paths,
+        shares=[Share(cores=(core,)) for _ in range(count)],
+        waiting=list(runs),
+        environment=os.environ,
+    )
+
+
+def warmed(run):
+    identity = WarmupPaths(run.warmup).identity
+    identity.parent.mkdir(parents=True, exist_ok=True)
+    identity.write_text("{}")
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_one_run_makes_the_warmup_and_the_others_wait_for_it(tmp_path):
+    _, runs, paths = planned(tmp_path)
+    scheduler = scheduler_of(tmp_path, paths, runs)
+    scheduler.start_some()
+    # Both arms of seed 0 share a warm-up, so that the second share takes a run of seed 1.
+    assert [one.run.id for one in scheduler.running] == ["plain.grpo.0", "plain.grpo.1"]
+    (tmp_path / "plain.grpo.1.end").write_text("")
+    until(lambda: scheduler.collect())
+    scheduler.start_some()
+    # It ended without one: its own warm-up is free to be made.
+    assert [one.run.id for one in scheduler.running] == ["plain.grpo.0", "plain.bacr.1"]
+    warmed(runs[0])
+    (tmp_path / "plain.bacr.1.end").write_text("")
+    until(lambda: scheduler.collect())
+    scheduler.start_some()
+    assert [one.run.id for one in scheduler.running] == ["plain.grpo.0", "plain.bacr.0"]
+    for name in ("plain.grpo.0", "plain.bacr.0"):
+        (tmp_path / f"{name}.end").write_text("")
+    until(lambda: not scheduler.collect() and not scheduler.running)
+    assert scheduler.failed == {} and len(scheduler.shares) == 2
+
+
+def test_a_failure_is_kept_and_the_rest_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "POLL", 0.01)
+    _, runs, paths = planned(tmp_path)
+    for run in runs:
+        warmed(run)
+        (tmp_path / f"{run.id}.end").write_text("3" if run.id == "plain.bacr.0" else "")
+    scheduler = scheduler_of(tmp_path, paths, runs)
+    ended = list(run_all(scheduler, runs, Progress(enabled=False), lambda: None))
+    assert {run.id for run in ended} == {run.id for run in runs}
+    assert scheduler.failed == {"plain.bacr.0": 3}
+    assert paths.log("plain.bacr.0").exists()
+
+
+def test_a_signal_is_passed_on_once_and_is_no_failure(tmp_path):
+    _, runs, paths = planned(tmp_path)
+    scheduler = scheduler_of(tmp_path, paths, runs)
+    scheduler.start_some()
+    until(lambda: len(list(tmp_path.glob("*.started"))) == 2)
+    scheduler.stop()
+    scheduler.stop()
+    assert [one.process.wait(10) for one in scheduler.running] == [EXIT_CODE] * 2
+    scheduler.collect()
+    scheduler.start_some()
+    assert scheduler.running == [] and scheduler.failed == {} and len(scheduler.waiting) == 2
+
+
+def test_a_run_keeps_to_its_cores(tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    _, runs, paths = planned(tmp_path, "seeds=[0]", "arms=[grpo]")
+    scheduler = scheduler_of(tmp_path, paths, runs)
+    scheduler.shares = [Share(cores=(cores[-1],))]
+    scheduler.start_some()
+    started = tmp_path / "plain.grpo.0.started"
+    until(lambda: started.exists() and started.read_text())
+    assert started.read_text() == f"[{cores[-1]}]"
+    scheduler.running[0].process.send_signal(signal.SIGKILL)
+    scheduler.running[0].process.wait()
+    assert [run.id for run in scheduler.collect()] == ["plain.grpo.0"]
+    assert scheduler.failed == {"plain.grpo.0": -signal.SIGKILL}
+
+
+def test_one_core_means_one_thread_and_programs_are_shared(tmp_path):
+    one = Share(cores=(3,)).environment({"XLA_FLAGS": "--mine"}, tmp_path)
+    assert one["XLA_FLAGS"] == "--mine --xla_cpu_multi_thread_eigen=false"
+    assert one["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path) and one["JAX_PLATFORMS"] == "cpu"
+    two = Share(cores=(0, 1)).environment({"JAX_COMPILATION_CACHE_DIR": "mine"}, tmp_path)
+    assert "XLA_FLAGS" not in two and two["JAX_COMPILATION_CACHE_DIR"] == "mine"
+    gpus = Share(gpus=("2", "3")).environment({}, tmp_path)
+    assert gpus["CUDA_VISIBLE_DEVICES"] == "2,3" and "JAX_PLATFORMS" not in gpus
+
+
+def test_cores_and_gpus_are_divided(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5, 6, 7, 8})
+    assert [share.cores for share in shares(0, None)] == [(4,), (5,), (6,), (7,), (8,)]
+    assert [share.cores for share in shares(0, 2)] == [(4, 5), (6, 7)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,5,6")
+    assert [share.gpus for share in shares(2, None)] == [("0", "1"), ("2", "5")]
+    assert [share.gpus for share in shares(1, 2)] == [("0",), ("1",)]
+    with pytest.raises(UserError, match="devices_per_run=8: found 5 GPUs"):
+        shares(8, None)

@@ -1,0 +1,87 @@
+"""A study's file: what it says, what can be overridden, and what is refused."""
+
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.study.spec import read_study
+from study_world import STUDY, planned, write_study
+
+
+def test_a_size_replaces_and_adds_keys(tmp_path):
+    path = write_study(tmp_path)
+    cpu, wide = read_study(path), read_study(path, size="wide")
+    assert cpu.size == "cpu" and cpu.seeds == (0, 1) and list(cpu.tasks) == ["plain"]
+    assert wide.seeds == (0,) and list(wide.tasks) == ["plain", "wide"]
+    assert cpu.arms == wide.arms and cpu.name == "two"
+
+
+def test_keys_of_the_study_and_of_its_runs_can_be_overridden(tmp_path):
+    path = write_study(tmp_path)
+    study = read_study(path, overrides=["seeds=[7]", "arms=[bacr]", "train.steps=3"])
+    assert study.seeds == (7,) and list(study.arms) == ["bacr"]
+    config = study.config_of("plain", "bacr", {})
+    assert config.train.steps == 3 and config.train.max_generated_tokens == 1000
+
+
+def test_an_arm_wins_over_the_study_and_the_study_over_the_task(tmp_path):
+    text = STUDY.replace("loss.entropy_coef: 0.0", "optimizer.learning_rate: 3.0e-4")
+    text = text.replace("config: [base.yaml], budgets: [8, 64]", TASK)
+    study = read_study(write_study(tmp_path, text))
+    rates = [study.config_of("plain", arm, {}).optimizer.learning_rate for arm in ("grpo", "bacr")]
+    assert rates == [1e-4, 3e-4]
+    assert study.config_of("plain", "bacr", {"optimizer.learning_rate": 0.5}).optimizer == (
+        study.config_of("plain", "bacr", {"optimizer.learning_rate": 0.5}).optimizer
+    )
+    varied = study.config_of("plain", "bacr", {"optimizer.learning_rate": 0.5})
+    assert varied.optimizer.learning_rate == 0.5
+
+
+TASK = "config: [base.yaml], set: {optimizer.learning_rate: 9.0}, budgets: [8, 64]"
+
+
+def test_a_sweep_may_vary_one_key_or_several(tmp_path):
+    one = "  bacr: {label: BACR, sweep: {key: curriculum.alpha, values: [0.1, 0.2]}}"
+    text = STUDY.replace("  bacr: {label: BACR, set: {loss.entropy_coef: 0.0}}", one)
+    _, runs, _ = planned(tmp_path, "seeds=[0]", text=text)
+    assert [run.id for run in runs] == ["plain.grpo.0", "plain.bacr.0.1.0", "plain.bacr.0.2.0"]
+    assert [run.config.curriculum.alpha for run in runs[1:]] == [0.1, 0.2]
+    named = one.replace("[0.1, 0.2]", "{a: {curriculum.alpha: 0.3, seed: 1}, b: {}}")
+    text = STUDY.replace("  bacr: {label: BACR, set: {loss.entropy_coef: 0.0}}", named)
+    _, runs, _ = planned(tmp_path, "seeds=[0]", text=text)
+    assert [run.id for run in runs][1:] == ["plain.bacr.a.0", "plain.bacr.b.0"]
+    assert [run.config.curriculum.alpha for run in runs[1:]] == [0.3, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("title: Two arms", "titel: Two arms", "titel: no such key"),
+        ("title: Two arms\n", "", "has no title; write title: ..."),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; write different seeds"),
+        ("seeds: [0, 1]", "seeds: [a]", "seeds: found ['a']"),
+        ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write 2 to 2"),
+        ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; write an arm with runs"),
+        ("of: grpo", "of: grpo, accounting: none", "accounting: found 'none'"),
+        ("budgets: [8, 64]", "budgets: []", "has no budgets; write budgets: [512, 1024]"),
+        ("budgets: [8, 64]", "budgets: [-8]", "found '-8'"),
+        ("  grpo: {label", "  g.po: {label", "found the name 'g.po'"),
+        ("set: {loss.entropy_coef: 0.0}", "set: 3", "set: found 3; write a mapping"),
+        ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a}", "sweep: has no values"),
+        ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a, values: 3}", "values: found 3"),
+        ("sizes:", "size_s:", "sizes: found null; write at least one"),
+        ("paper: none", "paper: none\nviews: [acuracy]", "views: found 'acuracy'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):
+    assert before in STUDY
+    with pytest.raises(UserError) as refused:
+        read_study(write_study(tmp_path, STUDY.replace(before, after, 1)))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):
+    path = write_study(tmp_path)
+    with pytest.raises(UserError, match="--size: found 'gpu'; write cpu or wide"):
+        read_study(path, size="gpu")
+    with pytest.raises(UserError, match="arms: found 'hapo'; write grpo, vote or bacr"):
+        read_study(path, overrides=["arms=[hapo]"])
