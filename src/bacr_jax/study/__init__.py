@@ -1,0 +1,1 @@
+"""Studies: many runs side by side, and what they say together."""
