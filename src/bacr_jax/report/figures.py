@@ -28,7 +28,7 @@ _MOST_TICKS = 9
 _QUANTILES = ("p10", "median", "p90")
 
 
-def _figure(columns: int, rows: int, title: str) -> tuple[Any, Any]:
+def panels(columns: int, rows: int, title: str) -> tuple[Any, Any]:
     """A figure with an array of clean axes; nothing global, so it can be drawn anywhere."""
     # Matplotlib takes a while to import; only pictures need it.
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ def accuracy_by_budget(
       bars: what the `ci95` entries hold, for the axis.
     """
     modes = list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
-    figure, axes = _figure(len(modes) + 1, 1, title)
+    figure, axes = panels(len(modes) + 1, 1, title)
     looks = itertools.cycle(zip(COLOURS, MARKERS))
     if len(policies) == 1:
         next(looks)
@@ -156,7 +156,7 @@ def accuracy_over_steps(path: Path, evaluations: Sequence[tuple[int, Summary]], 
     import matplotlib
 
     modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
-    figure, axes = _figure(len(modes), 1, title)
+    figure, axes = panels(len(modes), 1, title)
     for axis, mode in zip(axes[0], modes):
         budgets = by_size({b for _, s in evaluations for b in s.get(mode, {})})
         shades = matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, len(budgets)))
@@ -228,7 +228,7 @@ def budget_distributions(path: Path, records: Sequence[Mapping[str, Any]], title
     """
     curves = _Curves(records)
     groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
-    figure, axes = _figure(max(len(groups), 1), 1, title)
+    figure, axes = panels(max(len(groups), 1), 1, title)
     for axis, group, colour in zip(axes[0], groups, itertools.cycle(COLOURS[1:])):
         # A step without questions of the group is no gap in its distribution.
         present = np.isfinite(curves.values(f"budget/median_{group}"))
@@ -266,7 +266,7 @@ def training_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str
     import matplotlib
 
     curves = _Curves(records)
-    figure, axes = _figure(3, 2, title)
+    figure, axes = panels(3, 2, title)
     shades = lambda n: matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, max(n, 1)))
     reward, cuts, length, entropy, schedule, rates = axes.flat
 

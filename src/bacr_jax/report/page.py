@@ -26,7 +26,7 @@ from bacr_jax.runs.folder import RunPaths, read_lines, write_atomically
 from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import duration
 
-_STYLE = """
+STYLE = """
 :root { --ink: #1c1e21; --soft: #667; --line: #dde; --paper: #fff; --tint: #f5f6f9; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 74rem; margin: 2rem auto; padding: 0 1.2rem; }
@@ -187,7 +187,7 @@ def page(folder: Path) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
+        f"<title>{title}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n"
         f"{''.join(parts)}</body>\n</html>\n"
     )
 

@@ -20,7 +20,7 @@ from bacr_jax.evaluation.summary import Summary
 NONE = "-"
 # With more policies than this, a line of a terminal no longer holds their cells side by side.
 _ONE_LINE_POLICIES = 2
-_LATEX = str.maketrans(
+LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -104,7 +104,7 @@ class Table:
 
     def latex(self) -> str:
         """As a LaTeX tabular; needs the package booktabs."""
-        line = lambda cells: " & ".join(str(cell).translate(_LATEX) for cell in cells) + r" \\"
+        line = lambda cells: " & ".join(str(cell).translate(LATEX) for cell in cells) + r" \\"
         columns = "l" * self.words + "r" * (len(self.header) - self.words)
         lines = [
             f"% {self.title}",

@@ -1,0 +1,99 @@
+"""study.html: everything a study found, in one file that needs no other."""
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bacr_jax.report.page import STYLE
+from bacr_jax.study.figures import Picture
+from bacr_jax.study.typeset import StudyTable
+
+_STYLE = """
+figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
+th.group { text-align: center; } th.group:empty { border-bottom: 0; }
+tr.rule td { border-bottom: 2px solid var(--soft); } sup { line-height: 0; }
+td.words { white-space: normal; min-width: 6rem; } .warning { border-left: 3px solid #d55e00;
+  padding-left: .7rem; } nav a { margin-right: .9rem; white-space: nowrap; }
+li { overflow-wrap: anywhere; } a { color: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; --ink: #e4e6ea; --soft: #a2a8b4; --line: #363b45; --paper: #15171b;
+    --tint: #1f2228; }
+  img { border-radius: 6px; } a { color: #56b4e9; }
+}
+@media (max-width: 600px) {
+  body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.3rem; }
+  table { font-size: .78rem; } th, td { padding: .2rem .4rem; } .words { max-width: 9rem; }
+}
+""".strip()
+
+
+def page(
+    results: Mapping[str, Any], tables: Sequence[StudyTable], pictures: Sequence[Picture]
+) -> str:
+    """The HTML of a study.
+
+    Args:
+      results: results.json.
+      tables: that were made of it.
+      pictures: that were drawn of it.
+    """
+    study = results["study"]
+    title = html.escape(study["title"])
+    parts = [
+        f"<h1>{title}</h1>\n",
+        _facts(results),
+        *(f"<p class=warning>{html.escape(line)}</p>\n" for line in results["warnings"]),
+        '<nav><a href="#tables">Tables</a><a href="#figures">Figures</a>'
+        '<a href="#provenance">Where the numbers come from</a></nav>\n',
+        '<h2 id="tables">Tables</h2>\n',
+        *(table.html() for table in tables),
+        '<h2 id="figures">Figures</h2>\n',
+        *map(_figure, pictures),
+        '<h2 id="provenance">Where the numbers come from</h2>\n',
+        _provenance(results),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{title}</title>\n<style>\n{STYLE}\n{_STYLE}\n</style>\n</head>\n<body>\n"
+        f"{''.join(parts)}</body>\n</html>\n"
+    )
+
+
+def _facts(results: Mapping[str, Any]) -> str:
+    study = results["study"]
+    sizes = sorted({cell["study_size"] for cell in results["cells"].values()})
+    words = [
+        f"study {study['name']}, size {', '.join(sizes)}",
+        f"{len(results['cells'])} runs",
+        f"{len(study['arms'])} methods",
+        f"tasks: {', '.join(task['label'] for task in study['tasks'])}",
+        f"seeds: {', '.join(map(str, study['seeds']))}",
+        f"budgets: {', '.join(f'{b:,}' for b in study['budgets'])} thinking tokens",
+    ]
+    return f"<p class=note>{html.escape('; '.join(words))}</p>\n"
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.png.read_bytes()).decode()
+    alt = html.escape(f"{picture.title}. {picture.caption}", quote=True)
+    return (
+        f'<figure><img alt="{alt}" src="data:image/png;base64,{data}">\n'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>\n"
+    )
+
+
+def _provenance(results: Mapping[str, Any]) -> str:
+    lines = [f"{key}: {'; '.join(found)}" for key, found in sorted(results["provenance"].items())]
+    missing = results["missing"]
+    shown = _list(lines)
+    if missing:
+        shown += f"<details><summary>{len(missing)} cells are missing</summary>{_list(missing)}"
+        shown += "</details>\n"
+    return shown
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>\n" for line in lines) + "</ul>\n"

@@ -1,0 +1,229 @@
+"""results.json of a study: every number its tables and figures show, and everything beside it.
+
+Numbers are rounded to six significant digits and keys sorted, so that the same cells give the same
+bytes.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.runs.folder import write_atomically
+from bacr_jax.study import curves, effects
+from bacr_jax.study.cells import Cell, Reading, read_cells
+from bacr_jax.study.figures import draw_figures
+from bacr_jax.study.grid import Grid, Setting
+from bacr_jax.study.info import MEAN, StudyInfo, Task, Variant
+from bacr_jax.study.page import page
+from bacr_jax.study.statistics import mean_interval
+from bacr_jax.study.tables import tables_of
+
+_DIGITS = 6
+_NUMBERS = (
+    "accuracy",
+    "mean_thinking_tokens",
+    "mean_total_tokens",
+    "forced_share",
+    "no_answer_share",
+)
+_COSTS = ("steps", "generated_tokens", "wall_seconds", "warmup_seconds")
+
+
+def write_results(folder: Path, study: StudyInfo) -> list[Path]:
+    """Writes what the finished runs of a study say, whichever of them there are.
+
+    Args:
+      folder: of the study, with `cells/`; gets results.json, `tables/` (Markdown, LaTeX, CSV),
+        `figures/` (PNG, PDF) and study.html.
+      study: what the cells belong to.
+
+    Returns:
+      The files.
+
+    Raises:
+      UserError: no cell, a damaged one, or cells that must not be compared.
+    """
+    results = build_results(read_cells(folder, study), study)
+    written = [folder / "results.json"]
+    write_atomically(written[0], as_text(results))
+    tables = tables_of(results)
+    for kind in ("tables", "figures"):
+        (folder / kind).mkdir(exist_ok=True)
+    for table in tables:
+        for ending, shown in (
+            ("md", table.markdown()),
+            ("tex", table.latex()),
+            ("csv", table.csv()),
+        ):
+            written.append(folder / "tables" / f"{table.name}.{ending}")
+            write_atomically(written[-1], shown)
+    figures = draw_figures(folder / "figures", results)
+    for figure in figures:
+        written += [figure.png, figure.pdf]
+    written.append(folder / "study.html")
+    write_atomically(written[-1], page(results, tables, figures))
+    return written
+
+
+def build_results(reading: Reading, study: StudyInfo) -> dict[str, Any]:
+    """results.json as an object.
+
+    Args:
+      reading: the cells.
+      study: what they belong to.
+
+    Returns:
+      study, missing (ids of cells that are not there), warnings, provenance, cells (without
+      verdicts, curves and schedules), means (by task, set, decoding, variant and budget), costs
+      (by task and variant), comparisons; and difficulty, ablation, convergence and curriculum if
+      the study shows them.
+    """
+    grid = Grid(study, reading.cells)
+    provenance = _provenance(reading.cells.values())
+    results: dict[str, Any] = {
+        "study": study.record(),
+        "missing": reading.missing,
+        "warnings": [*_warnings(reading, study), *_differences(provenance)],
+        "provenance": provenance,
+        "cells": {id_: _numbers_only(cell) for id_, cell in reading.cells.items()},
+        "means": {task.id: _means(grid, task) for task in study.tasks},
+        "costs": {task.id: _costs(grid, task) for task in study.tasks},
+        "comparisons": effects.comparisons(grid),
+    }
+    for view, make in (
+        ("difficulty", effects.difficulty),
+        ("ablation", effects.ablation),
+        ("convergence", curves.convergence),
+        ("curriculum", curves.schedules),
+    ):
+        if view in study.views:
+            results[view] = make(grid)
+    # Through JSON, so that what is drawn now is what is drawn from the file later.
+    return json.loads(json.dumps(rounded(results), allow_nan=False))
+
+
+def as_text(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each cell, comparison and the like: small, and easy to diff."""
+    dump = lambda value: json.dumps(
+        value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
+    parts = []
+    for key, value in sorted(results.items()):
+        text = dump(value)
+        if isinstance(value, dict) and value:
+            lines = (f"  {dump(name)}: {dump(item)}" for name, item in sorted(value.items()))
+            text = "{\n" + ",\n".join(lines) + "\n }"
+        elif isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"  {dump(item)}" for item in value) + "\n ]"
+        parts.append(f" {dump(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def rounded(value: Any) -> Any:
+    """The value with every float in it rounded to six significant digits."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def _numbers_only(cell: Cell) -> dict[str, Any]:
+    left_out = ("curve", "schedule", "levels_of")
+    sets = {
+        name: {
+            mode: {
+                budget: {key: value for key, value in entry.items() if key != "correct"}
+                for budget, entry in budgets.items()
+            }
+            for mode, budgets in modes.items()
+        }
+        for name, modes in cell.sets.items()
+    }
+    return {k: v for k, v in vars(cell).items() if k not in left_out} | {"sets": sets}
+
+
+def _means(grid: Grid, task: Task) -> dict[str, Any]:
+    """Numbers over seeds, by set, decoding, variant and budget."""
+    found: dict[str, Any] = {}
+    for variant in grid.variants(task.id):
+        cells = grid.of(task.id, variant)
+        for name in dict.fromkeys(name for cell in cells for name in cell.sets):
+            modes = dict.fromkeys(mode for cell in cells for mode in cell.sets.get(name, {}))
+            for mode in modes:
+                keys = dict.fromkeys(k for cell in cells for k in cell.sets[name].get(mode, {}))
+                by_mode = found.setdefault(name, {}).setdefault(mode, {})
+                by_mode[variant.key] = {
+                    key: numbers
+                    for key in (*keys, MEAN)
+                    if (numbers := _numbers(grid, variant, Setting(task.id, name, key), mode))
+                }
+    return found
+
+
+def _numbers(grid: Grid, variant: Variant, where: Setting, mode: str) -> dict[str, Any]:
+    estimates = {key: grid.estimate(variant, where, key, mode) for key in _NUMBERS}
+    return {key: vars(estimate) for key, estimate in estimates.items() if estimate is not None}
+
+
+def _costs(grid: Grid, task: Task) -> dict[str, Any]:
+    """What runs took, by variant, and where they depart from their publication."""
+    found = {}
+    for variant in grid.variants(task.id):
+        cells = grid.of(task.id, variant)
+        found[variant.key] = {
+            "runs": len(cells),
+            **{key: vars(mean_interval([getattr(c, key) for c in cells])) for key in _COSTS},
+            "departures": list(dict.fromkeys(line for cell in cells for line in cell.departures)),
+        }
+    return found
+
+
+def _provenance(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """Every commit, set of versions, machine and date that occurs, and how many cells have it."""
+    found: dict[str, dict[str, int]] = {"commit": {}, "versions": {}, "machine": {}}
+    dates = []
+    for cell in cells:
+        for key, counts in found.items():
+            text = _text(cell.provenance.get(key, "unknown"))
+            counts[text] = counts.get(text, 0) + 1
+        dates.append(_text(cell.provenance.get("date", "unknown")))
+    ends = sorted(set(dates))
+    lines = {key: [f"{text} ({n} cells)" for text, n in c.items()] for key, c in found.items()}
+    return {**lines, "date": ends if len(ends) < 2 else [f"{ends[0]} to {ends[-1]}"]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in sorted(value.items()))
+    return str(value)
+
+
+def _differences(provenance: dict[str, list[str]]) -> list[str]:
+    words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
+    return [
+        f"cells come from {len(provenance[key])} {word}: {'; '.join(provenance[key])}"
+        for key, word in words.items()
+        if len(provenance[key]) > 1
+    ]
+
+
+def _warnings(reading: Reading, study: StudyInfo) -> list[str]:
+    warnings = []
+    if reading.missing:
+        total = len(reading.missing) + len(reading.cells)
+        warnings.append(f"{len(reading.missing)} of {total} cells are missing")
+    if reading.strangers:
+        warnings.append(f"files of no cell of this study: {', '.join(reading.strangers)}")
+    if len(study.seeds) == 1:
+        warnings.append(
+            "one seed: intervals and tests are over problems only, and say nothing about other "
+            "trainings"
+        )
+    elif len(study.seeds) == 2:
+        warnings.append("two seeds: intervals are wide, and their 95 % only roughly right")
+    return warnings

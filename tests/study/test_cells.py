@@ -1,0 +1,143 @@
+"""Cells are read as they were written, and what would give wrong numbers is refused in one line."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.study.cells import correct_digits, read_cell, read_cells, write_cell
+from bacr_jax.study.info import Arm, Variant, study_of
+from cells_world import main_study, make_cell, write_cells
+
+STUDY = main_study(arms=(Arm("anytime", "AnytimeReasoner"), Arm("grpo", "GRPO")), seeds=(0, 1))
+
+
+@pytest.fixture
+def cell():
+    return make_cell(STUDY, "ledger", Variant("grpo"), 0, problems=12, steps=2)
+
+
+def refused(folder, cell, **changes):
+    with pytest.raises(UserError) as found:
+        write_cell(folder, dataclasses.replace(cell, **changes))
+    return str(found.value)
+
+
+def changed_entry(cell, **changes):
+    entry = {**cell.sets["test"]["greedy"]["8"], **changes}
+    return {"test": {"greedy": {"8": entry}}}
+
+
+def test_a_cell_is_read_as_it_was_written(tmp_path, cell):
+    assert read_cell(write_cell(tmp_path, cell)) == cell
+
+
+def test_counts_of_right_samples_are_digits_of_base_36():
+    assert correct_digits(np.array([0, 4, 10, 35])) == "04az"
+    with pytest.raises(UserError, match="up to 35"):
+        correct_digits(np.array([36]))
+
+
+def test_rates_are_shares_of_the_samples(cell):
+    rates = cell.rates("test", "greedy", "8")
+    assert rates.mean() == pytest.approx(cell.sets["test"]["greedy"]["8"]["accuracy"])
+    assert set((4 * rates).tolist()) <= {0.0, 1.0, 2.0, 3.0, 4.0}
+
+
+def test_shares_may_stand_instead_of_digits(tmp_path, cell):
+    sets = changed_entry(cell, correct=[0.25] * 12, accuracy=0.25)
+    path = write_cell(tmp_path, dataclasses.replace(cell, sets=sets))
+    assert read_cell(path).rates("test", "greedy", "8").tolist() == [0.25] * 12
+
+
+def test_an_id_that_says_something_else_is_refused(tmp_path, cell):
+    assert "found id 'ledger.grpo.0'" in refused(tmp_path, cell, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accuracy": 0.9, "correct": "0" * 12}, "write the verdicts that accuracy is the mean of"),
+        ({"correct": "9" * 12}, "write counts up to that number"),
+        ({"correct": "11"}, "found 2 problems, and 12 in levels_of"),
+        ({"accuracy": 41.0}, "write a share, 0 to 1"),
+        ({"mean_total_tokens": None}, "mean_total_tokens: found None; write a number"),
+        ({"forced_share": float("nan")}, "write a number"),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, message):
+    assert message in refused(tmp_path, cell, sets=changed_entry(cell, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged"),
+        ("[]", "holds no object"),
+        ("{}", "lacks the field 'id'"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, text, message):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_cell(path)
+
+
+def test_fields_of_another_form_are_refused(tmp_path, cell):
+    path = write_cell(tmp_path, cell)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "sets": [1]}))
+    with pytest.raises(UserError, match="has a field of another form"):
+        read_cell(path)
+
+
+class TestReadCells:
+    def test_missing_cells_and_strangers_are_named(self, tmp_path):
+        write_cells(tmp_path, STUDY, problems=6, steps=1, skip=("ledger.grpo.1",))
+        (tmp_path / "cells" / "other.json").write_text("{}")
+        found = read_cells(tmp_path, STUDY)
+        assert found.missing == ["ledger.grpo.1"]
+        assert found.strangers == ["other.json"]
+        assert list(found.cells)[:2] == ["tradeoff.anytime.0", "tradeoff.anytime.1"]
+
+    def test_no_cell_at_all_is_refused(self, tmp_path):
+        with pytest.raises(UserError, match="found no finished run of study main"):
+            read_cells(tmp_path, STUDY)
+
+    @pytest.mark.parametrize("field", ["problems_digest", "levels_of"])
+    def test_cells_of_other_problems_are_refused(self, tmp_path, cell, field):
+        write_cells(tmp_path, STUDY, problems=12, steps=2)
+        other = {**getattr(cell, field), "test": "1" * 12}
+        write_cell(tmp_path, dataclasses.replace(cell, **{field: other}))
+        with pytest.raises(UserError, match="has other problems of test than") as found:
+            read_cells(tmp_path, STUDY)
+        assert "\n" not in str(found.value)
+
+    def test_cells_of_another_size_are_refused(self, tmp_path, cell):
+        write_cell(tmp_path, dataclasses.replace(cell, study_size="gpu"))
+        with pytest.raises(UserError, match="of size 'gpu' in a study of size 'cpu'"):
+            read_cells(tmp_path, STUDY)
+
+
+class TestStudyInfo:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"views": ("pictures",)}, "views: found pictures"),
+            ({"references": ("ppo",)}, "references: found ppo"),
+            ({"budgets": (8, 4)}, "rising numbers"),
+            ({"focus": (7,)}, "focus: found 7"),
+            ({"seeds": ()}, "seeds: found none"),
+            ({"views": ("ablation",)}, "parts: found none"),
+            ({"views": ("scale",)}, "sweep of arm cot: found none"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, changes, message):
+        with pytest.raises(UserError, match=message):
+            main_study(**changes)
+
+    def test_is_the_same_after_json(self):
+        assert study_of(json.loads(json.dumps(STUDY.record()))) == STUDY

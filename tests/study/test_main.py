@@ -1,0 +1,97 @@
+"""`python -m bacr_jax.study`: what it lists and refuses; a killed study ends the same."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.study.__main__ import main
+from study_world import write_study
+
+# What two equal runs differ in.
+OF_THE_MACHINE = ("wall_seconds", "warmup_seconds", "provenance")
+
+
+def study(folder, *arguments):
+    return ["--config", str(write_study(folder)), "--out", str(folder / "studies"), *arguments]
+
+
+def test_runs_are_listed_by_number(tmp_path, capsys):
+    assert main(study(tmp_path, "--list")) == 0
+    assert capsys.readouterr().out.split("\n")[:2] == ["0 plain.grpo.0", "1 plain.bacr.0"]
+
+
+def test_a_forecast_says_tokens_and_time_and_what_is_shared(tmp_path, capsys):
+    twin = "arms=[grpo,bacr]"
+    assert main(study(tmp_path, "--dry-run", "--jobs", "1", twin)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "plain.grpo.0" in lines[0] and "1,000 tokens" in lines[0] and "10s" in lines[0]
+    assert lines[-1].startswith("4 cells, 4 runs, 4 of them to be trained: 4,000 generated tokens")
+    assert "about 40s with 1 at a time" in lines[-1]
+    assert not (tmp_path / "studies").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "9"], "--only 9: names no run"),
+        (["--size", "huge"], "--size: found 'huge'"),
+        (["--jobs", "0"], "--jobs 0: write 1 or more"),
+        (["budget.mox=3"], "budget.mox: no such key; write budget.max"),
+        (["budget.max=4"], "plain, grpo: "),
+        (["--list", "--dry-run"], "not allowed with argument"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, words):
+    assert main(study(tmp_path, *arguments)) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not (tmp_path / "studies").exists()
+
+
+def command(folder):
+    return [sys.executable, "-m", "bacr_jax.study", *study(folder, "--jobs", "2", "seeds=[0]")]
+
+
+def cells(folder):
+    """Cells by name, without what depends on the machine's mood."""
+    found = {}
+    for path in sorted((folder / "studies" / "two-cpu" / "cells").glob("*.json")):
+        record = json.loads(path.read_text())
+        for name in OF_THE_MACHINE:
+            record.pop(name, None)
+        for point in record["curve"]:
+            point.pop("seconds")
+        found[path.name] = record
+    return found
+
+
+@pytest.mark.slow
+def test_a_study_killed_at_any_moment_goes_on_and_ends_the_same(tmp_path):
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "killed").mkdir()
+    subprocess.run(command(tmp_path / "calm"), check=True)
+    for seconds, number in ((15, signal.SIGTERM), (12, signal.SIGKILL), (20, signal.SIGTERM)):
+        process = subprocess.Popen(command(tmp_path / "killed"), start_new_session=True)
+        time.sleep(seconds)
+        process.send_signal(number)
+        code = process.wait(60)
+        assert code in (0, EXIT_CODE, -number)
+        # Its runs are asked to leave when it is gone, and take a moment to save.
+        end = time.monotonic() + 60
+        while (
+            subprocess.run(["pgrep", "-f", str(tmp_path / "killed")], check=False).returncode == 0
+        ):
+            assert time.monotonic() < end
+            time.sleep(0.5)
+    subprocess.run(command(tmp_path / "killed"), check=True)
+    assert cells(tmp_path / "killed") == cells(tmp_path / "calm")
+    assert set(cells(tmp_path / "calm")) == {
+        "plain.grpo.0.json",
+        "plain.vote.0.json",
+        "plain.bacr.0.json",
+    }

@@ -1,0 +1,347 @@
+"""results.json, tables, figures and the page hold the numbers of the cells."""
+
+import csv
+import dataclasses
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bacr_jax.study import figures
+from bacr_jax.study.cells import read_cells, write_cell
+from bacr_jax.study.effects import effect_weights
+from bacr_jax.study.info import Arm, Task, Variant
+from bacr_jax.study.results import as_text, build_results, rounded, write_results
+from bacr_jax.study.statistics import holm
+from bacr_jax.study.tables import tables_of
+from cells_world import (
+    BUDGETS,
+    ablation_study,
+    main_study,
+    make_cell,
+    scale_study,
+    sweep_study,
+    write_cells,
+)
+
+SMALL = main_study(
+    tasks=(Task("ledger", "Ledger & more", "test", "hard"),),
+    arms=(
+        Arm("cot", "Standard CoT"),
+        Arm("anytime", "AnytimeReasoner"),
+        Arm("bacr_paper", "BACR_paper"),
+    ),
+    seeds=(0, 1, 2),
+    references=("anytime",),
+)
+
+
+def built(folder, study, **kwargs):
+    write_cells(folder, study, **{"problems": 12, "steps": 10, **kwargs})
+    return build_results(read_cells(folder, study), study)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    write_cells(folder, SMALL, problems=12, steps=10)
+    return folder, write_results(folder, SMALL)
+
+
+@pytest.fixture(scope="module")
+def results(small):
+    return json.loads((small[0] / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def ablation(tmp_path_factory):
+    study = dataclasses.replace(ablation_study(), seeds=(0, 1))
+    folder = tmp_path_factory.mktemp("ablation")
+    return study, folder, built(folder, study)
+
+
+def table(results, name):
+    return next(one for one in tables_of(results) if one.name == name)
+
+
+def accuracies(study, variant, budget, mode="sampled", name="test"):
+    cells = [make_cell(study, "ledger", variant, s, problems=12, steps=10) for s in study.seeds]
+    return [cell.sets[name][mode][str(budget)]["accuracy"] for cell in cells]
+
+
+class TestResults:
+    def test_means_and_intervals_are_those_over_seeds(self, results):
+        values = accuracies(SMALL, Variant("anytime"), 16)
+        found = results["means"]["ledger"]["test"]["sampled"]["anytime"]["16"]["accuracy"]
+        ends = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+        assert found["mean"] == pytest.approx(np.mean(values), rel=1e-5)
+        assert (found["low"], found["high"]) == pytest.approx(ends, rel=1e-4)
+
+    def test_the_mean_over_budgets_is_the_mean_over_budgets(self, results):
+        values = [accuracies(SMALL, Variant("anytime"), budget) for budget in BUDGETS]
+        found = results["means"]["ledger"]["test"]["sampled"]["anytime"]["mean"]
+        assert found["accuracy"]["mean"] == pytest.approx(np.mean(values), rel=1e-5)
+
+    def test_families_are_corrected_each_for_itself(self, results):
+        for view, tests in (("accuracy", 10), ("anytime", 2), ("hard", 10)):
+            family = [e for e in results["comparisons"] if e["view"] == view]
+            assert len(family) == tests
+            expected = holm([entry["p"] for entry in family])
+            assert [e["p_holm"] for e in family] == pytest.approx(expected, rel=1e-4)
+
+    def test_a_difference_is_that_of_the_means(self, results):
+        entry = next(
+            e
+            for e in results["comparisons"]
+            if (e["view"], e["variant"], e["budget"]) == ("accuracy", "bacr_paper", "8")
+        )
+        one = accuracies(SMALL, Variant("bacr_paper"), 8)
+        other = accuracies(SMALL, Variant("anytime"), 8)
+        assert entry["difference"] == pytest.approx(np.mean(one) - np.mean(other), rel=1e-5)
+        assert (entry["seeds"], entry["problems"]) == (3, 12)
+
+    def test_levels_split_the_difference(self, results):
+        levels = results["difficulty"]["ledger"]["16"]["bacr_paper"]
+        whole = next(
+            e["difference"]
+            for e in results["comparisons"]
+            if (e["view"], e["variant"], e["budget"]) == ("accuracy", "bacr_paper", "16")
+        )
+        parts = [e["problems"] / 12 * e["difference"]["difference"] for e in levels.values()]
+        assert sum(e["problems"] for e in levels.values()) == 12
+        assert sum(parts) == pytest.approx(whole, abs=1e-4)
+
+    def test_verdicts_stay_in_the_cells(self, results):
+        assert '"correct"' not in json.dumps(results)
+        assert len(results["cells"]) == 9
+
+    def test_the_same_cells_give_the_same_bytes(self, small, tmp_path):
+        folder, files = small
+        write_cells(tmp_path, SMALL, problems=12, steps=10)
+        again = write_results(tmp_path, SMALL)
+        names = lambda paths, root: [str(path.relative_to(root)) for path in paths]
+        assert names(again, tmp_path) == names(files, folder)
+        assert all(a.read_bytes() == b.read_bytes() for a, b in zip(again, files))
+
+    def test_numbers_have_six_digits(self):
+        assert rounded({"a": [1 / 3, 12345678.9, 7, None]}) == {
+            "a": [0.333333, 12345700.0, 7, None]
+        }
+
+    def test_the_text_is_the_object(self, results):
+        assert json.loads(as_text(results)) == results
+
+    def test_several_commits_are_a_warning(self, tmp_path):
+        study = dataclasses.replace(SMALL, views=("accuracy",), seeds=(0, 1))
+        write_cells(tmp_path, study, problems=6, steps=1)
+        cell = make_cell(study, "ledger", Variant("anytime"), 0, problems=6, steps=1)
+        provenance = {**cell.provenance, "commit": "ffff"}
+        write_cell(tmp_path, dataclasses.replace(cell, provenance=provenance))
+        found = build_results(read_cells(tmp_path, study), study)
+        assert found["warnings"] == [
+            "cells come from 2 commits: 0123abcd (5 cells); ffff (1 cells)",
+            "two seeds: intervals are wide, and their 95 % only roughly right",
+        ] or found["warnings"][::-1] == [
+            "cells come from 2 commits: 0123abcd (5 cells); ffff (1 cells)",
+            "two seeds: intervals are wide, and their 95 % only roughly right",
+        ]
+
+    def test_one_seed_falls_back_to_problems_and_says_so(self, tmp_path):
+        found = built(tmp_path, dataclasses.replace(SMALL, views=("accuracy",), seeds=(0,)))
+        assert {e["basis"] for e in found["comparisons"]} == {"problems"}
+        entry = found["means"]["ledger"]["test"]["sampled"]["cot"]["8"]["accuracy"]
+        assert entry["basis"] == "problems"
+        assert any(line.startswith("one seed: intervals") for line in found["warnings"])
+
+    def test_arms_without_verdicts_are_compared_over_seeds(self, tmp_path):
+        study = dataclasses.replace(SMALL, views=("accuracy",))
+        write_cells(tmp_path, study, problems=12, steps=1)
+        for seed in study.seeds:
+            cell = make_cell(study, "ledger", Variant("cot"), seed, problems=12, steps=1)
+            for budget in BUDGETS:
+                del cell.sets["test"]["sampled"][str(budget)]["correct"]
+            write_cell(tmp_path, cell)
+        found = build_results(read_cells(tmp_path, study), study)["comparisons"]
+        assert {e["basis"] for e in found if e["variant"] == "cot"} == {"seeds"}
+        assert {e["problems"] for e in found if e["variant"] == "bacr_paper"} == {12}
+
+
+class TestAblation:
+    def test_weights_of_every_effect_sum_to_zero(self):
+        effects = list(effect_weights(("A", "B", "C", "D")))
+        assert all(sum(weights.values()) == pytest.approx(0.0) for _, _, weights in effects)
+        assert [kind for kind, _, _ in effects].count("main effect") == 4
+        surplus = {kind: weights for kind, _, weights in effects}["surplus"]
+        assert surplus[frozenset()] == 3.0
+
+    def test_the_surplus_is_the_joint_gain_less_the_single_ones(self, ablation):
+        study, _, results = ablation
+        found = results["ablation"]["tradeoff"]["16"]["effects"]
+        for top in ("", " on top of BUP"):
+            of = lambda kind, top=top: [e["difference"] for e in found if e["kind"] == kind + top]
+            assert of("surplus")[0] == pytest.approx(of("joint")[0] - sum(of("alone")), abs=1e-5)
+
+    def test_a_main_effect_is_the_mean_over_the_other_parts(self, ablation):
+        study, _, results = ablation
+        means = results["means"]["tradeoff"]["test"]["sampled"]
+        mean = lambda has: np.mean(
+            [means[a.id]["16"]["accuracy"]["mean"] for a in study.arms if ("TDR" in a.parts) == has]
+        )
+        effects = results["ablation"]["tradeoff"]["16"]["effects"]
+        found = next(e for e in effects if (e["kind"], e["part"]) == ("main effect", "TDR"))
+        assert found["difference"] == pytest.approx(mean(True) - mean(False), abs=1e-5)
+
+    def test_the_table_has_a_row_for_every_combination(self, ablation):
+        shown = table(ablation[2], "ablation_tradeoff")
+        assert len(shown.rows) == 16
+        assert [list(row[:5]) for row in shown.rows[:3]] == [
+            ["", "", "", "", "paper row"],
+            ["✓", "", "", "", "paper row"],
+            ["", "✓", "", "", ""],
+        ]
+        assert sum(row[4] == "paper row" for row in shown.rows) == 8
+        assert shown.rows[0][6] == "-"
+
+    def test_an_effect_that_lacks_an_arm_is_left_out(self, tmp_path):
+        study = dataclasses.replace(ablation_study(), seeds=(0, 1))
+        arms = tuple(arm for arm in study.arms if len(arm.parts) in (0, 1, 4))
+        found = built(tmp_path, dataclasses.replace(study, arms=arms))
+        kinds = {e["kind"] for e in found["ablation"]["tradeoff"]["16"]["effects"]}
+        assert kinds == {"alone", "joint", "surplus", "joint on top of BUP"}
+
+
+class TestTables:
+    def test_a_cell_is_mean_and_half_width(self, results):
+        values = np.array(accuracies(SMALL, Variant("anytime"), 16)) * 100
+        half = stats.t.ppf(0.975, 2) * stats.sem(values)
+        row = table(results, "accuracy").rows[1]
+        assert row[2].text == f"{values.mean():.1f} ± {half:.1f}"
+
+    def test_best_and_second_are_marked_in_every_column(self, results):
+        shown = table(results, "accuracy")
+        for column in range(1, 7):
+            items = [row[column] for row in shown.rows]
+            order = sorted(items, key=lambda item: -item.numbers[0])
+            assert [item.rank for item in order] == ["best", "second", ""]
+
+    def test_latex_has_as_many_cells_as_columns_and_escapes_words(self, results):
+        for shown in tables_of(results):
+            text = shown.latex()
+            body = [line for line in text.splitlines() if line.endswith(r"\\")]
+            spans = r"\multicolumn{"
+            width = lambda line: line.replace(r"\&", "").count(" & ") + 1
+            assert {width(line) for line in body if spans not in line} == {len(shown.header)}
+            assert text.count("{") == text.count("}")
+            assert text.isascii() or all(c.isascii() for line in body for c in line)
+        assert r"Ledger \& more" in table(results, "accuracy").latex()
+        assert r"BACR\_paper" in table(results, "accuracy").latex()
+
+    def test_csv_holds_the_numbers_of_the_results(self, results):
+        rows = list(csv.DictReader(table(results, "accuracy").csv().splitlines()))
+        entry = results["means"]["ledger"]["test"]["sampled"]["anytime"]["16"]["accuracy"]
+        found = [rows[1][f"Ledger & more 16{end}"] for end in ("", " low", " high")]
+        expected = [100 * entry[key] for key in ("mean", "low", "high")]
+        assert [float(value) for value in found] == pytest.approx(expected, rel=1e-5)
+
+    def test_hard_shows_tokens_at_the_largest_budget(self, results):
+        entry = results["means"]["ledger"]["hard"]["sampled"]["cot"]["96"]
+        found = table(results, "hard").rows[0][-2:]
+        expected = [
+            f"{entry[f'mean_{kind}_tokens']['mean']:,.1f}" for kind in ("thinking", "total")
+        ]
+        assert [item.text for item in found] == expected
+
+    def test_differences_by_model_size_are_at_the_same_size(self, tmp_path):
+        study = dataclasses.replace(scale_study(), tasks=SMALL.tasks, seeds=(0, 1))
+        results = built(tmp_path, study)
+        shown = table(results, "sweep_ledger_model")
+        assert shown.header == ["budget", "method", "30k", "130k", "500k"]
+        names = [row[1] for row in shown.rows]
+        assert names[:5] == [
+            "GRPO",
+            "AnytimeReasoner",
+            "BACR robust",
+            "Δ GRPO − AnytimeReasoner",
+            "Δ BACR robust − AnytimeReasoner",
+        ]
+        gap = shown.rows[2][2].numbers[0] - shown.rows[1][2].numbers[0]
+        assert shown.rows[4][2].numbers[0] == pytest.approx(gap, abs=1e-3)
+
+    def test_swept_values_are_compared_with_the_default(self, tmp_path):
+        study = dataclasses.replace(sweep_study(), tasks=SMALL.tasks, seeds=(0, 1))
+        results = built(tmp_path, study)
+        pairs = {(e["variant"], e["reference"]) for e in results["comparisons"]}
+        assert len(pairs) == 5
+        assert {other for _, other in pairs} == {"bacr_paper.0.6"}
+
+
+class TestWriting:
+    def test_missing_cells_leave_gaps_and_are_named(self, tmp_path):
+        study = dataclasses.replace(SMALL, seeds=(0, 1))
+        missing = ["ledger.anytime.1", "ledger.cot.0", "ledger.cot.1"]
+        write_cells(tmp_path, study, problems=12, steps=10, skip=missing)
+        write_results(tmp_path, study)
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert sorted(results["missing"]) == missing
+        assert table(results, "accuracy").rows[0][1:] == ("-",) * 6
+        page = (tmp_path / "study.html").read_text()
+        assert "3 of 6 cells are missing" in page
+        assert "<li>ledger.cot.0</li>" in page
+
+    def test_every_figure_is_a_png_and_a_pdf(self, small):
+        folder, files = small
+        names = {path.stem for path in files if path.parent.name == "figures"}
+        assert names == {
+            "accuracy",
+            "hard",
+            "efficiency",
+            "difficulty",
+            "convergence_ledger",
+            "curriculum_ledger_bacr_paper",
+        }
+        heads = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+        for path in files:
+            if path.parent.name == "figures":
+                assert path.read_bytes().startswith(heads[path.suffix])
+
+    def test_the_page_is_whole_and_asks_for_nothing_else(self, small):
+        page = (small[0] / "study.html").read_text()
+        tags = _Tags()
+        tags.feed(page)
+        assert tags.open == []
+        assert all(link.startswith(("data:", "#")) for link in tags.links)
+        assert "url(" not in page and "@import" not in page
+        assert tags.seen["img"] == 6
+        assert "Ledger &amp; more" in page and "prefers-color-scheme: dark" in page
+
+
+class _Tags(HTMLParser):
+    """Tags that are open, links, and how often each tag was seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.links, self.seen = [], [], {}
+
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+class TestFigures:
+    def test_the_front_holds_what_no_other_point_beats(self):
+        points = [(4, 30), (8, 50), (8, 55), (16, 40), (16, 60), (32, 60)]
+        assert figures.pareto_front(points) == [(4, 30), (8, 55), (16, 60)]
+
+    def test_no_two_arms_look_alike(self):
+        study = main_study()
+        looks = figures.looks_of(study)
+        assert len({look.colour for look in looks.values()}) == len(study.arms)
+        assert len({look.marker for look in looks.values()}) == len(study.arms)
+        assert looks["anytime"].colour == "#7f7f7f"
