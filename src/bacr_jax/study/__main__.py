@@ -150,6 +150,7 @@ def main(argv: Sequence[str] | None) -> int:
     elif arguments.only is not None:
         from bacr_jax.study.work import run_one
 
+        schedule.end_with_parent()
         return run_one(study, find_run(runs, arguments.only), paths)
     elif arguments.report:
         from bacr_jax.study.report import write_report

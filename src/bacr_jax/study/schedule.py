@@ -1,6 +1,7 @@
 """Runs of a study side by side: one process each, pinned to its cores or its GPUs."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from bacr_jax.runs.folder import RunPaths, read_lines
 from bacr_jax.runs.progress import Phase, Progress
 from bacr_jax.study.plan import PlannedRun, StudyPaths
 
+# Tells a run which process started it.
+_PARENT = "BACR_JAX_STUDY"
 # Seconds between looks at the processes.
 POLL = 0.5
 # What starting and evaluating a run are worth in the progress, as a share of the longest training.
@@ -42,7 +45,7 @@ class Share:
           given: the environment so far; what it says of the cache stays.
           compiled: folder of compiled programs, which runs share.
         """
-        made = dict(given)
+        made = {**given, _PARENT: str(os.getpid())}
         made.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
         made.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         made.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -60,6 +63,10 @@ class Share:
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
         """Keeps this thread on the share's cores: a process that it starts here stays on them."""
+        if not hasattr(os, "sched_setaffinity"):
+            # macOS has no such call: runs are not pinned there.
+            yield
+            return
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores or before)
         try:
@@ -85,6 +92,24 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(found.stdout.split())
 
 
+def usable_cores() -> list[int]:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def end_with_parent() -> None:
+    """Has this process asked to save and leave when the one that started it is gone.
+
+    Runs of a study that was killed would else hold their folders. On Linux only.
+    """
+    if sys.platform == "linux" and os.environ.get(_PARENT) == str(os.getppid()):
+        # From <sys/prctl.h>; it holds for the thread that started this process, its main one.
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+
+
 def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
     """How the machine is divided.
 
@@ -106,7 +131,7 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
         count = min(jobs or most, most)
         parts = [gpus[i * devices_per_run : (i + 1) * devices_per_run] for i in range(count)]
         return [Share(gpus=part) for part in parts]
-    cores = sorted(os.sched_getaffinity(0))
+    cores = usable_cores()
     count = min(jobs or len(cores), len(cores))
     each = len(cores) // count
     return [Share(cores=tuple(cores[i * each : (i + 1) * each])) for i in range(count)]

@@ -19,12 +19,8 @@ from bacr_jax.config.budgets import read_budgets
 from bacr_jax.config.values import any_of, convert, expected, shown
 from bacr_jax.config.yaml import parse_file, parse_override
 from bacr_jax.errors import UserError
+from bacr_jax.study.info import VIEWS
 
-# What a study can show; each is a table or a picture of `study.results`.
-VIEWS = (
-    *("accuracy", "hard", "ablation", "scale", "told", "sensitivity"),
-    *("efficiency", "curriculum", "convergence", "difficulty"),
-)
 # Names become parts of file names and of identifiers.
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
 
@@ -97,6 +93,7 @@ class Task:
       set: keys over those.
       budgets: thinking budgets evaluated.
       data: sets evaluated; empty: the config's own.
+      hard_levels: levels whose problems are also shown by themselves (view `hard`).
     """
 
     label: str
@@ -104,6 +101,7 @@ class Task:
     set: Mapping[str, Any] = field(default_factory=dict)
     budgets: tuple[int, ...] = ()
     data: tuple[str, ...] = ()
+    hard_levels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,7 @@ class Study:
       sweep: what is varied within every arm; None: nothing.
       reference: arms that the others are tested against.
       views: what is shown.
+      focus: budgets of views that show one or two; empty: each task's second smallest.
       tokens_per_second: pace for a prediction, measured or planned, of one run.
       devices_per_run: GPUs of one run; 0: the study runs on CPU cores, one a run.
     """
@@ -160,6 +159,7 @@ class Study:
     sweep: Sweep | None = None
     reference: tuple[str, ...] = ()
     views: tuple[str, ...] = ("accuracy",)
+    focus: tuple[int, ...] = ()
     tokens_per_second: float | None = None
     devices_per_run: int = 0
     folder: Path = Path(".")

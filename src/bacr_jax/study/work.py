@@ -1,5 +1,6 @@
 """One run of a study, from its config to its cell: ordinary training, ordinary evaluation."""
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -7,15 +8,17 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.evaluation.folder import RESULTS, read_samples
-from bacr_jax.evaluation.graded import Graded, graded
+from bacr_jax.evaluation.graded import Graded, graded, number
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.runs.folder import RunPaths, WarmupPaths, read_lines, write_atomically, write_json
 from bacr_jax.runs.provenance import VERSIONED
@@ -120,59 +123,111 @@ def _machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {len(devices)} x {kind}"
 
 
-def _entry(numbers: Mapping[str, Any], answers: Graded) -> dict[str, Any]:
-    """One budget of a cell."""
-    kept = ("accuracy", "mean_thinking_tokens", "mean_total_tokens", "forced_share")
-    levels = {
-        level: {name: entry[name] for name in ("problems", "accuracy", "mean_thinking_tokens")}
-        for level, entry in numbers["levels"].items()
-    }
-    return {
-        **{name: numbers[name] for name in (*kept, "no_answer_share")},
-        "levels": levels,
-        "correct": "".join(map(str, answers.correct.sum(1).tolist())),
-    }
-
-
-def _voted(result: Mapping[str, Any], k: int, accounting: str) -> dict[str, Any]:
-    """The budgets of a Self-Consistency row; without verdicts per problem."""
-    rows = result["self_consistency"][str(k)][accounting]
-    return {
-        budget: {
-            "accuracy": row["value"],
-            "mean_thinking_tokens": row["mean_thinking_tokens"],
-            "mean_total_tokens": row["mean_total_tokens"],
-            "forced_share": None,
-            "no_answer_share": None,
-            "levels": {},
-            "correct": None,
+def entry_of(answers: Graded) -> dict[str, Any]:
+    """One budget of a cell: means over problems and samples, and the verdicts."""
+    wordless = [answer is None for row in answers.answers for answer in row]
+    levels = {}
+    for level in sorted(set(answers.levels.tolist()) - {0}):
+        here = answers.levels == level
+        levels[str(level)] = {
+            "problems": int(here.sum()),
+            "accuracy": number(answers.correct[here].mean()),
+            "mean_thinking_tokens": number(answers.thinking[here].mean()),
         }
-        for budget, row in rows.items()
+    return {
+        "accuracy": number(answers.correct.mean()),
+        "mean_thinking_tokens": number(answers.thinking.mean()),
+        "mean_total_tokens": number(answers.total.mean()),
+        "forced_share": number(answers.forced.mean()),
+        "no_answer_share": number(np.mean(wordless)),
+        "levels": levels,
+        "correct": correct_digits(answers.correct.sum(1)),
     }
+
+
+def of_levels(answers: Graded, levels: Sequence[int]) -> Graded:
+    """The problems of some levels alone."""
+    keep = np.isin(answers.levels, levels)
+    arrays = {
+        field.name: getattr(answers, field.name)[keep]
+        for field in dataclasses.fields(answers)
+        if isinstance(getattr(answers, field.name), np.ndarray)
+    }
+    chosen = lambda rows: [row for row, kept in zip(rows, keep) if kept]
+    return dataclasses.replace(
+        answers,
+        **arrays,
+        ids=chosen(answers.ids),
+        subjects=chosen(answers.subjects),
+        answers=chosen(answers.answers),
+    )
+
+
+def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
+    """Sets of a Self-Consistency row, without verdicts problem by problem.
+
+    Args:
+      out: folder of a finished evaluation of the samples that vote.
+      k: samples of a vote.
+      accounting: `per_sample` or `matched_total`.
+    """
+    results = json.loads((out / RESULTS).read_bytes())["sets"]
+    sets: dict[str, Any] = {}
+    for name, drawn in read_samples(out).items():
+        by_budget = {
+            setting.budget: entry_of(graded(samples, setting))
+            for setting, samples in drawn.items()
+            if setting.mode == SAMPLED
+        }
+        sets[name] = {SAMPLED: {}}
+        for budget, row in results[name]["self_consistency"][str(k)][accounting].items():
+            sets[name][SAMPLED][budget] = {
+                **by_budget[row["budget_each"]],
+                "accuracy": row["value"],
+                "mean_thinking_tokens": row["mean_thinking_tokens"],
+                "mean_total_tokens": row["mean_total_tokens"],
+                "levels": {},
+                "correct": None,
+            }
+    return sets
 
 
 def _digest(answers: Graded) -> str:
     return hashlib.sha256(json.dumps(answers.ids).encode()).hexdigest()[:12]
 
 
-def _sets(out: Path) -> dict[str, Any]:
-    """The evaluation in a folder as parts of a cell."""
-    results = json.loads((out / RESULTS).read_bytes())["sets"]
-    cells: dict[str, Any] = {"sets": {}, "problems_digest": {}, "levels_of": {}, "samples": {}}
-    for name, drawn in read_samples(out).items():
-        answers = {setting: graded(samples, setting) for setting, samples in drawn.items()}
-        first = next(iter(answers.values()))
-        cells["problems_digest"][name] = _digest(first)
-        cells["levels_of"][name] = "".join(map(str, first.levels.tolist()))
-        by_budget = results[name]["by_budget"]
+def sets_of(out: Path, budgets: Sequence[int], hard_levels: Sequence[int]) -> dict[str, Any]:
+    """The evaluation in a folder as parts of a cell.
+
+    Args:
+      out: folder of a finished evaluation.
+      budgets: those that the study is about; others only serve votes.
+      hard_levels: levels that are also a set of their own, named after it and them.
+    """
+    found: dict[str, Any] = {"sets": {}, "problems_digest": {}, "levels_of": {}, "samples": {}}
+    drawn = {
+        name: {setting: graded(samples, setting) for setting, samples in of_set.items()}
+        for name, of_set in read_samples(out).items()
+    }
+    for name in list(drawn) if hard_levels else ():
+        hard = {setting: of_levels(one, hard_levels) for setting, one in drawn[name].items()}
+        drawn[hard_name(name, hard_levels)] = hard
+    for name, by_setting in drawn.items():
+        first = next(iter(by_setting.values()))
+        found["problems_digest"][name] = _digest(first)
+        found["levels_of"][name] = "".join(map(str, first.levels.tolist()))
         modes: dict[str, Any] = {}
-        for setting, one in answers.items():
-            entry = by_budget.get(setting.mode, {}).get(str(setting.budget))
-            if entry is not None:
-                modes.setdefault(setting.mode, {})[str(setting.budget)] = _entry(entry, one)
-                cells["samples"][setting.mode] = setting.samples
-        cells["sets"][name] = modes
-    return cells
+        for setting, answers in by_setting.items():
+            if setting.budget in budgets:
+                modes.setdefault(setting.mode, {})[str(setting.budget)] = entry_of(answers)
+                found["samples"][setting.mode] = setting.samples
+        found["sets"][name] = modes
+    return found
+
+
+def hard_name(name: str, levels: Sequence[int]) -> str:
+    """What the problems of some levels of a set are called."""
+    return f"{name}, levels {', '.join(map(str, levels))}"
 
 
 def curve(folder: RunPaths) -> list[dict[str, Any]]:
@@ -237,7 +292,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
 def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
     """The cell of a finished run, and those of the arms that are votes over its samples."""
-    folder = RunPaths(run.folder)
+    folder, task = RunPaths(run.folder), study.tasks[run.task]
     summary = json.loads(folder.summary.read_bytes())
     out = Path(evaluation_arguments(study, run)[-1])
     warmup: dict[str, Any] = {}
@@ -263,21 +318,17 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
         "generated_tokens": summary["generated_tokens"],
         "wall_seconds": round(summary["wall_seconds"], 1),
         "warmup": {name: value for name, value in warmup.items() if name != "fingerprint"},
-        **_sets(out),
+        **sets_of(out, task.budgets, task.hard_levels),
         "curve": curve(folder),
         "schedule": schedule(folder) if by_curriculum else [],
     }
     paths.cells.mkdir(parents=True, exist_ok=True)
     if study.arms[run.arm].votes is None:
         write_json(paths.cell(run.id), cell)
-    results = json.loads((out / RESULTS).read_bytes())["sets"]
     for name, arm in study.arms.items():
         if arm.votes is None or (arm.of or name) != run.arm:
             continue
-        sets = {
-            of: {SAMPLED: _voted(result, arm.votes, arm.accounting)}
-            for of, result in results.items()
-        }
         own = run.id.replace(f".{run.arm}", f".{name}", 1)
-        voted = {"id": own, "arm": name, "sets": sets, "curve": [], "schedule": []}
-        write_json(paths.cell(own), {**cell, **voted})
+        voted = {"id": own, "arm": name, "curve": [], "schedule": []}
+        sets = votes_of(out, arm.votes, arm.accounting)
+        write_json(paths.cell(own), {**cell, **voted, "sets": sets})
