@@ -277,7 +277,7 @@ def _check_problems(cells: Mapping[str, Cell], folder: Path) -> None:
             entries = [entry for budgets in modes.values() for entry in budgets.values()]
             lengths = {len(entry["correct"]) for entry in entries if entry.get("correct")}
             first, count = seen.get((cell.task, name), (cell, None))
-            lengths |= {count} - {None}
+            lengths |= set() if count is None else {count}
             same = first.problems_digest[name] == cell.problems_digest[name]
             same = same and first.levels_of.get(name) == cell.levels_of.get(name)
             if not same or len(lengths) > 1:

@@ -42,10 +42,10 @@ def _binned(one: Series, edges: Float[np.ndarray, "n+1"]) -> Float[np.ndarray, "
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _band(x: Sequence[float], rows: Float[np.ndarray, "seeds n"]) -> dict[str, list[Any]]:
+def _band(x: Sequence[float | int], rows: Float[np.ndarray, "seeds n"]) -> dict[str, list[Any]]:
     """Mean and interval over seeds at every x at which all seeds have a value."""
     keep = np.isfinite(rows).all(0)
-    estimates = [mean_interval(column) for column in rows.T[keep]]
+    estimates = [mean_interval(column.tolist()) for column in rows.T[keep]]
     return {
         "x": [float(v) for v, k in zip(x, keep) if k],
         "mean": [e.mean for e in estimates],

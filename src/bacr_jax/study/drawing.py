@@ -1,6 +1,6 @@
 """How every figure of a study draws arms, intervals, axes and legends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,11 @@ def _clip(ends: Sequence[Any]) -> np.ndarray:
 
 
 def points(
-    axis: Any, x: Sequence[float], estimates: Sequence[Mapping[str, Any]], name: str, look: Look
+    axis: Any,
+    x: Sequence[float] | np.ndarray,
+    estimates: Sequence[Mapping[str, Any]],
+    name: str,
+    look: Look,
 ) -> None:
     """Accuracies in % with their intervals, joined by a line."""
     mean = np.array([e["mean"] for e in estimates])
@@ -58,7 +62,7 @@ def points(
 
 def bars(
     axis: Any,
-    x: Sequence[float],
+    x: Sequence[float] | np.ndarray,
     y: np.ndarray,
     low: np.ndarray,
     high: np.ndarray,
@@ -81,7 +85,7 @@ def bars(
     )
 
 
-def legend(figure: Any, axes: Sequence[Any], columns: int = 3) -> None:
+def legend(figure: Any, axes: Iterable[Any], columns: int = 3) -> None:
     """One legend below all panels, of every name that any of them has."""
     found: dict[str, Any] = {}
     for axis in axes:

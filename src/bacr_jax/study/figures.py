@@ -25,6 +25,9 @@ from bacr_jax.study.info import StudyInfo, Sweep, Task, Variant, study_of
 from bacr_jax.study.items import Results, budget_phrase, estimate_of
 from bacr_jax.study.training_figures import convergence_figures, curriculum_figures
 
+# Cost and gain.
+Point = tuple[float | int, float | int]
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -127,7 +130,7 @@ def _accuracy(
     )
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def pareto_front(points: Sequence[Point]) -> list[Point]:
     """Points (cost, gain) that no other beats: less cost with at least the gain.
 
     Args:
@@ -136,7 +139,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     Returns:
       Those of the front by rising cost; their gains rise too.
     """
-    front: list[tuple[float, float]] = []
+    front: list[Point] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
             front.append((cost, gain))
@@ -222,14 +225,9 @@ def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
                 shift = 0.8 * (index - (len(shown) - 1) / 2) / max(len(shown), 4)
                 x = [int(level) + shift for level in found]
                 ends = [[100 * e[k] for e in found.values()] for k in ("difference", "low", "high")]
-                bars(
-                    axis,
-                    x,
-                    *map(np.array, ends),
-                    looks[variant.arm],
-                    linestyle="none",
-                    label=variant_label(study, variant),
-                )
+                mean, low, high = np.array(ends)
+                name = variant_label(study, variant)
+                bars(axis, x, mean, low, high, looks[variant.arm], linestyle="none", label=name)
             for level in levels[1:]:
                 axis.axvline(level - 0.5, color="0.85", linewidth=0.8)
             axis.grid(visible=False, axis="x")

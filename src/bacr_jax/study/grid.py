@@ -116,11 +116,11 @@ class Grid:
         if not seeds:
             return None
         sizes = {len(table[seed]) for table in tables.values() for seed in seeds}
-        values = 0.0
+        values = np.zeros(())
         for variant, weight in weights.items():
             rows = np.stack([_fit(tables[variant][seed], len(sizes) > 1) for seed in seeds])
             values = values + weight * rows
-        return crossed_test(np.asarray(values))
+        return crossed_test(values)
 
     def estimate(
         self, variant: Variant, where: Setting, key: str, mode: str | None = None

@@ -151,8 +151,8 @@ class StudyInfo:
             refuse("budgets", list(self.budgets), "rising numbers")
         for view in set(self.views) - set(VIEWS):
             refuse("views", view, f"some of {', '.join(VIEWS)}")
-        for arm in set(self.references) - set(known):
-            refuse("references", arm, f"some of {', '.join(known)}")
+        for id_ in set(self.references) - set(known):
+            refuse("references", id_, f"some of {', '.join(known)}")
         for budget in set(self.focus) - set(self.budgets):
             refuse("focus", budget, f"some of {', '.join(map(str, self.budgets))}")
         if len(set(known)) < len(known):

@@ -74,8 +74,8 @@ def tokens_item(estimate: Mapping[str, Any] | None) -> Item:
 
 def ranked(column: Sequence[Item]) -> list[Item]:
     """The column with its best and second-best number marked, as they are printed; ties share."""
-    value = lambda item: round(item.numbers[0], 1) if isinstance(item, Shown) else None
-    order = sorted({value(item) for item in column} - {None}, reverse=True)
+    value = lambda item: f"{item.numbers[0]:.1f}" if isinstance(item, Shown) else NONE
+    order = sorted({value(item) for item in column} - {NONE}, key=float, reverse=True)
     ranks = dict(zip(order, (BEST, SECOND)))
     if len(order) < 2:
         return list(column)

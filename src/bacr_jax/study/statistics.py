@@ -65,7 +65,7 @@ class Contrast:
     basis: str
 
 
-def mean_interval(values: Sequence[float]) -> Estimate:
+def mean_interval(values: Sequence[float | int]) -> Estimate:
     """Mean and 95 % t interval, mean +- t_{.975, S - 1} s / sqrt(S), over S seeds.
 
     Args:

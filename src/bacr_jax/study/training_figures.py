@@ -1,6 +1,7 @@
 """Figures of what happens during training: curves, and the curriculum's budgets."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def convergence_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
                     curve = curves.get(variant.key, {}).get(kind, {}).get(name)
                     if curve:
                         look = looks[variant.arm]
-                        style = {"color": look.colour, "linestyle": look.line}
+                        style: dict[str, Any] = {"color": look.colour, "linestyle": look.line}
                         style |= {"marker": look.marker, "markersize": 4}
                         style["markevery"] = 1 if kind == "accuracy" else 6
                         label = variant_label(study, variant)

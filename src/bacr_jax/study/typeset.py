@@ -135,9 +135,9 @@ class StudyTable:
 
     def csv(self) -> str:
         """As CSV: a column with intervals becomes three, and numbers are those of results.json."""
+        size = lambda item: len(item.numbers) if isinstance(item, Shown) else 0
         widths = [
-            max([len(row[i].numbers) for row in self.rows if isinstance(row[i], Shown)] or [0])
-            for i in range(len(self.header))
+            max((size(row[i]) for row in self.rows), default=0) for i in range(len(self.header))
         ]
         ends = ("", " low", " high")
         out = io.StringIO()
