@@ -8,7 +8,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.study.cells import correct_digits, read_cell, read_cells, write_cell
-from bacr_jax.study.info import Arm, Variant, study_of
+from bacr_jax.study.info import Arm, Task, Variant, study_of
 from cells_world import main_study, make_cell, write_cells
 
 STUDY = main_study(arms=(Arm("anytime", "AnytimeReasoner"), Arm("grpo", "GRPO")), seeds=(0, 1))
@@ -128,7 +128,7 @@ class TestStudyInfo:
         [
             ({"views": ("pictures",)}, "views: found pictures"),
             ({"references": ("ppo",)}, "references: found ppo"),
-            ({"budgets": (8, 4)}, "rising numbers"),
+            ({"tasks": (Task("a", "A", "test", budgets=(8, 4)),)}, "budgets of task a: .*rising"),
             ({"focus": (7,)}, "focus: found 7"),
             ({"seeds": ()}, "seeds: found none"),
             ({"views": ("ablation",)}, "parts: found none"),

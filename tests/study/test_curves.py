@@ -8,10 +8,10 @@ import pytest
 from bacr_jax.study.curves import convergence, first_crossing, schedules
 from bacr_jax.study.grid import Grid
 from bacr_jax.study.info import Arm, Task, Variant
-from cells_world import main_study, make_cell
+from cells_world import BUDGETS, main_study, make_cell
 
 STUDY = main_study(
-    tasks=(Task("ledger", "Ledger", "test"),),
+    tasks=(Task("ledger", "Ledger", "test", budgets=BUDGETS),),
     arms=(Arm("anytime", "AnytimeReasoner"), Arm("bacr_paper", "BACR paper")),
     seeds=(0, 1),
     references=("anytime",),

@@ -13,7 +13,14 @@ from bacr_jax.study import figures
 from bacr_jax.study.cells import read_cells, write_cell
 from bacr_jax.study.effects import effect_weights
 from bacr_jax.study.info import Arm, Task, Variant
-from bacr_jax.study.results import as_text, build_results, rounded, write_results
+from bacr_jax.study.results import (
+    as_text,
+    build_results,
+    rounded,
+    times_of,
+    without_times,
+    write_results,
+)
 from bacr_jax.study.statistics import holm
 from bacr_jax.study.tables import tables_of
 from cells_world import (
@@ -27,7 +34,7 @@ from cells_world import (
 )
 
 SMALL = main_study(
-    tasks=(Task("ledger", "Ledger & more", "test", "hard"),),
+    tasks=(Task("ledger", "Ledger & more", "test", "hard", BUDGETS),),
     arms=(
         Arm("cot", "Standard CoT"),
         Arm("anytime", "AnytimeReasoner"),
@@ -52,7 +59,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(small):
-    return json.loads((small[0] / "results.json").read_text())
+    return build_results(read_cells(small[0], SMALL), SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +287,9 @@ class TestWriting:
         missing = ["ledger.anytime.1", "ledger.cot.0", "ledger.cot.1"]
         write_cells(tmp_path, study, problems=12, steps=10, skip=missing)
         write_results(tmp_path, study)
-        results = json.loads((tmp_path / "results.json").read_text())
-        assert sorted(results["missing"]) == missing
+        written = json.loads((tmp_path / "results.json").read_text())
+        assert sorted(written["missing"]) == missing
+        results = build_results(read_cells(tmp_path, study), study)
         assert table(results, "accuracy").rows[0][1:] == ("-",) * 6
         page = (tmp_path / "study.html").read_text()
         assert "3 of 6 cells are missing" in page
@@ -342,3 +350,24 @@ class TestFigures:
         assert len({look.colour for look in looks.values()}) == len(study.arms)
         assert len({look.marker for look in looks.values()}) == len(study.arms)
         assert looks["anytime"].colour == "#7f7f7f"
+
+
+def test_equal_runs_that_took_another_time_give_the_same_results_file(tmp_path):
+    texts = []
+    for factor in (1.0, 3.0):
+        folder = tmp_path / str(factor)
+        for cell in read_cells(tmp_path_with_cells(folder), SMALL).cells.values():
+            slower = [{**point, "seconds": factor * point["seconds"]} for point in cell.curve]
+            changed = dataclasses.replace(
+                cell, curve=slower, wall_seconds=factor * cell.wall_seconds
+            )
+            write_cell(folder, changed)
+        results = build_results(read_cells(folder, SMALL), SMALL)
+        texts.append((as_text(without_times(results)), as_text(times_of(results))))
+    (one, times), (other, other_times) = texts
+    assert one == other and times != other_times and "wall_seconds" not in one
+
+
+def tmp_path_with_cells(folder):
+    write_cells(folder, SMALL)
+    return folder

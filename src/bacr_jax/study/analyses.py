@@ -25,7 +25,7 @@ def ablation_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
     for task in study.tasks:
         by_budget = results["ablation"].get(task.id, {})
         columns: list[list[Item]] = []
-        for budget in study.focus_budgets():
+        for budget in study.focus_budgets(task):
             rows = by_budget.get(budget, {}).get("rows", {})
             variants = [Variant(arm.id) for arm in study.arms]
             columns.append(ranked(accuracy_column(results, study, task, variants, budget)))
@@ -34,7 +34,7 @@ def ablation_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
             [*["✓" if p in arm.parts else "" for p in study.parts], ", ".join(arm.marks)]
             for arm in study.arms
         ]
-        groups = [(budget_phrase(b), 2) for b in study.focus_budgets()]
+        groups = [(budget_phrase(b), 2) for b in study.focus_budgets(task)]
         tables.append(
             StudyTable(
                 f"ablation_{task.id}",
@@ -52,7 +52,7 @@ def ablation_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
 
 
 def _effects_table(by_budget: Results, study: StudyInfo, task: Task) -> StudyTable:
-    budgets = study.focus_budgets()
+    budgets = study.focus_budgets(task)
     effects = {
         budget: {(e["kind"], e["part"]): e for e in by_budget.get(budget, {}).get("effects", [])}
         for budget in budgets
@@ -86,7 +86,7 @@ def sweep_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
             arms = [arm for arm in study.arms if study.sweep_of(arm) == sweep]
             rows: list[list[Item]] = []
             rules = []
-            for budget in study.focus_budgets():
+            for budget in study.focus_budgets(task):
                 named = budget_phrase(budget)
                 columns = []
                 for value in sweep.values:

@@ -46,8 +46,7 @@ class Cell:
       departures: where the run departs from its method's publication.
       steps: of training; 0: not trained.
       generated_tokens: of training.
-      wall_seconds: of training and evaluation.
-      warmup_seconds: of the warm-up, which runs share.
+      wall_seconds: of training; a shared warm-up counts in the run that made it.
       sets: by set, decoding and budget: accuracy, mean tokens, shares, `levels`, and `correct`,
         a digit per problem (base 36) that says how many of its samples are right, or a list of
         shares.
@@ -70,7 +69,6 @@ class Cell:
     steps: int
     generated_tokens: int
     wall_seconds: float
-    warmup_seconds: float
     sets: dict[str, dict[str, dict[str, dict[str, Any]]]]
     samples: dict[str, int]
     problems_digest: dict[str, str]

@@ -70,11 +70,12 @@ def comparisons(grid: Grid) -> list[Entry]:
       Entries with view, task, set, budget, variant, reference, the fields of `Contrast`, `p_holm`
       and the number of tests of the family.
     """
-    study, budgets = grid.study, [str(budget) for budget in grid.study.budgets]
-    settings = lambda name, keys: [
+    study = grid.study
+    budgets = lambda task: [str(budget) for budget in task.budgets]
+    settings = lambda name, keys_of: [
         Setting(task.id, getattr(task, name), key)
         for task in study.tasks
-        for key in keys
+        for key in keys_of(task)
         if getattr(task, name)
     ]
     found: list[Entry] = []
@@ -82,12 +83,12 @@ def comparisons(grid: Grid) -> list[Entry]:
         pairs = list(_pairs(study, reference))
         if {"accuracy", "efficiency", "scale", "ablation"} & set(study.views):
             found += _family(grid, "accuracy", pairs, settings("main", budgets))
-            found += _family(grid, "anytime", pairs, settings("main", [MEAN]))
+            found += _family(grid, "anytime", pairs, settings("main", lambda _: [MEAN]))
         if "hard" in study.views:
             found += _family(grid, "hard", pairs, settings("hard", budgets))
     if "sensitivity" in study.views:
         pairs = list(_default_pairs(study))
-        found += _family(grid, "sensitivity", pairs, settings("main", study.focus_budgets()))
+        found += _family(grid, "sensitivity", pairs, settings("main", study.focus_budgets))
     return found
 
 
@@ -106,7 +107,7 @@ def difficulty(grid: Grid) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for task in study.tasks:
         levels, counts = _levels(grid, task)
-        for budget in study.focus_budgets():
+        for budget in study.focus_budgets(task):
             for variant in grid.variants(task.id):
                 for level in levels:
                     where = Setting(task.id, task.main, budget, level)
@@ -158,7 +159,7 @@ def ablation(grid: Grid) -> dict[str, Any]:
     by_parts = {frozenset(arm.parts): Variant(arm.id) for arm in study.arms}
     found: dict[str, Any] = {}
     for task in study.tasks:
-        for budget in study.focus_budgets():
+        for budget in study.focus_budgets(task):
             where = Setting(task.id, task.main, budget)
             base, rows = by_parts.get(frozenset()), {}
             for variant in by_parts.values():

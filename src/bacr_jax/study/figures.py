@@ -89,7 +89,7 @@ def draw_figures(folder: Path, results: Results) -> list[Picture]:
 def _by_budget(
     results: Results, study: StudyInfo, task: Task, name: str, variant: Variant
 ) -> dict[int, Mapping[str, Any]]:
-    found = {b: estimate_of(results, study, task, name, variant, str(b)) for b in study.budgets}
+    found = {b: estimate_of(results, study, task, name, variant, str(b)) for b in task.budgets}
     return {budget: entry for budget, entry in found.items() if entry is not None}
 
 
@@ -116,7 +116,7 @@ def _accuracy(
             name, entries = variant_label(study, variant), [e["accuracy"] for e in found.values()]
             if found:
                 points(axis, x, entries, name, looks[variant.arm])
-        log2_axis(axis, study.budgets)
+        log2_axis(axis, task.budgets)
         axis.set_xlabel("thinking budget (tokens)")
         panel_title(axis, task.label)
     axes[0, 0].set_ylabel(accuracy_unit(study))
@@ -177,9 +177,9 @@ def efficiency_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
         log2_axis(left)
         left.set(xlabel="mean tokens used: thinking, forced, answer", ylabel=accuracy_unit(study))
         panel_title(left, task.label)
-        right.plot(study.budgets, study.budgets, color="0.75", linewidth=1, zorder=0.5)
+        right.plot(task.budgets, task.budgets, color="0.75", linewidth=1, zorder=0.5)
         right.set_yscale("log", base=2)
-        log2_axis(right, study.budgets)
+        log2_axis(right, task.budgets)
         right.yaxis.set_major_formatter(lambda value, _: f"{value:,.3g}")
         right.yaxis.minorticks_off()
         right.set(xlabel="budget asked for (tokens)", ylabel="mean thinking tokens used")
@@ -207,16 +207,21 @@ def _used(
     bars(axis, x[keep], mean[keep], low[keep], high[keep], look, label=name)
 
 
+def _columns(study: StudyInfo) -> int:
+    """Budgets in focus, which are as many in every task."""
+    return len(study.focus_budgets(study.tasks[0]))
+
+
 def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     """Fig. 4b of the paper: difference from the reference arm by level."""
-    looks, budgets = looks_of(study), study.focus_budgets()
+    looks = looks_of(study)
     if not study.references:
         return
     reference = study.arm(study.references[0]).name
     title = f"Accuracy by level, difference from {reference}"
-    figure, axes = panels(len(budgets), len(study.tasks), title)
+    figure, axes = panels(_columns(study), len(study.tasks), title)
     for row, task in zip(axes, study.tasks):
-        for axis, budget in zip(row, budgets):
+        for axis, budget in zip(row, study.focus_budgets(task)):
             by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
             shown = [v for v in study.variants() if _differences(by_variant, v)]
             levels = sorted({int(level) for found in by_variant.values() for level in found})
@@ -252,13 +257,14 @@ def _differences(by_variant: Mapping[str, Any], variant: Variant) -> dict[str, A
 
 def sweep_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     """Fig. 5 and Table 4 of the paper: accuracy against the swept value."""
-    looks, budgets = looks_of(study), study.focus_budgets()
+    looks = looks_of(study)
     for sweep in dict.fromkeys(s for arm in study.arms if (s := study.sweep_of(arm))):
         title = f"Accuracy by {sweep.label}"
-        figure, axes = panels(len(study.tasks), len(budgets), title)
+        figure, axes = panels(len(study.tasks), _columns(study), title)
         places = _places(sweep)
-        for row, budget in zip(axes, budgets):
+        for place, row in enumerate(axes):
             for axis, task in zip(row, study.tasks):
+                budget = study.focus_budgets(task)[place]
                 for arm in study.arms:
                     if study.sweep_of(arm) != sweep:
                         continue
@@ -297,10 +303,10 @@ def _places(sweep: Sweep) -> dict[Any, float]:
 
 def effect_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     """Table 3 of the paper as a picture: what each part adds."""
-    budgets, title = study.focus_budgets(), "What each part adds"
-    figure, axes = panels(len(budgets), len(study.tasks), title)
+    title = "What each part adds"
+    figure, axes = panels(_columns(study), len(study.tasks), title)
     for row, task in zip(axes, study.tasks):
-        for axis, budget in zip(row, budgets):
+        for axis, budget in zip(row, study.focus_budgets(task)):
             found = results["ablation"].get(task.id, {}).get(budget, {}).get("effects", [])
             names = [f"{e['kind']}: {e['part']}" if e["part"] else e["kind"] for e in found]
             y = -np.arange(len(found))

@@ -61,10 +61,15 @@ class Grid:
         """Decoding of a variant's numbers in tables and figures."""
         return self.study.mode_of(self.study.arm(variant.arm))
 
+    def keys(self, where: Setting) -> list[str]:
+        """Keys of the budgets that a setting stands for."""
+        if where.budget != MEAN:
+            return [where.budget]
+        return list(map(str, self.study.task(where.task).budgets))
+
     def entries(self, cell: Cell, where: Setting, mode: str) -> list[dict[str, Any]] | None:
         """A cell's numbers at a budget, or at all budgets for `MEAN`; None: one is missing."""
-        keys = list(map(str, self.study.budgets)) if where.budget == MEAN else [where.budget]
-        found = [cell.entry(where.set, mode, key) for key in keys]
+        found = [cell.entry(where.set, mode, key) for key in self.keys(where)]
         return [entry for entry in found if entry is not None] if all(found) else None
 
     def number(self, cell: Cell, where: Setting, key: str, mode: str) -> float | None:
@@ -78,8 +83,7 @@ class Grid:
         entries = self.entries(cell, where, mode)
         if entries is None:
             return None
-        keys = list(map(str, self.study.budgets)) if where.budget == MEAN else [where.budget]
-        rates = [cell.rates(where.set, mode, key) for key in keys]
+        rates = [cell.rates(where.set, mode, key) for key in self.keys(where)]
         known = [one for one in rates if one is not None]
         if len(known) < len(rates):
             return np.array([np.mean([entry["accuracy"] for entry in entries])])

@@ -33,12 +33,14 @@ class Task:
       label: in tables and figures.
       main: evaluation set of every view but `hard`.
       hard: evaluation set of the view `hard`; empty: none.
+      budgets: thinking budgets of the tables, rising, in tokens.
     """
 
     id: str
     label: str
     main: str
     hard: str = ""
+    budgets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,12 @@ class StudyInfo:
       tasks: in the order of columns.
       arms: in the order of rows.
       seeds: of every arm.
-      budgets: thinking budgets of the tables, rising, in tokens.
       views: what is drawn, of `VIEWS`.
       references: ids of the arms that the others are tested against; the first is also the one of
         the views `convergence` and `difficulty`.
       sweep: swept key; None: none.
       parts: of an ablation, the names of its parts in order.
-      focus: budgets of the views that show one or two; empty: the second smallest.
+      focus: budgets of the views that show one or two; empty: the task's second smallest.
       mode: decoding of tables and figures, `greedy` or `sampled`.
       size: the size that is run, such as `cpu`; empty: whatever the cells are of.
     """
@@ -130,7 +131,6 @@ class StudyInfo:
     tasks: tuple[Task, ...]
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    budgets: tuple[int, ...]
     views: tuple[str, ...] = ("accuracy", "efficiency")
     references: tuple[str, ...] = ()
     sweep: Sweep | None = None
@@ -144,17 +144,18 @@ class StudyInfo:
             raise UserError(f"study {self.name}: {key}: found {found}; write {instead}")
 
         known = [arm.id for arm in self.arms]
-        for key in ("tasks", "arms", "seeds", "budgets"):
+        for key in ("tasks", "arms", "seeds"):
             if not getattr(self, key):
                 refuse(key, "none", "at least one")
-        if list(self.budgets) != sorted(set(self.budgets)):
-            refuse("budgets", list(self.budgets), "rising numbers")
+        for task in self.tasks:
+            if not task.budgets or list(task.budgets) != sorted(set(task.budgets)):
+                refuse(f"budgets of task {task.id}", list(task.budgets), "rising numbers")
+            for budget in set(self.focus) - set(task.budgets):
+                refuse("focus", budget, f"some of {', '.join(map(str, task.budgets))}")
         for view in set(self.views) - set(VIEWS):
             refuse("views", view, f"some of {', '.join(VIEWS)}")
         for id_ in set(self.references) - set(known):
             refuse("references", id_, f"some of {', '.join(known)}")
-        for budget in set(self.focus) - set(self.budgets):
-            refuse("focus", budget, f"some of {', '.join(map(str, self.budgets))}")
         if len(set(known)) < len(known):
             refuse("arms", "an id twice", "every id once")
         if "ablation" in self.views and not self.parts:
@@ -186,9 +187,13 @@ class StudyInfo:
         sweep = self.sweep_of(arm)
         return [Variant(arm.id, v) for v in sweep.values] if sweep else [Variant(arm.id)]
 
-    def focus_budgets(self) -> list[str]:
-        """Keys of the budgets in focus, and of the mean over all budgets."""
-        chosen = self.focus or (self.budgets[min(1, len(self.budgets) - 1)],)
+    def task(self, id_: str) -> Task:
+        """The task of an id."""
+        return next(task for task in self.tasks if task.id == id_)
+
+    def focus_budgets(self, task: Task) -> list[str]:
+        """Keys of the budgets of a task in focus, and of the mean over all its budgets."""
+        chosen = self.focus or (task.budgets[min(1, len(task.budgets) - 1)],)
         return [*map(str, chosen), MEAN]
 
     def cell_ids(self) -> Iterator[str]:
@@ -218,7 +223,7 @@ def study_of(record: Mapping[str, Any]) -> StudyInfo:
         )
         for arm in record["arms"]
     )
-    tasks = tuple(Task(**task) for task in record["tasks"])
+    tasks = tuple(Task(**{**t, "budgets": tuple(t["budgets"])}) for t in record["tasks"])
     changed = {**tuples, "arms": arms, "tasks": tasks, "sweep": sweep(record["sweep"])}
     return StudyInfo(**{**record, **changed})
 

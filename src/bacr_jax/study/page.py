@@ -71,7 +71,10 @@ def _facts(results: Mapping[str, Any]) -> str:
         f"{len(study['arms'])} methods",
         f"tasks: {', '.join(task['label'] for task in study['tasks'])}",
         f"seeds: {', '.join(map(str, study['seeds']))}",
-        f"budgets: {', '.join(f'{b:,}' for b in study['budgets'])} thinking tokens",
+        *(
+            f"budgets of {task['label']}: {', '.join(f'{b:,}' for b in task['budgets'])} tokens"
+            for task in study["tasks"]
+        ),
     ]
     return f"<p class=note>{html.escape('; '.join(words))}</p>\n"
 

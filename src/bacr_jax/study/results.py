@@ -28,7 +28,10 @@ _NUMBERS = (
     "forced_share",
     "no_answer_share",
 )
-_COSTS = ("steps", "generated_tokens", "wall_seconds", "warmup_seconds")
+_COSTS = ("steps", "generated_tokens", "wall_seconds")
+# What two equal studies differ in: it is kept in a file of its own.
+_OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
+TIMES = "times.json"
 
 
 def write_results(folder: Path, study: StudyInfo) -> list[Path]:
@@ -46,8 +49,9 @@ def write_results(folder: Path, study: StudyInfo) -> list[Path]:
       UserError: no cell, a damaged one, or cells that must not be compared.
     """
     results = build_results(read_cells(folder, study), study)
-    written = [folder / "results.json"]
-    write_atomically(written[0], as_text(results))
+    written = [folder / "results.json", folder / TIMES]
+    write_atomically(written[0], as_text(without_times(results)))
+    write_atomically(written[1], as_text(times_of(results)))
     tables = tables_of(results)
     for kind in ("tables", "figures"):
         (folder / kind).mkdir(exist_ok=True)
@@ -102,6 +106,40 @@ def build_results(reading: Reading, study: StudyInfo) -> dict[str, Any]:
             results[view] = make(grid)
     # Through JSON, so that what is drawn now is what is drawn from the file later.
     return json.loads(json.dumps(rounded(results), allow_nan=False))
+
+
+def without_times(value: Any) -> Any:
+    """Results without what took how long, and when: equal for equal runs."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in _OF_THE_MACHINE}
+        return {key: without_times(item) for key, item in kept.items()}
+    if isinstance(value, list):
+        return [without_times(v) for v in value if not _timed(v)]
+    return value
+
+
+def _timed(value: Any) -> bool:
+    """Whether a record is about an axis of the machine."""
+    return isinstance(value, dict) and value.get("axis") in _OF_THE_MACHINE
+
+
+def times_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What `without_times` leaves out, as times.json."""
+    seconds = lambda by_task, pick: {
+        task: {variant: pick(entry) for variant, entry in found.items()}
+        for task, found in by_task.items()
+    }
+    found: dict[str, Any] = {
+        "date": results["provenance"]["date"],
+        "wall_seconds": seconds(results["costs"], lambda cost: cost["wall_seconds"]),
+        "cells": {id_: cell["wall_seconds"] for id_, cell in results["cells"].items()},
+    }
+    if "convergence" in results:
+        found["convergence"] = {
+            task: [record for record in entry["thresholds"] if _timed(record)]
+            for task, entry in results["convergence"].items()
+        }
+    return found
 
 
 def as_text(results: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ class Arm:
       label: what tables call it.
       config: overlays, after the task's.
       set: keys over those, `{train.steps: 10}`.
-      votes: k of a Self-Consistency row: its numbers are those of maj@k.
+      votes: k of a Self-Consistency row: its numbers are those of maj@k over samples of `of`.
       accounting: of the votes: `per_sample` (k samples of b tokens), `matched_total` (b / k each).
       samples: answers per problem, if others than the study's.
       of: another arm whose runs are evaluated instead of own ones; None: its own.
@@ -355,6 +355,10 @@ def _check(study: Study, where: str) -> None:
                 f"{where}: arms.{name}.accounting",
                 f"found {shown(arm.accounting)}",
                 "per_sample or matched_total",
+            )
+        if (arm.votes is None) != (arm.of is None):
+            raise _fail(
+                f"{where}: arms.{name}", "a vote names the arm whose samples vote", "votes and of"
             )
         drawn = study.samples_of(arm.of or name)
         if arm.votes is not None and not 2 <= arm.votes <= drawn:

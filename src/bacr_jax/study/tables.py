@@ -58,10 +58,10 @@ def tables_of(results: Results) -> list[StudyTable]:
 
 def accuracy_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
     """Table 1 of the paper: arm by task and budget."""
-    budgets, columns = [*map(str, study.budgets), MEAN], list[list[Item]]()
-    variants = study.variants()
+    columns, variants = list[list[Item]](), study.variants()
+    budgets_of = lambda task: [*map(str, task.budgets), MEAN]
     for task in study.tasks:
-        for budget in budgets:
+        for budget in budgets_of(task):
             column: list[Item] = []
             view = "anytime" if budget == MEAN else "accuracy"
             for variant in variants:
@@ -78,9 +78,9 @@ def accuracy_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
         StudyTable(
             "accuracy",
             "Accuracy by budget",
-            ["method", *[budget_heading(b) for _ in study.tasks for b in budgets]],
+            ["method", *[budget_heading(b) for task in study.tasks for b in budgets_of(task)]],
             list(zip(names, *columns)),
-            [("", 1), *[(task.label, len(budgets)) for task in study.tasks]],
+            [("", 1), *[(task.label, len(budgets_of(task))) for task in study.tasks]],
             caption=caption,
         )
     ]
@@ -89,8 +89,12 @@ def accuracy_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
 def hard_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
     """Table 2 of the paper: harder problems, with the tokens used at the largest budget."""
     tasks = [task for task in study.tasks if task.hard]
-    budgets, columns, variants = list(map(str, study.budgets)), list[list[Item]](), study.variants()
+    columns, variants, header = list[list[Item]](), study.variants(), list[str]()
+    groups: list[tuple[str, int]] = [("", 1)]
     for task in tasks:
+        budgets = list(map(str, task.budgets))
+        header += [*map(budget_heading, budgets), "thinking tok", "total tok"]
+        groups.append((task.label, len(budgets) + 2))
         for budget in budgets:
             column = [
                 accuracy_item(
@@ -105,7 +109,6 @@ def hard_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
                 [tokens_item(_hard(results, study, task, v, budgets[-1], key)) for v in variants]
             )
     names: list[Item] = [row_name(study, variant) for variant in variants]
-    header = [*map(budget_heading, budgets), "thinking tok", "total tok"]
     caption = (
         f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
         "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
@@ -115,9 +118,9 @@ def hard_tables(results: Results, study: StudyInfo) -> list[StudyTable]:
         StudyTable(
             "hard",
             "Harder problems than any trained on",
-            ["method", *(header * len(tasks))],
+            ["method", *header],
             list(zip(names, *columns)),
-            [("", 1), *[(task.label, len(header)) for task in tasks]],
+            groups,
             caption=caption,
         )
     ]
@@ -179,7 +182,7 @@ def cost_table(results: Results, study: StudyInfo) -> StudyTable:
                 continue
             numbers = [
                 Shown(f"{cost[key]['mean']:,.0f}", (cost[key]["mean"],))
-                for key in ("steps", "generated_tokens", "wall_seconds", "warmup_seconds")
+                for key in ("steps", "generated_tokens", "wall_seconds")
             ]
             departures = "; ".join(cost["departures"])
             rows.append(
@@ -189,9 +192,9 @@ def cost_table(results: Results, study: StudyInfo) -> StudyTable:
         "costs",
         "What the runs took",
         ["method", "task", "departs from its publication", "runs"]
-        + ["steps", "generated tokens", "seconds", "of warm-up"],
+        + ["steps", "generated tokens", "seconds"],
         rows,
         words=3,
-        caption="Means over runs. Seconds: training and evaluation of one run on its share of the "
-        "machine; the warm-up is shared by the runs of a seed and a task.",
+        caption="Means over runs. Seconds: of training, on the run's share of the machine; the "
+        "warm-up, which the runs of a seed and a task share, counts in the one that made it.",
     )

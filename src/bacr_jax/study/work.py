@@ -20,8 +20,10 @@ from bacr_jax.config import io as config_io
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.graded import Graded, graded, number
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.runs.folder import RunPaths, WarmupPaths, read_lines, write_atomically, write_json
+from bacr_jax.runs.folder import RunPaths, read_lines, write_atomically
 from bacr_jax.runs.provenance import VERSIONED
+from bacr_jax.study.cells import Cell, correct_digits, write_cell
+from bacr_jax.study.info import Variant, cell_id
 from bacr_jax.study.plan import PlannedRun, StudyPaths
 from bacr_jax.study.spec import Study
 
@@ -295,40 +297,35 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
     folder, task = RunPaths(run.folder), study.tasks[run.task]
     summary = json.loads(folder.summary.read_bytes())
     out = Path(evaluation_arguments(study, run)[-1])
-    warmup: dict[str, Any] = {}
-    if run.warmup is not None:
-        warmup = json.loads(WarmupPaths(run.warmup).identity.read_bytes())
     by_curriculum = run.config.method == "bacr" and run.config.budget.prior == "curriculum"
-    cell = {
-        "id": run.id,
-        "study_size": study.size,
-        "task": run.task,
-        "arm": run.arm,
-        "seed": run.seed,
-        "value": run.value,
-        "provenance": {
+    cell = Cell(
+        id=run.id,
+        study_size=study.size,
+        task=run.task,
+        arm=run.arm,
+        seed=run.seed,
+        value=run.value,
+        provenance={
             "commit": _commit(),
             "versions": {name: version(name) for name in VERSIONED},
             "machine": _machine(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         },
-        "config_sha": folder.path.name.rpartition("-")[2],
-        "departures": summary["departures"],
-        "steps": summary["steps"],
-        "generated_tokens": summary["generated_tokens"],
-        "wall_seconds": round(summary["wall_seconds"], 1),
-        "warmup": {name: value for name, value in warmup.items() if name != "fingerprint"},
+        config_sha=folder.path.name.rpartition("-")[2],
+        departures=summary["departures"],
+        steps=summary["steps"],
+        generated_tokens=summary["generated_tokens"],
+        wall_seconds=round(summary["wall_seconds"], 1),
         **sets_of(out, task.budgets, task.hard_levels),
-        "curve": curve(folder),
-        "schedule": schedule(folder) if by_curriculum else [],
-    }
-    paths.cells.mkdir(parents=True, exist_ok=True)
-    if study.arms[run.arm].votes is None:
-        write_json(paths.cell(run.id), cell)
+        curve=curve(folder),
+        schedule=schedule(folder) if by_curriculum else [],
+    )
+    write_cell(paths.folder, cell)
     for name, arm in study.arms.items():
-        if arm.votes is None or (arm.of or name) != run.arm:
-            continue
-        own = run.id.replace(f".{run.arm}", f".{name}", 1)
-        voted = {"id": own, "arm": name, "curve": [], "schedule": []}
-        sets = votes_of(out, arm.votes, arm.accounting)
-        write_json(paths.cell(own), {**cell, **voted, "sets": sets})
+        if arm.votes is not None and arm.of == run.arm:
+            sets = votes_of(out, arm.votes, arm.accounting)
+            own = cell_id(run.task, Variant(name, run.value), run.seed)
+            voted = dataclasses.replace(
+                cell, id=own, arm=name, sets=sets, curve=[], schedule=[], samples={SAMPLED: 1}
+            )
+            write_cell(paths.folder, voted)
