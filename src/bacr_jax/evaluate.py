@@ -72,7 +72,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, help="of subset and samples; a run's own by default, else 0")
     add("--slots", type=int, default=SLOTS, help=f"rows decoded together, {SLOTS} by default")
     add("--name", help="what tables call the policy; by default the folder's name")
-    add("--out", type=Path, metavar="DIR", help="RUN/evaluation/step-N or runs/evaluation-NAME")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="RUN/evaluation/step-000100 (of step 100) or runs/evaluation-NAME",
+    )
     add(
         "--compare",
         type=Path,

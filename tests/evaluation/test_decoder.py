@@ -60,6 +60,21 @@ def texts(tokenizer, prompts):
     ]
 
 
+def ask_once(environment, policy, params, config, phi_of=None):
+    """Starts the evaluation inside a training run, up to the first prompts for the decoder."""
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_set(
+            policy.decode_params(params),
+            environment,
+            environment.eval["ledger"],
+            jax.random.key(0),
+            config=config,
+            spec=policy.evaluation,
+            seed=0,
+            phi_of=phi_of,
+        )
+
+
 def test_only_a_format_with_a_place_for_it_is_given_a_budget():
     tokenizer, given = ledger_tokenizer(), EvalConfig()
     own = EvalConfig(budget_tag="declared")
@@ -92,17 +107,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
         checkpoints.close()
     style = FORMATS["ledger_budget"]
     environment = build_environment(settings, tokenizer, len(tokenizer), style=style)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate_set(
-            policy.decode_params(params),
-            environment,
-            environment.eval["ledger"],
-            jax.random.key(0),
-            config=settings.eval,
-            spec=policy.evaluation,
-            seed=0,
-            phi_of=None,
-        )
+    ask_once(environment, policy, params, settings.eval)
     environment.close()
     out = ["--out", str(tmp_path / "given")]
     assert evaluate.main(["--run", str(run), "--budgets", "12", *out]) == 130
@@ -155,17 +160,8 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     environment = build_environment(settings, tokenizer, len(tokenizer))
     params = policies.initial_params(jax.random.key(0), policy, None)
     for budget in settings.eval.budgets:
-        with pytest.raises(KeyboardInterrupt):
-            evaluate_set(
-                policy.decode_params(params),
-                environment,
-                environment.eval["ledger"],
-                jax.random.key(0),
-                config=dataclasses.replace(settings.eval, budgets=(budget,)),
-                spec=policy.evaluation,
-                seed=0,
-                phi_of=policy.phi_of(params),
-            )
+        alone = dataclasses.replace(settings.eval, budgets=(budget,))
+        ask_once(environment, policy, params, alone, policy.phi_of(params))
     environment.close()
     for prompts, budget in zip(asked, settings.eval.budgets, strict=True):
         assert all(text.endswith(f"f{budget}<think>") for text in texts(tokenizer, prompts))

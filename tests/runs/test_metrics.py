@@ -112,7 +112,7 @@ class TestWandb:
 
     def test_a_missing_package_is_refused_before_a_line(self, folder, monkeypatch):
         monkeypatch.setitem(sys.modules, "wandb", None)
-        with pytest.raises(UserError, match=r"pip install .bacr_jax\[wandb\].") as refused:
+        with pytest.raises(UserError, match=r"pip install -e .\.\[wandb\].") as refused:
             MetricsWriter(folder, self.CONFIG)
         assert "\n" not in str(refused.value) and not folder.metrics.exists()
 

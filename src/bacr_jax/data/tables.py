@@ -99,7 +99,7 @@ def _module(name: str, where: str, what: str) -> Any:
     except ImportError:
         raise UserError(
             f"{where}: {what} needs {name}, which is not installed; write pip install "
-            '"bacr_jax[hub]"'
+            '-e ".[hub]" in a clone'
         ) from None
 
 

@@ -107,7 +107,7 @@ def compile_run(
     elif compiler == "gpu":
         source = (
             "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is "
-            'not here (pip install "bacr_jax[plan]")'
+            'not here (pip install -e ".[plan]" in a clone)'
         )
     else:
         source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"

@@ -35,8 +35,8 @@ def start_wandb(folder: RunFolder, config: Config) -> Any:
         import wandb
     except ImportError:
         raise UserError(
-            'output.wandb=true: wandb is not installed; pip install "bacr_jax[wandb]", or write '
-            "output.wandb=false"
+            "output.wandb=true: wandb is not installed; write output.wandb=false, or in a clone "
+            'pip install -e ".[wandb]"'
         ) from None
     kept, name = folder.wandb / "id", folder.path.absolute().name
     identity = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex[:8]

@@ -97,14 +97,14 @@ def test_no_bucket_is_wider_than_needed():
 )
 def test_each_phase_has_its_styles_and_levels(variant, steps, levels, shares):
     seen, level_counts = [], np.zeros(6)
-    for step in range(10 * steps[0], 10 * steps[1])[:300]:
+    for step in range(10 * steps[0], 10 * steps[1])[:300:2]:
         for tokens, mask in zip(*batch_of(step, total=1000, variant=variant)):
             question, trace, cut = parse_row(tokens, mask)
             level_counts[len(operations(question)[1])] += 1
             if not cut:
                 seen.append(style_of(question, trace))
     assert not level_counts[levels + 1 :].any()
-    # About 20,000 rows, but 150 of one length at a time.
+    # About 10,000 rows, but 150 of one length at a time.
     np.testing.assert_allclose(
         level_counts[1 : levels + 1] / level_counts.sum(), 1 / levels, atol=0.02
     )
@@ -175,11 +175,12 @@ def test_operands_follow_the_setting():
 
 def test_eight_hundred_batches_take_seconds():
     batch_of(0)
-    start = time.perf_counter()
+    # Seconds of a core, so that other work on the machine does not count.
+    start = time.process_time()
     for step in range(200):
         batch_of(step, total=200)
-    # .5 to .8 ms each on one core; the model takes a hundred times that
-    assert time.perf_counter() - start < 2.0
+    # .5 to .8 ms each; the model takes a hundred times that
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
