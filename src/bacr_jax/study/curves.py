@@ -32,7 +32,7 @@ def series(cell: Cell, axis: str, key: str) -> Series | None:
     return x, y
 
 
-def _binned(one: Series, edges: Float[np.ndarray, "K+1"]) -> Float[np.ndarray, "K"]:
+def _binned(one: Series, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
     """Means of the points in each bin; NaN without points."""
     x, y = one
     place = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
