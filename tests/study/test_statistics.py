@@ -116,7 +116,8 @@ def test_intervals_cover_and_false_positives_are_five_percent(seeds, problems, s
     found = [crossed_test(one) for one in values]
     covered = np.mean([one.low <= 0.0 <= one.high for one in found])
     # With three seeds the degrees of freedom are themselves rough.
-    assert 0.93 <= covered <= (0.985 if seeds == 3 else 0.98)
+    low, high = (0.92, 0.985) if seeds == 3 else (0.93, 0.98)
+    assert low <= covered <= high
     assert np.mean([one.p < 0.05 for one in found]) == pytest.approx(1 - covered, abs=1e-9)
 
 
