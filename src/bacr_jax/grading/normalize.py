@@ -62,6 +62,7 @@ _REWRITES = tuple(
         ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         ("\\", r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
         ("\\circ", r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("eq", r"\\([nlg])eq(?:slant)?(?![A-Za-z])", r"\\\1e"),
         ("\\degree", r"\s*\\degree(?![A-Za-z])", "°"),
         ("\\approx", r"^\\approx(?![A-Za-z])", ""),
         # 2 1/2 is two and a half
