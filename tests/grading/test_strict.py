@@ -34,7 +34,7 @@ _RIGHT = [
     ),
     (
         "5",
-        "5 more apples|5\\text{ times}|5\\text{ km/h}|5 square feet|5 blue marbles|5 people|5 dollars",
+        "5 more apples|5\\text{ times}|5\\text{ km/h}|5 square feet|5 blue marbles|5 people",
     ),
     ("2.5", "\\frac{5}{2}=2.5|2\\frac{1}{2}|x=\\frac{5}{2}=2.5|5/2"),
     ("\\frac{2}{3}", "\\frac{2}{3}\\approx 0.667|\\frac{4}{6}=\\frac{2}{3}|2/3"),

@@ -31,7 +31,7 @@ _FUNCTIONS = frozenset(
     theta alpha beta gamma infinity
     """.split()  # noqa: SIM905
 )
-_FINAL = re.compile(r"(?i:final answer is)\s*:?\s*([^\n]{1,300})")
+_FINAL = re.compile(r"(?i:final answer is)\s*(?::\s*)?([^\n]{1,300})")
 _STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)\s*([^\n]{1,300})")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 

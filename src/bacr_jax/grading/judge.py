@@ -135,6 +135,9 @@ def parse_reference(text: str | None) -> Reference | None:
 def _read_reference(text: str) -> Answer:
     """Reads a reference for comparing. Cached: a group of rollouts shares its reference."""
     raw = reference_answer(text)
+    if len(raw) > ANSWER_CAP:
+        # Read before it is parsed: nothing this long is an answer, and every pattern takes time.
+        return Answer("")
     answer = read(raw)
     if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
         return Answer(answer.text, source=raw)
