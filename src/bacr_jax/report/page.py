@@ -2,11 +2,11 @@
 
 import base64
 import html
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import finished_evaluations
@@ -60,8 +60,8 @@ def _read_summary(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        summary = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        summary = documents.read_json(path)
+    except ValueError:
         summary = None
     if not isinstance(summary, dict):
         raise UserError(f"{path}: is damaged; remove it, or run the training again")
@@ -117,7 +117,7 @@ def _evaluations(folder: Path) -> str:
     parts = []
     for path in finished_evaluations(folder):
         try:
-            results = json.loads(path.read_bytes())
+            results = documents.read_json(path)
             tables = evaluation.tables(results)
         except (ValueError, KeyError, TypeError, StopIteration):
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
@@ -132,7 +132,8 @@ def _accuracy(
 ) -> Iterator[str]:
     """Pictures and tables of one evaluation set."""
     name, kind = set_title(name), "accuracy by thinking budget"
-    yield _image(drawn[f"accuracy_{short}"], f"{name}: {kind}")
+    if f"accuracy_{short}" in drawn:
+        yield _image(drawn[f"accuracy_{short}"], f"{name}: {kind}")
     what = "accuracy in % [95 % interval], mean thinking tokens"
     yield comparison(f"{name}: {what}", policies).html()
     others = without_near_duplicates(policies)
