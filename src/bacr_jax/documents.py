@@ -73,12 +73,13 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "is no regular file", str(path))
 
 
-def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
+def parse_json(text: str | bytes, *, table: bool = False) -> Any:
     """Reads JSON.
 
     Args:
       text: the document; bytes are UTF-8.
-      surrogates: let halves of surrogate pairs through, which can't be written to any file.
+      table: rows of a table, whose readers leave single fields out: let NaN through, which tables
+        write for a missing number, and halves of surrogate pairs, which no file can hold.
 
     Raises:
       NotJson: no JSON, or JSON with more than 64 levels, numbers that no float can hold, NaN or
@@ -91,12 +92,14 @@ def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise NotJson(f"nested deeper than {MAX_DEPTH} levels")
     try:
-        value = json.loads(text, parse_int=_whole, parse_float=_number, parse_constant=_refuse)
+        value = json.loads(
+            text, parse_int=_whole, parse_float=_number, parse_constant=float if table else _refuse
+        )
     except json.JSONDecodeError as error:
         raise NotJson(f"{error.msg}: line {error.lineno} column {error.colno}") from None
     except RecursionError:
         raise NotJson("nested too deeply") from None
-    if not surrogates and _SURROGATE.search(text):
+    if not table and _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:

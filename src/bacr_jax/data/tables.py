@@ -171,7 +171,7 @@ def _read_lines(text: str, file: Path, where: str) -> list[Row]:
 
 def _object(line: str, where: str) -> Row:
     try:
-        row = parse_json(line, surrogates=True)
+        row = parse_json(line, table=True)
     except NotJson as error:
         raise UserError(f"{where}: {error}; write one JSON object a line") from None
     if not isinstance(row, dict):
@@ -182,7 +182,7 @@ def _object(line: str, where: str) -> Row:
 def _read_json(text: str, file: Path, where: str) -> list[Row]:
     """A list of objects, one object (a row), or, under the wrong name, one object a line."""
     try:
-        found = parse_json(text, surrogates=True)
+        found = parse_json(text, table=True)
     except NotJson:
         return _read_lines(text, file, where)
     rows = found if isinstance(found, list) else [found]

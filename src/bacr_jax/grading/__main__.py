@@ -82,7 +82,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = documents.parse_json(line, surrogates=True)
+        row = documents.parse_json(line, table=True)
     except documents.NotJson as error:
         raise UserError(f"{where}: {error}; write one JSON object a line") from None
     if not isinstance(row, dict):

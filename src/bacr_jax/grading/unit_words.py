@@ -6,6 +6,8 @@ from bacr_jax.grading.normalize import split_multiplier, unit
 
 # Words may follow each other ("square feet"), and "miles per hour" or "km/h" has two parts.
 _PART = re.compile(r"\s*(?:/|\bper\b)\s*")
+# Powers and brackets of a product of units: "kg m/s^2", "J/(kg K)".
+_AROUND = re.compile(r"\^\s*\{?-?\d+\}?|[()*~{}]|\\cdot")
 _WORDS = re.compile(r"[A-Za-z]+\.?(?:\s+[A-Za-z]+\.?){0,3}")
 MOST_UNKNOWN = 2
 
@@ -16,6 +18,14 @@ _COUNTED = frozenset(
     """
     baht children data deer dice feet fish franc geese grandchildren men mice people percent peso
     ruble rupee sheep teeth women won yen yuan
+    """.split()  # noqa: SIM905
+)
+# Units of the sciences, which no school problem's table has; compared without case.
+_SCIENTIFIC = frozenset(
+    """
+    a ampere amp angstrom atm au bar c cal coulomb dyne erg ev f farad g gauss gev gy h henry hz j
+    joule k kcal kelvin kev khz kj kn kpa kpc kv kw kwh lm lux lx ly m mev mhz mol mole mpc ms mw n
+    newton nm ns ohm pa pascal pc ph s sr t tesla torr v volt w watt wb weber
     """.split()  # noqa: SIM905
 )
 # Words that could say more than what is counted: numbers and shares, how sure one is, whether,
@@ -51,7 +61,7 @@ def names_what_is_counted(words: str, reference: str = "") -> bool:
       words in front or "old", "left" and the like behind; False where a word could be another
       answer, a doubt or a negation.
     """
-    text = words.strip().strip(".").strip()
+    text = " ".join(_AROUND.sub(" ", words).split()).strip(".").strip()
     if not text or text.casefold() == reference.strip().strip(".").casefold():
         return True
     parts = _PART.split(text)
@@ -61,7 +71,7 @@ def names_what_is_counted(words: str, reference: str = "") -> bool:
 
 
 def _counted(text: str, *, plural: bool) -> bool:
-    if unit(text) is not None or not text:
+    if _is_unit(text) or not text:
         return True
     if not _WORDS.fullmatch(text):
         return False
@@ -70,14 +80,18 @@ def _counted(text: str, *, plural: bool) -> bool:
         return False
     while names and names[-1] in _TRAILING:
         names.pop()
-    unknown = [name for name in names if unit(name) is None]
+    unknown = [name for name in names if not _is_unit(name)]
     if len(unknown) > MOST_UNKNOWN:
         return False
-    return not names or not plural or unit(names[-1]) is not None or _plural(names[-1])
+    return not names or not plural or _is_unit(names[-1]) or _plural(names[-1])
+
+
+def _is_unit(name: str) -> bool:
+    return unit(name) is not None or name.casefold() in _SCIENTIFIC
 
 
 def _denied(name: str) -> bool:
-    if unit(name) is not None:
+    if _is_unit(name):
         return False
     singular = {name, name[:-1], name[:-2], f"{name[:-3]}y"}
     return bool(_NEVER & singular) or name.endswith("ly")
