@@ -9,7 +9,7 @@ import bacr_jax
 
 ROOT = Path(bacr_jax.__file__).parent
 FLOORS = {
-    0: "errors types masked oom",
+    0: "errors documents types masked oom",
     1: "config curriculum rewards losses",
     2: "advantages parallel grading",
     3: "model data",

@@ -20,6 +20,7 @@ from bacr_jax.config.cli import (
     entry_point,
     failure,
 )
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
@@ -53,6 +54,14 @@ OVERRIDABLE = (
 # How the budget is told, which nobody but the command says of an untouched model.
 TOLD = ("conditioning.told", "conditioning.words")
 TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
+# Options that are whole numbers: least and most.
+_RANGES = {
+    "samples": (0, 100_000),
+    "size": (1, 2**31 - 1),
+    "slots": (1, 1_000_000),
+    "every": (1, 2**31 - 1),
+    "self_consistency": (2, 100_000),
+}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -152,16 +161,12 @@ def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
         yield "--budgets: none given; write 512,1024"
     if len(set(a.data)) < len(a.data):
         yield "--data: holds a set twice; write each once"
-    option = lambda name: f"--{name.replace('_', '-')} {getattr(a, name)}"
-    for name, least in (
-        ("samples", 0),
-        ("size", 1),
-        ("slots", 1),
-        ("every", 1),
-        ("self_consistency", 2),
-    ):
+    option = lambda name: f"--{name.replace('_', '-')} {shown(getattr(a, name))}"
+    for name, (least, most) in _RANGES.items():
         if getattr(a, name) is not None and getattr(a, name) < least:
             yield f"{option(name)}: write {least} or more"
+        if getattr(a, name) is not None and getattr(a, name) > most:
+            yield f"{option(name)}: write at most {most}"
     for name in ("temperature", "top_p"):
         if getattr(a, name) is not None and not a.samples:
             yield (

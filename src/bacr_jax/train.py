@@ -86,6 +86,20 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     return config, arguments.resume, tuple(arguments.allow_change)
 
 
+def run_path(config: Config) -> Path:
+    """The run folder that a config names; ~ is the home folder.
+
+    Raises:
+      UserError: nobody has the home folder.
+    """
+    try:
+        return Path(config.output.dir).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"output.dir={config.output.dir}: found no such home folder; write the path in full"
+        ) from None
+
+
 def joint_run(config: Config, resume: Resume, allowed: tuple[str, ...]) -> RunFolder:
     """The run folder: opened by the first process, after which the others follow.
 
@@ -95,7 +109,7 @@ def joint_run(config: Config, resume: Resume, allowed: tuple[str, ...]) -> RunFo
     """
     from bacr_jax.parallel import processes
 
-    path = Path(config.output.dir)
+    path = run_path(config)
     if not processes.join():
         return open_run(path, config, resume=resume, allowed=allowed)
     if not processes.is_first():
@@ -134,7 +148,7 @@ def train(
     except UserError:
         folder.discard()
         raise
-    state, step = trainer.start()
+    state, step = _started(trainer, folder)
     try:
         trainer.evaluate(state, step, "before")
         with trainer.training(state, step):
@@ -150,6 +164,22 @@ def train(
         trainer.leave(state, step)
         raise
     return trainer.finish(state, step, time.time() - started)
+
+
+def _started(trainer: Any, folder: RunFolder) -> Any:
+    """State and step to go on from; only then the folder takes over what --allow-change allowed."""
+    try:
+        state, step = trainer.start()
+    except UserError as error:
+        changed = folder.changed()
+        if not changed:
+            raise
+        raise UserError(
+            f"--allow-change: the run can't go on with another {', '.join(changed)} ({error}); "
+            "nothing was changed: leave the new value out, or write another output.dir"
+        ) from None
+    folder.keep_config()
+    return state, step
 
 
 @entry_point

@@ -52,7 +52,7 @@ def test_only_what_needs_mathematics_is_left_open():
 def test_a_list_in_several_boxes_is_a_second_question():
     left = judge("\\boxed{x+1} and \\boxed{y}", "1+x", mode="strict")
     assert [request.answer for request in left.requests] == ["y", "x+1, y"]
-    assert left.closed
+    assert [reading.strict for reading in left.readings] == [True, True]
 
 
 def test_a_tolerance_is_for_measurements_only():

@@ -44,7 +44,7 @@ def ask():
 
 
 def test_a_line_in_is_a_line_out(ask):
-    assert ask("\\sqrt{12}", "2\\sqrt{3}") == {"correct": True}
+    assert ask("\\sqrt{12}", "2\\sqrt{3}") == {"correct": True, "whole": True}
     assert ask("\\sqrt{12}", "2\\sqrt{5}") == {"correct": False}
 
 

@@ -180,7 +180,8 @@ class TestResuming:
         assert "--allow-change KEY" in str(refused.value)
         assert config_io.load([tmp_path / "config.yaml"]) == Config()
         for _ in range(2):
-            open_run(tmp_path, longer, allowed=["train.steps", "seed"]).__exit__(None, None, None)
+            with open_run(tmp_path, longer, allowed=["train.steps", "seed"]) as folder:
+                folder.keep_config()
         assert config_io.load([tmp_path / "config.yaml"]) == longer
         assert read_lines(tmp_path / "changes.jsonl") == [
             {"before": {"seed": 0, "train.steps": None}, "now": {"seed": 1, "train.steps": 7}}

@@ -11,6 +11,8 @@ from bacr_jax.errors import UserError, printable
 
 # Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
 BAD_INPUT, FAILED = 2, 1
+# What a shell says of a command that SIGINT ended.
+INTERRUPTED = 130
 # The words of a command line; None: those of the process.
 Arguments = Sequence[str] | None
 # The checkpoint whose evaluation was the best.
@@ -128,5 +130,8 @@ def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
             return main(argv) or 0
         except (UserError, OSError) as error:
             return refusal(error)
+        except KeyboardInterrupt:
+            _say("interrupted")
+            return INTERRUPTED
 
     return run

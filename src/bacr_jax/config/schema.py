@@ -46,12 +46,12 @@ class ModelConfig:
     preset: str = key(
         "custom", "qwen2.5-0.5b .. qwen2.5-72b: shape of a random model; custom: the keys below"
     )
-    hidden_size: int = key(64, "width D (preset custom)", "[2, inf)")
-    intermediate_size: int = key(160, "width of the gated MLP (preset custom)", "[1, inf)")
-    num_layers: int = key(3, "decoder blocks L (preset custom)", "[1, inf)")
-    num_heads: int = key(2, "query heads N (preset custom)", "[1, inf)")
-    num_kv_heads: int = key(1, "key/value heads K; divides num_heads (preset custom)", "[1, inf)")
-    head_dim: int | None = key(None, "width of a head; hidden_size/num_heads if null", "[2, inf)")
+    hidden_size: int = key(64, "width D (preset custom)", "[2, 1048576]")
+    intermediate_size: int = key(160, "width of the gated MLP (preset custom)", "[1, 16777216]")
+    num_layers: int = key(3, "decoder blocks L (preset custom)", "[1, 10000]")
+    num_heads: int = key(2, "query heads N (preset custom)", "[1, 65536]")
+    num_kv_heads: int = key(1, "key/value heads K; divides num_heads (preset custom)", "[1, 65536]")
+    head_dim: int | None = key(None, "width of a head; hidden_size/num_heads if null", "[2, 65536]")
     rope_theta: float = key(1e4, "base of the rotary frequencies (preset custom)", "(0, inf)")
     tie_embeddings: bool = key(True, "the output head is the embedding (preset custom)")
     compute_dtype: Literal["float32", "bfloat16"] = key(
@@ -76,7 +76,7 @@ class LedgerConfig:
     )
     # Operands are single digits, one token each.
     max_operand: int = key(3, "operands are 1..max_operand", "[1, 9]")
-    train_size: int = key(8192, "number of training problems", "[1, inf)")
+    train_size: int = key(8192, "number of training problems", "[1, 1000000]")
     train_levels: tuple[int, ...] = key(
         (1, 2, 3, 4, 5),
         "levels trained on; the warm-up and evaluations have all five",

@@ -1,6 +1,8 @@
 """YAML files and overrides as dotted keys with values, each with the place it stands at."""
 
 import difflib
+import errno
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +10,34 @@ from typing import Any
 
 import yaml
 
+from bacr_jax import documents
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
 # A config has a few kilobytes; a larger file is something else (weights, a data set).
 LARGEST_FILE = 1_000_000
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 as far as numbers go: 1:30 and 0100 are text, and so no number of anything."""
+
+
+_NUMBERS = {
+    "int": (r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+}
+_OURS = {f"tag:yaml.org,2002:{kind}" for kind in _NUMBERS}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in _OURS]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind, (_pattern, _first) in _NUMBERS.items():
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
 @dataclass(frozen=True)
@@ -61,7 +86,7 @@ class Parsed:
 
 def _document(text: str, source: str, prefix: str = "", *, lines: bool = True) -> Parsed:
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         return Parsed(loader.get_single_node(), loader, source, prefix, lines)
     # Besides its own errors, the YAML library lets out whatever odd input makes it stumble over: a
     # RecursionError for deep nesting, a ValueError for an escape that is no character.
@@ -95,15 +120,14 @@ def parse_file(path: Path) -> Parsed:
     """
     source = str(path)
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
+        content = documents.read_file(path, most=LARGEST_FILE)
     except FileNotFoundError:
         raise UserError(f"{source}: no such file; write {_nearest_file(path)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if getattr(error, "errno", None) == errno.EFBIG:
+            raise UserError(f"{source}: {reason}; write a YAML config") from None
         raise UserError(f"{source}: can't be read ({reason}); write a YAML file") from None
-    if len(content) > LARGEST_FILE:
-        raise UserError(f"{source}: is larger than {LARGEST_FILE:,} bytes; write a YAML config")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,12 +1,13 @@
 """Difficulty groups, 0 (easy) to K - 1, from levels or from measured solve rates."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from bacr_jax import documents
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
 NUM_LEVELS = 5
@@ -93,7 +94,8 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
     """
     where = f"data.labels={path}"
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        content = documents.read_file(Path(path), most=documents.LARGEST_TABLE)
+        lines = content.decode().split("\n")
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}; write a JSONL file of solve rates") from None
     except UnicodeDecodeError as error:
@@ -120,16 +122,20 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
 def _label(where: str, line: str) -> tuple[str, float]:
     wanted = 'write {"id": "...", "avg": 0.25, "samples": 8}'
     try:
-        label = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: {error.msg}; {wanted}") from None
+        label = documents.parse_json(line)
+    except documents.NotJson as error:
+        raise UserError(f"{where}: {error}; {wanted}") from None
     if not isinstance(label, dict) or not {"id", "avg", "samples"} <= label.keys():
         found = ", ".join(label) if isinstance(label, dict) else type(label).__name__
         raise UserError(f"{where}: found {found or 'no field'}; {wanted}")
     rate, samples = label["avg"], label["samples"]
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not number or not 0 <= rate <= 1:
-        raise UserError(f"{where}: found avg={rate!r}; write the share of correct samples, 0 to 1")
-    if not isinstance(samples, int) or samples < 1:
-        raise UserError(f"{where}: found samples={samples!r}; write how many were drawn, 1 or more")
+        raise UserError(
+            f"{where}: found avg={shown(rate)}; write the share of correct samples, 0 to 1"
+        )
+    if type(samples) is not int or samples < 1:
+        raise UserError(
+            f"{where}: found samples={shown(samples)}; write how many were drawn, 1 or more"
+        )
     return str(label["id"]), float(rate)

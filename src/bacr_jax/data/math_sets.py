@@ -15,7 +15,7 @@ from bacr_jax.config import DataConfig
 from bacr_jax.data.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
 from bacr_jax.data.question_set import LeftOut, QuestionSet
 from bacr_jax.data.tables import Row, columns, read_rows
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, printable
 from bacr_jax.grading import parse_reference
 from bacr_jax.grading.extract import last_box
 
@@ -138,7 +138,7 @@ def load_table(
         levels=levels,
         groups=_groups(levels, chosen, config, split),
         ids=chosen,
-        subjects=[str(_first(rows[i], layout.subject) or "") for i in kept],
+        subjects=[_one_line(_first(rows[i], layout.subject) or "") for i in kept],
         left_out=left_out,
         relative_tolerance=layout.relative_tolerance,
         note=layout.note,
@@ -208,10 +208,15 @@ def _level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
+def _one_line(value: Any) -> str:
+    """A name as text that can be printed and written: control characters are escaped."""
+    return printable(str(value))
+
+
 def _ids(rows: Sequence[Row], names: Sequence[str], prefix: str) -> list[str]:
     """The source's own identifiers where they are complete and unique, else numbers of rows."""
     for name in names:
-        own = [str(row[name]) for row in rows if row.get(name) is not None]
+        own = [_one_line(row[name]) for row in rows if row.get(name) is not None]
         if len(own) == len(rows) == len(set(own)):
             return own
     return [f"{prefix}-{index}" for index in range(len(rows))]

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.config import Config
+from bacr_jax.data.chat_template import render
 from bacr_jax.data.stop_strings import vocabulary
 from bacr_jax.errors import UserError
 from bacr_jax.types import Prompts
@@ -214,21 +215,7 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
                 f"tokenizer: found no chat template, which the prompt format {style.name!r} needs; "
                 "write the folder of an Instruct model"
             )
-        messages = [
-            {"role": "system", "content": style.system},
-            {"role": "user", "content": content},
-        ]
-        try:
-            content = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        # A template is a program: it can be wrong, and it can refuse (a system message, say).
-        except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"tokenizer: its chat template fails on a system and a user message ({reason}); "
-                "write the folder of an Instruct model"
-            ) from None
+        content = render(tokenizer, style.system, content)
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(

@@ -5,12 +5,12 @@ Needs nothing but the standard library, except that Parquet and the hub need the
 
 import csv
 import importlib
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.documents import LARGEST_TABLE, NotJson, parse_json, read_file
 from bacr_jax.errors import UserError
 
 Row = dict[str, Any]
@@ -44,7 +44,7 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
     Raises:
       UserError: nothing there, files that can't be read, or no row in them.
     """
-    local = _download(path, where) if path.startswith(HUB) else Path(base) / Path(path).expanduser()
+    local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
     if local.is_dir():
         files = _files_of(local, split, any_split, where)
     elif local.is_file():
@@ -58,6 +58,14 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
     if not rows:
         raise UserError(f"{where}: found no row in {_names(files, local)}; write a set with rows")
     return rows
+
+
+def _local(path: str, base: str, where: str) -> Path:
+    try:
+        return Path(base) / Path(path).expanduser()
+    # It is raised for ~NAME where nobody is called so.
+    except RuntimeError:
+        raise UserError(f"{where}: found no such home folder; write the path in full") from None
 
 
 def _names(files: list[Path], root: Path) -> str:
@@ -136,7 +144,7 @@ def _read(file: Path, where: str) -> list[Row]:
     try:
         if suffix == ".parquet":
             return _read_parquet(file, where)
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file, most=LARGEST_TABLE).decode("utf-8-sig")
     except OSError as error:
         raise UserError(
             f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
@@ -163,10 +171,9 @@ def _read_lines(text: str, file: Path, where: str) -> list[Row]:
 
 def _object(line: str, where: str) -> Row:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", None) or "not JSON that can be read"
-        raise UserError(f"{where}: {reason}; write one JSON object a line") from None
+        row = parse_json(line, table=True)
+    except NotJson as error:
+        raise UserError(f"{where}: {error}; write one JSON object a line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: found {type(row).__name__}; write one JSON object a line")
     return row
@@ -175,8 +182,8 @@ def _object(line: str, where: str) -> Row:
 def _read_json(text: str, file: Path, where: str) -> list[Row]:
     """A list of objects, one object (a row), or, under the wrong name, one object a line."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text, table=True)
+    except NotJson:
         return _read_lines(text, file, where)
     rows = found if isinstance(found, list) else [found]
     for number, row in enumerate(rows, start=1):

@@ -1,12 +1,17 @@
 """Tokenizers of Hugging Face folders, and from the tokens of an answer to the text graded."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bacr_jax import documents
+from bacr_jax.config.values import shown
 from bacr_jax.data.stop_strings import vocabulary
 from bacr_jax.errors import UserError
+
+# Ids beyond this are slips, for which a table would be made all the same.
+MOST_IDS = 1 << 24
+_JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
@@ -21,6 +26,7 @@ def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
     """
     if folder is None or not Path(folder).is_dir():
         raise UserError(f"{where}: no folder {str(folder)!r}; write a Hugging Face folder")
+    _check_files(Path(folder), where)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # For a Qwen2 model AutoTokenizer takes Qwen2's class even where the folder names the generic
@@ -30,8 +36,10 @@ def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
     try:
         return reader.from_pretrained(str(folder))
     # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
-    # and the Rust reader raises plain Exception.
-    except Exception as error:
+    # and the Rust reader raises plain Exception, or panics.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason}); write a "
@@ -39,10 +47,43 @@ def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
         ) from None
 
 
+def _check_files(folder: Path, where: str) -> None:
+    """Refuses tokenizer files that the readers behind would hang, crash or run out of memory on."""
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".txt")):
+        try:
+            documents.check_regular(path)
+            content = documents.read_json(path) if path.name in _JSON else {}
+        except OSError as error:
+            reason = error.strerror
+        except ValueError as error:
+            reason = f"not JSON: {error}"
+        else:
+            reason = "" if isinstance(content, dict) else "no JSON object"
+            if not reason and path.name == "tokenizer.json":
+                reason = _fault_of_ids(content)
+        if reason:
+            raise UserError(
+                f"{where}: no tokenizer that can be read in {str(folder)!r} ({path.name}: "
+                f"{reason}); write a Hugging Face folder with tokenizer.json"
+            )
+
+
+def _fault_of_ids(content: dict[str, Any]) -> str:
+    """What is wrong with the ids of a tokenizer.json; "" if nothing is."""
+    model, added = content.get("model"), content.get("added_tokens") or []
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        return "added_tokens is no list of objects"
+    ids += [token.get("id") for token in added]
+    wrong = [number for number in ids if type(number) is not int or not 0 <= number < MOST_IDS]
+    return f"the id {shown(wrong[0])}; ids are whole numbers below {MOST_IDS}" if wrong else ""
+
+
 def _declared_class(folder: Path) -> str | None:
     """The class that tokenizer_config.json names; None if it names none or can't be read."""
     try:
-        return str(json.loads((folder / "tokenizer_config.json").read_bytes())["tokenizer_class"])
+        return str(documents.read_json(folder / "tokenizer_config.json")["tokenizer_class"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

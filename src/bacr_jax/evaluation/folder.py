@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from bacr_jax import documents
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
 from bacr_jax.runs.folder import LOCK, RunPaths, cannot_write, lock_folder, write_json
@@ -139,7 +140,7 @@ class EvaluationFolder:
 
 def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
     try:
-        sample = Sample.from_json({**json.loads(line), "text": ""})
+        sample = Sample.from_json({**documents.parse_json(line), "text": ""})
     except (ValueError, TypeError):
         raise UserError(f"{where}: is no sample; write another --out") from None
     if key is not None and sample.key != key:
@@ -229,7 +230,7 @@ def read_settings(path: Path) -> dict[str, Any]:
       UserError: no evaluation there, or damaged settings.
     """
     try:
-        settings = json.loads((path / SETTINGS).read_bytes())
+        settings = documents.read_json(path / SETTINGS)
     except (OSError, ValueError):
         raise UserError(
             f"{path}: holds no evaluation; make one with python -m bacr_jax.evaluate, or write "
@@ -238,6 +239,21 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder")
     return settings
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The results of a finished evaluation.
+
+    Raises:
+      UserError: they are missing or damaged.
+    """
+    try:
+        results = documents.read_object(path / RESULTS)
+        if not isinstance(results["sets"], dict):
+            raise ValueError
+    except (OSError, ValueError, KeyError):
+        raise UserError(f"{path / RESULTS}: is damaged; run its evaluation again") from None
+    return results
 
 
 def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:

@@ -26,6 +26,7 @@ from bacr_jax.evaluation.folder import (
     SampleBatch,
     find_evaluation,
     open_evaluation,
+    read_results,
     read_samples,
     read_settings,
     sample_batches,
@@ -224,7 +225,7 @@ def _names(folders: Sequence[Path], own: str) -> dict[str, Path]:
     """Evaluations by what they call their policies; by their folders where that is taken."""
     named: dict[str, Path] = {}
     for folder in folders:
-        called = str(json.loads((folder / RESULTS).read_bytes()).get("name", folder))
+        called = str(read_results(folder).get("name", folder))
         named[str(folder) if called in (own, *named) else called] = folder
     return named
 
@@ -318,7 +319,7 @@ def run(
         environment.close()
     for name, path in work.compared.items():
         differences = comparison.compare(own, _graded(read_samples(path)))
-        theirs = json.loads((path / RESULTS).read_bytes())["sets"]
+        theirs = read_results(path)["sets"]
         for spec, difference in differences.items():
             # The other policy's own numbers, for tables and pictures.
             difference["other"] = theirs[spec]["by_budget"]

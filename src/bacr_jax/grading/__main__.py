@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from bacr_jax import documents
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.errors import UserError
 from bacr_jax.grading import LENIENT, Grader
@@ -16,6 +16,8 @@ from bacr_jax.grading.grader import LEAST_DEADLINE
 from bacr_jax.grading.judge import MODES
 
 _BATCH = 1024
+# An hour for one answer, and a process for each core of the largest machines.
+LARGEST_DEADLINE, MOST_WORKERS = 3600, 1024
 
 
 @entry_point
@@ -46,9 +48,12 @@ def _check(options: argparse.Namespace) -> None:
     """Numbers that no grader could work with, by the names they have here."""
     if options.workers < 1:
         raise UserError(f"--workers {options.workers}: write 1 or more")
-    if not LEAST_DEADLINE <= options.deadline < math.inf:
+    if options.workers > MOST_WORKERS:
+        raise UserError(f"--workers {options.workers}: write at most {MOST_WORKERS}")
+    if not LEAST_DEADLINE <= options.deadline <= LARGEST_DEADLINE:
         raise UserError(
-            f"--deadline {options.deadline}: write seconds, {LEAST_DEADLINE} or more, such as 3"
+            f"--deadline {options.deadline}: write seconds, {LEAST_DEADLINE} or more, such as 3, "
+            f"at most {LARGEST_DEADLINE}"
         )
 
 
@@ -62,7 +67,7 @@ def _open(path: Path) -> TextIO:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = documents.read_file(path, most=documents.LARGEST_TABLE).decode().split("\n")
     except OSError as error:
         raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None
     except UnicodeDecodeError as error:
@@ -77,11 +82,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    # Not only errors of JSON: also numbers of thousands of digits, and nesting without end.
-    except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", "no JSON that can be read")
-        raise UserError(f"{where}: {reason}; write one JSON object a line") from None
+        row = documents.parse_json(line, table=True)
+    except documents.NotJson as error:
+        raise UserError(f"{where}: {error}; write one JSON object a line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: not an object; write one with pred and gold")
     for name in ("pred", "gold"):

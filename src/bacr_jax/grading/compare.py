@@ -27,6 +27,10 @@ _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _OPEN, _CLOSE = "([{", ")]}"
 _SEPARATORS = ",;" + LIST_COMMA
 
+# Members of lists are compared each with each; beyond this many pairs by their spelling. The
+# longest list in MATH has some twenty members.
+MOST_PAIRS = 10_000
+
 # The verdict, or None when only a computer algebra system can tell; and what decided it.
 Decision = tuple[bool | None, str]
 
@@ -183,6 +187,8 @@ def decide(
     if assigned is not None:
         return again(*assigned)
     if pred.items and reference.items:
+        if _separators(pred.key) * _separators(reference.key) > MOST_PAIRS:
+            return _same_spelling(pred.items, reference.items), "list"
         return _decide_items(pred.items, reference.items, again), "list"
     if pred.number and reference.items:
         return _decide_mixed(pred.number, reference, same), "list"
@@ -226,6 +232,17 @@ def _unwrap(pred: Answer, reference: Answer) -> tuple[Answer, Answer] | None:
     if right and not _RELATION.search(pred.key):
         return pred, right[1]
     return None
+
+
+def _separators(key: str) -> int:
+    """Members that a list can have, those of the lists inside it included."""
+    return 1 + sum(map(key.count, _SEPARATORS))
+
+
+def _same_spelling(pred: Items, reference: Items) -> bool:
+    mine, theirs = [part.key for part in pred.parts], [part.key for part in reference.parts]
+    ordered = reference.kind not in ("list", "set")
+    return mine == theirs if ordered else set(mine) == set(theirs)
 
 
 def _decide_items(

@@ -31,7 +31,7 @@ _FUNCTIONS = frozenset(
     theta alpha beta gamma infinity
     """.split()  # noqa: SIM905
 )
-_FINAL = re.compile(r"(?i:final answer is)\s*:?\s*([^\n]{1,300})")
+_FINAL = re.compile(r"(?i:final answer is)\s*(?::\s*)?([^\n]{1,300})")
 _STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)\s*([^\n]{1,300})")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
@@ -168,7 +168,15 @@ def _closed(text: str) -> Extracted:
 
 def _boxed(text: str) -> Extracted | None:
     box = last_box(text) if "\\" in text else None
-    return None if box is None else Extracted(box.content, "box", box_run(text, box))
+    if box is None or _is_part_of_a_number(text, box):
+        return None
+    return Extracted(box.content, "box", box_run(text, box))
+
+
+def _is_part_of_a_number(text: str, box: Box) -> bool:
+    r"""Whether digits touch a box: "6\boxed{5}" shows 65."""
+    before, after = text[max(box.start - 1, 0) : box.start], text[box.end : box.end + 1]
+    return before.isdigit() or after.isdigit()
 
 
 def open_answer(text: str) -> Extracted:

@@ -238,14 +238,16 @@ def _check_request(texts: Texts, references: Texts, mode: str) -> None:
 def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
     """The verdict on a text when math-verify has spoken."""
     own = [outcomes[request] for request in undecided.requests]
-    correct = any(outcome.correct for outcome in own)
     found = next((outcome.found for outcome in own if outcome.found), "")
     return Verdict(
-        correct,
+        any(all(outcomes[r].correct for r in reading.requests) for reading in undecided.readings),
         undecided.extracted or found[:EXTRACTED_CHARS] or None,
         "symbolic",
         any(outcome.timed_out for outcome in own),
-        strict=correct and undecided.closed,
+        strict=any(
+            reading.strict and all(outcomes[request].whole for request in reading.requests)
+            for reading in undecided.readings
+        ),
     )
 
 

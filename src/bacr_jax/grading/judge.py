@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bacr_jax.grading.compare import Answer, bases_clash, decide, read
+from bacr_jax.grading.compare import Answer, Decision, bases_clash, decide, read
 from bacr_jax.grading.extract import (
     ANSWER_CAP,
     Extracted,
@@ -17,8 +17,11 @@ from bacr_jax.grading.extract import (
     stated_answer,
 )
 from bacr_jax.grading.guards import nesting, not_text, refuse
+from bacr_jax.grading.lead_ins import without_lead_in
 from bacr_jax.grading.normalize import clean
+from bacr_jax.grading.numbers import PLACES, rounds_to
 from bacr_jax.grading.pool import Request
+from bacr_jax.grading.statement import Claim, claims
 
 STRICT = "strict"
 LENIENT = "lenient"
@@ -56,19 +59,35 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What math-verify has to say yes to for one reading of an answer to be right.
+
+    Attributes:
+      requests: all of them.
+      strict: whether the strict mode accepts this reading too, when math-verify understood the
+        whole of it.
+    """
+
+    requests: tuple[Request, ...]
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Undecided:
     """What only math-verify can decide.
 
     Attributes:
-      requests: readings of the answer; one that is right is enough.
+      readings: readings of the answer; one that is right is enough.
       extracted: the answer, or None where math-verify has to find it.
-      closed: whether it was in a closed tag or box and no lenient rule was needed so far, so that
-        the strict mode accepts it too.
     """
 
-    requests: tuple[Request, ...]
+    readings: tuple[Reading, ...]
     extracted: str | None
-    closed: bool
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Everything to ask."""
+        return tuple(request for reading in self.readings for request in reading.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +135,9 @@ def parse_reference(text: str | None) -> Reference | None:
 def _read_reference(text: str) -> Answer:
     """Reads a reference for comparing. Cached: a group of rollouts shares its reference."""
     raw = reference_answer(text)
+    if len(raw) > ANSWER_CAP:
+        # Read before it is parsed: nothing this long is an answer, and every pattern takes time.
+        return Answer("")
     answer = read(raw)
     if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
         return Answer(answer.text, source=raw)
@@ -178,32 +200,82 @@ def _judge_found(
     extracted = found.answer[:EXTRACTED_CHARS]
     if len(found.answer) > ANSWER_CAP:
         return Verdict(False, extracted, "guard")
-    requests: list[Request] = []
+    readings: list[Reading] = []
     first_path = ""
-    strict_open = prose = False
+    prose = False
     for content, counts in ((found.answer, closed), (found.run, closed), (stated, False)):
         if content is None or len(content) > ANSWER_CAP:
             continue
-        answer = read(content)
-        strict, path = decide(answer, reference, lenient=False, relative_tolerance=tolerance)
-        wanted = strict
-        if mode == LENIENT and not strict:
-            wanted, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
-        if wanted:
-            return Verdict(True, extracted, path, strict=counts and bool(strict))
-        if wanted is None:
-            path = _refusal(answer, reference) or "symbolic"
-            # An answer in running text was compared as a string, and that is all in strict mode.
-            prose = prose or path == "string"
-            if path == "symbolic":
-                requests.append(_request(answer.text, reference))
-                strict_open = strict_open or (counts and strict is None)
+        raw = without_lead_in(content)
+        answer = read(raw)
+        strict, path = _strictly(raw, answer, reference, tolerance) if counts else (False, "")
+        if strict is True:
+            return Verdict(True, extracted, path, strict=True)
+        wanted: Reading | bool = strict
+        if mode == LENIENT:
+            wanted, path = _leniently(answer, reference, tolerance, strict)
+        if wanted is True:
+            return Verdict(True, extracted, path)
+        if wanted is not False:
+            readings.append(wanted)
+        if strict and wanted is not strict:
+            readings.append(strict)
+        # An answer in running text was compared as a string, and that is all in strict mode.
+        prose = prose or path == "prose"
         first_path = first_path or path
-    if requests:
-        return Undecided(tuple(requests), extracted, strict_open)
+    if readings:
+        return Undecided(tuple(readings), extracted)
     if prose and mode == LENIENT:
         return _judge_open(found.answer, reference, tolerance)
-    return Verdict(False, extracted, first_path)
+    return Verdict(False, extracted, first_path.replace("prose", "string"))
+
+
+def _strictly(
+    raw: str, answer: Answer, reference: Answer, tolerance: float
+) -> tuple[Reading | bool, str]:
+    """The strict verdict on one reading, or what is left to ask; and what decided it."""
+    wanted = claims(raw, answer, reference)
+    if wanted is None:
+        return False, "string"
+    requests: list[Request] = []
+    path = ""
+    for claim in wanted:
+        verdict, path = _decide_claim(claim, relative_tolerance=tolerance)
+        if verdict is None:
+            path = _refusal(claim.answer, claim.reference) or "symbolic"
+            if path == "symbolic":
+                requests.append(_request(claim.answer.text, claim.reference, places=claim.places))
+            verdict = None if path == "symbolic" else False
+        if verdict is False:
+            return False, path
+    return (Reading(tuple(requests), strict=True), "symbolic") if requests else (True, path)
+
+
+def _decide_claim(claim: Claim, *, relative_tolerance: float) -> Decision:
+    """Compares one claim as far as that is certain."""
+    stated, exact = claim.answer.number, claim.reference.number
+    if claim.places is None:
+        return decide(
+            claim.answer, claim.reference, lenient=False, relative_tolerance=relative_tolerance
+        )
+    if stated is None or exact is None:
+        return None, "symbolic"
+    return rounds_to(exact, stated, claim.places), "number"
+
+
+def _leniently(
+    answer: Answer, reference: Answer, tolerance: float, strict: Reading | bool
+) -> tuple[Reading | bool, str]:
+    """As `_strictly`, for the lenient mode: an answer may hold more than what is right in it."""
+    verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
+    if verdict is not None:
+        return verdict, path
+    path = _refusal(answer, reference) or "symbolic"
+    if path != "symbolic":
+        return False, path
+    requests = (_request(answer.text, reference, search=True),)
+    same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
+    return Reading(requests, strict=same), path
 
 
 def _refusal(answer: Answer, reference: Answer) -> str | None:
@@ -211,7 +283,7 @@ def _refusal(answer: Answer, reference: Answer) -> str | None:
     if bases_clash(answer.key, reference.key):
         return "number"
     if is_prose(answer.text):
-        return "string"
+        return "prose"
     return "guard" if refuse(answer.text) or _refuse_reference(reference) else None
 
 
@@ -219,9 +291,17 @@ def _refuse_reference(reference: Answer) -> bool:
     return not_text(reference.source) if reference.source else bool(refuse(reference.text))
 
 
-def _request(text: str, reference: Answer, *, prose: bool = False) -> Request:
+def _request(
+    text: str,
+    reference: Answer,
+    *,
+    prose: bool = False,
+    search: bool = False,
+    places: int | None = None,
+) -> Request:
     source = reference.source
-    return Request(text, source or reference.text, prose, reference_is_prose=bool(source))
+    target = source or reference.text
+    return Request(text, target, prose, bool(source), search or prose, places or PLACES)
 
 
 def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Undecided:
@@ -242,4 +322,4 @@ def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Und
         return _judge_found(Extracted(whole, "tag"), reference, LENIENT, False, tolerance)
     if _refuse_reference(reference) or not_text(tail):
         return Verdict(False, None, "guard")
-    return Undecided((_request(tail, reference, prose=True),), None, False)
+    return Undecided((Reading((_request(tail, reference, prose=True),), strict=False),), None)

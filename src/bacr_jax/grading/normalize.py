@@ -22,6 +22,7 @@ _PLAIN: dict[str, str] = {
     "¾": "\\frac{3}{4}",
 }
 _UNICODE = str.maketrans(_PLAIN)
+_BLANKS = re.compile(r"\s{2,}")
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 # What else than a brace in front has to be there for something to strip.
 _ENDINGS = frozenset(")]*`.,;:\\")
@@ -50,7 +51,7 @@ _REWRITES = tuple(
         ("\\pmod", r"^(-?\d+)\s*\\pmod\s*\{[^{}]*\}$", r"\1"),
         # "25,\!000": the negative space marks the comma as a thousands separator
         ("\\!", r"(,?)\s*\\!\s*", r"\1"),
-        ("~", "~", " "),
+        ("~", r"[~\s]+", " "),
         ("\\", r"\\[,;:> ]|\\(?:q?quad|thinspace|enspace)(?![A-Za-z])", " "),
         ("\\", r"\\([%$])", r"\1"),
         ("p", r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|\b(?:percent(?:age)?|pct)\b", "%"),
@@ -62,6 +63,7 @@ _REWRITES = tuple(
         ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         ("\\", r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
         ("\\circ", r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("eq", r"\\([nlg])eq(?:slant)?(?![A-Za-z])", r"\\\1e"),
         ("\\degree", r"\s*\\degree(?![A-Za-z])", "°"),
         ("\\approx", r"^\\approx(?![A-Za-z])", ""),
         # 2 1/2 is two and a half
@@ -93,6 +95,8 @@ def clean(answer: str) -> str:
     if _NUMERAL.match(answer):
         return answer
     text = answer if answer.isascii() else answer.translate(_UNICODE)
+    # One blank means what many do, and patterns that begin with blanks are quadratic in them.
+    text = _BLANKS.sub(" ", text)
     if "$" in text and len(_DOLLAR.findall(text)) > 1:
         text = _DOLLAR.sub("", text)
     if "frac" in text:

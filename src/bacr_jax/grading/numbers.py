@@ -217,6 +217,12 @@ def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: f
     )
 
 
+def rounds_to(exact: Number, stated: Number, places: int) -> bool:
+    """Whether a number, rounded to some decimal places, is the one that is stated."""
+    error = abs(Fraction(exact.value) - Fraction(stated.value))
+    return exact.percent == stated.percent and 2 * error * 10**places <= 1
+
+
 def _terminates(value: Fraction) -> bool:
     """Whether a fraction has a finite decimal expansion."""
     rest = value.denominator

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bacr_jax.errors import UserError
 from bacr_jax.grading import worker as worker_module
+from bacr_jax.grading.numbers import PLACES
 
 # Importing math-verify takes one second on an idle core.
 START_SECONDS = 120.0
@@ -33,12 +34,17 @@ class Request(NamedTuple):
       reference: the reference answer.
       prose: whether `answer` is running text.
       reference_is_prose: whether `reference` is running text.
+      search: whether a value that was found somewhere in the answer counts, and not only one of
+        the whole answer.
+      places: decimal places to which numbers have to agree.
     """
 
     answer: str
     reference: str
     prose: bool = False
     reference_is_prose: bool = False
+    search: bool = True
+    places: int = PLACES
 
 
 class Outcome(NamedTuple):
@@ -46,6 +52,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       correct: math-verify's verdict; False when there is none.
+      whole: whether it understood the whole answer.
       found: the answer that math-verify found in running text.
       timed_out: the deadline passed and the worker was killed.
       died: the worker ended by itself (out of memory, a crash).
@@ -53,6 +60,7 @@ class Outcome(NamedTuple):
 
     correct: bool
     found: str = ""
+    whole: bool = False
     timed_out: bool = False
     died: bool = False
 
@@ -73,6 +81,10 @@ class _Worker:
     @property
     def idle(self) -> bool:
         return self.ready and self.request is None
+
+
+def _outcome(reply: dict[str, Any]) -> Outcome:
+    return Outcome(bool(reply["correct"]), reply.get("found", ""), bool(reply.get("whole")))
 
 
 class WorkerPool:
@@ -235,7 +247,7 @@ class WorkerPool:
             if worker.request is None:
                 worker.ready, self._failed_starts = True, 0
                 return
-            outcomes[worker.request] = Outcome(bool(reply["correct"]), reply.get("found", ""))
+            outcomes[worker.request] = _outcome(reply)
             worker.request = None
             worker.answered += 1
             if reply.get("memory") or worker.answered >= self._recycle_after:

@@ -66,16 +66,41 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"correct": False, "error": type(error).__name__}
 
 
-def _verify(answer: str, reference: str, prose: bool, reference_is_prose: bool) -> dict[str, Any]:
+def _verify(
+    answer: str,
+    reference: str,
+    prose: bool = False,
+    reference_is_prose: bool = False,
+    search: bool = True,
+    places: int = 6,
+) -> dict[str, Any]:
     from math_verify import parse, verify
 
+    gold = _reference(reference, reference_is_prose)
+    if not prose:
+        whole = verify(gold, _whole(answer), float_rounding=places, timeout_seconds=None)
+        if whole or not search:
+            return {"correct": whole, "whole": whole}
     target = parse(answer if prose else f"\\boxed{{{answer}}}", parsing_timeout=None)
-    correct = verify(_reference(reference, reference_is_prose), target, timeout_seconds=None)
+    correct = verify(gold, target, timeout_seconds=None)
     if not prose:
         return {"correct": correct}
     # math-verify's last element is the text that it parsed.
     found = next((part for part in reversed(target) if isinstance(part, str)), "")
     return {"correct": correct, "found": found[:2000]}
+
+
+def _whole(answer: str) -> list[Any]:
+    """What the whole answer is; nothing when only a part of it can be understood."""
+    from math_verify import LatexExtractionConfig, parse
+
+    return parse(
+        f"\\boxed{{{answer}}}",
+        extraction_config=[LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +113,7 @@ def _reference(text: str, is_prose: bool) -> list[Any]:
 def _warm_up() -> None:
     # Builds the parser's tables, which otherwise would be charged to the first request.
     for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
-        _verify(sample, "1", False, False)
+        _verify(sample, "1")
     _reference.cache_clear()
 
 

@@ -225,14 +225,16 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
     for name, short in figures.short_names(results["sets"]).items():
         result, compared = results["sets"][name], results["comparisons"]
         others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
-        figures.accuracy_by_budget(
+        figures.attempt(
             folder / f"accuracy_{short}.png",
+            figures.accuracy_by_budget,
             {**others, results["name"]: result["by_budget"]},
             f"{name}: accuracy by thinking budget, 95 % intervals",
         )
         if result["dense"]:
-            figures.accuracy_by_budget(
+            figures.attempt(
                 folder / f"dense_{short}.png",
+                figures.accuracy_by_budget,
                 curves(result["dense"], result["by_budget"]),
                 f"{name}: told each budget, and one trace cut early; 95 % intervals",
             )

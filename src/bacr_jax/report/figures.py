@@ -2,12 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bacr_jax.errors import printable
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report.table import budget_name, by_size, set_title
@@ -41,8 +43,38 @@ def panels(columns: int, rows: int, title: str) -> tuple[Any, Any]:
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color("0.6")
         axis.tick_params(color="0.6", labelsize=9)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
     return figure, axes
+
+
+def _plain(text: str) -> str:
+    """A text as it is, which Matplotlib would read as mathematics between dollars.
+
+    Labels that begin with an underscore it leaves out.
+    """
+    shown = printable(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def attempt(path: Path, draw: Callable[..., None], *args: Any) -> bool:
+    """Draws a picture; one that fails is a warning, since results must not depend on pictures.
+
+    Args:
+      path: PNG to write.
+      draw: one of the functions here.
+      args: what it takes after the path.
+
+    Returns:
+      Whether the picture is there.
+    """
+    try:
+        draw(path, *args)
+    # Matplotlib raises whatever a font, a disk or an odd number made of it.
+    except Exception as error:
+        reason = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        print(f"warning: {path}: can't be drawn ({reason})", file=sys.stderr)
+        return False
+    return True
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -51,7 +83,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _heading(axis: Any, text: str) -> None:
-    axis.set_title(text, loc="left", fontsize=10)
+    axis.set_title(_plain(text), loc="left", fontsize=10)
 
 
 def places(budgets: Iterable[str]) -> dict[str, float]:
@@ -141,7 +173,7 @@ def _curve(
         linewidth=1.6,
         elinewidth=1.0,
         capsize=2.5,
-        label=name,
+        label=_plain(name),
     )
 
 
@@ -357,28 +389,29 @@ def draw_run(folder: Path, method: str) -> dict[str, Path]:
     """
     paths, drawn = RunPaths(folder), dict[str, Path]()
 
-    def picture(name: str) -> Path:
-        drawn[name] = paths.picture(name)
-        return drawn[name]
+    def picture(name: str, draw: Callable[..., None], *args: Any) -> None:
+        if attempt(paths.picture(name), draw, *args):
+            drawn[name] = paths.picture(name)
 
     records, evaluations = read_lines(paths.metrics), read_lines(paths.evaluations)
     if records:
-        training_curves(picture("training"), records, f"{method}, training")
+        picture("training", training_curves, records, f"{method}, training")
     if any(name.startswith("budget/median_") for record in records for name in record):
-        budget_distributions(
-            picture("budgets"), records, f"{method}, sampled budgets by difficulty group"
-        )
+        title = f"{method}, sampled budgets by difficulty group"
+        picture("budgets", budget_distributions, records, title)
     names = sets_of(evaluations)
     for name, short in short_names(dict.fromkeys(names)).items():
-        accuracy_by_budget(
-            picture(f"accuracy_{short}"),
+        picture(
+            f"accuracy_{short}",
+            accuracy_by_budget,
             first_and_last(evaluations, name, method),
             f"{set_title(name)}: accuracy by thinking budget, 95 % intervals",
         )
         measured = [(r["step"], r["sets"][name]) for r in evaluations if name in r["sets"]]
         if len(measured) > 2:
-            accuracy_over_steps(
-                picture(f"evaluation_{short}"),
+            picture(
+                f"evaluation_{short}",
+                accuracy_over_steps,
                 measured,
                 f"{set_title(name)}: accuracy during training, 95 % intervals",
             )

@@ -2,14 +2,15 @@
 
 import base64
 import html
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import finished_evaluations
+from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import completion, evaluation, figures
@@ -60,10 +61,15 @@ def _read_summary(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        summary = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        summary = documents.read_json(path)
+    except ValueError:
         summary = None
-    if not isinstance(summary, dict):
+    numbers = ("steps", "generated_tokens", "wall_seconds")
+    if (
+        not isinstance(summary, dict)
+        or not all(type(summary.get(name, 0)) in (int, float) for name in numbers)
+        or not isinstance(summary.get("departures", []), list)
+    ):
         raise UserError(f"{path}: is damaged; remove it, or run the training again")
     return summary
 
@@ -117,7 +123,7 @@ def _evaluations(folder: Path) -> str:
     parts = []
     for path in finished_evaluations(folder):
         try:
-            results = json.loads(path.read_bytes())
+            results = documents.read_json(path)
             tables = evaluation.tables(results)
         except (ValueError, KeyError, TypeError, StopIteration):
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
@@ -132,7 +138,8 @@ def _accuracy(
 ) -> Iterator[str]:
     """Pictures and tables of one evaluation set."""
     name, kind = set_title(name), "accuracy by thinking budget"
-    yield _image(drawn[f"accuracy_{short}"], f"{name}: {kind}")
+    if f"accuracy_{short}" in drawn:
+        yield _image(drawn[f"accuracy_{short}"], f"{name}: {kind}")
     what = "accuracy in % [95 % interval], mean thinking tokens"
     yield comparison(f"{name}: {what}", policies).html()
     others = without_near_duplicates(policies)
@@ -148,6 +155,39 @@ def _accuracy(
         yield _image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training")
 
 
+def _is_entry(entry: Any) -> bool:
+    """Whether this is what an evaluation says of one budget, as far as every picture needs it."""
+    if not isinstance(entry, dict):
+        return False
+    numbers = [entry.get("accuracy"), entry.get("mean_thinking_tokens")]
+    ends = entry.get("ci95")
+    numbers += ends if isinstance(ends, list) and len(ends) == 2 else [None]
+    return all(type(number) in (int, float) for number in numbers)
+
+
+def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
+    """Refuses records whose sets hold something else than accuracies by decoding and budget.
+
+    Raises:
+      UserError: names the line.
+    """
+    for number, record in enumerate(records, 1):
+        modes = [mode for of_set in record["sets"].values() for mode in _values(of_set)]
+        # An empty name for what is no mapping of budgets at all.
+        maps = [mode if isinstance(mode, dict) else {"": None} for mode in modes]
+        entries = [item for budgets in maps for item in budgets.items()]
+        known = all(key.isdecimal() or key == UNLIMITED for key, _ in entries)
+        if not known or not all(_is_entry(entry) for _, entry in entries):
+            raise UserError(
+                f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
+                "remove the line"
+            )
+
+
+def _values(of_set: Any) -> list[Any]:
+    return list(of_set.values()) if isinstance(of_set, dict) and of_set else [None]
+
+
 def page(folder: Path) -> str:
     """The HTML of a run, whose pictures are drawn into its folder on the way.
 
@@ -157,11 +197,27 @@ def page(folder: Path) -> str:
     Raises:
       UserError: no run there, or a damaged file in it.
     """
+    try:
+        return _page(folder)
+    # Fields that no check above has heard of: of a later version, or of somebody's own making.
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        paths = RunPaths(folder)
+        names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
+        raise UserError(
+            f"{folder}: {names} hold something else than a run writes "
+            f"({type(error).__name__}: {error}); copy them again"
+        ) from None
+
+
+def _page(folder: Path) -> str:
     paths, config = RunPaths(folder), read_config(folder)
     summary = _read_summary(paths.summary)
     method = str(summary.get("method", config.method))
     records = _records(paths.metrics, {"step": int})
     evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
+    _check_evaluations(paths.evaluations, evaluations)
     drawn = figures.draw_run(folder, method)
     title = html.escape(f"{method}: {folder.absolute().name}")
     parts = [f"<h1>{title}</h1>\n", _facts(config, summary, records).html()]

@@ -14,6 +14,7 @@ from rich import box
 from rich.text import Text
 
 from bacr_jax.config.selection import HOLDOUT
+from bacr_jax.errors import printable
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 
@@ -58,10 +59,11 @@ class Table:
     def terminal(self) -> rich.table.Table:
         """For a terminal."""
         shown = rich.table.Table(
-            title=self.title,
+            # As texts: in strings, rich would take [...] for its own markup.
+            title=Text(self.title),
             title_justify="left",
             title_style="bold",
-            caption=self.caption or None,
+            caption=Text(self.caption) if self.caption else None,
             caption_justify="left",
             box=box.SIMPLE_HEAD,
         )
@@ -107,7 +109,7 @@ class Table:
         line = lambda cells: " & ".join(str(cell).translate(LATEX) for cell in cells) + r" \\"
         columns = "l" * self.words + "r" * (len(self.header) - self.words)
         lines = [
-            f"% {self.title}",
+            f"% {printable(self.title)}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             line(self.header),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
@@ -78,12 +79,12 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Lines of a JSONL file with their records, without a last line torn by a kill."""
     if not path.exists():
         return []
-    *lines, unfinished = path.read_bytes().split(b"\n")
+    *lines, unfinished = documents.read_file(path, most=documents.LARGEST_TABLE).split(b"\n")
     whole = []
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode()
-            record = json.loads(text)
+            record = documents.parse_json(text)
             if not isinstance(record, dict):
                 raise ValueError
         # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
@@ -194,6 +195,7 @@ class RunFolder(RunPaths):
 
     Attributes:
       is_new: this process made the folder's config.yaml.
+      config_now: the config that `keep_config` makes the folder's; None: it stays as it is.
     """
 
     def __init__(self, path: Path, held: TextIO | None):
@@ -201,6 +203,7 @@ class RunFolder(RunPaths):
         super().__init__(path)
         self._held = held
         self.is_new = False
+        self.config_now: Config | None = None
 
     def __enter__(self) -> "RunFolder":
         """The folder itself."""
@@ -215,6 +218,20 @@ class RunFolder(RunPaths):
         """Releases the lock; the end of the process, however it comes, does so too."""
         if self._held is not None:
             self._held.close()
+
+    def changed(self) -> list[str]:
+        """Keys in which the present config differs from the folder's, until `keep_config`."""
+        return [] if self.config_now is None else list(_differing(self.config, self.config_now))
+
+    def keep_config(self) -> None:
+        """Makes the present config the folder's, and keeps what it was before.
+
+        To be called when nothing can refuse the config any more: a run whose change was refused
+        afterwards could not go on with the config that it had.
+        """
+        if self.config_now is not None:
+            _note_changes(self, self.config_now)
+            self.config_now = None
 
     def discard(self) -> None:
         """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
@@ -336,7 +353,7 @@ def open_run(
       path: the folder.
       config: settings of the run; written to config.yaml.
       resume: what to do with a run that is there already.
-      allowed: keys in which that run's config may differ; changes.jsonl keeps what they were.
+      allowed: keys in which that run's config may differ; `keep_config` notes what they were.
 
     Returns:
       The folder, locked against other processes until it is left or the process ends.
@@ -359,7 +376,7 @@ def open_run(
             if folder.is_new:
                 write_atomically(folder.config, config_io.to_yaml(config))
             else:
-                _note_changes(folder, config)
+                folder.config_now = config
             folder.rollouts.mkdir(exist_ok=True)
         except BaseException:
             lock.close()

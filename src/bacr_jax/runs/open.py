@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
@@ -66,7 +66,7 @@ def choose_step(folder: Path, step: int | str | None = None) -> int:
 def _best_step(folder: Path) -> int:
     """The step that best.json names."""
     try:
-        return int(json.loads(RunPaths(folder).best.read_bytes())["step"])
+        return int(documents.read_json(RunPaths(folder).best)["step"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
@@ -236,7 +236,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
 
     read_hf_config(folder)
     module = read_budget_module(folder)
-    raw = json.loads((folder / "config.json").read_bytes())
+    raw = documents.read_object(folder / "config.json")
     stored = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
     config = Config()
     model = dataclasses.replace(

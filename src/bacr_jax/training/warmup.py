@@ -30,6 +30,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.data import ledger
@@ -361,8 +362,8 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     Raises:
       UserError: they are another warm-up's.
     """
-    identity = json.loads(paths.identity.read_text())
-    if identity["fingerprint"] != warmup_fingerprint(config):
+    identity = _identity(paths.identity)
+    if identity.get("fingerprint") != warmup_fingerprint(config):
         raise UserError(
             f"{paths.path}: holds a warm-up with other settings (seed, model, data.ledger, warmup "
             "or the budgets told in words differ); write another warmup.dir"
@@ -371,6 +372,13 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
     return params
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    try:
+        return documents.read_object(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
 
 
 def _keep(run: WarmUp, paths: WarmupPaths, measured: dict[str, float]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from bacr_jax import documents
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf.hf_config import read_json
 from bacr_jax.model.hf.names import Entry
@@ -23,10 +25,11 @@ _WIDTH = {"F32": 4, "BF16": 2, "F16": 2}
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        documents.check_regular(path)
         with safe_open(path, framework="numpy") as file:
             yield file
-    except (SafetensorError, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(
             f"{path}: truncated, damaged or missing ({reason}); download the file again"
         ) from None
@@ -62,6 +65,13 @@ def _files(folder: Path) -> dict[str, Path] | list[Path]:
     listed = read_json(folder / INDEX).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(x, str) for x in listed.values()):
         raise UserError(f"{folder / INDEX}: has no weight_map; download the file again")
+    for file in set(listed.values()):
+        # A name with a folder in it could lead to any file of the machine.
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise UserError(
+                f"{folder / INDEX}: names {shown(file)}, which is no safetensors file of its "
+                "folder; download the file again"
+            )
     return {name: folder / file for name, file in listed.items()}
 
 

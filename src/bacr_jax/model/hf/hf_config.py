@@ -1,11 +1,13 @@
 """`config.json` of a Hugging Face folder: the shape it describes, and the one we write."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
+from bacr_jax import documents
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.config import io as config_io
+from bacr_jax.config.values import convert, describe, shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config
 
@@ -17,6 +19,10 @@ WORDS = "budget_words"
 _NOT_OF_THE_MODULE = {"told", "words", "branches"}
 # Key of config.json: names of budgets.
 LEVELS = "budget_levels"
+
+# Far beyond any model there is; a larger number is a slip, which would take hours to refuse later.
+_MOST = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
+_LARGEST = 1 << 28
 
 # What transformers assumes for Qwen2 where config.json is silent.
 _THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
@@ -42,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: no such file, or something else in it.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = documents.read_json(path)
     except OSError as error:
         raise UserError(
             f"{path}: can't read it ({error.strerror}); write a Hugging Face folder"
@@ -59,14 +65,17 @@ def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | Non
     if number is None:
         number = default
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise UserError(f"{where}: {key} is {number!r}; write a positive whole number")
+        raise UserError(f"{where}: {key} is {shown(number)}; write a positive whole number")
+    most = _MOST.get(key, _LARGEST)
+    if number > most:
+        raise UserError(f"{where}: {key} is {shown(number)}; write at most {most}")
     return number
 
 
 def _positive_float(raw: dict[str, Any], key: str, where: Path, default: float) -> float:
     number = raw.get(key, default)
     if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
-        raise UserError(f"{where}: {key} is {number!r}; write a positive number")
+        raise UserError(f"{where}: {key} is {shown(number)}; write a positive number")
     return float(number)
 
 
@@ -75,11 +84,11 @@ def _rope_theta(raw: dict[str, Any], where: Path) -> float:
     for key in ("rope_scaling", "rope_parameters"):
         inside = raw.get(key) or {}
         if not isinstance(inside, dict):
-            raise UserError(f"{where}: {key} is {inside!r}; write an object or null")
+            raise UserError(f"{where}: {key} is {shown(inside)}; write an object or null")
         kind = inside.get("rope_type", inside.get("type", "default"))
         if kind != "default":
             raise UserError(
-                f"{where}: {key} asks for {kind!r} rotary scaling, which is not supported; "
+                f"{where}: {key} asks for {shown(kind)} rotary scaling, which is not supported; "
                 "write a model with plain rotary embeddings"
             )
     inside = raw.get("rope_parameters") or {}
@@ -90,20 +99,24 @@ def _rope_theta(raw: dict[str, Any], where: Path) -> float:
 def _refuse_other_models(raw: dict[str, Any], where: Path) -> None:
     kind = raw.get("model_type")
     architectures = raw.get("architectures") or [ARCHITECTURES.get(str(kind), "nothing")]
-    if kind not in ARCHITECTURES or architectures != [ARCHITECTURES[kind]]:
+    known = isinstance(kind, str) and kind in ARCHITECTURES
+    if not known or architectures != [ARCHITECTURES[str(kind)]]:
         raise UserError(
-            f"{where}: model_type {kind!r}, architectures {architectures}; only Qwen2.5 causal "
-            "language models (qwen2, Qwen2ForCausalLM) are supported"
+            f"{where}: model_type {shown(kind)}, architectures {shown(architectures)}; only "
+            "Qwen2.5 causal language models (qwen2, Qwen2ForCausalLM) are supported"
         )
     supported: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False}
     for key, value in supported.items():
         if raw.get(key, value) != value:
             raise UserError(
-                f"{where}: {key} is {raw[key]!r}, which is not supported; only {value!r} is"
+                f"{where}: {key} is {shown(raw[key])}, which is not supported; only {value!r} is"
             )
     if "quantization_config" in raw:
         raise UserError(f"{where}: the weights are quantised; write the bfloat16 model's folder")
-    if "sliding_attention" in (raw.get("layer_types") or []):
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise UserError(f"{where}: layer_types is {shown(kinds)}; write a list of names or null")
+    if "sliding_attention" in kinds:
         raise UserError(f"{where}: layer_types has sliding_attention, which is not supported")
 
 
@@ -125,7 +138,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
         )
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
-        raise UserError(f"{where}: tie_word_embeddings is {tied!r}; write true or false")
+        raise UserError(f"{where}: tie_word_embeddings is {shown(tied)}; write true or false")
     return Qwen2Config(
         vocab_size=_positive_int(raw, "vocab_size", where),
         hidden_size=width,
@@ -166,9 +179,23 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
     inside = raw.get("budget_module")
     fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
     if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
-        raise UserError(f"{path}: budget_module is {inside!r}; export the folder again")
+        raise UserError(f"{path}: budget_module is {shown(inside)}; export the folder again")
     b_max = _positive_int(inside, "b_max", path)
-    return BudgetModule(ConditioningConfig(**{key: inside[key] for key in fields}), b_max)
+    return BudgetModule(ConditioningConfig(**_settings(inside, fields, path)), b_max)
+
+
+def _settings(inside: dict[str, Any], fields: set[str], where: Path) -> dict[str, Any]:
+    """The settings of a budget module, in the types that they have in a config."""
+    found = {}
+    for name in fields:
+        key = config_io.schema()[f"conditioning.{name}"]
+        fits, found[name] = convert(key.hint, inside[name])
+        if not fits:
+            wanted = describe(key.hint)
+            raise UserError(
+                f"{where}: budget_module.{name} is {shown(inside[name])}; write {wanted}"
+            )
+    return found
 
 
 def read_budget_words(folder: str | Path) -> str | None:
@@ -180,7 +207,7 @@ def read_budget_words(folder: str | Path) -> str | None:
     path = Path(folder) / "config.json"
     words = read_json(path).get(WORDS)
     if words is not None and (not isinstance(words, str) or words.count("{budget}") != 1):
-        raise UserError(f"{path}: {WORDS} is {words!r}; write a sentence with {{budget}} once")
+        raise UserError(f"{path}: {WORDS} is {shown(words)}; write a sentence with {{budget}} once")
     return words
 
 
@@ -192,9 +219,9 @@ def read_levels(folder: str | Path) -> dict[str, int]:
     """
     path = Path(folder) / "config.json"
     found = read_json(path).get(LEVELS) or {}
-    whole = lambda tokens: isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+    whole = lambda tokens: type(tokens) is int and 0 <= tokens <= _LARGEST
     if not isinstance(found, dict) or not all(map(whole, found.values())):
-        raise UserError(f"{path}: {LEVELS} is {found!r}; export the folder again")
+        raise UserError(f"{path}: {LEVELS} is {shown(found)}; export the folder again")
     return found
 
 

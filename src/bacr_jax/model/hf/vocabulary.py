@@ -33,14 +33,23 @@ def number_of_ids(folder: Path) -> int | None:
         model = raw.get("model")
         known = model.get("vocab") if isinstance(model, dict) else None
         added = raw.get("added_tokens") or []
+        if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+            raise _malformed(folder / "tokenizer.json", "added_tokens")
         # Unigram models list (piece, score) pairs: the place in the list is the id.
-        ids = list(known.values()) if isinstance(known, dict) else list(range(len(known or [])))
-        ids += [token["id"] for token in added]
+        listed = known if isinstance(known, list) else []
+        ids = list(known.values()) if isinstance(known, dict) else list(range(len(listed)))
+        ids += [token.get("id") for token in added]
     elif (folder / "vocab.json").exists():
         ids = list(read_json(folder / "vocab.json").values())
         if (folder / "added_tokens.json").exists():
             ids += read_json(folder / "added_tokens.json").values()
+    if not all(type(number) is int and 0 <= number < 1 << 31 for number in ids):
+        raise _malformed(folder, "an id")
     return max(ids) + 1 if ids else None
+
+
+def _malformed(where: Path, what: str) -> UserError:
+    return UserError(f"{where}: {what} is malformed in its tokenizer; copy the files again")
 
 
 def check_fits(folder: Path, rows: int) -> None:
