@@ -1,0 +1,1 @@
+"""The paper's experiments: many runs, and what they say together."""
