@@ -66,7 +66,9 @@ class TestLoading:
             config_io.load([], ["conditioning.enabled=maybe"])
 
     def test_shipped_configs_pass(self):
-        files = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+        folder = Path(__file__).parents[2] / "configs"
+        # Studies have keys of their own.
+        files = sorted(set(folder.rglob("*.yaml")) - set(folder.glob("studies/*.yaml")))
         assert files
         for path in files:
             config_io.check(config_io.load([path]), also=method_problems)

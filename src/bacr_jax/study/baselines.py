@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -81,8 +82,8 @@ class Groups:
             "fraction": np.float32(0.5),
             "extra": {},
         }
-        as_jax = lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x
-        return GroupBatch(**{name: as_jax(value) for name, value in fields.items()})
+        batch: GroupBatch = jax.tree.map(jnp.asarray, GroupBatch(**fields))
+        return batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +157,8 @@ class Arm:
     def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
         """E estimate = sum_s factors_s g_s: what is left of each segment's gradient."""
         later = (cuts - np.arange(cuts)) / cuts
-        own = {"no": 0.0, "group": 1.0, "brpo": later}[self.shrinks]
-        return np.broadcast_to(1.0 - own / group, (cuts,)).copy()
+        own = {"no": 0.0 * later, "group": np.ones(cuts), "brpo": later}[self.shrinks]
+        return np.asarray(1.0 - own / group)
 
 
 # --- rules ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 # Added to the diagonal, relative to its mean: earlier answers are nearly collinear.
 _RIDGE = 1e-3
@@ -109,7 +109,7 @@ class Regression:
         cls,
         given: Float[np.ndarray, "R G M F"],
         residual: Float[np.ndarray, "R G M"],
-        weights: Float[np.ndarray, "R G M"],
+        weights: Num[np.ndarray, "R G M"],
     ) -> "Regression":
         """Weighted least squares for each segment, without an intercept.
 

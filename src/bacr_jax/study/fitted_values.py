@@ -18,7 +18,8 @@ from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.value_loss import read_values
 from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
-from bacr_jax.study.gradient_pool import Drawn, Frozen
+from bacr_jax.study.frozen import Frozen
+from bacr_jax.study.gradient_pool import Drawn
 
 Params = dict[str, Any]
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,14 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax import curriculum, rewards
 from bacr_jax.config import Config
-from bacr_jax.data import ledger
-from bacr_jax.data.environment import Environment, Questions, build_environment
-from bacr_jax.data.prompts import format_for
-from bacr_jax.data.tokenizers import load_tokenizer
+from bacr_jax.data.environment import Questions
 from bacr_jax.errors import UserError
-from bacr_jax.learner import policy as policies
 from bacr_jax.learner.batch import Batch, make_batch
-from bacr_jax.methods import load_method
 from bacr_jax.rollout import Rollout, generate, sampling_params
-from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import read_config, read_params
 from bacr_jax.runs.progress import Phase
 from bacr_jax.study import sketches
+from bacr_jax.study.frozen import Frozen
 
-Params = dict[str, Any]
 # common: all traces of a group under one budget of a grid. independent: each under its own, from
 # the TruncNorm of Eq. 4.
 Regime = Literal["common", "independent"]
@@ -36,77 +29,6 @@ Regime = Literal["common", "independent"]
 _SLOTS, _ROWS = 512, 64
 # Thinking buffers of scores come in multiples of this.
 _BUCKET = 16
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """A policy as it was at a checkpoint, and all that it needs to answer.
-
-    Attributes:
-      config: of its run.
-      step: of the checkpoint.
-      policy: compiled forms.
-      params: theta.
-      head: the value head as it was; None: the method has none.
-      environment: questions, rules, grader.
-    """
-
-    config: Config
-    step: int
-    policy: policies.Policy
-    params: Params
-    head: Params | None
-    environment: Environment
-
-    @property
-    def pool_questions(self) -> Questions:
-        """Held-out questions."""
-        return next(iter(self.environment.eval.values()))
-
-
-def open_frozen(folder: Path, step: int, environment: Environment | None = None) -> Frozen:
-    """Reads a checkpoint of a run.
-
-    Args:
-      folder: of the run.
-      step: of the checkpoint.
-      environment: of the same run, if it is there already.
-    """
-    config = read_config(folder)
-    method = load_method(config)
-    if environment is None:
-        if config.data.train == "ledger":
-            tokenizer: Any = ledger.ledger_tokenizer()
-        else:
-            where = config.model.tokenizer or config.model.path
-            tokenizer = load_tokenizer(where, where="model.tokenizer")
-        rows = policies.vocabulary_rows(config, len(tokenizer))
-        environment = build_environment(config, tokenizer, rows, style=format_for(config))
-    policy = policies.make_policy(config, method, environment.vocab_size)
-    to_device = lambda tree: jax.tree.map(jnp.asarray, tree)
-    params = to_device(read_params(folder, step))
-    head = to_device(_read_head(folder, step)) if method.uses_value else None
-    return Frozen(config, step, policy, params, head, environment)
-
-
-def _read_head(folder: Path, step: int) -> Params:
-    """Parameters of a checkpoint's value head, on the host."""
-    import orbax.checkpoint as ocp
-
-    state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
-    reader = ocp.PyTreeCheckpointer()
-    try:
-        saved = reader.metadata(state).item_metadata.tree["train"]["head"]
-        wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
-        item = {"train": {"head": wanted}}
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=on_host, partial_restore=True)
-        return dict(reader.restore(state, args=restore)["train"]["head"])
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        raise UserError(
-            f"{state}: holds no value head ({str(error).splitlines()[0]}); write a run of a method "
-            "with a value head"
-        ) from None
 
 
 # --- rollouts -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from bacr_jax.config import Config
 from bacr_jax.study import baselines, noise
 from bacr_jax.study.baselines import ARMS, PUBLISHED, READINGS, REFERENCE, Arm, Groups, Setting
-from bacr_jax.study.gradient_pool import Drawn, Pool
+from bacr_jax.study.gradient_pool import Drawn, Pool, Regime
 from bacr_jax.study.noise import Moments, Noise
 
 # What is measured: an arm and how it reads the answers, as "arm/reading".
@@ -83,6 +83,31 @@ class Measured:
     answer_questions: Int[np.ndarray, " H"]
     spread: Float[np.ndarray, " variants"]
     cost: Float[np.ndarray, " variants"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured on one pool.
+
+    Attributes:
+      seed: of run and pool.
+      step: of the checkpoint.
+      regime: of the budgets.
+      by_group: noise by group size.
+      diagnostics: of values and budgets.
+      across: share of a batch's variance that lies between questions.
+      right: share correct at the budget.
+      seconds: a trace takes by number of answers at a cut, and its scores.
+    """
+
+    seed: int
+    step: int
+    regime: Regime
+    by_group: dict[int, Measured]
+    diagnostics: dict[str, Any]
+    across: float
+    right: float
+    seconds: dict[str, float]
 
 
 def _weighted(

@@ -168,4 +168,4 @@ def shortened(batch: Batch, thinking: int) -> Batch:
         name: np.asarray(getattr(batch, name))[:, :-fewer]
         for name in ("trunk", "thinking_advantages", "thinking_logprobs")
     }
-    return batch.replace(**cut)  # type: ignore[attr-defined,no-any-return]
+    return batch.replace(**cut)  # type: ignore[attr-defined]

@@ -28,37 +28,13 @@ from bacr_jax.runs.progress import Progress
 from bacr_jax.study import gradient_pool, measurement, variance_report
 from bacr_jax.study.baselines import Setting
 from bacr_jax.study.fitted_values import fit_value, saved_values, smoothed_means
-from bacr_jax.study.gradient_pool import Drawn, Frozen, Pool, Regime
-from bacr_jax.study.measurement import Measured, Values
+from bacr_jax.study.frozen import Frozen, open_frozen
+from bacr_jax.study.gradient_pool import Drawn, Pool, Regime
+from bacr_jax.study.measurement import Result, Values
 from bacr_jax.study.variance_settings import VarianceSettings, read_settings
 
 # Budgets whose traces are looked at alone when budgets are mixed: so many ranges.
 _BINS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What was measured on one pool.
-
-    Attributes:
-      seed: of run and pool.
-      step: of the checkpoint.
-      regime: of the budgets.
-      by_group: noise by group size.
-      diagnostics: of values and budgets.
-      across: share of a batch's variance that lies between questions.
-      right: share correct at the budget.
-      seconds: a trace takes by number of answers at a cut, and its scores.
-    """
-
-    seed: int
-    step: int
-    regime: Regime
-    by_group: dict[int, Measured]
-    diagnostics: dict[str, Any]
-    across: float
-    right: float
-    seconds: dict[str, float]
 
 
 def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
@@ -244,7 +220,7 @@ def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tup
     of_pool = {"saved": saved_values(frozen, questions, pool.drawn)}
     of_calibration = {"saved": saved_values(frozen, train, calibration)}
     for kind in ("cut", "trace_and_cut"):
-        fitted = fit_value(frozen, calibration, kind, held_out=second, seed=place.seed)  # type: ignore[arg-type]
+        fitted = fit_value(frozen, calibration, kind, held_out=second, seed=place.seed)
         of_pool[kind] = fitted(frozen, questions, pool.drawn)
         of_calibration[kind] = fitted(frozen, train, calibration)
     bandwidth = 1e-3 if place.regime == "common" else place.settings.bandwidth
@@ -337,7 +313,7 @@ def run_variance(
     progress = progress or Progress()
     results, environment = [], None
     for step in steps:
-        frozen = gradient_pool.open_frozen(run_folder, step, environment)
+        frozen = open_frozen(run_folder, step, environment)
         environment = frozen.environment
         for regime in settings.regimes:
             known: Any = regime
@@ -361,7 +337,7 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
     started = time.time()
     output = Path(settings.output)
     output.mkdir(parents=True, exist_ok=True)
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(output.absolute() / "compiled"))
     results: list[Result] = []
     with Progress() as progress:

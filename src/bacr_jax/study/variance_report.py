@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +16,9 @@ from bacr_jax.runs.folder import write_atomically, write_json
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_jax.study import noise
 from bacr_jax.study.baselines import BY_NAME
-from bacr_jax.study.measurement import AGAINST, NAMES, TRAINED
+from bacr_jax.study.measurement import AGAINST, NAMES, TRAINED, Result
 from bacr_jax.study.noise import Noise
 from bacr_jax.study.variance_settings import KIND, VarianceSettings
-
-if TYPE_CHECKING:
-    from bacr_jax.study.variance import Result
 
 _READ = {"one": "1 answer", "several": "{answers} answers", "pooled": "{answers} answers, pooled"}
 # Drawn and tabulated by group size and budget; the others stand in variance.json.
@@ -47,7 +44,7 @@ def _joined(parts: Sequence[Noise]) -> Noise:
 
 
 def _merged(
-    results: Sequence["Result"], group: int, take: str = "noise", questions: str = "questions"
+    results: Sequence[Result], group: int, take: str = "noise", questions: str = "questions"
 ) -> tuple[Noise, np.ndarray]:
     """Noise of all seeds, and the question of each entry, a number of its own for each seed."""
     measured = [result.by_group[group] for result in results]
@@ -69,7 +66,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float | np.floating) else value
 
 
-def _arms(results: Sequence["Result"], group: int, resamples: int) -> dict[str, dict[str, Any]]:
+def _arms(results: Sequence[Result], group: int, resamples: int) -> dict[str, dict[str, Any]]:
     """Every number of every arm at one group size, over all seeds."""
     entries, clusters = _merged(results, group)
     whole = noise.by_question(entries, clusters)
@@ -102,9 +99,7 @@ def _arms(results: Sequence["Result"], group: int, resamples: int) -> dict[str, 
     }
 
 
-def _by_budget(
-    results: Sequence["Result"], group: int, resamples: int
-) -> dict[str, dict[str, list[float]]]:
+def _by_budget(results: Sequence[Result], group: int, resamples: int) -> dict[str, dict[str, Any]]:
     """Reductions by budget: of cells under one budget, or of the traces in a range."""
     entries, clusters = _merged(results, group)
     budgets = np.concatenate([result.by_group[group].budgets for result in results])
@@ -124,9 +119,7 @@ def _by_budget(
     return found
 
 
-def _with_answers(
-    results: Sequence["Result"], group: int, resamples: int
-) -> dict[str, list[float]]:
+def _with_answers(results: Sequence[Result], group: int, resamples: int) -> dict[str, Any]:
     """Reductions of the gradient of thinking and answers together."""
     if results[0].by_group[group].with_answers is None:
         return {}
@@ -137,7 +130,7 @@ def _with_answers(
 
 
 def summary(
-    size: str, settings: VarianceSettings, results: Sequence["Result"], seconds: float
+    size: str, settings: VarianceSettings, results: Sequence[Result], seconds: float
 ) -> dict[str, Any]:
     """What variance.json holds."""
     middle = min(settings.groups, key=lambda group: abs(group - 8))
@@ -330,7 +323,7 @@ def write(
     folder: Path,
     size: str,
     settings: VarianceSettings,
-    results: Sequence["Result"],
+    results: Sequence[Result],
     seconds: float,
 ) -> list[Path]:
     """Writes variance.json, variance.md and the pictures; returns their paths."""
