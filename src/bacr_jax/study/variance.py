@@ -21,6 +21,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import Arguments, entry_point
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import finished_steps
@@ -353,5 +354,12 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
     return written
 
 
+@entry_point
+def _command(argv: Arguments) -> None:
+    """FILE SIZE [key=value ...]."""
+    path, size, *overrides = sys.argv[1:] if argv is None else argv
+    main(Path(path), size, overrides)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    sys.exit(_command())
