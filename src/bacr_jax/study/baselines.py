@@ -25,7 +25,7 @@ from bacr_jax.study.control_variates import Regression, regressors
 Reading = Literal["one", "several", "pooled"]
 READINGS: tuple[Reading, ...] = ("one", "several", "pooled")
 # Steps after which the running moments of `shrink` and `history` are those of the batch.
-_SETTLED = 120
+_SETTLED = 60
 
 
 @dataclasses.dataclass(frozen=True)
