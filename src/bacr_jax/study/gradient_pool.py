@@ -126,7 +126,9 @@ def draw_many(
         one = jax.random.fold_in(key, number)
         drawn, _ = draw(frozen, questions, rows[part], budgets[part], one, answers=answers)
         parts.append(drawn)
-        phase.update(min(start + size, len(rows)), total=len(rows), right=drawn.by_answer.mean())
+        phase.update(
+            min(start + size, len(rows)), total=len(rows), right=float(drawn.by_answer.mean())
+        )
     return Drawn.joined(parts)
 
 

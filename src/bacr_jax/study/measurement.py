@@ -21,7 +21,8 @@ NAMES = tuple(f"{arm.name}/{reading}" for arm, reading in VARIANTS)
 AGAINST, OF_REFERENCE = NAMES.index(f"{PUBLISHED}/several"), NAMES.index(f"{REFERENCE}/several")
 # With the gradient of the answers too, where all answers of a cut are trained on.
 TRAINED = tuple(i for i, (_, reading) in enumerate(VARIANTS) if reading == "several")
-Values = Mapping[str, Float[np.ndarray, "B M"]]
+# Rows by cuts; pool and calibration have different rows.
+Values = Mapping[str, Float[np.ndarray, "_ _"]]
 
 
 def grouped(

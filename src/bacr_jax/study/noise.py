@@ -180,8 +180,10 @@ class Noise:
         whole = np.ones((1, len(self.signal)))
         weights = np.concatenate([whole, resampled(len(self.signal), resamples, seed)])
         scaled = self._scaled(weights) * costs
-        values = 1.0 - scaled / scaled[:, against : against + 1]
-        low, high = np.quantile(values[1:], [0.025, 0.975], axis=0)
+        # Resamples of questions that are all solved, or all hopeless, have no noise to compare.
+        there = scaled[:, against : against + 1] > 0
+        values = np.where(there, 1.0 - scaled / np.where(there, scaled[:, [against]], 1.0), np.nan)
+        low, high = np.nanquantile(values[1:], [0.025, 0.975], axis=0)
         return np.stack([values[0], low, high], axis=-1)
 
 

@@ -60,12 +60,14 @@ def _part(noises: Noise, keep: np.ndarray) -> Noise:
 
 
 def _rounded(value: Any) -> Any:
-    """Five significant digits, so that the file is small."""
+    """Five significant digits, so that the file is small; null for what can't be told."""
     if isinstance(value, Mapping):
         return {str(name): _rounded(x) for name, x in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
         return [_rounded(x) for x in value]
-    return float(f"{value:.5g}") if isinstance(value, float | np.floating) else value
+    if not isinstance(value, float | np.floating):
+        return value
+    return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
 def _arms(results: Sequence[Result], group: int, resamples: int) -> dict[str, dict[str, Any]]:
@@ -178,9 +180,15 @@ def summary(
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _percent(reduction: Sequence[float]) -> str:
-    value, low, high = (100 * x for x in reduction)
+def _percent(reduction: Sequence[float | None]) -> str:
+    if None in reduction:
+        return "can't be told"
+    value, low, high = (100 * x for x in reduction if x is not None)
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def _number(value: float | None) -> str:
+    return "can't be told" if value is None else f"{value:.3g}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -215,9 +223,9 @@ def _regime_tables(found: Mapping[str, Any], regime: str) -> Iterator[str]:
                 name_of(name),
                 *(_percent(cell["groups"][middle][name]["reduction"]) for cell in cells),
                 _percent(cells[-1]["groups"][middle][name]["reduction_at_equal_tokens"]),
-                f"{cells[-1]['groups'][middle][name]['advantage_variance']:.3f}",
-                f"{cells[-1]['groups'][middle][name]['tokens_a_trace']:.1f}",
-                f"{cells[-1]['groups'][middle][name]['bias']:+.3f}",
+                _number(cells[-1]["groups"][middle][name]["advantage_variance"]),
+                _number(cells[-1]["groups"][middle][name]["tokens_a_trace"]),
+                _number(cells[-1]["groups"][middle][name]["bias"]),
             ]
             for name in arms
         ],
@@ -298,7 +306,7 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
         arms = cell["groups"][middle]
         style = {"color": colour, "marker": marker, "ms": 4, "ls": "none", "lw": 1.2}
         # Noise itself: 1 is that of published BRPO.
-        value, low, high = 1.0 - np.array([arms[name]["reduction"] for name in names]).T
+        value, low, high = 1.0 - np.array([arms[name]["reduction"] for name in names], float).T
         inside = value <= _WIDEST
         ends = np.maximum([value - high, low - value], 0.0)[:, inside]
         shown = f"step {cell['step']}"
