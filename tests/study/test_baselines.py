@@ -61,6 +61,7 @@ def groups():
         thinking=THINKING[INDEX],
         budgets=np.full(INDEX.shape, 2),
         tokens=np.ones(shape, int),
+        surprise=np.ones(shape),
         values={
             "saved": value(0.1, 0.9),
             "cut": value(0.4, 0.4),
@@ -110,6 +111,7 @@ class TestReadings:
         thinking=np.array([[8, 3]]),
         budgets=np.array([[8, 8]]),
         tokens=np.array([[[4, 4], [4, 0]]]),
+        surprise=np.ones((1, 2, 2)),
         values={},
     )
 
@@ -136,14 +138,14 @@ def test_regression_finds_the_slopes_that_are_there():
 def test_regressors_by_hand():
     outcomes, predicted = np.array([[[1.0, 0.0], [0.0, 1.0]]]), np.full((1, 2, 2), 0.5)
     residual, given = regressors(
-        outcomes, predicted, np.array([1.0, 2.0]), ("previous", "others", "doubt")
+        outcomes, predicted, np.array([1.0, 2.0]), ("previous", "others", "doubt", "level", "value")
     )
     np.testing.assert_allclose(residual, [[[-0.5, -1.0], [0.5, 1.0]]])
-    np.testing.assert_allclose(given[0, 0], [[0.0, 0.5, 0.0], [0.5, 1.0, 1.0]])
+    np.testing.assert_allclose(given[0, 0], [[0.0, 0.5, 0.0, 1.0, 1.5], [0.5, 1.0, 1.0, 1.0, 1.0]])
 
 
 def test_the_states_of_shrink_and_history_settle_at_the_moments_of_the_batch(groups):
-    names = ("by_answer", "cuts", "thinking", "budgets", "tokens")
+    names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise")
     few = Groups(
         **{name: getattr(groups, name)[:64] for name in names},
         values={name: x[:64] for name, x in groups.values.items()},

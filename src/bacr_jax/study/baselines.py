@@ -38,6 +38,7 @@ class Groups:
       thinking: thinking tokens.
       budgets: in tokens.
       tokens: sampled tokens of each segment.
+      surprise: how improbable they were (`gradient_pool.Drawn`).
       values: predicted outcomes by the name of a value; none has seen these traces.
       weighted: error of the oracle's return, weighted by score norms over the question's traces
         outside the group, for each segment.
@@ -48,6 +49,7 @@ class Groups:
     thinking: Int[np.ndarray, "R G"]
     budgets: Int[np.ndarray, "R G"]
     tokens: Int[np.ndarray, "R G M"]
+    surprise: Float[np.ndarray, "R G M"]
     values: Mapping[str, Float[np.ndarray, "R G M"]]
     weighted: Float[np.ndarray, "R M"] | None = None
 
@@ -240,7 +242,8 @@ def fitted_regression(arm: Arm, setting: Setting, groups: Groups, reading: Readi
     assert arm.value is not None
     outcomes, predicted = groups.outcomes(reading), groups.values[arm.value]
     residual, given = regressors(outcomes, predicted, setting.weights, arm.options["features"])
-    return Regression.fitted(given, residual, groups.tokens)
+    weights = groups.surprise if arm.options["by_norm"] else groups.tokens
+    return Regression.fitted(given, residual, weights)
 
 
 # --- the arms -------------------------------------------------------------------------------------
@@ -256,8 +259,9 @@ def _valued(name: str, label: str, value: str = "trace_and_cut", **options: Any)
     return Arm(name, label, _bacr, value, {"baseline": "value", **options})
 
 
-def _searched(name: str, label: str, *features: str) -> Arm:
-    return Arm(name, label, _regressed, "trace_and_cut", {"features": features}, search=True)
+def _searched(name: str, label: str, *features: str, by_norm: bool = False) -> Arm:
+    options = {"features": features, "by_norm": by_norm}
+    return Arm(name, label, _regressed, "trace_and_cut", options, search=True)
 
 
 ARMS = (
@@ -290,6 +294,12 @@ ARMS = (
               "others_previous", "previous", "earlier", "first"),
     _searched("everything", "regression: everything", "others", "others_previous", "previous",
               "earlier", "first", "previous_doubt", "doubt", "previous_others"),
+    _searched("rescaled", "score-weighted regression: V", "level", "value", by_norm=True),
+    _searched("rescaled_past", "score-weighted regression: V and earlier outcomes", "level",
+              "value", "previous", "earlier", by_norm=True),
+    _searched("rescaled_everything", "score-weighted regression: everything", "level", "value",
+              "others", "others_previous", "previous", "earlier", "previous_doubt", "doubt",
+              "previous_others", by_norm=True),
 )  # fmt: skip
 BY_NAME = {arm.name: arm for arm in ARMS}
 # The published method that reductions are measured against, and the arm that g is measured with.

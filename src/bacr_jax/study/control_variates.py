@@ -23,11 +23,13 @@ class _Known:
       residual: return to go less its prediction.
       surprise: outcome at each cut less its prediction.
       predicted: outcomes.
+      expected: return to go that these make.
     """
 
     residual: Float[np.ndarray, "R G M"]
     surprise: Float[np.ndarray, "R G M"]
     predicted: Float[np.ndarray, "R G M"]
+    expected: Float[np.ndarray, "R G M"]
 
     def before(self, x: Float[np.ndarray, "R G M"], steps: int) -> Float[np.ndarray, "R G M"]:
         """Its entry so many cuts before the segment's own; 0 where there is none."""
@@ -56,6 +58,8 @@ def _first(known: _Known) -> np.ndarray:
 
 
 _MAKERS: dict[str, Callable[[_Known], np.ndarray]] = {
+    "level": lambda known: np.ones_like(known.residual),
+    "value": lambda known: known.expected,
     "previous": lambda known: known.before(known.surprise, 1),
     "earlier": lambda known: known.before(known.surprise, 2),
     "first": _first,
@@ -85,8 +89,9 @@ def regressors(
       sum_{k >= s} u_k (r_k - p_k), and the regressors of each segment.
     """
     surprise = np.asarray(outcomes - predicted, np.float64)
-    residual = np.flip(np.cumsum(np.flip(weights * surprise, -1), -1), -1)
-    known = _Known(residual, surprise, np.asarray(predicted, np.float64))
+    to_go = lambda x: np.flip(np.cumsum(np.flip(weights * x, -1), -1), -1)
+    residual, given = to_go(surprise), np.asarray(predicted, np.float64)
+    known = _Known(residual, surprise, given, to_go(given))
     return residual, np.stack([_MAKERS[name](known) for name in features], -1)
 
 
@@ -116,8 +121,8 @@ class Regression:
         Args:
           given: regressors.
           residual: what they are to explain.
-          weights: of each entry. The number of a segment's tokens stands for the norm of its
-            score, which is what the noise of a gradient weighs errors with.
+          weights: of each entry: what stands for the squared norm of its score, with which the
+            noise of a gradient weighs errors.
         """
         slopes = []
         for s in range(residual.shape[-1]):

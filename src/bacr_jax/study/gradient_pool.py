@@ -44,6 +44,8 @@ class Drawn:
       cuts: in tokens.
       thinking: thinking tokens.
       tokens: sampled tokens of each segment.
+      surprise: sum over them of (1 - p)^2, p the probability that each was drawn with. It goes
+        with the squared norm of the segment's score, and comes with the rollout.
       by_answer: outcome of every answer.
       sampled: tokens of every answer.
       seconds: it took to sample and to grade them.
@@ -54,6 +56,7 @@ class Drawn:
     cuts: Int[np.ndarray, "B M"]
     thinking: Int[np.ndarray, "B"]
     tokens: Int[np.ndarray, "B M"]
+    surprise: Float[np.ndarray, "B M"]
     by_answer: Float[np.ndarray, "B M A"]
     sampled: Int[np.ndarray, "B M A"]
     seconds: float = 0.0
@@ -102,11 +105,18 @@ def draw(
         cuts=cuts,
         thinking=np.asarray(rollout.trunks.thinking),
         tokens=np.diff(ends, axis=1),
+        surprise=np.diff(np.take_along_axis(_summed_surprise(rollout), ends, 1), axis=1),
         by_answer=outcomes,
         sampled=np.asarray(rollout.branches.sampled).reshape(shape),
         seconds=time.perf_counter() - started,
     )
     return drawn, rollout
+
+
+def _summed_surprise(rollout: Rollout) -> Float[np.ndarray, "B T1"]:
+    """Sum of (1 - p)^2 over the first t sampled tokens of each row, t from 0 on."""
+    each = np.square(1.0 - np.exp(np.asarray(rollout.trunks.logprobs, np.float64)))
+    return np.concatenate([0.0 * each[:, :1], np.cumsum(each, 1)], 1)
 
 
 def draw_many(

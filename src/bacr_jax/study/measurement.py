@@ -34,7 +34,7 @@ def grouped(
         of_cells = x.reshape(-1, traces, *x.shape[1:])[:, partition]
         return of_cells.reshape(-1, partition.shape[-1], *x.shape[1:])
 
-    names = ("by_answer", "cuts", "thinking", "budgets", "tokens")
+    names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise")
     return Groups(
         **{name: split(getattr(drawn, name)) for name in names},
         values={name: split(value) for name, value in values.items()},
@@ -252,6 +252,7 @@ def _cost(drawn: Drawn) -> Float[np.ndarray, " variants"]:
         thinking=drawn.thinking[:, None],
         budgets=drawn.budgets[:, None],
         tokens=drawn.tokens[:, None],
+        surprise=drawn.surprise[:, None],
         values={},
     )
     of_thinking = drawn.tokens.sum(1).mean()

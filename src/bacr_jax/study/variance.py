@@ -90,7 +90,7 @@ def trained(settings: VarianceSettings, seed: int, progress: Progress) -> Path:
 
 def _identity(settings: VarianceSettings, *names: str) -> str:
     """A short hash of the settings that a file depends on."""
-    chosen = {name: getattr(settings, name) for name in names}
+    chosen = {"format": 2, **{name: getattr(settings, name) for name in names}}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -28,7 +28,8 @@ SHOWN = (
     *("none/several", "group_mean/several", "loo/several", "brpo/several", "brpo_loo/several"),
     *("v1/several", "value_saved/several", "value_cut/several", "value/several"),
     *("value_trajectory/several", "residual_loo/several", "shrink/several", "history/several"),
-    *("shrink_history/several", "everything/pooled", "oracle/several", "oracle_history/several"),
+    *("shrink_history/several", "everything/pooled", "rescaled/several"),
+    *("rescaled_everything/pooled", "oracle/several", "oracle_history/several"),
     *("oracle_weighted/several", "brpo/one", "value/one", "shrink/one", "shrink_history/one"),
 )
 
