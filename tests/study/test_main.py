@@ -53,6 +53,18 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     assert not (tmp_path / "studies").exists()
 
 
+def test_a_variance_study_is_no_array_of_runs(tmp_path, capsys):
+    path = tmp_path / "noise.yaml"
+    path.write_text("kind: variance\nsizes: {cpu: {budgets: [7, 0]}}\n")
+    assert main(["--config", str(path), "--list"]) == 2
+    assert "--list: " in capsys.readouterr().err
+    assert main(["--config", str(path)]) == 2
+    assert "budgets" in capsys.readouterr().err
+    path.write_text("kind: other\n")
+    assert main(["--config", str(path)]) == 2
+    assert "kind: found 'other'; write runs or variance" in capsys.readouterr().err
+
+
 def command(folder):
     return [sys.executable, "-m", "bacr_jax.study", *study(folder, "--jobs", "2", "seeds=[0]")]
 

@@ -8,7 +8,7 @@ import pytest
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.study.plan import different_folders, find_run, paths_of, plan_runs, predicted_seconds
-from bacr_jax.study.spec import read_study
+from bacr_jax.study.spec import kind_of, read_study
 from study_world import STUDY, planned
 
 
@@ -77,7 +77,8 @@ def test_what_train_would_refuse_names_the_arm(tmp_path):
         planned(tmp_path, "budget.max=4")
 
 
-STUDIES = sorted((Path(__file__).parents[2] / "configs" / "studies").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "configs" / "studies"
+STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from bacr_jax.study.plan import (
     plan_runs,
     predicted_seconds,
 )
-from bacr_jax.study.spec import Study, read_study
+from bacr_jax.study.spec import Study, kind_of, read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
@@ -135,10 +135,33 @@ def run_study(
     return 1 if scheduler.failed else 0
 
 
+def run_variance(arguments: argparse.Namespace) -> int:
+    """A study of gradient noise, which has its own keys and no array of runs.
+
+    Raises:
+      UserError: an option that only arrays of runs have, or a setting that can't be used.
+    """
+    for option in ("dry_run", "list", "only", "report", "jobs"):
+        if getattr(arguments, option):
+            raise UserError(
+                f"--{option.replace('_', '-')}: {arguments.config} measures one policy after the "
+                "other; leave it out"
+            )
+    from bacr_jax.study import variance
+
+    size = arguments.size or variance.SIZES[0]
+    own = [text for text in arguments.overrides if text.startswith("output=")]
+    output = [] if own else [f"output={arguments.out / f'{arguments.config.stem}-{size}'}"]
+    variance.main(arguments.config, size, [*output, *arguments.overrides])
+    return 0
+
+
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
     """Entry point; see EPILOG for the exit codes."""
     arguments = parse(argv)
+    if kind_of(arguments.config) == "variance":
+        return run_variance(arguments)
     study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
     paths = paths_of(study, arguments.out)
     runs = plan_runs(study, paths)

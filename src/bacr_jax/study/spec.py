@@ -275,6 +275,20 @@ def _merged(document: dict[str, Any], path: Path, size: str | None) -> tuple[dic
     return merged, chosen
 
 
+def kind_of(path: Path) -> str:
+    """What a study's file is: `runs`, unless it says otherwise (`kind: variance`).
+
+    Raises:
+      UserError: it can't be read.
+    """
+    parsed = parse_file(path)
+    document = {} if parsed.node is None else parsed.loader.construct_document(parsed.node)
+    kind = document.get("kind", "runs")
+    if kind not in ("runs", "variance"):
+        raise _fail(f"{path}: kind", f"found {shown(kind)}", "runs or variance")
+    return str(kind)
+
+
 def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] = ()) -> Study:
     """Reads and checks a study; no run's config is resolved yet.
 

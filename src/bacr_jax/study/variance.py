@@ -21,7 +21,6 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Arguments, entry_point
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import finished_steps
@@ -32,7 +31,9 @@ from bacr_jax.study.fitted_values import fit_value, saved_values, smoothed_means
 from bacr_jax.study.frozen import Frozen, open_frozen
 from bacr_jax.study.gradient_pool import Drawn, Pool, Regime
 from bacr_jax.study.measurement import Result, Values
-from bacr_jax.study.variance_settings import VarianceSettings, read_settings
+from bacr_jax.study.variance_settings import SIZES, VarianceSettings, read_settings
+
+__all__ = ["SIZES", "main", "run_config", "run_variance", "trained"]
 
 # Budgets whose traces are looked at alone when budgets are mixed: so many ranges.
 _BINS = 3
@@ -352,14 +353,3 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
         for file in written:
             progress.say(str(file))
     return written
-
-
-@entry_point
-def _command(argv: Arguments) -> None:
-    """FILE SIZE [key=value ...]."""
-    path, size, *overrides = sys.argv[1:] if argv is None else argv
-    main(Path(path), size, overrides)
-
-
-if __name__ == "__main__":
-    sys.exit(_command())
