@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import hostile_tables
 import hostile_world
 
 
 def test_the_tables_name_every_command_and_are_long():
-    found = list(hostile_world.cases())
+    found = list(hostile_tables.cases())
     assert len(found) >= 300
     commands = {line.split(" ")[0] for _, line, _ in found}
     assert commands >= {
