@@ -201,6 +201,13 @@ def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
         yield f"--label-difficulty {labels}: its folder does not exist; make it first"
     if labels.is_dir():
         yield f"--label-difficulty {labels}: is a folder; write the name of a file"
+    # The file is written at the end of hours of work: whether it can be is asked at their start.
+    beside = labels.with_name(labels.name + ".tmp")
+    try:
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        yield f"--label-difficulty {labels}: can't be written ({error.strerror}); write another"
 
 
 def _faults_of_overrides(a: argparse.Namespace) -> Iterator[str]:

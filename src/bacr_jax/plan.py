@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -119,6 +118,10 @@ def parse(argv: Sequence[str] | None) -> PlanRequest:
     )
 
 
+# A thousand times the memory of any GPU.
+MOST_GIB = 1e6
+
+
 def _memory(text: str | None) -> float | None:
     if text is None:
         return None
@@ -126,7 +129,7 @@ def _memory(text: str | None) -> float | None:
         memory_gib = float(text)
     except ValueError:
         memory_gib = 0.0
-    if not (0 < memory_gib < math.inf):
+    if not 0 < memory_gib <= MOST_GIB:
         raise UserError(f"--device-memory: found {text!r}; write GiB of a GPU, such as 80")
     return memory_gib
 

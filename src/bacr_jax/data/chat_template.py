@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from bacr_jax.errors import UserError
 
 # Two messages take a millisecond.
-SECONDS = 5.0
+SECONDS = 2.0
 # What a template may make of two messages.
 MOST_CHARS = 1_000_000
 

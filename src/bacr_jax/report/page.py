@@ -177,6 +177,7 @@ def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
         maps = [mode if isinstance(mode, dict) else {"": None} for mode in modes]
         entries = [item for budgets in maps for item in budgets.items()]
         known = all(key.isdecimal() or key == UNLIMITED for key, _ in entries)
+        known = known and isinstance(record.get("dense", {}), dict)
         if not known or not all(_is_entry(entry) for _, entry in entries):
             raise UserError(
                 f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
