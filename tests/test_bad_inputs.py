@@ -253,6 +253,12 @@ BAD = [
         {**TRAINED, "run/eval.jsonl": '{"step": 1, "when": "x"}\n'},
     ),
     (REPORT, "summary.json: is damaged; remove it", {**TRAINED, "run/summary.json": "[]"}),
+    # A study of runs, and one of gradient noise.
+    ("study --config {}/none.yaml", "no such file", {}),
+    ("study --config {}/small.yaml", "sizes: found null; write at least one, by name", {}),
+    ("study --config {}/s.yaml", "s.yaml: tasks: found null", {"s.yaml": "sizes: {cpu: {}}"}),
+    ("study --config {}/s.yaml", "kind: found 3; write runs or variance", {"s.yaml": "kind: 3"}),
+    ("study --config {}/s.yaml", "no size 'cpu'", {"s.yaml": "kind: variance\nsizes: {}"}),
     ("report --run '{}/a\nb'", r"{}/a\nb: holds no config.yaml", {}),
     # The command of all commands.
     ("trian --config x", "no command 'trian'; write one of train, data", {}),

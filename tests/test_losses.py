@@ -74,7 +74,11 @@ class TestPolicyLoss:
         np.testing.assert_allclose(got, [loss], rtol=1e-6)
 
     @settings(max_examples=50, deadline=None)
-    @given(st.floats(0.125, 3, width=32), st.floats(-2, 2, width=32, allow_subnormal=False))
+    # Smaller advantages times a ratio below 1 are subnormal, which XLA may take for 0.
+    @given(
+        st.floats(0.125, 3, width=32),
+        st.floats(-2, 2, width=32).filter(lambda a: a == 0.0 or abs(a) > 1e-30),
+    )
     def test_tokens_reported_as_clipped_are_those_without_gradient(self, ratio, advantage):
         args = {"clip_low": 0.2, "clip_high": 0.3}
         a = jnp.array(advantage)

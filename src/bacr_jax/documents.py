@@ -19,6 +19,8 @@ LARGEST_TABLE = 8 << 30
 MAX_DEPTH = 64
 # Past 308 digits a number is no float, past 4300 Python refuses to print it.
 MAX_DIGITS = 300
+# Bytes read at a time.
+_PIECE = 1 << 16
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -55,11 +57,14 @@ def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
             raise OSError(errno.EINVAL, "is no regular file", str(path))
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
-        # A file of /proc has no size beforehand.
-        content = file.read(most + 1)
-    if len(content) > most:
+        # A read of so many bytes makes room for all of them, and a file of /proc has no size.
+        pieces, size = [], 0
+        while size <= most and (piece := file.read(max(found.st_size, _PIECE) + 1)):
+            pieces.append(piece)
+            size += len(piece)
+    if size > most:
         raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
-    return content
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def check_regular(path: Path) -> None:

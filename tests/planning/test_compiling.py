@@ -30,7 +30,7 @@ def compile_seven(compiler, num_devices=8):
     ("compiler", "plugin", "backend", "words"),
     [
         ("gpu", True, "gpu", "compiled for this GPU"),
-        ("gpu", False, "cpu", r"for CPUs.*bacr_jax\[plan\]"),
+        ("gpu", False, "cpu", r"for CPUs.*\.\[plan\]"),
         ("cpu", True, "cpu", r"for CPUs.*--compile cpu"),
     ],
 )

@@ -81,7 +81,8 @@ def _counted(text: str, *, plural: bool) -> bool:
     while names and names[-1] in _TRAILING:
         names.pop()
     unknown = [name for name in names if not _is_unit(name)]
-    if len(unknown) > MOST_UNKNOWN:
+    # A letter by itself is a variable or one of several choices.
+    if len(unknown) > MOST_UNKNOWN or any(len(name) == 1 for name in unknown):
         return False
     return not names or not plural or _is_unit(names[-1]) or _plural(names[-1])
 

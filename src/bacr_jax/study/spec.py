@@ -211,10 +211,12 @@ def _build(cls: Any, given: Any, where: str, given_already: Mapping[str, Any] | 
         raise _fail(where, f"found {shown(given)}", f"keys such as {any_of(list(fields)[:3])}")
     values: dict[str, Any] = {}
     known = given_already or {}
+    set_by_hand = [name for name in fields if name not in known]
     for key, value in given.items():
         name = f"{where}.{key}"
         if key not in fields or key in known:
-            raise _fail(shown(name, quote=False), "no such key", f"one of {', '.join(fields)}")
+            name = f"{where}.{shown(key, quote=False)}"
+            raise _fail(name, "no such key", f"one of {', '.join(set_by_hand)}")
         if typing.get_origin(hints[key]) is Mapping:
             if not isinstance(value, Mapping):
                 raise _fail(name, f"found {shown(value)}", "a mapping of config keys")
