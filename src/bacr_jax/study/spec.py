@@ -5,6 +5,7 @@ those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file
 """
 
 import dataclasses
+import functools
 import json
 import re
 import typing
@@ -185,10 +186,16 @@ class Study:
           UserError: what `train` would refuse.
         """
         here, method = self.tasks[task], self.arms[arm]
-        files = [self.folder / path for path in (*here.config, *method.config)]
+        files = tuple(self.folder / path for path in (*here.config, *method.config))
         layers = (here.set, self.set, method.set, varied)
         overrides = [_override(key, value) for layer in layers for key, value in layer.items()]
-        return config_io.load(files, overrides)
+        return config_io.override(_loaded(files), overrides)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(files: tuple[Path, ...]) -> Config:
+    """The config of files that many runs start from."""
+    return config_io.load(files)
 
 
 def _override(key: str, value: Any) -> str:
