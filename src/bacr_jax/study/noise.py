@@ -154,7 +154,9 @@ class Noise:
         return self._scaled(weights) / signal[..., None]
 
     def _scaled(self, weights: np.ndarray) -> np.ndarray:
-        return np.asarray(weights @ self.variance / self.scale(weights) ** 2)
+        # Where no question has a gradient there is no scale either: NaN, which tables say in words.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(weights @ self.variance / self.scale(weights) ** 2)
 
     def reduction(
         self,
