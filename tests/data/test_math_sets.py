@@ -277,7 +277,7 @@ class TestRealSets:
         "spec",
         [
             "gsm8k:gsm8k/test.jsonl",
-            "math500:math500/test.jsonl",
+            pytest.param("math500:math500/test.jsonl", marks=pytest.mark.slow),
             pytest.param("math:math/train.jsonl", marks=pytest.mark.slow),
         ],
     )

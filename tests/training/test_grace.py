@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.data.ledger import ledger_tokenizer
@@ -33,6 +34,7 @@ def test_the_last_segment_goes_on_to_the_end_of_the_grace_window(tmp_path):
     assert (graced != plain).any()
 
 
+@pytest.mark.slow
 def test_a_step_with_a_grace_window(tmp_path):
     config = config_io.override(load(tmp_path, "grpo"), ["budget.grace=3"])
     tokenizer = ledger_tokenizer()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.runs.folder import open_run
@@ -23,6 +24,7 @@ output: {tensorboard: false}
 """
 
 
+@pytest.mark.slow
 def test_training_reports_both_figures(tmp_path, capsys):
     (tmp_path / "small.yaml").write_text(SMALL)
     run = tmp_path / "run"
