@@ -9,6 +9,11 @@ warmup: {steps: 10, target_accuracy: 0.0, hold_accuracy: 0.0}
 budget: {min: 8, max: 64}
 curriculum: {mu0: 32, sigma: 16}
 rollout: {questions: 4, group_size: 2, answer_tokens: 3}
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
+        scan_layers: false, remat: false}
+train: {minibatches: 1}
+eval: {budgets: [8, 64], size: 10, samples: 0}
+output: {tensorboard: false}
 """
 STUDY = """
 title: Two arms
@@ -30,7 +35,7 @@ sizes:
     seeds: [0]
     tasks:
       plain: {label: plain, config: [base.yaml], budgets: [8]}
-      wide: {label: wide, config: [base.yaml], set: {model.hidden_size: 32}, budgets: [8]}
+      wide: {label: wide, config: [base.yaml], set: {model.hidden_size: 24}, budgets: [8]}
 """
 
 
