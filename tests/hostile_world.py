@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from hostile_tables import CASES, FIFO, FOLDER, QUESTIONS, RATES, SMALL, TEMPLATE, cases
+from commands_world import QUESTIONS, SMALL, TEMPLATE
+from hostile_tables import CASES, FIFO, FOLDER, RATES, cases
 
 # Of processor time; a machine that does other work too gets longer by the clock.
 SECONDS, BY_THE_CLOCK = 10, 20

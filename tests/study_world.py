@@ -17,7 +17,6 @@ output: {tensorboard: false}
 """
 STUDY = """
 title: Two arms
-paper: none
 reference: [grpo]
 arms:
   grpo: {label: GRPO, set: {method: grpo, cuts.count: 1, conditioning.told: nothing}}

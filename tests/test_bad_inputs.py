@@ -12,34 +12,23 @@ import hf_world
 from bacr_jax import __main__
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from commands_world import (
+    EVALUATE,
+    EXPORT,
+    GENERATE,
+    GRADE,
+    PLAN,
+    QUESTIONS,
+    REPORT,
+    SMALL,
+    TEMPLATE,
+    TRAIN,
+    WORDS,
+)
 
-# A config that would train within seconds, so that a row which isn't refused shows at once.
-SMALL = """\
-model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1}
-budget: {min: 4, max: 8}
-curriculum: {mu0: 6, sigma: 2}
-rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4}
-train: {steps: 1, minibatches: 1}
-eval: {budgets: [4, 8], size: 4, samples: 0}
-"""
-QUESTIONS = "".join(f'{{"question": "{i} + {i}", "answer": "{2 * i}"}}\n' for i in range(1, 9))
-TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 SHAPE = Qwen2Config(257, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=512)
 
-# How the lines below begin. {} is the test's folder, where these lie.
-TRAIN = "train --config {}/small.yaml output.dir={}/run "
-# The same over questions in words, which need a model and its tokenizer.
-WORDS = (
-    TRAIN + "data.num_groups=1 model.path={}/model "
-    "data.train=jsonl:{}/questions.jsonl data.eval=[jsonl:{}/questions.jsonl] "
-)
-EVALUATE = "evaluate --model {}/model --data jsonl:{}/questions.jsonl --budgets 4 --out {}/out "
-GENERATE = "generate --model {}/model --budget 4 "
-PLAN = "plan --config {}/small.yaml --compile none "
 INSPECT = "data --inspect jsonl:{}/questions.jsonl "
-GRADE = "grade --cases {}/cases.jsonl "
-EXPORT = "export --run {}/run --out {}/out "
-REPORT = "report --run {}/run "
 
 WEIGHTS, CONFIG_JSON = "model/model.safetensors", "model/config.json"
 TRAINED = {"run/config.yaml": SMALL}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bacr_jax.report import figures
+from bacr_jax.report import figures, run_figures
 
 
 def entry(accuracy, half, tokens):
@@ -167,5 +167,5 @@ class TestSmoothing:
 
 
 def test_names_of_sets_for_files_are_plain_and_unique():
-    found = figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
+    found = run_figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
     assert list(found.values()) == ["gsm8k", "gsm8k_2", "my_set"]

@@ -69,7 +69,7 @@ def test_a_sweep_may_vary_one_key_or_several(tmp_path):
         ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a}", "sweep: has no values"),
         ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a, values: 3}", "values: found 3"),
         ("sizes:", "size_s:", "sizes: found null; write at least one"),
-        ("paper: none", "paper: none\nviews: [acuracy]", "views: found 'acuracy'"),
+        ("title: Two arms", "title: Two arms\nviews: [acuracy]", "views: found 'acuracy'"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):

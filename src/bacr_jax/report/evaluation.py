@@ -7,7 +7,7 @@ from typing import Any
 import rich.table
 
 from bacr_jax.evaluation.folder import LATEX, MARKDOWN
-from bacr_jax.report import completion, figures
+from bacr_jax.report import completion, figures, run_figures
 from bacr_jax.report.dense import curves, dense_table
 from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size
 from bacr_jax.runs.folder import write_atomically
@@ -222,7 +222,7 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
     head = f"# {results['name']}\n\n"
     write_atomically(folder / MARKDOWN, head + "\n".join(table.markdown() for table in made))
     write_atomically(folder / LATEX, "\n".join(table.latex() for table in made))
-    for name, short in figures.short_names(results["sets"]).items():
+    for name, short in run_figures.short_names(results["sets"]).items():
         result, compared = results["sets"][name], results["comparisons"]
         others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
         figures.attempt(

@@ -13,7 +13,7 @@ from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
-from bacr_jax.report import completion, evaluation, figures
+from bacr_jax.report import completion, evaluation, run_figures
 from bacr_jax.report.dense import dense_table
 from bacr_jax.report.table import (
     Table,
@@ -219,13 +219,14 @@ def _page(folder: Path) -> str:
     records = _records(paths.metrics, {"step": int})
     evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
     _check_evaluations(paths.evaluations, evaluations)
-    drawn = figures.draw_run(folder, method)
+    drawn = run_figures.draw_run(folder, method)
     title = html.escape(f"{method}: {folder.absolute().name}")
     parts = [f"<h1>{title}</h1>\n", _facts(config, summary, records).html()]
     if evaluations:
         parts.append("<h2>Accuracy by budget</h2>\n")
-    for name, short in figures.short_names(dict.fromkeys(figures.sets_of(evaluations))).items():
-        policies = figures.first_and_last(evaluations, name, method)
+    names = dict.fromkeys(run_figures.sets_of(evaluations))
+    for name, short in run_figures.short_names(names).items():
+        policies = run_figures.first_and_last(evaluations, name, method)
         dense = [record["dense"].get(name) for record in evaluations if "dense" in record]
         parts += _accuracy(name, policies, drawn, short, dense[-1] if dense else None)
     parts.append(_evaluations(folder))

@@ -21,7 +21,8 @@ from bacr_jax.study.info import StudyInfo, Value, Variant, cell_id
 # Digits of counts per problem: up to 35 samples.
 _BASE = 36
 _AGREE = 1e-4
-_NUMBERS = (
+# What is kept of every set, decoding and budget.
+NUMBERS = (
     "accuracy",
     "mean_thinking_tokens",
     "mean_total_tokens",
@@ -190,7 +191,7 @@ def _check(cell: Cell, path: Path) -> None:
 
 
 def _check_entry(cell: Cell, where: str, name: str, mode: str, entry: Mapping[str, Any]) -> None:
-    for key in _NUMBERS:
+    for key in NUMBERS:
         value = entry.get(key)
         if not isinstance(value, int | float) or not np.isfinite(value):
             raise UserError(f"{where}.{key}: found {value!r}; write a number")

@@ -36,7 +36,7 @@ def study_info(study: Study, runs: Sequence[PlannedRun]) -> info.StudyInfo:
         tasks.append(info.Task(name, task.label, main, hard, task.budgets))
     return info.StudyInfo(
         name=study.name,
-        title=study.title,
+        title=f"{study.title} ({study.paper})" if study.paper else study.title,
         tasks=tuple(tasks),
         arms=tuple(_arm(study, name, arm) for name, arm in study.arms.items()),
         seeds=study.seeds,

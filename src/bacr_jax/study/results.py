@@ -12,7 +12,7 @@ from typing import Any
 
 from bacr_jax.runs.folder import write_atomically
 from bacr_jax.study import curves, effects
-from bacr_jax.study.cells import Cell, Reading, read_cells
+from bacr_jax.study.cells import NUMBERS, Cell, Reading, read_cells
 from bacr_jax.study.figures import draw_figures
 from bacr_jax.study.grid import Grid, Setting
 from bacr_jax.study.info import MEAN, StudyInfo, Task, Variant
@@ -21,13 +21,6 @@ from bacr_jax.study.statistics import mean_interval
 from bacr_jax.study.tables import tables_of
 
 _DIGITS = 6
-_NUMBERS = (
-    "accuracy",
-    "mean_thinking_tokens",
-    "mean_total_tokens",
-    "forced_share",
-    "no_answer_share",
-)
 _COSTS = ("steps", "generated_tokens", "wall_seconds")
 # What two equal studies differ in: it is kept in a file of its own.
 _OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
@@ -204,7 +197,7 @@ def _means(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _numbers(grid: Grid, variant: Variant, where: Setting, mode: str) -> dict[str, Any]:
-    estimates = {key: grid.estimate(variant, where, key, mode) for key in _NUMBERS}
+    estimates = {key: grid.estimate(variant, where, key, mode) for key in NUMBERS}
     return {key: vars(estimate) for key, estimate in estimates.items() if estimate is not None}
 
 

@@ -134,7 +134,7 @@ class Study:
       name: of the file.
       size: which of its sizes.
       title: one line for people.
-      paper: what it reproduces.
+      paper: what it reproduces, "Table 1 of the paper"; empty: nothing in it.
       tasks: by name.
       arms: by name, in the order of tables.
       seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.
@@ -151,10 +151,10 @@ class Study:
     name: str
     size: str
     title: str
-    paper: str
     tasks: Mapping[str, Task]
     arms: Mapping[str, Arm]
     seeds: tuple[int, ...]
+    paper: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Evaluation = Evaluation()
     sweep: Sweep | None = None
@@ -284,15 +284,19 @@ def _merged(document: dict[str, Any], path: Path, size: str | None) -> tuple[dic
     return merged, chosen
 
 
+def _document(path: Path) -> dict[str, Any]:
+    """The keys at the top of a study's file."""
+    parsed = parse_file(path)
+    return {} if parsed.node is None else dict(parsed.loader.construct_document(parsed.node))
+
+
 def kind_of(path: Path) -> str:
     """What a study's file is: `runs`, unless it says otherwise (`kind: variance`).
 
     Raises:
       UserError: it can't be read.
     """
-    parsed = parse_file(path)
-    document = {} if parsed.node is None else parsed.loader.construct_document(parsed.node)
-    kind = document.get("kind", "runs")
+    kind = _document(path).get("kind", "runs")
     if kind not in ("runs", "variance"):
         raise _fail(f"{path}: kind", f"found {shown(kind)}", "runs or variance")
     return str(kind)
@@ -309,9 +313,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     Raises:
       UserError: what can't be used, in one line.
     """
-    parsed = parse_file(path)
-    document = {} if parsed.node is None else parsed.loader.construct_document(parsed.node)
-    merged, chosen = _merged(dict(document), path, size)
+    merged, chosen = _merged(_document(path), path, size)
     merged.pop("kind", None)
     own = {f.name for f in dataclasses.fields(Study)} - {"name", "size", "folder"}
     for text in overrides:

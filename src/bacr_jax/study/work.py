@@ -17,10 +17,11 @@ import numpy as np
 
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.graded import Graded, graded, number
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.runs.folder import RunPaths, read_lines, write_atomically
+from bacr_jax.runs.folder import RunPaths, lock_folder, read_lines, write_atomically
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_jax.study.cells import Cell, correct_digits, write_cell
 from bacr_jax.study.info import Variant, cell_id
@@ -54,9 +55,6 @@ def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
 
 def wait_for_warmup(run: PlannedRun) -> None:
     """Waits while another process makes the warm-up that this run shares, and no longer."""
-    from bacr_jax.errors import UserError
-    from bacr_jax.runs.folder import lock_folder
-
     said = False
     while not run.warmed_up:
         assert run.warmup is not None
