@@ -2,11 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+
+from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.runs import open as saved_policy
+from bacr_jax.runs.files import read_lines
+from whole_runs import StopAt, assert_same_run
 
 SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
@@ -117,7 +123,9 @@ def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
     best = json.loads((folder / "best.json").read_text())
     assert best == {"step": 1, "accuracy": None, "set": None}
     prints = [
-        json.loads((f / "checkpoints" / step / "meta" / "metadata").read_text())["data_fingerprint"]
+        json.loads((f / "checkpoints" / step / "meta" / "metadata").read_text())["meta"][
+            "data_fingerprint"
+        ]
         for f, step in ((folder, "1"), (finished, "4"))
     ]
     assert prints[0] == prints[1]
@@ -144,10 +152,30 @@ def test_the_same_seed_gives_the_same_metrics_and_another_does_not(config, finis
     assert records(other)[0] != records(finished)[0]
 
 
-def test_a_finished_run_is_resumed_and_gives_the_same_again(config, finished):
-    before = (finished / "metrics.jsonl").read_text()
-    train(config, finished)
-    assert (finished / "metrics.jsonl").read_text() == before
+def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
+    config, finished, tmp_path, capsys
+):
+    from bacr_jax.train import main
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "best.json").unlink()
+    records = read_lines(folder / "eval.jsonl")
+    # The one before training claims another accuracy, and the last one is lost.
+    records[0]["sets"]["ledger"]["greedy"]["4"]["accuracy"] = 0.9
+    (folder / "eval.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records[:-1]))
+    train(config, folder)
+    assert "eval.jsonl was not as the run had left it" in capsys.readouterr().out
+    assert_same_run(folder, finished, 4)
+    seconds = lambda at: json.loads((at / "summary.json").read_text())["wall_seconds"]
+    # The time of both legs.
+    assert seconds(folder) > seconds(finished)
+    # Nothing stands for metrics.
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[1:]))
+    assert main(["--config", str(config), f"output.dir={folder}"]) == 2
+    error = capsys.readouterr().err
+    assert "metrics.jsonl: is not what the run had written by step 4 (4 records" in error
 
 
 def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
@@ -178,6 +206,36 @@ def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
             assert compiled  # the listener works
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_run_stopped_in_a_rollout_and_in_its_last_evaluation_ends_as_one_that_was_not(
+    config, finished, tmp_path, monkeypatch
+):
+    from bacr_jax.train import main
+
+    command = ["--config", str(config), f"output.dir={tmp_path / 'run'}"]
+    command += [f"warmup.dir={finished / 'warmup'}"]
+    for steps, at in ((1, 3), (4, 3)):
+        StopAt(monkeypatch, tmp_path / "run" / "metrics.jsonl", steps, at)
+        assert main(command) == EXIT_CODE
+        assert (tmp_path / "run" / "checkpoints" / str(steps)).is_dir()
+    monkeypatch.undo()
+    assert main(command) == 0
+    assert_same_run(tmp_path / "run", finished, 4)
+
+
+def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoint(finished):
+    best = json.loads((finished / "best.json").read_text())
+    assert best["set"] == "train_holdout"
+    scores = {
+        record["step"]: record["anytime"]["train_holdout"]["greedy"]["mean"]
+        for record in read_lines(finished / "eval.jsonl")
+        if record["when"] != "before"
+    }
+    assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
+    assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
+    assert saved_policy.choose_step(finished, "best") == best["step"]
+    assert saved_policy.choose_step(finished) == 4
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import difflib
 import logging
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -142,7 +141,6 @@ def train(
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.loop import Trainer
 
-    started = time.time()
     try:
         trainer = Trainer(config, folder, poll)
     except UserError:
@@ -163,7 +161,7 @@ def train(
     except Preempted:
         trainer.leave(state, step)
         raise
-    return trainer.finish(state, step, time.time() - started)
+    return trainer.finish(state, step)
 
 
 def _started(trainer: Any, folder: RunFolder) -> Any:

@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there; the newest and the best stay."""
 
 import gc
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.checkpoint import Checkpoints, read_part
+from bacr_jax.runs.digest import digests
 
 # Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each
 # once it is collected.
@@ -101,6 +103,63 @@ def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
             path.write_bytes(content)
     assert told > len(files)
     assert Checkpoints(tmp_path / "whole", keep=2).latest == 7
+
+
+def flips(files, count, seed):
+    """Files with one bit of one of them flipped; each is whole again before the next."""
+    random = np.random.default_rng(seed)
+    sizes = np.array([path.stat().st_size for path in files])
+    for _ in range(count):
+        path = files[random.choice(len(files), p=sizes / sizes.sum())]
+        content = path.read_bytes()
+        spoilt = bytearray(content)
+        spoilt[random.integers(len(content))] ^= 1 << int(random.integers(8))
+        path.write_bytes(spoilt)
+        yield path
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_flipped_bit_is_told_or_does_no_harm(tmp_path, count):
+    filled(tmp_path / "whole", [3, 7]).close()
+    folder = tmp_path / "whole" / "7"
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
+    told = 0
+    for _ in flips(files, count, seed=count):
+        checkpoints = Checkpoints(tmp_path / "whole", keep=2)
+        try:
+            at, found, meta = checkpoints.restore(state(0))
+        except UserError as error:
+            told += 1
+            assert f"{folder}: damaged" in str(error)
+        else:
+            assert meta == {"step": at}
+            assert_is(found, at)
+        try:
+            params = read_part(folder / "state", "params")
+        except UserError as error:
+            assert f"{folder}/state: damaged" in str(error)
+            assert str(error).endswith("or use the one before: --step 3")
+        else:
+            np.testing.assert_array_equal(params["w"], state(7)["params"]["w"])
+    assert told > count / 4
+
+
+def test_a_changed_number_of_a_leaf_or_beside_it_is_named(tmp_path):
+    filled(tmp_path, [3]).close()
+    path = tmp_path / "3" / "meta" / "metadata"
+    text = path.read_text()
+    record = json.loads(text)
+    # What was saved had another b.
+    record["digests"]["params/b"] = digests(jnp.float32(4))[""]
+    content = {name: record[name] for name in ("meta", "digests")}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(content | {"digest": seal}))
+    with pytest.raises(UserError, match=r"damaged \(params/b: not what was saved\)"):
+        Checkpoints(tmp_path, keep=2).restore(state(0))
+    path.write_text(text.replace('"step": 3', '"step": 4'))
+    with pytest.raises(UserError, match=r"damaged \(meta: not what was saved"):
+        Checkpoints(tmp_path, keep=2).meta(3)
 
 
 def test_another_model_is_refused(tmp_path):

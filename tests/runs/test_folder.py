@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import (
-    append_line,
-    follow_run,
-    open_run,
-    read_lines,
-    write_atomically,
-    write_json,
-)
+from bacr_jax.runs.files import append_line, read_lines, write_atomically, write_json
+from bacr_jax.runs.folder import follow_run, open_run
 
 
 def contents(folder):
@@ -139,7 +132,7 @@ class TestRefusing:
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(run_folder.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
         line = refusal(tmp_path / "run")
         assert "config.yaml: can't be written (No space left on device)" in line
         # The lock is free again and the folder counts as new.
@@ -238,7 +231,7 @@ class TestLock:
             (path / "config.yaml").write_text(config_io.to_yaml(reseeded(9)))
             return take(*arguments)
 
-        monkeypatch.setattr(run_folder.fcntl, "flock", rival)
+        monkeypatch.setattr(fcntl, "flock", rival)
         assert "differs in seed (9 there, 0 now)" in refusal(path)
 
 
@@ -320,7 +313,7 @@ class TestFiles:
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(run_folder.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(UserError, match=r"summary\.json: can't be written \(No space left"):
             write_json(path, {"a": 2})
         assert json.loads(path.read_text()) == {"a": 1}

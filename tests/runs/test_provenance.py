@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,7 +11,13 @@ from jax.sharding import Mesh
 
 from bacr_jax.config import Config
 from bacr_jax.data.question_set import QuestionSet
-from bacr_jax.runs.provenance import VERSIONED, differences, provenance
+from bacr_jax.errors import UserError
+from bacr_jax.runs.provenance import (
+    VERSIONED,
+    check_same_questions,
+    differences,
+    provenance,
+)
 
 BLANK = np.zeros(2, np.int32)
 QUESTIONS = QuestionSet("ours", ["1+1", "2+2"], ["2", "4"], BLANK, BLANK, ["a", "b"])
@@ -31,12 +38,29 @@ def test_a_mesh_is_told_by_its_axes():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("ids", ["a", "c"]), ("questions", ["1+1", "2 + 2"]), ("answers", ["2", "5"])],
+    [
+        ("ids", ["a", "c"]),
+        ("questions", ["1+1", "2 + 2"]),
+        ("answers", ["2", "5"]),
+        ("groups", np.array([0, 1])),
+    ],
 )
-def test_data_are_known_by_ids_questions_and_answers(field, value):
+def test_data_are_known_by_ids_questions_answers_and_groups(field, value):
     print_of = lambda questions: provenance(Config(), questions, None)["data_fingerprint"]
     assert print_of(dataclasses.replace(QUESTIONS, **{field: value})) != print_of(QUESTIONS)
     assert print_of(dataclasses.replace(QUESTIONS, name="theirs")) == print_of(QUESTIONS)
+
+
+def test_other_questions_are_refused():
+    others = dataclasses.replace(QUESTIONS, answers=["2", "5"])
+    made = lambda train, *evaluated: provenance(Config(), train, None, evaluated)
+    check = lambda then, now: check_same_questions(then, now, Config(), Path("run"))
+    check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, QUESTIONS))
+    with pytest.raises(UserError, match="data.train=ledger: its questions are not"):
+        check(made(QUESTIONS), made(others))
+    for now in ((), (others,), (QUESTIONS, dataclasses.replace(QUESTIONS, name="more"))):
+        with pytest.raises(UserError, match="data.eval: (ours|more) is not the same questions"):
+            check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, *now))
 
 
 def test_a_resume_that_is_not_exact_says_what_changed():

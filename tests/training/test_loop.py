@@ -1,6 +1,5 @@
 """A run that was stopped, in whatever way, ends as one that was not."""
 
-import json
 import os
 import random
 import signal
@@ -9,16 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from bacr_jax.parallel.preemption import EXIT_CODE, Preempted
-from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs import open as saved_policy
+from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.runs.files import read_lines
 from bacr_jax.runs.metrics import without_timings
 from test_train import SMALL
+from whole_runs import StopAt, assert_same_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # The quickstart's model, warmed up enough to be right now and then.
@@ -41,57 +37,15 @@ def arguments(config, folder, *overrides):
     return ["--config", str(config), f"output.dir={folder}", *FAST, *overrides]
 
 
-class StopAt:
-    """Asks for the end of the run at the n-th poll after some steps were logged."""
-
-    def __init__(self, monkeypatch, metrics, steps, at):
-        self.metrics, self.steps, self.left = metrics, steps, at
-        monkeypatch.setattr(
-            "bacr_jax.parallel.preemption.PreemptionHandler.poll", lambda _: self.poll()
-        )
-
-    def poll(self):
-        logged = len(run_folder.read_lines(self.metrics))
-        self.left -= logged >= self.steps
-        if self.left == 0:
-            raise Preempted("SIGTERM")
-
-
 def train(*command):
     from bacr_jax.train import main
 
     return main(list(command))
 
 
-def state_of(folder, step):
-    """Every array and number of a checkpoint."""
-    path = folder.absolute() / "checkpoints" / str(step) / "state"
-    reader = ocp.PyTreeCheckpointer()
-    to_numpy = lambda _: ocp.RestoreArgs(restore_type=np.ndarray)
-    arguments = jax.tree.map(to_numpy, reader.metadata(path).item_metadata.tree)
-    return reader.restore(path, restore_args=arguments)
-
-
-def assert_same_run(one, other, step):
-    """Parameters, optimizer, curriculum, method state, metrics, evaluations, rollouts."""
-    assert without_timings(one / "metrics.jsonl") == without_timings(other / "metrics.jsonl")
-    jax.tree.map(np.testing.assert_array_equal, state_of(one, step), state_of(other, step))
-    files = lambda folder: sorted(path.name for path in (folder / "rollouts").iterdir())
-    assert files(one) == files(other)
-    for name in ("eval.jsonl", "best.json", *(f"rollouts/{name}" for name in files(one))):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert train(*arguments(config, folder)) == 0
-    return folder
-
-
-def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(
-    config, uninterrupted, tmp_path, monkeypatch
-):
+@pytest.mark.slow  # test_train.py stops a run in a rollout and in its last evaluation
+def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(config, tmp_path, monkeypatch):
+    assert train(*arguments(config, tmp_path / "whole")) == 0
     folder = tmp_path / "run"
     command = arguments(config, folder)
     metrics = folder / "metrics.jsonl"
@@ -104,21 +58,7 @@ def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(
     assert reached == [-1, 1, 3, 6]
     monkeypatch.undo()
     assert train(*command) == 0
-    assert_same_run(folder, uninterrupted, 6)
-
-
-def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoint(uninterrupted):
-    best = json.loads((uninterrupted / "best.json").read_text())
-    assert best["set"] == "train_holdout"
-    scores = {
-        record["step"]: record["anytime"]["train_holdout"]["greedy"]["mean"]
-        for record in run_folder.read_lines(uninterrupted / "eval.jsonl")
-        if record["when"] != "before"
-    }
-    assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
-    assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
-    assert saved_policy.choose_step(uninterrupted, "best") == best["step"]
-    assert saved_policy.choose_step(uninterrupted) == 6
+    assert_same_run(folder, tmp_path / "whole", 6)
 
 
 def start(*command):
@@ -179,7 +119,7 @@ def test_twenty_kills_lose_no_more_than_the_interval(config, tmp_path):
         process.kill()
         out, err = process.communicate()
         assert process.returncode == -signal.SIGKILL, err
-        logged = len(run_folder.read_lines(folder / "metrics.jsonl"))
+        logged = len(read_lines(folder / "metrics.jsonl"))
         saved = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
         newest = max(saved, default=0)
         # One interval, and the checkpoint that was on its way to the disk.
@@ -191,9 +131,7 @@ def test_twenty_kills_lose_no_more_than_the_interval(config, tmp_path):
     assert train(*command, *length) == 0
     whole = arguments(config, tmp_path / "whole", *overrides, f"train.steps={steps}")
     # The rate's schedule knows the length of the run.
-    assert [r["step"] for r in run_folder.read_lines(folder / "metrics.jsonl")] == list(
-        range(1, steps + 1)
-    )
+    assert [r["step"] for r in read_lines(folder / "metrics.jsonl")] == list(range(1, steps + 1))
     assert train(*whole) == 0
     same = lambda f: [
         {k: v for k, v in r.items() if k.startswith("rollout/")}
@@ -238,7 +176,7 @@ def test_a_signal_in_an_evaluation_saves_a_checkpoint(config, tmp_path):
     time.sleep(0.5)
     stopped_in(process)
     assert steps_saved(folder / "checkpoints")[-1] == 2
-    assert [r["step"] for r in run_folder.read_lines(folder / "eval.jsonl")] == [0]
+    assert [r["step"] for r in read_lines(folder / "eval.jsonl")] == [0]
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_training_reports_both_figures(tmp_path, capsys):
         state, step = trainer.start()
         trainer.evaluate(state, step, "before")
         trainer.evaluate(state, step, "after")
-        trainer.finish(state, step, 1.0)
+        trainer.finish(state, step)
     record = json.loads((run / "eval.jsonl").read_text().splitlines()[0])
     count = record["near_duplicates"]["ledger"]["count"]
     entry = record["sets"]["ledger"]["greedy"]["8"]

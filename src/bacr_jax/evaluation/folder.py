@@ -14,7 +14,8 @@ from jaxtyping import Int
 from bacr_jax import documents
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
-from bacr_jax.runs.folder import LOCK, RunPaths, cannot_write, lock_folder, write_json
+from bacr_jax.runs.files import cannot_write, write_json
+from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
 # What people read.

@@ -45,7 +45,7 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods.registry import declares_budget
-from bacr_jax.runs.folder import write_json
+from bacr_jax.runs.files import write_json
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Progress
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bacr_jax.data.questions import groups_from_solve_rate
 from bacr_jax.evaluation.graded import Graded
-from bacr_jax.runs.folder import write_atomically
+from bacr_jax.runs.files import write_atomically
 
 # What the paper's groups are called, from the easiest on.
 GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25")

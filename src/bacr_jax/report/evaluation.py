@@ -10,7 +10,7 @@ from bacr_jax.evaluation.folder import LATEX, MARKDOWN
 from bacr_jax.report import completion, figures, run_figures
 from bacr_jax.report.dense import curves, dense_table
 from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size
-from bacr_jax.runs.folder import write_atomically
+from bacr_jax.runs.files import write_atomically
 
 
 def _percent(rate: float | int) -> str:

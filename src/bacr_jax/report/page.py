@@ -23,7 +23,8 @@ from bacr_jax.report.table import (
     without_near_duplicates,
 )
 from bacr_jax.report.traces import traces_section
-from bacr_jax.runs.folder import RunPaths, read_lines, write_atomically
+from bacr_jax.runs.files import read_lines, write_atomically
+from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import duration
 

@@ -7,7 +7,8 @@ from typing import Any
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report import figures
 from bacr_jax.report.table import set_title
-from bacr_jax.runs.folder import RunPaths, read_lines
+from bacr_jax.runs.files import read_lines
+from bacr_jax.runs.folder import RunPaths
 
 
 def short_names(specs: Mapping[str, Any]) -> dict[str, str]:

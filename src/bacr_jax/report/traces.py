@@ -11,7 +11,7 @@ from jaxtyping import Float
 from bacr_jax import rewards
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.runs.folder import read_lines
+from bacr_jax.runs.files import read_lines
 
 # Steps that are shown, spread evenly from the first to the last.
 _STEPS = 3

@@ -1,6 +1,8 @@
 """Checkpoints of a whole run: parameters, optimizer, value head, curriculum, counters."""
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bacr_jax import documents
 from bacr_jax.errors import UserError
+from bacr_jax.runs.digest import DigestMismatch, digests, verify
 
 # How a full or failing disk shows: the array store says it in words, without an errno.
 _REFUSED = (
@@ -38,6 +42,70 @@ def _disk_trouble(error: BaseException | None) -> str | None:
                 return refusal
         error = error.__cause__ or error.__context__
     return None
+
+
+def _sealed(meta: dict[str, Any], state: Any) -> dict[str, Any]:
+    """What is kept beside a state, with the digests of its leaves and one of all this."""
+    record = {"meta": meta, "digests": digests(state)}
+    return record | {"digest": _text_digest(record)}
+
+
+def _text_digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _unsealed(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The two parts of a sealed record.
+
+    Raises:
+      DigestMismatch: it is not what was saved.
+    """
+    content = {name: value for name, value in record.items() if name != "digest"}
+    if record.get("digest") != _text_digest(content):
+        raise DigestMismatch("meta: not what was saved, or saved before checkpoints had digests")
+    return content["meta"], content["digests"]
+
+
+def read_part(state: Path, *path: str) -> Any:
+    """A part of a saved state, on the host, held against its digests.
+
+    Args:
+      state: folder `state` of a finished checkpoint.
+      path: names that lead to the part, such as "train", "policy".
+
+    Raises:
+      UserError: it is not there, or damaged.
+    """
+    reader = ocp.PyTreeCheckpointer()
+    try:
+        saved = reader.metadata(state).item_metadata.tree
+        for name in path:
+            saved = saved[name]
+        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
+        for name in reversed(path):
+            item = {name: item}
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        restore = ocp.args.PyTreeRestore(item=item, restore_args=on_host, partial_restore=True)
+        found = reader.restore(state, args=restore)
+        for name in path:
+            found = found[name]
+        _, expected = _unsealed(documents.read_object(state.parent / "meta" / "metadata"))
+        verify(found, expected, "".join(f"{name}/" for name in path))
+    # A damaged file shows as almost any exception, by where the damage is.
+    except Exception as error:
+        raise damaged_policy(state, _reason(error)) from None
+    return found
+
+
+def damaged_policy(state: Path, reason: str) -> UserError:
+    """The refusal of a checkpoint that is opened to be used elsewhere."""
+    older = sorted(int(p.name) for p in state.parents[1].iterdir() if p.name.isdecimal())
+    older = [step for step in older if step < int(state.parent.name)]
+    instead = f", or use the one before: --step {older[-1]}" if older else ""
+    return UserError(
+        f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint "
+        f"again{instead}"
+    )
 
 
 class _Kept:
@@ -96,11 +164,12 @@ class Checkpoints:
         if jax.process_count() > 1:
             # Process 0 writes arrays of the host; sharded ones are written by all.
             state = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, state)
+        record = _sealed(meta, state)
         with self._writing():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(record)
                 ),
             )
 
@@ -112,7 +181,7 @@ class Checkpoints:
         """
         with self._reading(step):
             args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-            return dict(self._manager.restore(step, args=args)["meta"])
+            return _unsealed(self._manager.restore(step, args=args)["meta"])[0]
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
         """The state saved under `step` (the newest by default), shaped and placed like `like`.
@@ -132,8 +201,10 @@ class Checkpoints:
                 state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
             )
             saved = self._manager.restore(at, args=args)
+            meta, expected = _unsealed(saved["meta"])
+            verify(saved["state"], expected)
         free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
-        return at, jax.tree.map(free, like, saved["state"]), saved["meta"]
+        return at, jax.tree.map(free, like, saved["state"]), meta
 
     def close(self) -> None:
         """Waits for background writing and releases the folder.
@@ -168,7 +239,10 @@ class Checkpoints:
         except Exception as error:
             older = [other for other in self.steps if other < step]
             instead = f"step {older[-1]}" if older else "the start"
+            what = "damaged"
+            if not isinstance(error, DigestMismatch):
+                what += ", or of another model than this config's"
             raise UserError(
-                f"{self.folder / str(step)}: damaged, or of another model than this config's "
-                f"({_reason(error)}); take it away, and the same command goes on from {instead}"
+                f"{self.folder / str(step)}: {what} ({_reason(error)}); take it away, and the "
+                f"same command goes on from {instead}"
             ) from None

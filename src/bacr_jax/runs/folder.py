@@ -1,7 +1,6 @@
 """The folder of a run: who may write into it, what lies where, what survives a resume."""
 
 import fcntl
-import json
 import os
 import socket
 import types
@@ -9,10 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
+from bacr_jax.runs.files import (
+    append_line,
+    keep_until,
+    read_lines,
+    write_atomically,
+    write_lines,
+)
 
 LOCK = ".lock"
 # What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
@@ -28,93 +33,6 @@ _MAY_DIFFER = (
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6
-
-
-def cannot_write(path: Path, error: OSError) -> UserError:
-    """The refusal for a file that the system does not let us write."""
-    return UserError(
-        f"{path}: can't be written ({error.strerror}); make room or rights, and the same command "
-        "goes on from the last checkpoint"
-    )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step: a reader sees the old text or the new one, never half.
-
-    Raises:
-      UserError: no space, or no right to write there.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            # The name must not reach the disk before the text does.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_atomically` of indented JSON."""
-    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Adds one JSON line, handed to the system before this returns.
-
-    Raises:
-      UserError: no space, or no right to write there.
-    """
-    line = json.dumps(record, allow_nan=False) + "\n"
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Lines of a JSONL file with their records, without a last line torn by a kill."""
-    if not path.exists():
-        return []
-    *lines, unfinished = documents.read_file(path, most=documents.LARGEST_TABLE).split(b"\n")
-    whole = []
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line.decode()
-            record = documents.parse_json(text)
-            if not isinstance(record, dict):
-                raise ValueError
-        # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
-        except ValueError:
-            if number == len(lines) and not unfinished:
-                break
-            raise UserError(
-                f"{path}, line {number}: is not a JSON record; fix or remove the line"
-            ) from None
-        whole.append((text, record))
-    return whole
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file; none if it is not there. A torn last line is left out.
-
-    Raises:
-      UserError: a line before the last is no JSON record.
-    """
-    return [record for _, record in _whole_lines(path)]
-
-
-def _keep_until(path: Path, step: int) -> None:
-    """Drops the records of later steps, and a torn last line."""
-    if not path.exists():
-        return
-    kept = [text for text, record in _whole_lines(path) if record.get("step", 0) <= step]
-    wanted = "".join(f"{text}\n" for text in kept)
-    if wanted.encode() != path.read_bytes():
-        write_atomically(path, wanted)
 
 
 class RunPaths:
@@ -247,20 +165,20 @@ class RunFolder(RunPaths):
 
         A resumed run then writes what an uninterrupted one would have.
         """
-        _keep_until(self.metrics, step)
-        _keep_until(self.evaluations, step)
+        keep_until(self.metrics, step)
+        keep_until(self.evaluations, step)
         for path in self.rollouts.glob("*.jsonl"):
             if path.stem.isdigit() and int(path.stem) > step:
                 path.unlink()
             else:
-                _keep_until(path, step)
+                keep_until(path, step)
 
     def forget_evaluation(self, when: str) -> None:
         """Drops the evaluations made at `when`."""
         records = read_lines(self.evaluations)
         kept = [record for record in records if record.get("when") != when]
         if kept != records:
-            write_atomically(self.evaluations, "".join(json.dumps(r) + "\n" for r in kept))
+            write_lines(self.evaluations, kept)
 
 
 def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:

@@ -11,7 +11,8 @@ from typing import Any
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.runs.folder import RunFolder, append_line, write_atomically
+from bacr_jax.runs.files import append_line, write_atomically
+from bacr_jax.runs.folder import RunFolder
 
 # Metrics of these groups measure the machine and the process, not the run: two equal runs, or one
 # that was resumed, differ in them.

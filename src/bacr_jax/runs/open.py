@@ -82,40 +82,13 @@ def read_params(folder: Path, step: int) -> Params:
     Raises:
       UserError: the checkpoint is damaged.
     """
-    import jax
-    import orbax.checkpoint as ocp
+    from bacr_jax.runs.checkpoint import read_part
 
-    state = _state_folder(folder, step)
-    reader = ocp.PyTreeCheckpointer()
-    try:
-        saved = _policy_metadata(reader, state)
-        abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        wanted = {"train": {"policy": jax.tree.map(abstract, saved)}}
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        restore = ocp.args.PyTreeRestore(item=wanted, restore_args=on_host, partial_restore=True)
-        return dict(reader.restore(state, args=restore)["train"]["policy"])
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise _damaged(state, reason) from None
+    return dict(read_part(_state_folder(folder, step), "train", "policy"))
 
 
 def _state_folder(folder: Path, step: int) -> Path:
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
-
-
-def _damaged(state: Path, reason: str) -> UserError:
-    return UserError(
-        f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint again"
-    )
-
-
-def _policy_metadata(reader: Any, state: Path) -> Any:
-    """Shapes and types of the policy's leaves, from the metadata file alone."""
-    try:
-        return reader.metadata(state).item_metadata.tree["train"]["policy"]
-    # A missing or damaged metadata file shows as a missing attribute or key.
-    except (AttributeError, KeyError, TypeError, ValueError, OSError):
-        raise _damaged(state, "no description of a policy in it") from None
 
 
 def check_checkpoint(folder: Path, step: int) -> None:
@@ -126,7 +99,14 @@ def check_checkpoint(folder: Path, step: int) -> None:
     """
     import orbax.checkpoint as ocp
 
-    _policy_metadata(ocp.PyTreeCheckpointer(), _state_folder(folder, step))
+    from bacr_jax.runs.checkpoint import damaged_policy
+
+    state = _state_folder(folder, step)
+    try:
+        ocp.PyTreeCheckpointer().metadata(state).item_metadata.tree["train"]["policy"]
+    # A missing or damaged metadata file shows as a missing attribute or key.
+    except (AttributeError, KeyError, TypeError, ValueError, OSError):
+        raise damaged_policy(state, "no description of a policy in it") from None
 
 
 def read_run(folder: Path, step: int | str | None = None) -> tuple[Config, int, Params]:

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,29 +13,71 @@ from jax.sharding import Mesh
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.data.question_set import QuestionSet
+from bacr_jax.errors import UserError
 
 # Software whose version can change what a run computes.
 VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
-def provenance(config: Config, questions: QuestionSet, mesh: Mesh | None) -> dict[str, Any]:
+def data_fingerprint(questions: QuestionSet) -> str:
+    """Identifies questions by their ids, texts, answers and difficulty groups, in their order."""
+    content = [questions.ids, questions.questions, questions.answers, questions.groups.tolist()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def provenance(
+    config: Config,
+    questions: QuestionSet,
+    mesh: Mesh | None,
+    evaluated: Sequence[QuestionSet] = (),
+) -> dict[str, Any]:
     """What made a state, for JSON.
 
     Args:
       config: of the run.
       questions: trained on.
       mesh: of the learner; None for one device.
+      evaluated: sets that it is evaluated on.
     """
-    texts = json.dumps([questions.ids, questions.questions, questions.answers]).encode()
     return {
         "seed": config.seed,
         "config": json.loads(json.dumps(config_io.flatten(config))),
         "config_fingerprint": config_io.fingerprint(config),
-        "data_fingerprint": hashlib.sha256(texts).hexdigest()[:12],
+        "data_fingerprint": data_fingerprint(questions),
+        "evaluated_fingerprints": {one.name: data_fingerprint(one) for one in evaluated},
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
         "devices": [jax.device_count(), jax.devices()[0].device_kind],
     }
+
+
+def check_same_questions(
+    then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
+) -> None:
+    """Holds the questions of a run against those that a checkpoint of it knows.
+
+    Args:
+      then: provenance in the checkpoint.
+      now: that of the present data.
+      config: of the run.
+      run: its folder.
+
+    Raises:
+      UserError: they are others.
+    """
+    advice = "restore the file, or write another output.dir"
+    if then["data_fingerprint"] != now["data_fingerprint"]:
+        raise UserError(
+            f"data.train={config.data.train}: its questions are not those that the run in {run} "
+            f"was trained on; {advice}"
+        )
+    before, here = then["evaluated_fingerprints"], now["evaluated_fingerprints"]
+    for name in sorted({*before, *here}):
+        if before.get(name) != here.get(name):
+            raise UserError(
+                f"data.eval: {name} is not the same questions as when the run in {run} was "
+                f"evaluated before; {advice} (evaluate --run asks a finished run other questions)"
+            )
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

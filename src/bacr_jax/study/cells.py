@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bacr_jax.errors import UserError
-from bacr_jax.runs.folder import write_atomically
+from bacr_jax.runs.files import write_atomically
 from bacr_jax.study.info import StudyInfo, Value, Variant, cell_id
 
 # Digits of counts per problem: up to 35 samples.

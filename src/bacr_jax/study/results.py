@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.runs.folder import write_atomically
+from bacr_jax.runs.files import write_atomically
 from bacr_jax.study import curves, effects
 from bacr_jax.study.cells import NUMBERS, Cell, Reading, read_cells
 from bacr_jax.study.figures import draw_figures

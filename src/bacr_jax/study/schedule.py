@@ -14,7 +14,8 @@ from typing import TextIO
 
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.runs.folder import RunPaths, read_lines
+from bacr_jax.runs.files import read_lines
+from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Phase, Progress
 from bacr_jax.study.plan import PlannedRun, StudyPaths
 

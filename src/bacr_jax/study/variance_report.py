@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax.report.figures import COLOURS, MARKERS
-from bacr_jax.runs.folder import write_atomically, write_json
+from bacr_jax.runs.files import write_atomically, write_json
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_jax.study import noise
 from bacr_jax.study.baselines import BY_NAME

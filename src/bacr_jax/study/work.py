@@ -21,7 +21,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.graded import Graded, graded, number
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.runs.folder import RunPaths, lock_folder, read_lines, write_atomically
+from bacr_jax.runs.files import read_lines, write_atomically
+from bacr_jax.runs.folder import RunPaths, lock_folder
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_jax.study.cells import Cell, correct_digits, write_cell
 from bacr_jax.study.info import Variant, cell_id

@@ -20,7 +20,7 @@ from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.rollout import Rollout
-from bacr_jax.runs.folder import append_line
+from bacr_jax.runs.files import append_line
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
 from bacr_jax.training.run import Run, RunState
 from bacr_jax.types import CLOSED_BY_BUDGET

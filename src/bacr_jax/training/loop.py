@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +12,8 @@ import jax
 
 from bacr_jax.config import Config, budgets
 from bacr_jax.config.selection import HOLDOUT, selection_set
-from bacr_jax.data import ledger
 from bacr_jax.data.environment import Questions, build_environment
 from bacr_jax.data.prompts import format_for
-from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.summary import Summary
@@ -26,16 +25,25 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.report import table
 from bacr_jax.report.page import write_report
+from bacr_jax.runs import history
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.folder import RunFolder, append_line, read_lines, write_json
+from bacr_jax.runs.digest import fingerprint
+from bacr_jax.runs.files import append_line, read_lines, write_json
+from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
-from bacr_jax.runs.provenance import differences, provenance
+from bacr_jax.runs.provenance import check_same_questions, differences, provenance
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.logging import write_traces
 from bacr_jax.training.run import RunState, make_run, precompile
-from bacr_jax.training.start import after_rejection_sft, initial_state
+from bacr_jax.training.start import (
+    after_rejection_sft,
+    initial_state,
+    restore_files,
+    tokenizer_of,
+    untrained_state,
+)
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
@@ -63,11 +71,15 @@ class Trainer:
           poll: called wherever work can be left without loss; raises to leave it.
         """
         self.config, self.folder, self.poll = config, folder, poll
+        self.started, self.earlier_seconds = time.monotonic(), 0.0
+        self.start_fingerprint: str | None = None
+        # Of a run that was finished before: what its summary says.
+        self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         self.method = load_method(config)
         self.departures = departures(config, self.method)
-        tokenizer, vocab_size = _tokenizer(config)
+        tokenizer, vocab_size = tokenizer_of(config)
         shape = policies.model_shape(config, vocab_size)
         mesh = policies.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
@@ -106,26 +118,55 @@ class Trainer:
             return self._start()
 
     def _start(self) -> tuple[RunState, int]:
-        fresh = initial_state(self.run, self.folder, self.progress, self.poll)
-        if self.config.loss.kl_coef > 0:
-            self.reference = jax.tree.map(lambda x: x.copy(), fresh.train.policy)
         if self.checkpoints.latest is None:
+            fresh = initial_state(self.run, self.folder, self.progress, self.poll)
+            self._refer_to(fresh)
             if self.writes:
                 self.folder.truncate_after(-1)
             return after_rejection_sft(self.run, fresh, self.progress, self.poll), 0
-        step, state, meta = self.checkpoints.restore(fresh)
+        meta = self.checkpoints.meta(self.checkpoints.latest)
         self._compare(meta)
+        step, self.earlier_seconds = meta["step"], meta["wall_seconds"]
+        self.start_fingerprint = meta["start_fingerprint"]
+        if self.config.loss.kl_coef > 0:
+            like = initial_state(self.run, self.folder, self.progress, self.poll)
+            self._refer_to(like)
+        else:
+            like = untrained_state(self.run)
+        _, state, _ = self.checkpoints.restore(like, step)
+        restore_files(self.folder, meta["history"], step, self.progress)
         records = []
         if self.writes:
-            self.folder.truncate_after(step)
             if not self.finished(state, step):
                 # A longer run than it was: what was its last evaluation is none any more.
                 self.folder.forget_evaluation("after")
             records = read_lines(self.folder.evaluations)
         for record in json.loads(processes.text_from_first(json.dumps(records))):
             self._note_evaluation(record)
+        if self.writes:
+            self._keep_best()
+            if "after" in self.evaluations:
+                self.took = history.recorded_seconds(self.folder, step)
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
+
+    def _refer_to(self, start: RunState) -> None:
+        """Keeps what the run began with: all of it as the reference of a KL term, or its digest.
+
+        Raises:
+          UserError: a resumed run began with other weights.
+        """
+        policy = start.train.policy
+        found = fingerprint(policy)
+        if self.start_fingerprint not in (None, found):
+            raise UserError(
+                f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup}: holds "
+                "other weights than those that the run began with, and loss.kl_coef refers to; "
+                "put them back, or write another output.dir"
+            )
+        self.start_fingerprint = found
+        if self.config.loss.kl_coef > 0:
+            self.reference = jax.tree.map(lambda x: x.copy(), policy)
 
     def _note_evaluation(self, record: dict[str, Any]) -> None:
         """Remembers an evaluation, and whether it is the best so far."""
@@ -144,16 +185,24 @@ class Trainer:
     def describe(self, step: int) -> dict[str, Any]:
         """What is kept beside the state of a checkpoint."""
         mesh, questions = self.policy.learner.mesh, self.environment.train.set
-        return {"step": step, "best": self.best, **provenance(self.config, questions, mesh)}
+        evaluated = [questions.set for questions in self.environment.eval.values()]
+        return {
+            "step": step,
+            "best": self.best,
+            "wall_seconds": self.wall_seconds,
+            "start_fingerprint": self.start_fingerprint,
+            **provenance(self.config, questions, mesh, evaluated),
+        }
+
+    @property
+    def wall_seconds(self) -> float:
+        """Time of all legs of the run, but for work that a kill has lost."""
+        return self.earlier_seconds + time.monotonic() - self.started
 
     def _compare(self, meta: dict[str, Any]) -> None:
-        """Refuses other training data; says where the software or the devices are others."""
+        """Refuses other questions; says where the software or the devices are others."""
         now = self.describe(meta["step"])
-        if meta["data_fingerprint"] != now["data_fingerprint"]:
-            raise UserError(
-                f"data.train={self.config.data.train}: its questions are not those that the run in "
-                f"{self.folder.path} was trained on; restore the file, or write another output.dir"
-            )
+        check_same_questions(meta, now, self.config, self.folder.path)
         for line in differences(meta, now):
             self.progress.say(line)
 
@@ -228,7 +277,10 @@ class Trainer:
     def save(self, state: RunState, step: int) -> None:
         """A checkpoint of everything, unless this step has one."""
         if self.checkpoints.latest != step:
-            self.checkpoints.save(step, state, self.describe(step))
+            meta = self.describe(step)
+            if self.writes:
+                meta["history"] = history.written(self.folder, step, self.evaluated)
+            self.checkpoints.save(step, state, meta)
 
     def leave(self, state: RunState, step: int) -> None:
         """A last checkpoint, whole on disk, before the process ends early."""
@@ -284,23 +336,31 @@ class Trainer:
         if self.writes:
             append_line(self.folder.evaluations, record)
         self._note_evaluation(record)
-        if self.writes and self.best is not None:
-            write_json(self.folder.best, self.best)
+        if self.writes:
+            self._keep_best()
         if when not in FRAME:
             for name, summary in sets.items():
                 shown = table.set_title(name)
                 self.progress.say(f"step {step}, {shown}: {table.in_one_line(summary)}")
 
-    def finish(self, state: RunState, step: int, wall_seconds: float) -> dict[str, Any]:
+    def _keep_best(self) -> None:
+        """Writes best.json, or takes away that of steps which are no more."""
+        if self.best is None:
+            self.folder.best.unlink(missing_ok=True)
+        else:
+            write_json(self.folder.best, self.best)
+
+    def finish(self, state: RunState, step: int) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
         self.leave(state, step)
         first = next(iter(self.environment.eval))
+        seconds = self.took or self.wall_seconds
         summary = {
             "method": self.method.name,
             "departures": self.departures,
             "seed": self.config.seed,
             "steps": step,
-            "wall_seconds": wall_seconds,
+            "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
             "best": self.best,
             "eval": {when: sets[first] for when, sets in self.evaluations.items()},
@@ -326,16 +386,6 @@ class Trainer:
         write_report(self.folder.path)
         self.progress.say(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
-            f"{duration(wall_seconds)}; everything is in {self.folder.path}"
+            f"{duration(seconds)}; everything is in {self.folder.path}"
         )
         return summary
-
-
-def _tokenizer(config: Config) -> tuple[Any, int]:
-    """The tokenizer of a run and the number of embedding rows its model needs."""
-    if config.data.train == "ledger":
-        own = ledger.ledger_tokenizer()
-        return own, len(own)
-    folder = config.model.tokenizer or config.model.path
-    tokenizer = load_tokenizer(folder, where="model.tokenizer")
-    return tokenizer, policies.vocabulary_rows(config, len(tokenizer))

@@ -8,13 +8,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.data.environment import Environment, build_environment
 from bacr_jax.data.prompts import format_for
+from bacr_jax.data.tokenizers import load_tokenizer
+from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
 from bacr_jax.learner import policy as policies
 from bacr_jax.oom import phase_memory
+from bacr_jax.parallel import processes
 from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.runs import history
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.rejection_sft import rejection_sft
@@ -34,12 +39,61 @@ def initial_state(run: Run, folder: RunFolder, progress: Progress, poll: Poll = 
       progress: shows the warm-up.
       poll: called wherever the warm-up can be left.
     """
-    keys = [jax.random.fold_in(jax.random.key(run.config.seed), i) for i in (2, 3)]
+    keys = _keys(run)
     if run.config.warmup.steps:
         params = _warmed_up(run, keys[0], folder, progress, poll)
     else:
         params = policies.initial_params(keys[0], run.policy, run.config.model.path)
     return init_state(run, params, policies.random_head(keys[1], run.policy))
+
+
+def untrained_state(run: Run) -> RunState:
+    """A state of the same shape and place as `initial_state`'s, to restore a checkpoint into."""
+    keys = _keys(run)
+    params = policies.initial_params(keys[0], run.policy, None)
+    return init_state(run, params, policies.random_head(keys[1], run.policy))
+
+
+def tokenizer_of(config: Config) -> tuple[Any, int]:
+    """The tokenizer of a run and the number of embedding rows its model needs."""
+    if config.data.train == "ledger":
+        own = ledger.ledger_tokenizer()
+        return own, len(own)
+    folder = config.model.tokenizer or config.model.path
+    tokenizer = load_tokenizer(folder, where="model.tokenizer")
+    return tokenizer, policies.vocabulary_rows(config, len(tokenizer))
+
+
+def restore_files(
+    folder: RunFolder, written: dict[str, Any], step: int, progress: Progress
+) -> None:
+    """Brings the files of a resumed run to where they were at its checkpoint, in one process.
+
+    Args:
+      folder: of the run.
+      written: what the checkpoint knows of its files.
+      step: of the checkpoint.
+      progress: is told what was mended.
+
+    Raises:
+      UserError: a file can't be brought there; in every process.
+    """
+    refused = ""
+    if processes.is_first():
+        try:
+            for line in history.restore_files(folder, written, step):
+                progress.say(line)
+            folder.truncate_after(step)
+        except UserError as error:
+            refused = str(error)
+    refused = processes.text_from_first(refused)
+    if refused:
+        raise UserError(refused)
+
+
+def _keys(run: Run) -> list[jax.Array]:
+    """Of what is random in a policy and in a value head."""
+    return [jax.random.fold_in(jax.random.key(run.config.seed), i) for i in (2, 3)]
 
 
 def after_rejection_sft(

@@ -43,7 +43,8 @@ from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.folder import WarmupPaths, lock_folder, write_atomically
+from bacr_jax.runs.files import write_atomically
+from bacr_jax.runs.folder import WarmupPaths, lock_folder
 from bacr_jax.types import Prompts
 
 Params = dict[str, Any]

@@ -1,0 +1,81 @@
+"""Digests see every change, and are the same wherever an array lies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bacr_jax.runs import digest
+from bacr_jax.runs.digest import DigestMismatch, digests, host_words_digest, verify
+
+
+def by_hand(words):
+    """The definition, in Python's whole numbers."""
+    lanes = [0, 0]
+    for i, word in enumerate(words):
+        f = (int(word) + 0x9E3779B1 * (i + 1)) % 2**32
+        f = (f ^ (f >> 16)) * 0x85EBCA6B % 2**32
+        f ^= f >> 13
+        g = f * 0xC2B2AE35 % 2**32
+        lanes = [lanes[0] + f, lanes[1] + (g ^ (g >> 16))]
+    return [lane % 2**32 for lane in lanes]
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (3, 5), (2, 3, 4)])
+def test_host_and_device_follow_the_definition(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    expected = by_hand(x.view(np.uint32).reshape(-1))
+    assert host_words_digest(x.view(np.uint32).reshape(-1)).tolist() == expected
+    assert np.asarray(digest._device_digest(jnp.asarray(x))).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "bool"])
+def test_every_type_has_one_digest_on_host_and_device(dtype):
+    x = jnp.asarray(np.random.default_rng(1).integers(0, 2, (5, 9))).astype(dtype)
+    on_host = digest._host_digest(np.asarray(x))
+    np.testing.assert_array_equal(digest._device_digest(x), on_host)
+
+
+def test_pieces_on_the_host_add_up_to_the_whole(monkeypatch):
+    words = np.random.default_rng(2).integers(0, 2**32, 1000, dtype=np.uint32)
+    whole = host_words_digest(words)
+    monkeypatch.setattr(digest, "_CHUNK", 64)
+    np.testing.assert_array_equal(host_words_digest(words), whole)
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.uint32, st.integers(1, 50)), st.data())
+def test_one_changed_word_changes_both_sums(words, data):
+    place = data.draw(st.integers(0, len(words) - 1))
+    other = data.draw(st.integers(0, 2**32 - 1).filter(lambda w: w != words[place]))
+    changed = words.copy()
+    changed[place] = other
+    assert (host_words_digest(words) != host_words_digest(changed)).all()
+
+
+def test_words_that_change_places_are_seen():
+    words = np.array([5, 6, 0, 0], np.uint32)
+    for order in ([1, 0, 2, 3], [2, 1, 0, 3], [0, 2, 1, 3], [3, 0, 1, 2]):
+        assert (host_words_digest(words) != host_words_digest(words[order])).any()
+
+
+def test_leaves_that_differ_are_named():
+    tree = {
+        "w": {"a": jnp.ones((2, 3)), "b": jnp.zeros(4, jnp.bfloat16)},
+        "key": jax.random.key(3),
+        "tokens": 2**40,
+    }
+    expected = digests(tree, "train/")
+    assert set(expected) == {"train/w/a", "train/w/b", "train/key", "train/tokens"}
+    verify(tree, expected, "train/")
+    with pytest.raises(DigestMismatch, match=r"^train/w/b: not what was saved"):
+        verify(tree | {"w": tree["w"] | {"b": -tree["w"]["b"]}}, expected, "train/")
+    spoilt = tree | {"tokens": 2**40 + 1, "key": jax.random.key(4)}
+    with pytest.raises(DigestMismatch, match=r"^train/key and 1 more: not what was saved"):
+        verify(spoilt, expected, "train/")
+    del expected["train/w/a"]
+    with pytest.raises(DigestMismatch, match="train/w/a"):
+        verify(tree, expected, "train/")

@@ -1,0 +1,97 @@
+"""Files of a run folder that go missing or are cut: the run ends the same, or says why it can't."""
+
+import json
+import shutil
+
+import pytest
+
+from bacr_jax.parallel.preemption import EXIT_CODE
+from test_train import SMALL
+from whole_runs import StopAt, assert_same_run
+
+# With a divergence from the starting policy, so that the warm-up still counts after the start.
+CONFIG = "method: grpo\nloss: {kl_coef: 0.04, kl_kind: k3}\n"
+
+
+def train(command, *overrides):
+    from bacr_jax.train import main
+
+    return main([*command, *overrides])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A finished run, and one that was stopped in its last evaluation but one."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "small.yaml").write_text(SMALL + CONFIG)
+    command = lambda name: ["--config", str(place / "small.yaml"), f"output.dir={place / name}"]
+    assert train(command("finished")) == 0
+    shutil.copytree(place / "finished" / "warmup", place / "stopped_warmup")
+    with pytest.MonkeyPatch.context() as patch:
+        StopAt(patch, place / "stopped" / "metrics.jsonl", 3, 1)
+        assert train(command("stopped")) == EXIT_CODE
+    return place
+
+
+def damages(folder):
+    """Name, and what to do to a copy of the folder, for every file or folder of checkpoints."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] not in ("tensorboard", "rollouts", ".lock"):
+            yield str(name), "removed", lambda at: at.unlink()
+            yield (
+                str(name),
+                "cut",
+                lambda at: at.write_bytes(at.read_bytes()[: at.stat().st_size // 2]),
+            )
+        elif path.is_dir() and (name.parts[0] in ("checkpoints", "warmup") and len(name.parts) < 3):
+            yield str(name), "removed", shutil.rmtree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["finished", "stopped"])
+def test_each_file_removed_or_cut_leads_to_the_same_end_or_to_one_line(
+    runs, which, tmp_path, capsys
+):
+    whole, seen = runs / "finished", {"same": [], "refused": []}
+    seconds = json.loads((whole / "summary.json").read_text())["wall_seconds"]
+    for name, how, harm in damages(runs / which):
+        folder = tmp_path / "run"
+        shutil.copytree(runs / which, folder)
+        harm(folder / name)
+        capsys.readouterr()
+        code = train(["--config", str(runs / "small.yaml"), f"output.dir={folder}"])
+        said = capsys.readouterr()
+        if code == 0:
+            assert_same_run(folder, whole, 4)
+            summary = json.loads((folder / "summary.json").read_text())
+            kept = which == "finished" and name not in ("summary.json", "eval.jsonl")
+            if kept and "checkpoints" not in name:
+                assert summary["wall_seconds"] == seconds
+            seen["same"].append(f"{name} {how}")
+        else:
+            assert code == 2 and said.err.count("\n") == 1, said.err
+            assert said.err.startswith("error: ")
+            seen["refused"].append(f"{name} {how}: {said.err.strip()[-150:]}")
+        shutil.rmtree(folder)
+    for outcome, names in seen.items():
+        print(outcome, len(names), *names, sep="\n  ")
+    assert len(seen["same"]) > 20 and len(seen["refused"]) > 10
+
+
+@pytest.mark.slow
+def test_a_reference_policy_that_is_another_one_is_refused(runs, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "stopped", folder)
+    other = ["--config", str(runs / "small.yaml"), f"output.dir={tmp_path / 'other'}", "seed=1"]
+    assert train(other, "train.steps=0", "eval.size=4") == 0
+    # Another warm-up under the same settings' name.
+    identity = (folder / "warmup" / "warmup.json").read_text()
+    shutil.rmtree(folder / "warmup")
+    shutil.copytree(tmp_path / "other" / "warmup", folder / "warmup")
+    (folder / "warmup" / "warmup.json").write_text(identity)
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert train(["--config", str(runs / "small.yaml"), f"output.dir={folder}"]) == 2
+    error = capsys.readouterr().err
+    assert "holds other weights than those that the run began with" in error
+    assert (folder / "metrics.jsonl").read_bytes() == before
