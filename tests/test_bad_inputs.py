@@ -254,6 +254,10 @@ BAD = [
 ]
 
 
+# What a check can't see: devices of another machine, and a folder that only writing tells about.
+UNSEEN = ("mesh.", "/proc/")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A Hugging Face folder of a random model with a tokenizer of bytes."""
@@ -311,6 +315,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert captured.err.startswith("error: ")
     assert says.replace("{}", str(tmp_path)) in captured.err
     assert captured.err.count("\n") == 1 and captured.out == ""
+    if line.startswith("train ") and not any(word in line for word in UNSEEN):
+        # What training would refuse, its check refuses with the same words.
+        assert __main__.main([*words_of(line, tmp_path), "--check"]) == 2
+        assert capsys.readouterr() == ("", captured.err)
     assert everything_in(tmp_path) == before
 
 

@@ -16,7 +16,7 @@ from bacr_jax.config.cli import Parser, entry_point, failure
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
-from bacr_jax.runs.folder import Resume, RunFolder, follow_run, open_run
+from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
 
 EPILOG = (
     "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64. The "
@@ -44,7 +44,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     parser.add_argument(
         "--config", action="append", default=[], metavar="FILE", help="repeatable; later files win"
     )
-    parser.add_argument("--check", action="store_true", help="only check the config")
+    parser.add_argument(
+        "--check", action="store_true", help="only check the config, its data and its model"
+    )
     parser.add_argument(
         "--resume",
         choices=get_args(Resume),
@@ -73,16 +75,30 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     from bacr_jax.methods.registry import built_in_departures, problems
 
     config_io.check(config, also=problems)
-    if arguments.check:
-        print(f"{', '.join(arguments.config)}: a good config")
-        for departure in built_in_departures(config):
-            print(f"  {departure}")
-        raise SystemExit(0)
     for key in arguments.allow_change:
         if key not in config_io.flatten(config):
             near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
             raise UserError(f"--allow-change {key}: is no key of a config; write {near[0]}?")
-    return config, arguments.resume, tuple(arguments.allow_change)
+    allowed = tuple(arguments.allow_change)
+    if arguments.check:
+        check_inputs(config, arguments.resume, allowed)
+        print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
+        for departure in built_in_departures(config):
+            print(f"  {departure}")
+        raise SystemExit(0)
+    return config, arguments.resume, allowed
+
+
+def check_inputs(config: Config, resume: Resume, allowed: tuple[str, ...]) -> None:
+    """What training would refuse before it uses a device: folders, data, tokenizer, model.
+
+    Raises:
+      UserError: the line that training would say.
+    """
+    from bacr_jax.training.start import open_inputs
+
+    check_run_folder(run_path(config), config, resume=resume, allowed=allowed)
+    open_inputs(config).environment.close()
 
 
 def run_path(config: Config) -> Path:

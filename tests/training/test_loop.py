@@ -86,12 +86,13 @@ def warm(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["bacr", "hapo", "dapo"])
+@pytest.mark.parametrize("method", ["bacr", "hapo", "dapo", "shuffled"])
 def test_ten_steps_are_five_and_a_kill_and_five(warm, tmp_path, method):
     files = [CONFIGS / "quickstart.yaml"]
-    files += [] if method == "bacr" else [CONFIGS / "methods" / f"{method}.yaml"]
+    files += [CONFIGS / "methods" / f"{method}.yaml"] if method in ("hapo", "dapo") else []
     named = [word for file in files for word in ("--config", str(file))]
-    command = lambda folder: [*named, *QUICK, f"warmup.dir={warm}", f"output.dir={folder}"]
+    order = ["data.order=shuffled"] if method == "shuffled" else []
+    command = lambda folder: [*named, *QUICK, *order, f"warmup.dir={warm}", f"output.dir={folder}"]
     assert train(*command(tmp_path / "whole")) == 0
     folder = tmp_path / "killed"
     process = start(*command(folder))
@@ -103,6 +104,29 @@ def test_ten_steps_are_five_and_a_kill_and_five(warm, tmp_path, method):
     assert_same_run(folder, tmp_path / "whole", 10)
     rewards = [record["reward/mean"] for record in without_timings(folder / "metrics.jsonl")]
     assert len(set(rewards)) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["drawn", "shuffled"])
+def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path, order):
+    # Most of the time is spent in evaluations: one after every step, of every problem.
+    overrides = [f"data.order={order}", "eval.every=1", "eval.samples=8", "eval.size=400"]
+    overrides += ["train.steps=4", "checkpoint.every=1"]
+    assert train(*arguments(config, tmp_path / "whole", *overrides)) == 0
+    folder = tmp_path / "killed"
+    moments = random.Random(order)
+    evaluations = lambda: len(read_lines(folder / "eval.jsonl"))
+    for _ in range(8):
+        before = evaluations()
+        process = start(*arguments(config, folder, *overrides))
+        # In the evaluation that follows the next one, if the run is not at its end.
+        while process.poll() is None and evaluations() == before and before < 4:
+            time.sleep(0.02)
+        time.sleep(moments.random() * 2)
+        process.kill()
+        process.communicate()
+    assert train(*arguments(config, folder, *overrides)) == 0
+    assert_same_run(folder, tmp_path / "whole", 4)
 
 
 @pytest.mark.slow

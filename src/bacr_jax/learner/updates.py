@@ -102,7 +102,14 @@ class Updates:
             metrics = jax.block_until_ready(averaged(history))
         return state, metrics
 
-    def compile(self, state: TrainState, batch: Batch, *, reference: Params | None = None) -> None:
+    def compile(
+        self,
+        state: TrainState,
+        batch: Batch,
+        *,
+        reference: Params | None = None,
+        on_program: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Runs every shape of micro-batch once on nothing, whichever of them will be needed first.
 
         Without it a shape is compiled when it comes up. Equal numbers of rows have one shape, which
@@ -112,15 +119,21 @@ class Updates:
           state: not donated.
           batch: of the shapes to come; what is in it does not matter.
           reference: parameters of the reference policy, for a KL term.
+          on_program: called with (programs done, programs in all) before each and after the last;
+            raises to leave the rest.
         """
         if self.config.micro_batch_tokens is None:
             return
+        say = on_program or (lambda done, total: None)
         part, *others = self._minibatches(batch)
         normalizers = self._normalizers(part, None)
         with phase_memory("learner", **self._sizes(part)):
-            for micro in empty_micro_batches(part, self._shapes()):
+            total = len(self._shapes().widths(part.trunk.shape[1]))
+            for done, micro in enumerate(empty_micro_batches(part, self._shapes())):
+                say(done, total)
                 scored = self._scored(micro, state.policy if others else None, reference)
                 jax.block_until_ready(self._add_up(state, [scored], normalizers))
+            say(total, total)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:
         """Consecutive rows, on the host."""

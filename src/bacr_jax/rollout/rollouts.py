@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ def precompile(
     sampling: SamplingParams,
     phi_of: PhiOf | None = None,
     rows: int | None = None,
+    on_program: Callable[[int, int], None] | None = None,
 ) -> None:
     """Runs every compiled form that `generate` can need once, whatever lengths come up later.
 
@@ -71,6 +73,8 @@ def precompile(
       sampling: only whether it truncates matters.
       phi_of: budget embedding; None for the plain model.
       rows: rows of the calls to come; with no more than there are slots nothing is refilled.
+      on_program: called with (programs done, programs in all) before each and after the last;
+        raises to leave the rest.
     """
     engine = Engine(
         params,
@@ -81,27 +85,47 @@ def precompile(
         sampling=sampling,
         phi_of=phi_of,
     )
-    refilled = rows is None or rows > spec.slots
-    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
-    for length in engine.lengths:
+    programs = _programs(engine, num_cuts, refilled=rows is None or rows > spec.slots, rows=rows)
+    for done, program in enumerate(programs):
+        if on_program is not None:
+            on_program(done, len(programs))
+        program()
+    if on_program is not None:
+        on_program(len(programs), len(programs))
+
+
+def _programs(
+    engine: Engine, num_cuts: int, *, refilled: bool, rows: int | None
+) -> list[Callable[[], None]]:
+    """What runs each compiled form of an engine once, in their order."""
+
+    def prefill(length: int, count: int) -> None:
+        engine.fit_caches(length)
+        zeros = np.zeros(count, np.int64)
         with phase_memory("prefill", **_sizes(engine)):
-            engine.fit_caches(length)
-            for count in counts:
-                slots = np.arange(count)
-                zeros = np.zeros(count, np.int64)
-                if length == engine.lengths[0] or refilled:
-                    engine.prefill(zeros, slots, *[zeros.astype(np.int32)] * 3)
+            engine.prefill(zeros, np.arange(count), *[zeros.astype(np.int32)] * 3)
+
+    def decode(length: int) -> None:
         with phase_memory("decode", **_sizes(engine)):
+            engine.fit_caches(length)
             engine.decode()
-        for count in engine.sizes if refilled else [spec.slots]:
-            if num_cuts == 0:
-                continue
-            cuts = np.zeros((count, num_cuts), np.int32)
-            with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
-                opened = engine.open_branches(np.arange(count), cuts, cuts[:, 0])
-                engine.decode_branches(opened, 0)
+
+    def answer(count: int) -> None:
+        cuts = np.zeros((count, num_cuts), np.int32)
+        with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
+            opened = engine.open_branches(np.arange(count), cuts, cuts[:, 0])
+            engine.decode_branches(opened, 0)
+
+    entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
+    answering = engine.sizes if refilled else [engine.spec.slots]
+    programs: list[Callable[[], None]] = []
+    for length in engine.lengths:
+        if length == engine.lengths[0] or refilled:
+            programs += [functools.partial(prefill, length, count) for count in entering]
+        programs.append(functools.partial(decode, length))
+        programs += [functools.partial(answer, count) for count in answering if num_cuts]
     # Back at the shortest: growing is compiled by now, and so is this.
-    engine.fit_caches(engine.lengths[0])
+    return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]
 
 
 def generate(

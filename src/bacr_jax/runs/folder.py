@@ -1,10 +1,12 @@
 """The folder of a run: who may write into it, what lies where, what survives a resume."""
 
+import contextlib
+import errno
 import fcntl
 import os
 import socket
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -280,9 +282,8 @@ def open_run(
       UserError: the folder holds something else or another config's run, can't be written, or
         another process is using it. Nothing in it is touched then.
     """
-    name = str(path)
-    where = f"output.dir={name if name.isprintable() else ascii(name)}"
-    try:
+    where = _named(path)
+    with _usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
@@ -299,6 +300,38 @@ def open_run(
         except BaseException:
             lock.close()
             raise
+    return folder
+
+
+def check_run_folder(
+    path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
+) -> None:
+    """What `open_run` would refuse, as far as it can be told without writing.
+
+    Raises:
+      UserError: as there.
+    """
+    where = _named(path)
+    with _usable(where):
+        _refuse_unless_ours(path, config, where, resume, allowed)
+        there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _named(path: Path) -> str:
+    """The key and its value, for refusals."""
+    name = str(path)
+    return f"output.dir={name if name.isprintable() else ascii(name)}"
+
+
+@contextlib.contextmanager
+def _usable(where: str) -> Iterator[None]:
+    """Says in one line why the system does not let us use a folder."""
+    try:
+        yield
     except OSError as error:
         raise UserError(
             f"{where}: can't be used ({error.strerror}); write a folder that can be written"
@@ -309,7 +342,6 @@ def open_run(
     # NUL or half a surrogate pair: no file can be named so.
     except ValueError:
         raise UserError(f"{where}: is no name of a folder; write another") from None
-    return folder
 
 
 def follow_run(path: Path) -> RunFolder:

@@ -43,15 +43,16 @@ def _label(name: str) -> str:
 class Phase:
     """A stretch of work with a number of steps; made by `Progress.phase`."""
 
-    def __init__(self, progress: "Progress", name: str, total: int):
-        """Starts the clock; nothing is shown before the first `update`.
+    def __init__(self, progress: "Progress", name: str, total: int, first: str = ""):
+        """Starts the clock.
 
         Args:
           progress: where it is shown.
           name: what is being done.
           total: number of steps.
+          first: what is done before the first `update`.
         """
-        self._progress, self.name, self._total = progress, name, total
+        self._progress, self.name, self._total, self._before = progress, name, total, first
         self._started = progress.clock()
         self._step: int | None = None
         self._first = self._latest = (0, self._started)
@@ -102,7 +103,7 @@ class Phase:
             elapsed = self.seconds if self._step < self._total else self._latest[1] - self._started
             parts.append(f"{self._step}/{self._total}  {duration(elapsed)}{to_go}")
         else:
-            parts.append(duration(self.seconds))
+            parts += [duration(self.seconds), *filter(None, [self._before])]
         parts += [f"{_label(name)} {_number(value)}" for name, value in self._values.items()]
         return "  ".join(parts)
 
@@ -155,12 +156,20 @@ class Progress:
         self.close()
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int) -> Iterator[Phase]:
-        """A named stretch of work, perhaps inside another; its last line stays on the screen."""
-        phase = Phase(self, name, total)
+    def phase(self, name: str, total: int, first: str = "") -> Iterator[Phase]:
+        """A named stretch of work, perhaps inside another; its last line stays on the screen.
+
+        Args:
+          name: what is being done.
+          total: number of steps.
+          first: what is done before the first step, if that takes long enough to be said.
+        """
+        phase = Phase(self, name, total, first)
         if self._uses_live:
             self._open.append(phase)
             self._refresh()
+        elif first and self._enabled:
+            self._print(phase)
         try:
             yield phase
         finally:

@@ -12,14 +12,12 @@ import jax
 
 from bacr_jax.config import Config, budgets
 from bacr_jax.config.selection import HOLDOUT, selection_set
-from bacr_jax.data.environment import Questions, build_environment
-from bacr_jax.data.prompts import format_for
+from bacr_jax.data.environment import Questions
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner.policy import make_policy
-from bacr_jax.methods import load_method
 from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
@@ -40,8 +38,8 @@ from bacr_jax.training.run import RunState, make_run, precompile
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
+    open_inputs,
     restore_files,
-    tokenizer_of,
     untrained_state,
 )
 
@@ -77,15 +75,11 @@ class Trainer:
         self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
-        self.method = load_method(config)
+        inputs = open_inputs(config)
+        self.method, self.environment = inputs.method, inputs.environment
         self.departures = departures(config, self.method)
-        tokenizer, vocab_size = tokenizer_of(config)
-        shape = policies.model_shape(config, vocab_size)
-        mesh = policies.mesh_shape(config, shape, jax.device_count())
-        self.policy = make_policy(config, self.method, vocab_size, mesh)
-        style = format_for(config, declares_budget=self.method.declares_budget)
-        self.environment = build_environment(config, tokenizer, vocab_size, style=style)
-        policies.check_model(config, shape, self.environment.longest_prompt)
+        mesh = policies.mesh_shape(config, inputs.shape, jax.device_count())
+        self.policy = make_policy(config, self.method, inputs.vocab_size, mesh)
         self.progress.say(f"method {self.method.name}")
         for line in self.departures:
             self.progress.say(f"  {line}")
@@ -212,8 +206,18 @@ class Trainer:
         if self.finished(state, step):
             yield
             return
-        with self.progress.phase("training", self.steps) as self.phase:
-            precompile(self.run, state, self.reference)
+        compiling: dict[str, Phase] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if self.poll is not None:
+                self.poll()
+            if what not in compiling:
+                compiling[what] = Phase(self.progress, f"compiling {what}", total)
+            compiling[what].update(done)
+
+        precompile(self.run, state, self.reference, tell)
+        first = "compiling the update in the first step"
+        with self.progress.phase("training", self.steps, first) as self.phase:
             yield
 
     # The loop ---------------------------------------------------------------------------------
@@ -304,13 +308,14 @@ class Trainer:
         params = state.train.policy
         decode = self.policy.decode_params(params)
         found = {}
+        first = "" if self.evaluated else "compiling"
         for name, questions in self.evaluated_sets().items():
             config = self.config.eval
             if name == HOLDOUT:
                 # All of them, as a subset would depend on the seed; greedily, as it chooses.
                 config = dataclasses.replace(config, size=None, samples=0)
             with (
-                self.progress.phase(f"evaluation {when}, {name}", 1) as phase,
+                self.progress.phase(f"evaluation {when}, {name}", 1, first) as phase,
                 phase_memory("evaluation", problems=len(questions)),
             ):
                 found[name] = evaluate_set(

@@ -1,6 +1,8 @@
 """A run in two parts: what stays fixed (`Run`) and what an iteration changes (`RunState`)."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -159,22 +161,31 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
     )
 
 
-def precompile(run: Run, state: RunState, reference: Any = None) -> None:
+def precompile(
+    run: Run,
+    state: RunState,
+    reference: Any = None,
+    on_program: Callable[[str, int, int], None] | None = None,
+) -> None:
     """Compiles every form of rollouts and updates: no iteration after the first compiles.
 
     Args:
       run: what stays fixed.
       state: the first.
       reference: parameters of the reference policy, for a KL term; None without one.
+      on_program: called with (of what, programs done, programs in all) before each is compiled and
+        after the last; raises to leave the rest.
     """
+    tell = lambda what: None if on_program is None else functools.partial(on_program, what)
     params, settings = state.train.policy, run.config
     everyone = np.arange(len(run.environment.train))
     prompts = run.environment.train.at(everyone, np.full_like(everyone, settings.budget.max))
     cuts = int(run.method.cuts(run.key, jnp.ones((1, 1), jnp.int32)).shape[-1])
-    forms = [(cuts, run.method.answers, settings.rollout.questions * settings.rollout.group_size)]
+    rows = settings.rollout.questions * settings.rollout.group_size
+    forms = [("rollouts", cuts, run.method.answers, rows)]
     if settings.curriculum.pass_rate == "probe":
-        forms.append((1, 1, min(settings.curriculum.probe_size, len(run.levels))))
-    for num_cuts, answers, rows in forms:
+        forms.append(("probes", 1, 1, min(settings.curriculum.probe_size, len(run.levels))))
+    for what, num_cuts, answers, rows in forms:
         precompile_rollout(
             run.policy.decode_params(params),
             prompts,
@@ -184,6 +195,7 @@ def precompile(run: Run, state: RunState, reference: Any = None) -> None:
             sampling=sampling_params(settings.rollout.temperature),
             phi_of=run.policy.phi_of(params),
             rows=rows,
+            on_program=tell(what),
         )
     rollout = settings.rollout
     batch = empty_batch(
@@ -194,4 +206,4 @@ def precompile(run: Run, state: RunState, reference: Any = None) -> None:
         suffix=run.environment.rules.suffix_length,
         answer=rollout.answer_tokens,
     )
-    run.updates.compile(state.train, batch, reference=reference)
+    run.updates.compile(state.train, batch, reference=reference, on_program=tell("updates"))

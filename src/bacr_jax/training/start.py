@@ -16,6 +16,8 @@ from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
 from bacr_jax.learner import policy as policies
+from bacr_jax.methods import Method, load_method
+from bacr_jax.model.qwen2 import Qwen2Config
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.rollout import generate, sampling_params
@@ -52,6 +54,38 @@ def untrained_state(run: Run) -> RunState:
     keys = _keys(run)
     params = policies.initial_params(keys[0], run.policy, None)
     return init_state(run, params, policies.random_head(keys[1], run.policy))
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run reads before it uses a device.
+
+    Attributes:
+      method: pure functions of the training method.
+      shape: of the model.
+      vocab_size: rows of its embedding.
+      environment: questions, rules, grader.
+    """
+
+    method: Method
+    shape: Qwen2Config
+    vocab_size: int
+    environment: Environment
+
+
+def open_inputs(config: Config) -> Inputs:
+    """Reads data and tokenizer of a run and looks at its model's folder.
+
+    Raises:
+      UserError: one of them can't be used; `train --check` says the same line.
+    """
+    method = load_method(config)
+    tokenizer, vocab_size = tokenizer_of(config)
+    shape = policies.model_shape(config, vocab_size)
+    style = format_for(config, declares_budget=method.declares_budget)
+    environment = build_environment(config, tokenizer, vocab_size, style=style)
+    policies.check_model(config, shape, environment.longest_prompt)
+    return Inputs(method, shape, vocab_size, environment)
 
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:
@@ -143,7 +177,7 @@ def _warmed_up(
     place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     environment = shared_format_environment(run)
     with (
-        progress.phase("warm-up", config.warmup.steps) as phase,
+        progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
         phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
     ):
         params = warm_up(

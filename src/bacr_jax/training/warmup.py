@@ -144,13 +144,13 @@ class WarmUp:
                 tx=self.tx,
             )
             self.step += 1
-            if self.step % 20 == 0 or self.step == self.planned:
-                if self.on_progress is not None:
-                    self.on_progress(self.step, self.planned, float(loss))
-                if self.poll is not None:
-                    self.poll()
+            shown = self.step % 20 == 0 or self.step == self.planned
+            if shown and self.on_progress is not None:
+                self.on_progress(self.step, self.planned, float(loss))
             if self.step % SAVE_EVERY == 0:
                 self.save()
+            if self.poll is not None:
+                self.poll()
 
 
 def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
