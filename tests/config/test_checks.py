@@ -123,7 +123,10 @@ BAD_CONFIGS = [
     ({"warmup": {"target_accuracy": 95.0}}, "warmup.target_accuracy: found 95; write in [0, 1]"),
     ({"budget": {"min": 0}}, "budget.min: found 0; write 1 or more"),
     ({"budget": {"min": 300, "max": 200}}, "budget.min=300: is above budget.max=200"),
-    ({"budget": {"prior": "choices"}}, "found an empty list, and budget.prior=choices draws"),
+    (
+        {"budget": {"prior": "choices", "max": 32, "min": 16}, "eval": {"budgets": [8, 64]}},
+        "budget.choices: found an empty list, which stands for eval.budgets between",
+    ),
     (
         {"budget": {"prior": "choices", "choices": (512, 5000)}},
         "budget.choices: 5000 is not between budget.min=256 and budget.max=4096; write [512], or",

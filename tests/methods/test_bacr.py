@@ -22,7 +22,7 @@ def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path,
     told, curriculum, dense, value = parts
     config = load(
         tmp_path,
-        "bacr-robust",
+        "bacr-full",
         f"conditioning.told={'embedding' if told else 'nothing'}",
         f"budget.prior={'curriculum' if curriculum else 'uniform'}",
         f"reward.dense={str(dense).lower()}",
@@ -57,7 +57,7 @@ def test_a_trace_is_not_weighed_as_a_whole_by_credit_of_segments(tmp_path):
 
 
 def test_budgets_come_from_the_list_of_choices(tmp_path):
-    config = load(tmp_path, "bacr-robust", "budget.prior=choices", "budget.choices=[8, 12]")
+    config = load(tmp_path, "bacr-full", "budget.prior=choices", "budget.choices=[8, 12]")
     method = load_method(config)
     state = curriculum.init_curriculum(4, mu0=10.0)
     budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(4))
@@ -73,7 +73,7 @@ def test_budgets_come_from_the_list_of_choices(tmp_path):
 def test_a_group_of_equal_outcomes_gives_finite_advantages(tmp_path, baseline, normalise):
     config = load(
         tmp_path,
-        "bacr-robust",
+        "bacr-full",
         f"advantage.baseline={baseline}",
         f"advantage.normalise={normalise}",
     )
@@ -94,7 +94,7 @@ class TestSteepWeights:
     )
     def test_that_punish_a_right_answer_are_refused(self, tmp_path, override, says):
         with pytest.raises(UserError, match=says):
-            load(tmp_path, "bacr-robust", override)
+            load(tmp_path, "bacr-full", override)
 
     @pytest.mark.parametrize(
         "overrides",
@@ -105,7 +105,7 @@ class TestSteepWeights:
         ],
     )
     def test_and_their_repairs_are_not(self, tmp_path, overrides):
-        load_method(load(tmp_path, "bacr-robust", *overrides))
+        load_method(load(tmp_path, "bacr-full", *overrides))
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ class TestSteepWeights:
 )
 def test_combinations_that_mislead_are_refused(tmp_path, overrides, says):
     with pytest.raises(UserError, match=says):
-        load(tmp_path, "bacr-robust", *overrides)
+        load(tmp_path, "bacr-full", *overrides)

@@ -99,4 +99,4 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
         {run.id: run.folder for path in STUDIES if path.stem == name for run in shipped(path)}
         for name in ("main", "ablation")
     )
-    assert ablation["tradeoff.bup+cas+tdr+bcae.0"] == main["tradeoff.bacr-robust.0"]
+    assert ablation["tradeoff.bup+cas+tdr+bcae.0"] == main["tradeoff.bacr-full.0"]

@@ -67,7 +67,7 @@ def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
 
 @pytest.mark.slow
 def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokenizer):
-    config = load(tmp_path, "bacr-robust", "value.inner_steps=0")
+    config = load(tmp_path, "bacr-full", "value.inner_steps=0")
     run, state = run_of(config, tokenizer, Odd())
     state, done = iterate(run, state, 0)
     # The last layer's weights are 0 at first, so every value is the bias.
@@ -80,7 +80,7 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
 
 
 def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
-    config = load(tmp_path, "bacr-robust", "curriculum.difficulty=continuous",
+    config = load(tmp_path, "bacr-full", "curriculum.difficulty=continuous",
                   "curriculum.weight_epsilon=0", "rollout.questions=16")  # fmt: skip
     run, state = run_of(config, tokenizer)
     schedule, posterior = state.curriculum, state.difficulty
@@ -113,7 +113,7 @@ def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokeni
 
 @pytest.mark.slow
 def test_a_probe_measures_pass_rates_at_its_own_cost(tmp_path, tokenizer):
-    config = load(tmp_path, "bacr-robust", "curriculum.pass_rate=probe", "curriculum.probe_size=16",
+    config = load(tmp_path, "bacr-full", "curriculum.pass_rate=probe", "curriculum.probe_size=16",
                   "curriculum.update_every=2",
                   "cuts.count=1", "cuts.weights=own_budget")  # fmt: skip
     state, history = train(config, tokenizer)

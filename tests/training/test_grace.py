@@ -15,7 +15,7 @@ from methods_world import Odd, group_batch, load, run_of
 
 
 def test_the_last_segment_goes_on_to_the_end_of_the_grace_window(tmp_path):
-    config = load(tmp_path, "bacr-robust", "budget.prior=fixed", "advantage.baseline=group")
+    config = load(tmp_path, "bacr-full", "budget.prior=fixed", "advantage.baseline=group")
     method, batch = load_method(config), group_batch(config)
     rows, cuts = batch.cuts.shape[0] * batch.cuts.shape[1], batch.cuts.shape[2]
     source = jnp.broadcast_to(jnp.arange(cuts, dtype=jnp.int32), (rows, cuts))

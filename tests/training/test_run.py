@@ -39,7 +39,7 @@ def test_where_a_problem_stands_on_the_scale_of_difficulty(levels, kind, expecte
 def test_with_continuous_difficulty_every_problem_starts_at_its_groups_mean(tmp_path):
     tokenizer = ledger.ledger_tokenizer()
     config = load(
-        tmp_path, "bacr-robust", "curriculum.difficulty=continuous", "curriculum.mu0=[5, 6, 7, 8]"
+        tmp_path, "bacr-full", "curriculum.difficulty=continuous", "curriculum.mu0=[5, 6, 7, 8]"
     )
     run, state = run_of(config, (tokenizer, len(tokenizer)))
     # 64 problems without the six that are held out and their copies.

@@ -51,7 +51,7 @@ WORDS = (
 
 @pytest.mark.parametrize("how", ["embedding", "words", "both", "nothing"])
 def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer, asked, how):
-    config = load(tmp_path, "bacr-robust", *WORDS, f"conditioning.told={how}")
+    config = load(tmp_path, "bacr-full", *WORDS, f"conditioning.told={how}")
     assert load_method(config).conditioned == (how in ("embedding", "both"))
     run, state = run_of(config, tokenizer)
     assert ("budget" in state.train.policy) == (how in ("embedding", "both"))
@@ -71,14 +71,14 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
 
 def test_a_probe_is_told_its_budget(tmp_path, tokenizer, asked):
     probed = ("curriculum.pass_rate=probe", "curriculum.probe_size=4", "curriculum.probe_budget=7")
-    run, state = run_of(load(tmp_path, "bacr-robust", *WORDS, *probed), tokenizer)
+    run, state = run_of(load(tmp_path, "bacr-full", *WORDS, *probed), tokenizer)
     with pytest.raises(Stopped):
         adapt.probe(run, state.train.policy, 1)
     assert told(tokenizer[0], asked[0][0]) == ["f7"] * 4
 
 
 def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
-    run, state = run_of(load(tmp_path, "bacr-robust", *WORDS), tokenizer)
+    run, state = run_of(load(tmp_path, "bacr-full", *WORDS), tokenizer)
     with pytest.raises(Stopped):
         start._style_accuracy(
             run, run.environment, state.train.policy, "steps", jax.random.key(0), None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from bacr_jax.config.budgets import level_problems
+from bacr_jax.config.budgets import drawn, level_problems
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
@@ -63,11 +63,13 @@ def budget_problems(config: Config) -> Iterator[str]:
 
 def _choices(config: Config) -> Iterator[str]:
     budget = config.budget
-    rising = tuple(sorted(set(budget.choices)))
+    choices = drawn(config)
+    rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
     if not rising:
         yield (
-            "budget.choices: found an empty list, and budget.prior=choices draws from it; write "
+            "budget.choices: found an empty list, which stands for eval.budgets between budget.min "
+            "and budget.max, and there are none; write "
             f"budgets such as [{written(budget.min)}, {written(budget.max)}]"
         )
     elif within != rising:
@@ -77,9 +79,9 @@ def _choices(config: Config) -> Iterator[str]:
             f"budget.max={budget.max}; write {written(within or (budget.min, budget.max))}, or "
             "another range"
         )
-    elif budget.choices != rising:
+    elif choices != rising:
         yield (
-            f"budget.choices: found {written(budget.choices)}; write every budget once, in rising "
+            f"budget.choices: found {written(choices)}; write every budget once, in rising "
             f"order: {written(rising)}"
         )
 

@@ -48,6 +48,16 @@ def cap(config: Config) -> int:
     return config.budget.max if config.budget.cap is None else config.budget.cap
 
 
+def drawn(config: Config) -> tuple[int, ...]:
+    """What budget.prior=choices draws from: budget.choices, or what is evaluated within its range.
+
+    A list of its own is given as it is, good or not.
+    """
+    budget = config.budget
+    asked = tuple(b for b in config.eval.budgets if budget.min <= b <= budget.max)
+    return budget.choices or asked
+
+
 def largest_evaluated(config: Config) -> int:
     """Most thinking tokens that an evaluation allows, a grace window aside."""
     without = [cap(config)] if config.eval.no_budget else []

@@ -62,7 +62,9 @@ class BudgetConfig:
     prior: Literal["curriculum", "uniform", "choices", "fixed"] = key(
         "curriculum", "curriculum: Eq. 4-5; uniform over [min, max]; choices: below; fixed: max"
     )
-    choices: tuple[int, ...] = key((), "budgets drawn equally often (prior: choices)", "[1, inf)")
+    choices: tuple[int, ...] = key(
+        (), "drawn equally often (prior: choices); empty: those of eval.budgets", "[1, inf)"
+    )
     levels: Mapping[str, int] = key(
         FrozenMap(),
         "names that evaluate and generate take for budgets, such as {low: 512, high: 4096}",

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import advantages, curriculum, rewards
-from bacr_jax.config import Config
+from bacr_jax.config import Config, budgets
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.errors import UserError
@@ -165,7 +165,7 @@ def sample_budgets(
         )
     if budget.prior == "choices":
         return curriculum.choice_budgets(
-            key, jnp.array(budget.choices, jnp.int32), shape=shape, assign=budget.assign
+            key, jnp.array(budgets.drawn(config), jnp.int32), shape=shape, assign=budget.assign
         )
     mu = curriculum.scheduled_mean(
         state,

@@ -11,8 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from bacr_jax.config import Config
-from bacr_jax.config.budgets import largest_evaluated
+from bacr_jax.config import Config, budgets
 from bacr_jax.errors import UserError
 from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
@@ -189,7 +188,8 @@ def _thinking(config: Config) -> tuple[float, float]:
     if budget.prior == "uniform":
         return (budget.min + budget.max) / 2, float(budget.max)
     if budget.prior == "choices":
-        return sum(budget.choices) / len(budget.choices), float(budget.choices[-1])
+        choices = budgets.drawn(config)
+        return sum(choices) / len(choices), float(choices[-1])
     mu0 = curriculum.mu0
     means = list(mu0) if isinstance(mu0, tuple) else [mu0]
     inside = [min(max(mu, budget.min), budget.max) for mu in means]
@@ -249,7 +249,8 @@ def _workload(
         cuts=branches_per_trace(method),
         answer=rollout.answer_tokens,
         slots=min(rollout.slots or rows, rows),
-        eval_thinking=max(config.budget.max, largest_evaluated(config)) + config.budget.grace,
+        eval_thinking=max(config.budget.max, budgets.largest_evaluated(config))
+        + config.budget.grace,
         float_bytes=2 if bfloat16 else 4,
         logprob_chunk=model.logprob_chunk,
         remat=model.remat,

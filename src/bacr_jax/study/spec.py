@@ -139,6 +139,7 @@ class Study:
       arms: by name, in the order of tables.
       seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.
       set: keys over those of every arm and task, `{train.max_generated_tokens: ...}`.
+      own: keys of single arms, by the arm's name, over those; rates found by a search.
       evaluation: of finished runs.
       sweep: what is varied within every arm; None: nothing.
       reference: arms that the others are tested against.
@@ -156,6 +157,7 @@ class Study:
     seeds: tuple[int, ...]
     paper: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Evaluation = Evaluation()
     sweep: Sweep | None = None
     reference: tuple[str, ...] = ()
@@ -187,7 +189,7 @@ class Study:
         """
         here, method = self.tasks[task], self.arms[arm]
         files = tuple(self.folder / path for path in (*here.config, *method.config))
-        layers = (here.set, self.set, method.set, varied)
+        layers = (here.set, self.set, method.set, self.own.get(arm, {}), varied)
         overrides = [_override(key, value) for layer in layers for key, value in layer.items()]
         return config_io.override(_loaded(files), overrides)
 
@@ -315,6 +317,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     """
     merged, chosen = _merged(_document(path), path, size)
     merged.pop("kind", None)
+    _check_own(merged, str(path))
     own = {f.name for f in dataclasses.fields(Study)} - {"name", "size", "folder"}
     for text in overrides:
         given = parse_override(text, "command line")
@@ -339,6 +342,16 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     study: Study = _build(Study, merged, where, given_already=nested)
     _check(study, where)
     return study
+
+
+def _check_own(merged: Mapping[str, Any], where: str) -> None:
+    """Refuses keys of an arm that is not there."""
+    own, arms = merged.get("own") or {}, merged.get("arms") or {}
+    for name, keys in own.items() if isinstance(own, Mapping) else ():
+        if name not in arms:
+            raise _fail(f"{where}: own", f"found {shown(name)}", any_of(list(map(str, arms))))
+        if not isinstance(keys, Mapping):
+            raise _fail(f"{where}: own.{name}", f"found {shown(keys)}", "a mapping of config keys")
 
 
 def _sweep(given: Any, where: str) -> Sweep | None:

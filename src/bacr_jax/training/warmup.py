@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax import documents
-from bacr_jax.config import Config
+from bacr_jax.config import Config, budgets
 from bacr_jax.config import io as config_io
 from bacr_jax.data import ledger
 from bacr_jax.data.environment import Questions
@@ -163,7 +163,7 @@ def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
     budget = config.budget
     trained: Any = range(budget.min, budget.max + 1)
     if budget.prior == "choices":
-        trained = budget.choices
+        trained = budgets.drawn(config)
     return np.array(sorted({*trained, budget.max, *config.eval.budgets}))
 
 
