@@ -52,11 +52,13 @@ def test_a_sweep_may_vary_one_key_or_several(tmp_path):
     assert [run.config.curriculum.alpha for run in runs[1:]] == [0.3, 0.6]
 
 
-def test_keys_of_one_arm_win_over_those_of_all(tmp_path):
-    over = "title: Two arms\nown: {grpo: {optimizer.learning_rate: 0.5}}\nset: {seed: 3}"
-    study = read_study(written(tmp_path, "title: Two arms", over))
-    rates = {run.arm: run.config.optimizer.learning_rate for run in plan(study, tmp_path).runs}
-    assert rates["grpo"] == 0.5 and list(rates.values()).count(0.5) == 1
+def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
+    text = STUDY.replace(
+        "seeds: [0, 1]", "seeds: [0, 1]\n    own: {grpo: {optimizer.learning_rate: 0.5}}"
+    )
+    study = read_study(write_study(tmp_path, text))
+    rates = {a: study.config_of("plain", a, {}).optimizer.learning_rate for a in ("grpo", "bacr")}
+    assert rates["grpo"] == 0.5 != rates["bacr"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,11 @@ def test_keys_of_one_arm_win_over_those_of_all(tmp_path):
         ("title: Two arms", "titel: Two arms", "titel: no such key"),
         ("title: Two arms\n", "", "has no title; write title: ..."),
         ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; write"),
-        ("title: Two arms", "title: Two arms\nown: {grpo: 1}", "own.grpo: found 1; write a mapping"),
+        (
+            "title: Two arms",
+            "title: Two arms\nown: {grpo: 1}",
+            "own.grpo: found 1; write a mapping",
+        ),
         ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; write different seeds"),
         ("seeds: [0, 1]", "seeds: [a]", "seeds: found ['a']"),
         ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write 2 to 2"),

@@ -28,6 +28,9 @@ from bacr_jax.study.training_figures import convergence_figures, curriculum_figu
 # Cost and gain.
 Point = tuple[float | int, float | int]
 
+# Of one panel; the table has them all.
+MOST_CURVES = 16
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -94,7 +97,7 @@ def _by_budget(
 
 
 def accuracy_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
-    """Accuracy against the budget."""
+    """Accuracy against the budget; no picture of more curves than can be told apart."""
     yield from _accuracy(results, study, "accuracy", "Accuracy by budget", "main")
 
 
@@ -107,8 +110,10 @@ def _accuracy(
     results: Results, study: StudyInfo, file: str, title: str, which: str
 ) -> Iterator[Drawn]:
     tasks = [task for task in study.tasks if getattr(task, which)]
-    figure, axes = panels(len(tasks), 1, title)
     looks, variants = looks_of(study), study.variants()
+    if len(variants) > MOST_CURVES:
+        return
+    figure, axes = panels(len(tasks), 1, title)
     for axis, task in zip(axes[0], tasks):
         for index, variant in enumerate(variants):
             found = _by_budget(results, study, task, getattr(task, which), variant)
