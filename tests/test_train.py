@@ -164,7 +164,7 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     # The one before training claims another accuracy, and the last one is lost.
     records[0]["sets"]["ledger"]["greedy"]["4"]["accuracy"] = 0.9
     (folder / "eval.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records[:-1]))
-    train(config, folder)
+    train(config, folder, "output.report=false")
     assert "eval.jsonl was not as the run had left it" in capsys.readouterr().out
     assert_same_run(folder, finished, 4)
     seconds = lambda at: json.loads((at / "summary.json").read_text())["wall_seconds"]
@@ -213,7 +213,7 @@ def test_a_run_stopped_in_a_rollout_and_in_its_last_evaluation_ends_as_one_that_
 ):
     from bacr_jax.train import main
 
-    command = ["--config", str(config), f"output.dir={tmp_path / 'run'}"]
+    command = ["--config", str(config), f"output.dir={tmp_path / 'run'}", "output.report=false"]
     command += [f"warmup.dir={finished / 'warmup'}"]
     for steps, at in ((1, 3), (4, 3)):
         StopAt(monkeypatch, tmp_path / "run" / "metrics.jsonl", steps, at)

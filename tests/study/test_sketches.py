@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bacr_jax.advantages import scatter_segments
 from bacr_jax.config import LossConfig
@@ -32,6 +33,7 @@ def test_a_sketch_is_linear_and_keeps_inner_products():
     assert abs(y1 @ y2 - flat(one) @ flat(other)) / norm < 4 / np.sqrt(4096)
 
 
+@pytest.mark.slow  # one gradient a trace
 def test_scores_weighted_by_advantages_add_up_to_the_gradient_of_the_loss():
     rng = np.random.default_rng(2)
     batch = make_batch_by_hand()

@@ -47,6 +47,7 @@ def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_pa
     assert state.generated_tokens == sum(m["rollout/tokens"] for m, _, _ in history)
 
 
+@pytest.mark.slow  # four answers a cut are a shape of their own
 def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
     config = load(tmp_path, "anytime", "anytime.answers=3", "cuts.count=2")
     _, history = train(config, tokenizer, steps=1)
@@ -79,6 +80,7 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
     assert done.metrics["value/mean"] == pytest.approx(bias, abs=0.02)
 
 
+@pytest.mark.slow  # test_poisoned_batches.py has a step with continuous difficulty, too
 def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-full", "curriculum.difficulty=continuous",
                   "curriculum.weight_epsilon=0", "rollout.questions=16")  # fmt: skip

@@ -24,6 +24,7 @@ QUICK = (
     *("train.steps=10", "checkpoint.every=2", "eval.every=3", "output.tensorboard=false"),
 )
 FAST = ("eval.every=3", "eval.samples=0", "output.tensorboard=false", "train.steps=6")
+FAST += ("output.report=false",)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ def train(tmp_path):
         method.write_text(POISON.format(when=when))
         base = ["--config", str(tmp_path / "small.yaml"), f"method={method}", *overrides]
         quick = ["warmup.steps=0", "eval.samples=0", "eval.every=null", "output.tensorboard=false"]
+        quick += ["output.report=false"]
         code = main([*base, f"output.dir={tmp_path / 'run'}", *quick])
         lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
         return code, [json.loads(line) for line in lines]

@@ -34,6 +34,7 @@ class OutputConfig:
     rollouts: int = key(4, "sampled traces written to rollouts/ at each logged step", "[0, inf)")
     log_every: int = key(1, "steps between lines of metrics.jsonl", "[1, inf)")
     tensorboard: bool = key(True, "also write tensorboard/")
+    report: bool = key(True, "report.html and pictures of a finished run")
     wandb: bool = key(False, "also log to Weights & Biases (extra wandb; WANDB_MODE is honoured)")
 
 

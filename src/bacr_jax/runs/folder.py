@@ -28,10 +28,10 @@ _CONFIG = "config.yaml"
 # What a run killed while it made its folder can leave behind.
 _DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # A moved or renamed folder still holds the same run, a checkpoint fits any devices, and how often
-# it is saved changes nothing that it learns.
+# it is saved or whether it is drawn changes nothing that it learns.
 _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
-    *("checkpoint.every", "checkpoint.keep"),
+    *("checkpoint.every", "checkpoint.keep", "output.report"),
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6

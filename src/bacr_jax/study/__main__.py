@@ -78,7 +78,7 @@ def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: 
     different = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
         time = predicted_seconds(study, run)
-        state = "done" if paths.cell(run.id).exists() else "trained" if run.trained else ""
+        state = "done" if paths.has_cell(run) else "trained" if run.trained else ""
         if different[run.folder].id != run.id:
             state = f"shares the run of {different[run.folder].id}"
         elif not state:
@@ -102,7 +102,7 @@ def run_study(
     """Makes every cell that is not there, then tables and figures."""
     from bacr_jax.study.report import write_report
 
-    missing = [run for run in runs if not paths.cell(run.id).exists()]
+    missing = [run for run in runs if not paths.has_cell(run)]
     # Cells that share a run come after it: training is done once.
     first = different_folders(missing)
     rest = [run for run in missing if run not in first]

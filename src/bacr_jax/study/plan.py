@@ -5,12 +5,15 @@ the studies, named after method, seed and a hash of their config.
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
@@ -112,6 +115,27 @@ class StudyPaths:
         """The file of a cell."""
         return self.cells / f"{run_id}.json"
 
+    def has_cell(self, run: "PlannedRun") -> bool:
+        """Whether the cell of a run is there.
+
+        Raises:
+          UserError: a cell of that name is there, made with other settings.
+        """
+        path = self.cell(run.id)
+        if not path.exists():
+            return False
+        wanted = run.folder.name.rpartition("-")[2]
+        try:
+            found = documents.read_object(path).get("config_sha")
+        except (OSError, ValueError):
+            found = "none that can be read"
+        if found != wanted:
+            raise UserError(
+                f"{path}: was made with other settings than the study has now (digest {found} "
+                f"there, {wanted} now); move it away, and the run is made again"
+            )
+        return True
+
     def log(self, run_id: str) -> Path:
         """The output of a run."""
         return self.logs / f"{run_id}.log"
@@ -136,12 +160,22 @@ def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
     # The folder itself, and what only shows the run, make it no other run.
     plain = dataclasses.replace(
         config,
-        output=dataclasses.replace(config.output, dir="."),
+        output=dataclasses.replace(config.output, dir=".", report=True),
         warmup=dataclasses.replace(config.warmup, dir=None),
     )
-    name = f"{Path(config.method).stem}-{seed}-{config_io.fingerprint(plain)}"
+    name = f"{Path(config.method).stem}-{seed}-{settings_digest(plain)}"
     output = dataclasses.replace(config.output, dir=str(paths.runs / name))
     return dataclasses.replace(config, output=output)
+
+
+def settings_digest(config: Config) -> str:
+    """A short hash of what a config says other than the defaults.
+
+    A key that a later version adds leaves the runs that are there what they were.
+    """
+    usual = config_io.flatten(Config())
+    own = {key: v for key, v in config_io.flatten(config).items() if v != usual[key]}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _varied(study: Study, arm: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:

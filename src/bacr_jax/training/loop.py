@@ -388,7 +388,8 @@ class Trainer:
                 self.progress.say(table.comparison_table(f"{which}: {title}", others))
             if questions.set.note:
                 self.progress.say(questions.set.note)
-        write_report(self.folder.path)
+        if self.config.output.report:
+            write_report(self.folder.path)
         self.progress.say(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"

@@ -49,6 +49,7 @@ def test_a_second_copy_of_a_tied_head_is_accepted_and_another_head_is_not(folder
         hf.load_policy(folder)
 
 
+@pytest.mark.slow  # many layers
 def test_staging_memory_does_not_grow_with_the_number_of_layers(tmp_path):
     """NumPy's allocations are traced, device buffers are not: what is left is the staging."""
     wide = dataclasses.replace(TINY, hidden_size=256, intermediate_size=1024, vocab_size=64)
