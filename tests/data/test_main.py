@@ -70,6 +70,7 @@ def test_prompts_that_tell_a_budget_in_words_are_longer_by_it(capsys):
     assert "0 %: 10, " in line and "100 %: 18;" in line
 
 
+@pytest.mark.slow
 def test_prompt_lengths_of_real_questions(shared_data, capsys):
     arguments = ["--inspect", "math500:math500/test.jsonl", f"data.dir={shared_data}"]
     tokenizer = ["--tokenizer", str(shared_data / "qwen_tokenizer")]

@@ -33,7 +33,6 @@ from enumerable_world import (
 from learner_world import close
 from methods_world import load
 
-SLOW = pytest.mark.slow
 HEAD = value.init(jax.random.key(4), num_features=2 * 16 + 32, hidden_size=8)
 HEAD["out"]["kernel"] = jax.random.normal(jax.random.key(5), (8, 1))
 
@@ -160,10 +159,10 @@ SETTINGS = ("budget.min=2", "budget.max=2", "eval.budgets=[2]", "curriculum.mu0=
 PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
 
 
-# The quick one of each kind; the others differ in rewards and baselines, tested with their methods.
-@pytest.mark.parametrize(
-    "name", [name if name == "grpo" else pytest.param(name, marks=SLOW) for name in ONE_ADVANTAGE]
-)
+# They differ in rewards and baselines, which are tested with their methods; the quick one of all is the
+# paper's, below.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_ADVANTAGE)
 def test_methods_with_one_advantage_a_trace(tmp_path, name):
     config = load(tmp_path, name, *SETTINGS)
     traces = list_traces((BUDGET,))
@@ -241,7 +240,7 @@ def test_anytime_reasoner(tmp_path):
     agree(found, definition(PLAIN, traces, None, loss))
 
 
-@pytest.mark.parametrize("cuts", [pytest.param((2,), marks=SLOW), (1, 2)])
+@pytest.mark.parametrize("cuts", [pytest.param((2,), marks=pytest.mark.slow), (1, 2)])
 def test_bacr_to_the_letter(tmp_path, cuts):
     """Eq. 7 to 16: one advantage and one ratio a trace, V(q, b_j) in the same loss, entropy."""
     config = load(tmp_path, "bacr-paper", f"cuts.count={len(cuts)}", *SETTINGS)

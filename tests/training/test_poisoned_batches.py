@@ -56,6 +56,7 @@ def test_a_batch_with_rewards_that_are_no_numbers_is_skipped_and_counted(train, 
         assert all(np.isfinite(value) for value in line.values())
 
 
+@pytest.mark.slow
 def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsys):
     code, lines = train(
         "group_batch.fraction >= 0.25", "train.steps=8", "train.max_skipped_updates=4"
