@@ -159,8 +159,8 @@ SETTINGS = ("budget.min=2", "budget.max=2", "eval.budgets=[2]", "curriculum.mu0=
 PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
 
 
-# They differ in rewards and baselines, which are tested with their methods; the quick one of all is the
-# paper's, below.
+# They differ in rewards and baselines, which are tested with their methods; the quick one of all is
+# the paper's, below.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_ADVANTAGE)
 def test_methods_with_one_advantage_a_trace(tmp_path, name):
