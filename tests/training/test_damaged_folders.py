@@ -34,18 +34,26 @@ def runs(tmp_path_factory):
 
 
 def damages(folder):
-    """Name, and what to do to a copy of the folder, for every file or folder of checkpoints."""
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and name.parts[0] not in ("tensorboard", "rollouts", ".lock"):
-            yield str(name), "removed", lambda at: at.unlink()
-            yield (
-                str(name),
-                "cut",
-                lambda at: at.write_bytes(at.read_bytes()[: at.stat().st_size // 2]),
-            )
-        elif path.is_dir() and (name.parts[0] in ("checkpoints", "warmup") and len(name.parts) < 3):
-            yield str(name), "removed", shutil.rmtree
+    """Names, and what to do to a copy of the folder: each file and each step of checkpoints.
+
+    Of the files inside a checkpoint, the newest one's and the warm-up's, and of its arrays' the
+    largest: tests/runs/test_checkpoint.py harms every one of them.
+    """
+    cut = lambda at: at.write_bytes(at.read_bytes()[: at.stat().st_size // 2])
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    weights = next((folder / "warmup" / "weights").iterdir())
+    for path in (*(folder / "checkpoints").iterdir(), folder / "checkpoints", weights):
+        yield path.relative_to(folder), "removed", shutil.rmtree
+    yield "warmup", "removed", lambda at: shutil.rmtree(at)
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != ".lock"]
+    files.append(folder / "warmup" / "warmup.json")
+    for inside in (newest, weights):
+        arrays = [path for path in inside.rglob("d/*") if path.is_file()]
+        files += [max(arrays, key=lambda path: path.stat().st_size)]
+        files += [inside / "meta" / "metadata", inside / "state" / "_METADATA"]
+    for path in sorted(files):
+        yield path.relative_to(folder), "removed", lambda at: at.unlink()
+        yield path.relative_to(folder), "cut", cut
 
 
 @pytest.mark.slow
@@ -65,8 +73,8 @@ def test_each_file_removed_or_cut_leads_to_the_same_end_or_to_one_line(
         if code == 0:
             assert_same_run(folder, whole, 4)
             summary = json.loads((folder / "summary.json").read_text())
-            kept = which == "finished" and name not in ("summary.json", "eval.jsonl")
-            if kept and "checkpoints" not in name:
+            remade = ("summary.json", "eval.jsonl", "config.yaml")
+            if which == "finished" and str(name) not in remade and "checkpoints" not in str(name):
                 assert summary["wall_seconds"] == seconds
             seen["same"].append(f"{name} {how}")
         else:
@@ -76,7 +84,7 @@ def test_each_file_removed_or_cut_leads_to_the_same_end_or_to_one_line(
         shutil.rmtree(folder)
     for outcome, names in seen.items():
         print(outcome, len(names), *names, sep="\n  ")
-    assert len(seen["same"]) > 20 and len(seen["refused"]) > 10
+    assert len(seen["same"]) > 10 and len(seen["refused"]) > 10
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import socket
 import types
@@ -25,6 +26,8 @@ LOCK = ".lock"
 # What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
 Resume = Literal["auto", "never", "required"]
 _CONFIG = "config.yaml"
+# Its first line; a digest of the others stands behind it.
+_SEAL = "# The run's own; sha256 of what follows: "
 # What a run killed while it made its folder can leave behind.
 _DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # A moved or renamed folder still holds the same run, a checkpoint fits any devices, and how often
@@ -35,6 +38,36 @@ _MAY_DIFFER = (
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6
+
+
+def write_config(path: Path, config: Config) -> None:
+    """Writes the config of a run, under a digest of what follows, in one step.
+
+    Raises:
+      UserError: no space, or no right to write there.
+    """
+    text = config_io.to_yaml(config)
+    write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")
+
+
+def read_config(path: Path) -> Config:
+    """The config that a run wrote, or that somebody wrote in its place without a digest.
+
+    Raises:
+      UserError: it is empty, cut or changed, or can't be read as a config.
+    """
+    config = config_io.load([path])
+    text = path.read_text(encoding="utf-8")
+    seal, _, rest = text.partition("\n")
+    changed = seal.startswith(_SEAL) and seal.removeprefix(_SEAL) != _digest(rest)
+    if changed or not text.strip():
+        what = "is not as the run wrote it" if changed else "is empty"
+        raise UserError(f"{path}: {what}; put it back as it was")
+    return config
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class RunPaths:
@@ -185,7 +218,7 @@ class RunFolder(RunPaths):
 
 def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose recorded value is another one: the value there, the value now."""
-    there, now = config_io.flatten(config_io.load([recorded])), config_io.flatten(config)
+    there, now = config_io.flatten(read_config(recorded)), config_io.flatten(config)
     return {
         key: (there[key], now[key])
         for key in now
@@ -261,7 +294,7 @@ def _note_changes(folder: RunFolder, config: Config) -> None:
         before = {key: there for key, (there, _) in differing.items()}
         now = {key: here for key, (_, here) in differing.items()}
         append_line(folder.changes, {"before": before, "now": now})
-        write_atomically(folder.config, config_io.to_yaml(config))
+        write_config(folder.config, config)
 
 
 def open_run(
@@ -293,7 +326,7 @@ def open_run(
             folder = RunFolder(path, lock)
             folder.is_new = not folder.config.exists()
             if folder.is_new:
-                write_atomically(folder.config, config_io.to_yaml(config))
+                write_config(folder.config, config)
             else:
                 folder.config_now = config
             folder.rollouts.mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ from bacr_jax.config.cli import BEST
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.data import tokenizers
 from bacr_jax.errors import UserError
+from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths
 
 Params = dict[str, Any]
@@ -32,7 +33,7 @@ def read_config(folder: Path) -> Config:
     path = RunPaths(folder).config
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
-    return config_io.load([path])
+    return run_folder.read_config(path)
 
 
 def finished_steps(folder: Path) -> list[int]:

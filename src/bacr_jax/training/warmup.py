@@ -370,6 +370,8 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
             "or the budgets told in words differ); write another warmup.dir"
         )
     checkpoints = Checkpoints(paths.weights, keep=1)
+    if checkpoints.latest is None:
+        raise UserError(f"{paths.path}: has lost its weights; remove the folder of the warm-up")
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
     return params
