@@ -17,7 +17,7 @@ from bacr_jax.study.plan import (
     predicted_seconds,
     settings_digest,
 )
-from bacr_jax.study.spec import kind_of, read_study
+from bacr_jax.study.spec_file import kind_of, read_study
 from study_world import STUDY, planned
 
 

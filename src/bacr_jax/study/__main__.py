@@ -20,7 +20,8 @@ from bacr_jax.study.plan import (
     plan_runs,
     predicted_seconds,
 )
-from bacr_jax.study.spec import Study, kind_of, read_study
+from bacr_jax.study.spec import Study
+from bacr_jax.study.spec_file import kind_of, read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "

@@ -254,6 +254,11 @@ def _regime_tables(found: Mapping[str, Any], regime: str) -> Iterator[str]:
         yield from _table(
             ["arm", "reduction"], [[name_of(n), _percent(x)] for n, x in together.items()]
         )
+    yield from _value_table(cells)
+
+
+def _value_table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How good the values are, and what of the return's variance they could explain."""
     yield from ("### Values and budgets", "")
     rows = [
         [
