@@ -322,6 +322,31 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert everything_in(tmp_path) == before
 
 
+# Lines about a set and its tokenizer; what a run asks of a set beyond them, an inspection shows.
+OF_A_SET = {"questions.jsonl", "rates.jsonl", "model/tokenizer.json", "model/chat_template.jinja"}
+SETS = [
+    (overrides, changes)
+    for line, _, changes in BAD
+    for overrides in [line.removeprefix(WORDS)]
+    if line.startswith(WORDS)
+    and (OF_A_SET & set(changes) or "data." in overrides)
+    and "eval." not in overrides
+]
+
+
+@pytest.mark.parametrize(("overrides", "changes"), SETS)
+def test_inspecting_a_set_says_what_training_on_it_would(
+    model, tmp_path, capsys, monkeypatch, overrides, changes
+):
+    write_files(tmp_path, model, changes)
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main([*words_of(WORDS + overrides, tmp_path), "--check"]) == 2
+    trained = capsys.readouterr().err
+    inspected = INSPECT + "--tokenizer {}/model data.num_groups=1 " + overrides
+    assert __main__.main(words_of(inspected, tmp_path)) == 2
+    assert capsys.readouterr().err.replace("--tokenizer", "model.tokenizer") == trained
+
+
 def test_the_table_is_long_and_names_every_command():
     commands = {line.split(" ")[0] for line, _, _ in BAD}
     assert len(BAD) >= 100

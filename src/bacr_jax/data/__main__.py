@@ -15,6 +15,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
+from bacr_jax.data.groups import check_levels
 from bacr_jax.data.ledger import Split, ledger_tokenizer
 from bacr_jax.data.prompts import encode_prompts, format_for
 from bacr_jax.data.questions import QuestionSet, load_questions
@@ -109,6 +110,11 @@ def _kinds(answers: Sequence[str]) -> str:
 
 
 def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
+    """Quantiles of the prompts' lengths.
+
+    Raises:
+      UserError: every prompt is longer than the limit.
+    """
     style = format_for(config, declares_budget=declares_budget(config))
     texts, words, most = questions.questions, budget_words(config, style), largest_told(config)
     prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=sys.maxsize)
@@ -121,6 +127,8 @@ def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
     lengths = np.asarray(prompts.lengths)
     quantiles = np.percentile(lengths, QUANTILES, method="higher")
     limit = config.data.max_prompt_tokens
+    if lengths.min() > limit:
+        encode_prompts(tokenizer, texts, style, max_tokens=limit)  # refuses them
     shown = ", ".join(f"{q} %: {int(n):,}" for q, n in zip(QUANTILES, quantiles, strict=True))
     over = int((lengths > limit).sum())
     return f"prompt tokens ({name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
@@ -149,7 +157,8 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     """The lines of the command.
 
     Raises:
-      UserError: the set, the tokenizer or an override can't be used.
+      UserError: the set, the tokenizer or an override can't be used; what a run that trains on
+        the set would be told about it, with the same words, is said after what there is to show.
     """
     config = _config(options)
     split: Split = options.split or ("test" if options.against else "train")
@@ -159,6 +168,8 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
         against = load_questions(options.against, config.data, config.seed, "train")
     tokenizer = _tokenizer(options.inspect, options.tokenizer)
     yield from report(questions, config, against=against, tokenizer=tokenizer)
+    if split == "train":
+        check_levels(questions.levels, config.data)
 
 
 @entry_point

@@ -18,6 +18,7 @@ from bacr_jax.data import holdout as validation
 from bacr_jax.data import prompts as prompting
 from bacr_jax.data.decode_rules import DecodeRules, decode_rules
 from bacr_jax.data.duplicates import mark_duplicates
+from bacr_jax.data.groups import check_levels
 from bacr_jax.data.prompts import PromptFormat
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.stop_strings import compile_stop_strings, no_stop_string
@@ -255,11 +256,7 @@ def _load_both(
     """
     data = config.data
     train = load_questions(data.train, data, config.seed, "train")
-    if data.groups == "level" and data.num_groups > 1 and not train.levels.any():
-        raise UserError(
-            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
-            "data.groups=solve_rate with data.labels"
-        )
+    check_levels(train.levels, data)
     tests = {spec: load_questions(spec, data, config.seed, "test") for spec in data.eval}
     if not procedural:  # the ledger's splits share no problem by construction
         tests = {spec: mark_duplicates(test, train) for spec, test in tests.items()}

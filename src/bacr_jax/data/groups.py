@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bacr_jax import documents
+from bacr_jax.config import DataConfig
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
@@ -40,6 +41,23 @@ def groups_from_levels(
     known = (levels >= 1) & (levels <= NUM_LEVELS)
     groups = np.where(known, (levels - 1) * num_groups // NUM_LEVELS, num_groups - 1)
     return groups.astype(np.int32)
+
+
+def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
+    """Groups by level need levels of the training set.
+
+    Args:
+      levels: of the questions; 0 is unknown.
+      data: how groups are made, and of which set.
+
+    Raises:
+      UserError: no level is known.
+    """
+    if data.groups == "level" and data.num_groups > 1 and not np.any(levels):
+        raise UserError(
+            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
+            "data.groups=solve_rate with data.labels"
+        )
 
 
 def groups_from_solve_rate(

@@ -295,7 +295,8 @@ def _tokenise(
     tokenizer: Any, bodies: list[str], head: str, tail: str
 ) -> tuple[list[list[int]], list[Any]]:
     """Ids of each prompt, and the characters that each id covers."""
-    options = {"add_special_tokens": False, "return_offsets_mapping": True}
+    # The limits are ours: a warning about the folder's own would be a second line.
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     try:
         encoded = tokenizer([head + body + tail for body in bodies], **options)
     # Tokenizers without a token for unknown text raise this class, and do not say for which row.
@@ -314,7 +315,7 @@ def _tokenise(
 
 def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
     """Ids of a piece of text (a suffix), without anything added."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return np.asarray(ids, np.int32)
 
 
