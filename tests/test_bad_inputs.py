@@ -347,6 +347,20 @@ def test_inspecting_a_set_says_what_training_on_it_would(
     assert capsys.readouterr().err.replace("--tokenizer", "model.tokenizer") == trained
 
 
+@pytest.mark.slow  # a run is made ready as far as its checkpoint
+def test_a_change_that_the_run_can_not_go_on_with_changes_nothing(model, tmp_path, capsys):
+    write_files(tmp_path, model, DAMAGED)
+    before = everything_in(tmp_path)
+    line = words_of(TRAIN + "seed=3 --allow-change seed", tmp_path)
+    assert __main__.main(line) == 2
+    captured = capsys.readouterr()
+    assert "the run can't go on with another seed" in captured.err.splitlines()[-1]
+    after = everything_in(tmp_path)
+    assert {path: after.pop(path) for path in before} == before
+    # What is new tells nothing of the run.
+    assert {path.name for path in after} <= {".lock", "rollouts"}
+
+
 def test_the_table_is_long_and_names_every_command():
     commands = {line.split(" ")[0] for line, _, _ in BAD}
     assert len(BAD) >= 100
