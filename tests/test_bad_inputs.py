@@ -208,7 +208,7 @@ BAD = [
     (PLAN + "--devices 0", "--devices: found '0'; write a number of GPUs, 1 to 100000", {}),
     (PLAN + "--devices 1000000007", "write a number of GPUs, 1 to 100000", {}),
     (PLAN + "--devices 3", "mesh.fsdp=3: must divide the model's width", {}),
-    (PLAN + "--device b200", "--device: no device 'b200'; write one of a100-40", {}),
+    (PLAN + "--device v100", "--device: no device 'v100'; write one of rtx-4090", {}),
     (PLAN + "--device-memory 1e999", "--device-memory: found '1e999'; write GiB of a GPU", {}),
     (PLAN + "--compile tpu", "argument --compile: invalid choice: 'tpu'", {}),
     # Grading.

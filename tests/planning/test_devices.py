@@ -23,16 +23,25 @@ def test_a_target_is_a_balanced_text_proto_of_its_own_device(name):
 
 
 @pytest.mark.parametrize(
-    ("memory", "name"), [(24.0, "a100-40"), (40.0, "a100-40"), (80.0, "a100-80"), (141.0, "h200")]
+    ("memory", "name"),
+    [(16, "a10"), (24, "rtx-4090"), (30, "rtx-5090"), (40, "a100-40"), (48, "a100-80")]
+    + [(80, "a100-80"), (141, "h200"), (150, "b200")],
 )
 def test_the_smallest_device_with_enough_memory(memory, name):
     assert devices.smallest_with(memory) == name
 
 
 def test_more_memory_than_any_device_has_is_taken_for_the_largest():
-    assert devices.smallest_with(1000.0) == "h200"
+    assert devices.smallest_with(1000.0) == "b200"
+
+
+def test_only_some_capabilities_hold_2048_threads():
+    for name, device in devices.DEVICES.items():
+        two_thousand = device.capability in {(8, 0), (9, 0), (10, 0)}
+        assert device.threads_per_core == (2048 if two_thousand else 1536), name
+        assert f"threads_per_core_limit: {device.threads_per_core}" in devices.target_config(device)
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(UserError, match="write one of a100-40, a100-80, h100, h200"):
+    with pytest.raises(UserError, match="write one of rtx-4090, a10, l4, rtx-5090, a100-40"):
         devices.find("v100")

@@ -1,10 +1,12 @@
 """Facts about the GPUs a run can be planned for: data-sheet ceilings and what XLA must be told.
 
-Sources, by NVIDIA: "A100 Tensor Core GPU" data sheet and the "A100 Tensor Core GPU Architecture"
-white paper; "H100 Tensor Core GPU" data sheet and the "H100 Tensor Core GPU Architecture" white
-paper; "H200 Tensor Core GPU" data sheet. Limits per multiprocessor are those of the CUDA C++
-Programming Guide, table of technical specifications per compute capability. Matrix rates are dense
-ones: the sheets of H100 and H200 print twice as much, "with sparsity".
+Sources, by NVIDIA: data sheets of A10, RTX A6000, L4, L40S, A100, H100, H200 and of HGX B200; the
+architecture white papers of A100, H100, GA102, Ada and RTX Blackwell (RTX 4090 and 5090). B200's
+multiprocessors, clock, cache and memory rate are those of XLA's own description of it. Limits per
+multiprocessor are those of the CUDA C++ Programming Guide, table of technical specifications per
+compute capability. Matrix rates are dense ones with fp32 sums: most sheets print twice as much,
+"with sparsity". No card of this table but A100, H100 and H200 has been planned against a program
+compiled for it.
 """
 
 from dataclasses import dataclass, replace
@@ -23,10 +25,12 @@ class Device:
     Attributes:
       name: as the driver calls it.
       memory_gib: memory on the card. The sheets print these numbers as GB, but drivers report
-        nearly as many GiB.
+        nearly as many GiB; of GDDR with ECC switched on, as data-center cards come, a sixteenth
+        less.
       matmul_flops: dense bfloat16 matrix products with fp32 sums, FLOP/s.
       memory_bandwidth: bytes/s between memory and chip.
-      link_bandwidth: bytes/s to other GPUs of the box, one direction.
+      link_bandwidth: bytes/s to other GPUs of the box, one direction; the PCIe slot's where cards
+        have no NVLink.
       capability: compute capability, major and minor.
       cores: multiprocessors.
       fp32_per_core: fp32 units per multiprocessor.
@@ -34,6 +38,7 @@ class Device:
       shared_per_block: the most of it that one block may ask for, bytes.
       l2: bytes of second-level cache.
       clock_ghz: boost clock.
+      threads_per_core: resident threads of a multiprocessor.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Device:
     shared_per_block: int
     l2: int
     clock_ghz: float
+    threads_per_core: int = 2048
 
 
 _A100 = Device(
@@ -80,13 +86,97 @@ _H100 = Device(
     l2=50 * 2**20,
     clock_ghz=1.98,
 )
+# Slots of 16 lanes, generations 4 and 5.
+_PCIE_4, _PCIE_5 = 32e9, 64e9
+_A10 = Device(
+    name="NVIDIA A10",
+    memory_gib=22.5,
+    matmul_flops=125e12,
+    memory_bandwidth=600e9,
+    link_bandwidth=_PCIE_4,
+    capability=(8, 6),
+    cores=72,
+    fp32_per_core=128,
+    shared_per_core=100 * 1024,
+    shared_per_block=99 * 1024,
+    l2=6 * 2**20,
+    clock_ghz=1.695,
+    threads_per_core=1536,
+)
+_L4 = replace(
+    _A10,
+    name="NVIDIA L4",
+    matmul_flops=121e12,
+    memory_bandwidth=300e9,
+    capability=(8, 9),
+    cores=58,
+    l2=48 * 2**20,
+    clock_ghz=2.04,
+)
+_B200 = replace(
+    _H100,
+    name="NVIDIA B200",
+    memory_gib=178.0,
+    matmul_flops=2250e12,
+    memory_bandwidth=7672e9,
+    # 18 fifth-generation links, 1.8 TB/s in both directions together.
+    link_bandwidth=900e9,
+    capability=(10, 0),
+    cores=148,
+    l2=132644864,
+    clock_ghz=1.965,
+)
 DEVICES: dict[str, Device] = {
+    "rtx-4090": replace(
+        _L4,
+        name="NVIDIA GeForce RTX 4090",
+        memory_gib=24.0,
+        matmul_flops=165.2e12,
+        memory_bandwidth=1008e9,
+        cores=128,
+        l2=72 * 2**20,
+        clock_ghz=2.52,
+    ),
+    "a10": _A10,
+    "l4": _L4,
+    "rtx-5090": replace(
+        _L4,
+        name="NVIDIA GeForce RTX 5090",
+        memory_gib=31.8,
+        matmul_flops=209.5e12,
+        memory_bandwidth=1792e9,
+        link_bandwidth=_PCIE_5,
+        capability=(12, 0),
+        cores=170,
+        l2=96 * 2**20,
+        clock_ghz=2.407,
+    ),
     "a100-40": replace(
         _A100, name="NVIDIA A100-SXM4-40GB", memory_gib=40.0, memory_bandwidth=1555e9
+    ),
+    "l40s": replace(
+        _L4,
+        name="NVIDIA L40S",
+        memory_gib=45.0,
+        matmul_flops=362e12,
+        memory_bandwidth=864e9,
+        cores=142,
+        l2=96 * 2**20,
+        clock_ghz=2.52,
+    ),
+    "a6000": replace(
+        _A10,
+        name="NVIDIA RTX A6000",
+        memory_gib=47.5,
+        matmul_flops=154.8e12,
+        memory_bandwidth=768e9,
+        cores=84,
+        clock_ghz=1.8,
     ),
     "a100-80": _A100,
     "h100": _H100,
     "h200": replace(_H100, name="NVIDIA H200", memory_gib=141.0, memory_bandwidth=4800e9),
+    "b200": _B200,
 }
 
 # Share of the card's memory that JAX may use. The launch scripts give it exactly this
@@ -107,22 +197,23 @@ def find(name: str) -> Device:
 
 
 def smallest_with(memory_gib: float) -> str:
-    """The first device of the table with at least this memory; the largest if none has."""
-    enough = [name for name, device in DEVICES.items() if device.memory_gib >= memory_gib]
-    return enough[0] if enough else max(DEVICES, key=lambda name: DEVICES[name].memory_gib)
+    """The device with the least memory that is enough; the largest if none has it."""
+    size = lambda name: DEVICES[name].memory_gib
+    enough = [name for name in DEVICES if size(name) >= memory_gib]
+    return min(enough, key=size) if enough else max(DEVICES, key=size)
 
 
 def target_config(device: Device) -> str:
     """The device as XLA's GpuTargetConfigProto in text form, to compile for it from anywhere.
 
-    Threads, registers and grid limits are the same for capabilities 8.0 and 9.0.
+    Registers and grid limits are the same for all capabilities of the table.
     """
     major, minor = device.capability
     return f"""\
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {device.threads_per_core}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   shared_memory_per_block: {48 * 1024}

@@ -1,0 +1,62 @@
+"""Models by their names on the hub: found in the cache, got when asked, else refused."""
+
+import huggingface_hub
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.model.hf.hub import is_hub_name, local_folder
+
+NAME = "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (NAME, True),
+        (f"{NAME}@main", True),
+        ("models/Qwen", True),  # nothing tells it from a name until the folder is there
+        ("models", False),
+        ("/models/Qwen", False),
+        ("./models/Qwen", False),
+        ("../models", False),
+        ("a/b/c", False),
+        ("~/models", False),
+    ],
+)
+def test_names_of_the_hub(path, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name(path) == name
+    if name:
+        (tmp_path / path).mkdir(parents=True)
+        assert not is_hub_name(path)
+        assert local_folder(path, download=False, where="model.path") == path
+
+
+def test_a_cached_model_is_its_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def snapshot(name, **options):
+        asked.append((name, options))
+        return tmp_path / "snapshots" / "abc"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    found = local_folder(f"{NAME}@v1", download=True, where="model.path")
+    assert found == str(tmp_path / "snapshots" / "abc")
+    ((name, options),) = asked
+    assert (name, options["revision"], options["local_files_only"]) == (NAME, "v1", False)
+    assert "*.safetensors" in options["allow_patterns"]
+
+
+def test_what_is_not_there_is_refused_with_the_command_that_gets_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=f"add --download to get it, or run hf download {NAME}"):
+        local_folder(NAME, download=False, where="model.path")
+
+    def unreachable(name, **options):
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(UserError, match=r"can't get 'Qwen.*' from the hub \(no route\); check"):
+        local_folder(NAME, download=True, where="model.path")
