@@ -2,10 +2,14 @@
 # Several nodes under Slurm: one process per node, which drives all GPUs of its node.
 #
 #   sbatch --nodes 2 --gpus-per-node 8 launch/slurm.sh [--gpu a100|hopper] [--dry-run] \
-#       --config F [key.sub=value ...]
+#       [--container-image IMAGE [--container-mounts A:B,...]] --config F [key.sub=value ...]
 #
-#   --gpu      settings to use (launch/*.env); found out by nvidia-smi on the first node if not given
-#   --dry-run  print the settings and the command that would run, and do nothing (also outside Slurm)
+#   --gpu               settings to use (launch/*.env); by nvidia-smi on the first node if not given
+#   --container-image   run in this image (launch/Dockerfile makes one), where pyxis and enroot are
+#                       installed; the project's folder is mounted and is where the command runs
+#   --container-mounts  further folders that the run needs, for its data, model and output
+#   --dry-run           print the settings and the command that would run, and do nothing (also
+#                       outside Slurm)
 # All else goes to `python -m bacr_jax.train`, with the mesh over the GPUs of all nodes
 # (mesh.data=NODES keeps the gathering of parameters inside a node). The run folder must be on a file
 # system that all nodes see. Processes find each other by Slurm's variables; nothing is to be set.
@@ -32,10 +36,12 @@ if [ ! -f "$here/environment.sh" ]; then
 fi
 . "$here/environment.sh"
 
-gpu="" dry_run=0 rest=()
+gpu="" image="" mounts="" dry_run=0 rest=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --gpu) needs_value "$1" $#; gpu="$2"; shift 2 ;;
+    --container-image) needs_value "$1" $#; image="$2"; shift 2 ;;
+    --container-mounts) needs_value "$1" $#; mounts="$2"; shift 2 ;;
     --dry-run) dry_run=1; shift ;;
     -h | --help) show_help "$here/slurm.sh"; exit 0 ;;
     *) rest+=("$1"); shift ;;
@@ -46,11 +52,18 @@ if [ "$dry_run" = 0 ] && [ -z "${SLURM_JOB_ID:-}" ]; then
   die "not in a Slurm job; write sbatch --nodes N launch/slurm.sh ..., or add --dry-run"
 fi
 
+[ -n "$image" ] || [ -z "$mounts" ] || die "--container-mounts: no image; write --container-image"
+
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"
+container=()
+if [ -n "$image" ]; then
+  container=(--container-image="$image" --container-mounts="$PWD:$PWD${mounts:+,$mounts}")
+  container+=(--container-workdir="$PWD")
+fi
 # A node that is lost ends the job instead of leaving the others to wait for it.
 code=0
-(run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 \
+(run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 ${container[@]+"${container[@]}"} \
   "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}") || code=$?
 # 75: stopped by a signal, with a checkpoint. A job that somebody cancelled is not near its end.
 left=$((${SLURM_JOB_END_TIME:-9999999999} - $(date +%s)))

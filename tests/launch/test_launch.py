@@ -37,7 +37,11 @@ def dry_run(script, *arguments, **variables):
     return dict(word[1].split("=", 1) for word in words), shlex.split(command)
 
 
-@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(LAUNCH.glob("*.sh")), *sorted(LAUNCH.glob("*.env"))],
+    ids=lambda path: path.name,
+)
 def test_bash_can_parse_it(path):
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
@@ -61,6 +65,19 @@ def test_slurm_starts_one_process_per_node():
         *("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
         *("python3.12", "-m", "bacr_jax.train", "--config", "c.yaml"),
     ]
+
+
+def test_slurm_in_a_container_mounts_the_project_and_what_is_asked_for():
+    own = ["--container-image", "bacr+jax:1", "--container-mounts", "/data:/data"]
+    _, command = dry_run("slurm.sh", "--gpu", "a100", *own, "--config", "c.yaml")
+    here = os.getcwd()
+    assert command[3:6] == [
+        "--container-image=bacr+jax:1",
+        f"--container-mounts={here}:{here},/data:/data",
+        f"--container-workdir={here}",
+    ]
+    done = run("slurm.sh", "--dry-run", "--gpu", "a100", *own[2:], "--config", "c.yaml")
+    assert done.returncode == 2 and "no image; write --container-image" in done.stderr
 
 
 @pytest.mark.parametrize(
