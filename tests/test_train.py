@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+import documented_metrics
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.files import read_lines
@@ -75,6 +76,25 @@ def test_a_run_folder_explains_itself(finished):
     trace = json.loads((finished / "rollouts" / "000004.jsonl").read_text().splitlines()[0])
     assert trace["prompt"].startswith("<bos>") and len(trace["answers"]) == 4
     assert trace["thinking_tokens"] <= trace["budget"]
+
+
+def test_the_page_of_metrics_knows_every_number_of_the_folder(finished):
+    lines = read_lines(finished / "metrics.jsonl")
+    names = {name for line in lines for name in line} - {"step"}
+    evaluations = read_lines(finished / "eval.jsonl")
+    written = {
+        "metrics.jsonl": names,
+        "eval.jsonl": set().union(*map(documented_metrics.leaves, evaluations)),
+        "summary.json": documented_metrics.leaves(
+            json.loads((finished / "summary.json").read_text())
+        ),
+    }
+    for file, keys in written.items():
+        missing = documented_metrics.undocumented(keys, file)
+        assert missing == set(), documented_metrics.advice(missing, f"{file}: ...")
+    known = map(documented_metrics.pattern, documented_metrics.keys_of("summary.json"))
+    gone = [one.pattern for one in known if not any(map(one.fullmatch, written["summary.json"]))]
+    assert gone == [], "docs/metrics.md: take out the rows that no summary.json has"
 
 
 def test_evaluation_has_its_own_cadence_and_samples(finished):

@@ -75,6 +75,16 @@ def test_the_largest_portions_fit_when_planned_again():
     assert planned(f"train.micro_batch_rows={micro_rows}", f"rollout.slots={slots}").fits
 
 
+@pytest.mark.parametrize("memory_gib", [24, 4])
+def test_no_portion_of_0_rows_is_named_where_none_fits(memory_gib):
+    plan = planned(memory_gib=memory_gib)
+    text = as_text(plan)
+    assert plan.max_micro_batch == 0 and "=0" not in text
+    none = "train.micro_batch_rows" + ("" if plan.max_slots else " and rollout.slots")
+    assert f"On this mesh no {none} fits, not even one row a device" in text
+    assert ("Largest on this mesh: rollout.slots=" in text) == bool(plan.max_slots)
+
+
 def test_the_text_holds_every_number_of_the_object():
     answers, text = as_object(planned()), as_text(planned())
     for gib in (*answers["parts_gib"].values(), *answers["phases_gib"].values()):

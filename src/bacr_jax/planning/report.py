@@ -267,6 +267,16 @@ def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
     return [f"{title} ({choice.peak / GIB:.1f} GiB):", f"  {choice.overrides(work)}"]
 
 
+def _largest(plan: Plan) -> str:
+    """The largest portions that fit; nobody can write a portion of 0 rows."""
+    most = {"train.micro_batch_rows": plan.max_micro_batch, "rollout.slots": plan.max_slots}
+    fits = ", ".join(f"{key}={rows}" for key, rows in most.items() if rows)
+    none = " and ".join(key for key, rows in most.items() if not rows)
+    parts = [f"Largest on this mesh: {fits}"] if fits else []
+    parts += [f"On this mesh no {none} fits, not even one row a device"] if none else []
+    return "; ".join(parts)
+
+
 def as_text(plan: Plan) -> str:
     """The plan for a terminal."""
     work, layout = plan.work, plan.layout
@@ -290,10 +300,7 @@ def as_text(plan: Plan) -> str:
         if name != "score" or work.scored:
             lines.append(f"  {meaning:52}{_size(phases[name].peak)}")
     lines += ["", *_verdict(plan)]
-    lines.append(
-        f"Largest on this mesh: train.micro_batch_rows={plan.max_micro_batch}, "
-        f"rollout.slots={plan.max_slots}" + (" (0: none fits)" if not plan.max_slots else "")
-    )
+    lines.append(_largest(plan))
     flops, moved = costs.step_flops(work), traffic(plan)
     lines += [
         "",

@@ -1,0 +1,66 @@
+"""`python docs/make_configuration.py`: docs/configuration.md from the schema, or a --check."""
+
+import sys
+from pathlib import Path
+
+from bacr_jax.config.fields import Key, range_text
+from bacr_jax.config.io import schema
+from bacr_jax.config.values import describe, written
+
+PAGE = Path(__file__).with_name("configuration.md")
+COMMAND = "python docs/make_configuration.py"
+HEAD = f"""\
+# Configuration: every key
+
+Made by `{COMMAND}` from `src/bacr_jax/config/schema.py`; edit the schema, not this
+page. The same list, for a terminal, is `python -m bacr_jax.train --help`.
+
+A config is a YAML file with these sections; several files may be given, and later ones win
+(`--config A --config B`). On the command line a key is written `section.key=value`, with the value
+in YAML. What is not a key, not of its type, outside its range or at odds with another key is
+refused in one line, which says what to write instead.
+"""
+COLUMNS = "| key | default | what can be written | meaning |\n| --- | --- | --- | --- |"
+
+
+def cell(text: str) -> str:
+    """Text that stays in its cell."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def code(text: str) -> str:
+    """Text as it would be written in a file."""
+    return f"`{text}`".replace("|", "\\|") if text else '`""`'
+
+
+def row(name: str, key: Key) -> str:
+    """A key's line of the table."""
+    possible = ", ".join([describe(key.hint), *map(range_text, filter(None, [key.bounds]))])
+    cells = [code(name), code(written(key.value)), cell(possible), cell(key.meaning)]
+    return f"| {' | '.join(cells)} |"
+
+
+def page() -> str:
+    """The whole page: keys outside any section, then section by section."""
+    settings = {name: key for name, key in schema().items() if not key.is_section}
+    parts = [HEAD]
+    for title in ("", *(name for name, key in schema().items() if key.is_section)):
+        inside = [row(n, key) for n, key in settings.items() if n.rpartition(".")[0] == title]
+        heading = f"## {title}\n\n{cell(schema()[title].meaning)}" if title else "## At the top"
+        parts.append("\n".join([f"{heading}\n", COLUMNS, *inside]) + "\n")
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the page, or says whether it is up to date: exit code 1 where it isn't."""
+    if "--check" not in arguments:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") == page():
+        return 0
+    print(f"docs/configuration.md is not what the schema says; run {COMMAND}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""Commands on pages work: each is run by the slow test, or it is said why not; all are parsed."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bacr_jax.__main__ import COMMANDS
+from bacr_jax.config import Config, cli
+from bacr_jax.config import io as config_io
+from bacr_jax.study.spec_file import kind_of, read_study
+from documented_commands import (
+    NOT_RUN,
+    ROOT,
+    RUN,
+    beginning_of,
+    class_of,
+    commands,
+    commands_of,
+    words_of,
+)
+
+PREFIXES = {("python", "-m", f"bacr_jax.{name}"): main for name, (main, _) in COMMANDS.items()}
+PREFIXES |= {("python", "-m", main.removesuffix(".__main__")): main for main in PREFIXES.values()}
+# Files that a page leaves to the reader, and one that is there.
+FILES = {"F": "configs/studies/main.yaml"}
+
+
+class Parsed(BaseException):
+    """A command line was understood; nothing more is to be done."""
+
+
+@pytest.fixture
+def stops_when_parsed(monkeypatch):
+    for name in ("parse_args", "parse_intermixed_args"):
+        original = getattr(cli.Parser, name)
+
+        def parse(self, *arguments, _original=original):
+            raise Parsed(_original(self, *arguments))
+
+        monkeypatch.setattr(cli.Parser, name, parse)
+
+
+def refusal_of(text, capsys):
+    """What a command of the library says against its line; "" if it understands it."""
+    words = words_of(re.sub(r"^for .*?do (.*); done$", r"\1", text))
+    module = PREFIXES.get(tuple(words[:3]))
+    if words[:1] == ["bacr"]:
+        module = COMMANDS[words[1]][0]
+    if module is None:
+        return ""
+    rest = words[2:] if words[0] == "bacr" else words[3:]
+    try:
+        importlib.import_module(module).main([FILES.get(word, word) for word in rest])
+    except Parsed as parsed:
+        return refused_settings(module, parsed.args[0])
+    return capsys.readouterr().err
+
+
+def refused_settings(module, options):
+    """What is wrong with the files and keys of a command line."""
+    files, overrides = getattr(options, "config", None), getattr(options, "overrides", [])
+    try:
+        if module.endswith("study.__main__"):
+            if kind_of(ROOT / options.config) != "variance":
+                read_study(ROOT / options.config, size=options.size, overrides=overrides)
+        elif files:
+            config_io.check(config_io.load([ROOT / file for file in files], overrides))
+        else:
+            config_io.override(Config(), overrides)
+    except cli.UserError as error:
+        return str(error)
+    return ""
+
+
+def test_every_command_is_understood(stops_when_parsed, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    refused = {one: refusal_of(one.text, capsys) for one in commands()}
+    wrong = [f"{one.page}: {one.text}\n  {said}" for one, said in refused.items() if said]
+    assert wrong == [], "\n".join(["correct these commands:", *wrong])
+    # The check can fail: a wrong option, a wrong key, a value out of its range.
+    start = "python -m bacr_jax.train --config configs/quickstart.yaml"
+    assert "--sed" in refusal_of(f"{start} --sed 3", capsys)
+    assert "no such key" in refusal_of(f"{start} trian.steps=3", capsys)
+    assert "budget.max" in refusal_of(f"{start} budget.max=-3", capsys)
+    assert "--config" in refusal_of("python -m bacr_jax.study --dry-run", capsys)
+
+
+def test_every_command_is_run_or_it_is_said_why_not():
+    wrong = [f"{one.page}: {one.text}" for one in commands() if class_of(one.text) is None]
+    assert wrong == [], "\n".join(
+        [
+            "tests/documented_commands.py: add the beginning of each command to RUN (the slow test "
+            "then runs it), or to NOT_RUN with a reason (gpu, network, weights, hours, cluster):",
+            *wrong,
+        ]
+    )
+    texts = [one.text for one in commands()]
+    gone = [key for table in (RUN, NOT_RUN) for key in table if not _used(key, table, texts)]
+    assert gone == [], "tests/documented_commands.py: take out what no page says any more"
+
+
+def _used(start, table, texts):
+    return any(beginning_of(text, table) == start for text in texts)
+
+
+def test_commands_are_found_wherever_a_reader_would_copy_them():
+    page = """
+Try `python -m bacr_jax.report --run A`, not `bacr report` or `reward/mean`:
+
+```bash
+python -m bacr_jax.train --config F \\
+    seed=1   # a seed
+ls && pwd
+```
+
+    JAX_NUM_PROCESSES=2
+    cp -r a b
+
+```python
+import jax
+```
+"""
+    assert commands_of(page) == [
+        "python -m bacr_jax.train --config F seed=1",
+        "ls",
+        "pwd",
+        "cp -r a b",
+        "python -m bacr_jax.report --run A",
+    ]
+
+
+@pytest.mark.slow
+def test_commands_run_as_they_stand_there(tmp_path):
+    """In one folder, in the order of RUN, so that later ones find the runs of earlier ones."""
+    _prepare(tmp_path)
+    texts = dict.fromkeys(one.text for one in commands() if class_of(one.text) == "run")
+    ran = []
+    for start, made in RUN.items():
+        for text in texts:
+            needs_data = "data.dir=data" in text and not (tmp_path / "data").exists()
+            if beginning_of(text, RUN) == start and not needs_data:
+                _run(made(text), tmp_path)
+                ran.append(text)
+    assert len(ran) > 20
+    assert (tmp_path / "runs/quickstart/report.html").exists()
+    assert (tmp_path / "runs/hf/model.safetensors").exists()
+
+
+def _prepare(folder):
+    """What a clone has, and what its pages tell a reader to have."""
+    for name in ("configs", "examples", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    shared = os.environ.get("BACR_SHARED_DATA")
+    if shared:
+        (folder / "data").symlink_to(shared)
+        (folder / "models").mkdir()
+        (folder / "models/Qwen2.5-7B-Instruct").symlink_to(f"{shared}/qwen_tokenizer")
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Add a method\n")[1]
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    (folder / "brief_grpo.py").write_text(code)
+    (folder / "cases.jsonl").write_text('{"pred": "\\\\boxed{4}", "gold": "4"}\n')
+
+
+def _run(text, folder):
+    paths = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"

@@ -1,0 +1,62 @@
+"""The site has every page and every room's functions; building it is a step of .ci/run."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Rooms whose functions are for others to call, all of them; of other rooms some modules are.
+PUBLIC = (
+    "advantages",
+    "curriculum",
+    "rollout",
+    "methods",
+    "learner",
+    "model",
+    "evaluation",
+    "runs",
+)
+
+
+def contents():
+    """Pages of the tables of contents, as paths from docs/."""
+    table = (DOCS / "conf.py").read_text().split("\nCONTENTS = ")[1].split("\n}")[0] + "}"
+    return [page for pages in ast.literal_eval(table).values() for page in pages]
+
+
+def documented_modules():
+    text = "".join(path.read_text() for path in (DOCS / "reference").glob("*.rst"))
+    return re.findall(r"^\.\. automodule:: (\S+)$", text, re.MULTILINE)
+
+
+def test_every_page_is_in_the_contents_once():
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    pages |= {f"../{path.stem}" for path in ROOT.glob("*.md")} | {"reference/index"}
+    found = contents()
+    assert len(found) == len(set(found))
+    assert pages - set(found) == set(), "docs/conf.py: add these pages to CONTENTS"
+    assert set(found) - pages == set(), "docs/conf.py: take these pages out of CONTENTS"
+
+
+def test_public_modules_are_in_the_reference():
+    modules = documented_modules()
+    assert len(modules) == len(set(modules))
+    there = {name.removeprefix("bacr_jax.") for name in modules}
+    missing = []
+    for room in PUBLIC:
+        package = ROOT / "src/bacr_jax" / room
+        exports = "__all__" in (package / "__init__.py").read_text()
+        names = [path.stem for path in package.glob("*.py") if not path.stem.startswith("__")]
+        wanted = {room} if exports else {f"{room}.{name}" for name in names}
+        missing += sorted(wanted - there)
+    assert missing == [], "docs/reference/: add `.. automodule:: bacr_jax.NAME` for each"
+
+
+def test_the_reference_names_modules_that_exist():
+    for name in documented_modules():
+        path = ROOT / "src" / name.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), name
+    pages = {path.stem for path in (DOCS / "reference").glob("*.rst")} - {"index"}
+    listed = re.findall(r"^ {3}(\w+)$", (DOCS / "reference/index.rst").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
