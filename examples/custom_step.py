@@ -1,15 +1,28 @@
 """A training step of your own, from public functions alone: no method, no trainer.
 
-GRPO's rollouts (one budget, one answer a trace), an own reward, BCAE for the advantage.
+GRPO's rollouts (one budget, one answer a trace), an own reward, BCAE for the advantage. As a
+program it makes ten such steps on the quickstart's task:
+`python examples/custom_step.py [key=value ...]`.
 """
 
+import sys
+from pathlib import Path
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax import advantages
+from bacr_jax.config import io as config_io
 from bacr_jax.learner.batch import make_batch
+from bacr_jax.learner.policy import make_policy
 from bacr_jax.learner.train_step import question_values, train_step
 from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.training.run import make_run
+from bacr_jax.training.start import open_inputs, untrained_state
+
+CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
+STEPS = 10
 
 
 def brevity(correct, thinking, budget):
@@ -63,3 +76,30 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
         state, batch, allowed_tokens, None, None, spec=policy.learner, **txs
     )
     return state, {**metrics, "reward/mean": reward.mean()}, features
+
+
+def main(overrides):
+    """Steps from an untrained policy; a line each."""
+    config = config_io.load([CONFIG], overrides)
+    inputs = open_inputs(config)
+    policy = make_policy(config, inputs.method, inputs.vocab_size)
+    run = make_run(config, inputs.environment, inputs.method, policy, STEPS)
+    state, draw = untrained_state(run).train, np.random.default_rng(config.seed)
+    for number in range(1, STEPS + 1):
+        state, metrics, _ = step(
+            state,
+            policy,
+            inputs.environment,
+            draw.choice(len(inputs.environment.train), config.rollout.questions),
+            jax.random.fold_in(run.key, number),
+            group_size=config.rollout.group_size,
+            policy_tx=run.policy_tx,
+            head_tx=run.value_tx,
+        )
+        reward, value = (float(metrics[name]) for name in ("reward/mean", "value/mean"))
+        print(f"step {number}: reward {reward:.3f}, predicted {value:.3f}")
+    inputs.environment.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -115,6 +115,7 @@ RUN = {
     "python -m bacr_jax.study --config configs/studies/main.yaml --dry-run": as_is,
     "mkdir -p studies": as_is,
     "cp -r docs/results/": as_is,
+    "python examples/custom_step.py": few,
     "python docs/make_configuration.py": and_also("--check"),
 }
 # Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.

@@ -1,5 +1,8 @@
 """`bacr COMMAND ...` is `python -m bacr_jax.COMMAND ...`."""
 
+import subprocess
+import sys
+
 import pytest
 
 from bacr_jax import __main__, plan
@@ -26,3 +29,23 @@ def test_an_unknown_command_is_one_line(capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("error: no command 'trian'; write one of train, data")
     assert captured.err.count("\n") == 1 and captured.out == ""
+
+
+# What reads its options' choices from rooms that need JAX.
+HEAVY = ("export", "study")
+
+
+def test_help_imports_no_jax():
+    light = [name for name in __main__.COMMANDS if name not in HEAVY]
+    code = f"""
+import contextlib, sys
+from bacr_jax.__main__ import main
+for name in {light}:
+    with contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    if "jax" in sys.modules:
+        sys.exit(name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("usage: python -m bacr_jax.") == len(light)

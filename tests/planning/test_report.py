@@ -77,7 +77,7 @@ def test_the_largest_portions_fit_when_planned_again():
 
 @pytest.mark.parametrize("memory_gib", [24, 4])
 def test_no_portion_of_0_rows_is_named_where_none_fits(memory_gib):
-    plan = planned(memory_gib=memory_gib)
+    plan = planned(gib=memory_gib)
     text = as_text(plan)
     assert plan.max_micro_batch == 0 and "=0" not in text
     none = "train.micro_batch_rows" + ("" if plan.max_slots else " and rollout.slots")

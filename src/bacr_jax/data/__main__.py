@@ -17,12 +17,9 @@ from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.groups import check_levels
 from bacr_jax.data.ledger import Split, ledger_tokenizer
-from bacr_jax.data.prompts import encode_prompts, format_for
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.tokenizers import load_tokenizer
-from bacr_jax.data.told import budget_words, largest_told, told_prompts
 from bacr_jax.grading import parse_reference
-from bacr_jax.methods.registry import declares_budget
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
@@ -115,6 +112,11 @@ def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
     Raises:
       UserError: every prompt is longer than the limit.
     """
+    # They import JAX, which nothing else here needs.
+    from bacr_jax.data.prompts import encode_prompts, format_for
+    from bacr_jax.data.told import budget_words, largest_told, told_prompts
+    from bacr_jax.methods.registry import declares_budget
+
     style = format_for(config, declares_budget=declares_budget(config))
     texts, words, most = questions.questions, budget_words(config, style), largest_told(config)
     prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=sys.maxsize)

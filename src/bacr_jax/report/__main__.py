@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config.cli import Parser, entry_point
-from bacr_jax.report.page import write_report
 
 
 @entry_point
@@ -19,6 +18,9 @@ def main(argv: Sequence[str] | None) -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, metavar="FILE", help="DIR/report.html by default")
     arguments = parser.parse_args(argv)
+    # Imports JAX, which --help does not need.
+    from bacr_jax.report.page import write_report
+
     print(write_report(arguments.run, arguments.out))
 
 

@@ -48,7 +48,7 @@ FRAME = ("before", "after")
 
 
 class TrainingFailed(Exception):
-    """Going on would be no use; the message says what was group_batch and what to do."""
+    """Going on would be no use; the message says what went wrong and what to do."""
 
 
 def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
