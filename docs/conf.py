@@ -112,7 +112,8 @@ def _plain(lines: list[str]) -> list[str]:
     """Lines with their `code` as reST writes it, and what else means something there escaped."""
     parts = KEPT.split("\n".join(lines))
     parts[::2] = [re.sub(r"(?<=\w)_(?!\w)|[|*`]", r"\\\g<0>", part) for part in parts[::2]]
-    parts[1::2] = [f"``{part.strip('`')}``" if "`" in part else part for part in parts[1::2]]
+    # An escaped space, which is not shown, lets letters stand beside code.
+    parts[1::2] = [f"\\ ``{part.strip('`')}``\\ " if "`" in part else part for part in parts[1::2]]
     return "".join(parts).split("\n") if lines else []
 
 

@@ -11,7 +11,7 @@ SHELLS = ("bash", "sh", "shell", "console")
 # How a command begins, outside a block that says it holds commands.
 STARTS = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|bacr|pip|pytest|ruff|mypy|pre-commit|sphinx-build|sbatch|srun"
-    r"|wandb|cp|for|\.ci/run|launch/\S+)(?: |$)"
+    r"|wandb|cp|mkdir|for|\.ci/run|launch/\S+)(?: |$)"
 )
 
 
@@ -48,8 +48,9 @@ def commands_of(text):
     for block in indented.findall(prose):
         found += [one for one in split(block) if STARTS.match(one)]
     for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", indented.sub("", prose)):
-        found += [one for one in split(code.replace("\n", " ")) if STARTS.match(one)]
-    return [one for one in found if not is_name(one)]
+        inside = [one for one in split(code.replace("\n", " ")) if STARTS.match(one)]
+        found += [one for one in inside if not is_name(one)]
+    return found
 
 
 def split(block):
@@ -63,7 +64,10 @@ def split(block):
 
 def is_name(text):
     """Whether a command is only spoken of: a program without arguments, or with dots for them."""
-    return re.fullmatch(r"(python -m )?[\w./-]+( \.\.\.)?", text) is not None and text != ".ci/run"
+    return (
+        re.fullmatch(r"(python -m |bacr )?[\w./-]+( \.\.\.)?", text) is not None
+        and text != ".ci/run"
+    )
 
 
 def words_of(text):
@@ -75,7 +79,8 @@ def words_of(text):
 # What makes a training take seconds.
 FEW = (
     "train.steps=2 warmup.steps=20 warmup.target_accuracy=0 warmup.hold_accuracy=0 eval.every=null "
-    "eval.size=16 eval.samples=0 rollout.questions=4 rollout.group_size=4 data.ledger.train_size=64"
+    "eval.size=16 eval.samples=0 rollout.questions=4 rollout.group_size=4 "
+    "train.micro_batch_rows=null data.ledger.train_size=64"
 )
 MATH500 = "python -m bacr_jax.data --inspect math500:math500/test.jsonl"
 
@@ -111,8 +116,12 @@ RUN = {
     "python -m bacr_jax.plan": and_also("--compile none"),
     "python -m bacr_jax.grading --cases cases.jsonl": lambda text: " ".join(words_of(text)),
     MATH500: as_is,
+    "python -m bacr_jax.data --inspect math:data/": as_is,
     "python -m bacr_jax.data --inspect math:math/train.jsonl data.dir=data": as_is,
     "python -m bacr_jax.study --config configs/studies/main.yaml --dry-run": as_is,
+    "python -m bacr_jax.study --config F --size 7b --list": lambda text: text.replace(
+        " F ", " configs/studies/main.yaml "
+    ),
     "mkdir -p studies": as_is,
     "cp -r docs/results/": as_is,
     "python examples/custom_step.py": few,
