@@ -53,7 +53,10 @@ def advice(missing, where):
 
 def undocumented(names, file="metrics.jsonl"):
     """Those of the keys that a run wrote of which the page says nothing."""
-    known = [pattern(key) for key in keys_of(file)]
+    keys = keys_of(file)
+    # Where there is nothing to say, a whole object is null.
+    keys += [key.rpartition(".")[0] for key in keys if "." in key]
+    known = [pattern(key) for key in keys]
     return {name for name in names if not any(one.fullmatch(name) for one in known)}
 
 
