@@ -11,7 +11,7 @@ SHELLS = ("bash", "sh", "shell", "console")
 # How a command begins, outside a block that says it holds commands.
 STARTS = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|bacr|pip|pytest|ruff|mypy|pre-commit|sphinx-build|sbatch|srun"
-    r"|wandb|cp|mkdir|for|\.ci/run|launch/\S+)(?: |$)"
+    r"|wandb|kubectl|docker|cp|mkdir|for|\.ci/run|launch/\S+)(?: |$)"
 )
 
 
@@ -144,6 +144,8 @@ NOT_RUN = {
     "BACR_GPU_TESTS=cpu python -m pytest": "hours",
     "python benchmarks/": "hours",
     "sbatch": "cluster",
+    "kubectl": "cluster",
+    "launch/": "cluster",
     "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
     "python -m bacr_jax.study": "hours",
     "python -m bacr_jax.data --inspect": "data of the reader's own",
