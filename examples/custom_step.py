@@ -48,7 +48,8 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
         phi_of=policy.phi_of(state.policy),
     )
     references = [environment.train.set.answers[i] for i in rows]
-    correct = environment.verify(rollout.branches, references)
+    asked = [environment.train.set.questions[i] for i in rows]
+    correct = environment.verify(rollout.branches, references, questions=asked)
     reward = jnp.asarray(brevity(correct, rollout.trunks.thinking[:, None], policy.b_max))
 
     values, features = question_values(

@@ -44,6 +44,8 @@ OVERRIDABLE = (
     "budget.levels",
     "data.",
     "eval.budget_tag",
+    "grader",
+    "grading.",
     "model.attention",
     "model.compute_dtype",
     "model.path",

@@ -5,6 +5,7 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,12 +15,15 @@ from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config
 from bacr_jax.config.selection import problems as _selection
 from bacr_jax.config.values import shown, written
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, printable
 
-__all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "problems"]
+__all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "grader_problem", "problems"]
 
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
+
+# FILE.py:function, a verifier of one's own.
+_GRADER = re.compile(r".+\.py:[^\W\d]\w*")
 
 # Stands for the number in `conditioning.words`.
 BUDGET = "{budget}"
@@ -50,6 +54,28 @@ def _blank_texts(config: Config) -> Iterator[str]:
     for name, key in walk(config):
         if any(isinstance(item, str) and not item.strip() for item in _items(key.value)):
             yield f"{name}: found blank text; write a name"
+
+
+def grader_problem(spec: str) -> str | None:
+    """What is wrong with the spelling of `grader`, or None."""
+    if _GRADER.fullmatch(spec):
+        return None
+    return (
+        f"grader: found '{printable(spec)}'; write FILE.py:function, such as "
+        "examples/verify_unit_tests.py:grade, or null"
+    )
+
+
+def _grader(config: Config) -> Iterator[str]:
+    if config.grader is not None and config.grader.strip():
+        yield from filter(None, [grader_problem(config.grader)])
+    if config.data.answers == "verbatim" and config.grader is None:
+        yield (
+            "data.answers=verbatim: the built-in rules compare parsed answers; write parsed, or "
+            "grader=FILE.py:function"
+        )
+    if config.data.answers == "verbatim" and config.data.train == "ledger":
+        yield "data.answers=verbatim: the ledger makes its answers; write parsed"
 
 
 def _words(config: Config) -> Iterator[str]:
@@ -276,6 +302,7 @@ def _loss(config: Config) -> Iterator[str]:
 
 _GENERAL: tuple[Finder, ...] = (
     _blank_texts,
+    _grader,
     _words,
     _model,
     _sources,

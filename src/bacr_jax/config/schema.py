@@ -35,6 +35,7 @@ class OutputConfig:
     log_every: int = key(1, "steps between lines of metrics.jsonl", "[1, inf)")
     tensorboard: bool = key(True, "also write tensorboard/")
     report: bool = key(True, "report.html and pictures of a finished run")
+    format_report: bool = key(True, "say before training how well answers keep to the format")
     wandb: bool = key(False, "also log to Weights & Biases (extra wandb; WANDB_MODE is honoured)")
 
 
@@ -98,6 +99,11 @@ class DataConfig:
     dir: str = key(".", "folder that relative paths of sets start from")
     question_column: str | None = key(None, "question column of a jsonl/parquet/csv set")
     answer_column: str | None = key(None, "answer column of a jsonl/parquet/csv set")
+    answers: Literal["parsed", "verbatim"] = key(
+        "parsed",
+        "gold answers: parsed from their column; verbatim: as they stand there (tests, a rubric "
+        "..), for a grader of your own",
+    )
     prompt_format: Literal["auto", "think_answer", "boxed"] = key(
         "auto", "think_answer: tags; boxed: untouched Instruct models; auto: the set's own, or tags"
     )
@@ -117,6 +123,18 @@ class DataConfig:
     )
     num_groups: int = key(4, "number of difficulty groups K", "[1, inf)")
     ledger: LedgerConfig = section(LedgerConfig, "the procedural task")
+
+
+@dataclass(frozen=True)
+class GradingConfig:
+    """Worker processes of the grader, built in or one's own, and their limits."""
+
+    workers: int = key(2, "worker processes", "[1, 1024]")
+    deadline: float = key(3.0, "seconds that one answer may take", "[0.05, 3600]")
+    memory_mb: int = key(1024, "address space of a worker, in MiB", "[128, inf)")
+    batch: int = key(
+        16, "most answers in one call of a verifier whose name ends with _batch", "[1, inf)"
+    )
 
 
 @dataclass(frozen=True)
@@ -289,6 +307,11 @@ class Config:
         "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, or the path of your own: a "
         "Python file or module with make(config)",
     )
+    grader: str | None = key(
+        None,
+        "a verifier of your own, FILE.py:function(question, answer_text, gold) -> [0, 1]; null: "
+        "the built-in rules",
+    )
     reproducible: bool = key(
         False,
         "bit-identical runs on GPUs too: XLA's fixed-order kernels, chosen without timing (slower)",
@@ -299,6 +322,7 @@ class Config:
         ConditioningConfig, "how the budget is told; its embedding (Eq. 2-3)"
     )
     data: DataConfig = section(DataConfig, "questions with verifiable answers")
+    grading: GradingConfig = section(GradingConfig, "worker processes of the grader")
     warmup: WarmupConfig = section(WarmupConfig, "supervised warm-up (procedural task)")
     budget: BudgetConfig = section(BudgetConfig, "thinking budgets")
     curriculum: CurriculumConfig = section(CurriculumConfig, "budget scheduler (Eq. 4-6)")

@@ -18,6 +18,7 @@ from bacr_jax.data import holdout as validation
 from bacr_jax.data import prompts as prompting
 from bacr_jax.data.decode_rules import DecodeRules, decode_rules
 from bacr_jax.data.duplicates import mark_duplicates
+from bacr_jax.data.graders import open_graders
 from bacr_jax.data.groups import check_levels
 from bacr_jax.data.prompts import PromptFormat
 from bacr_jax.data.questions import QuestionSet, load_questions
@@ -25,7 +26,7 @@ from bacr_jax.data.stop_strings import compile_stop_strings, no_stop_string
 from bacr_jax.data.tokenizers import answer_text
 from bacr_jax.data.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.errors import UserError
-from bacr_jax.grading import ExactGrader, Grader
+from bacr_jax.grading import ExactGrader, VerifierGrader
 from bacr_jax.parallel import processes
 from bacr_jax.types import Branches, Prompts
 
@@ -122,6 +123,26 @@ class Environment:
         sets = (self.train, *self.eval.values())
         return max(questions.longest for questions in sets)
 
+    @property
+    def verifier_digest(self) -> str | None:
+        """Of the source of a verifier of one's own; None: the built-in rules."""
+        grader = self.grader
+        return grader.verifier.digest if isinstance(grader, VerifierGrader) else None
+
+    def exactly_graded(self) -> "Environment":
+        """This environment with the grader of procedural tasks, whatever the run's is."""
+        exact = {tolerance: ExactGrader() for tolerance in self.graders}
+        return dataclasses.replace(self, graders=exact)
+
+    def check_verifier(self) -> None:
+        """Loads a verifier of one's own in its worker, before anything depends on it.
+
+        Raises:
+          UserError: it can't be loaded.
+        """
+        if isinstance(self.grader, VerifierGrader):
+            self.grader.check()
+
     def close(self) -> None:
         """Ends the graders' processes."""
         for grader in self.graders.values():
@@ -156,6 +177,8 @@ class Environment:
         branches: Branches,
         answers: Sequence[str],
         poll: Callable[[], None] | None = None,
+        *,
+        questions: Sequence[str] | None = None,
     ) -> np.ndarray:
         """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
 
@@ -164,6 +187,8 @@ class Environment:
           answers: gold answer of each row.
           poll: called while waiting for the grader, which several processes do for different
             times: not called by these.
+          questions: question of each row, which verifiers of one's own see; their outcomes are
+            scores in [0, 1].
 
         Returns:
           [B, M] float32. Cuts that share a branch share its verdict.
@@ -172,11 +197,14 @@ class Environment:
         b, m = np.asarray(branches.sampled).shape
         flat = [text for row in texts for text in row]
         references = [gold for gold in answers for _ in range(m)]
+        asked = None if questions is None else [text for text in questions for _ in range(m)]
         outcomes = np.zeros((b, m), np.float32)
         # Deadlines make two graders differ, so several processes ask one.
         if processes.is_first():
             poll = None if processes.several() else poll
-            verdicts = self.grader.grade(flat, references, mode="strict", poll=poll)
+            verdicts = self.grader.grade(
+                flat, references, mode="strict", poll=poll, questions=asked
+            )
             outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
         return np.asarray(processes.from_first(outcomes))
 
@@ -334,6 +362,7 @@ def build_environment(
     else:
         train, tests = next(iter(sets.values())).none(), sets
         holdout = train
+    tolerances = {questions.set.relative_tolerance for questions in (train, *tests.values())}
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -342,9 +371,6 @@ def build_environment(
         train=train,
         holdout=holdout,
         eval=tests,
-        graders={
-            tolerance: ExactGrader() if procedural else Grader(relative_tolerance=tolerance)
-            for tolerance in {q.set.relative_tolerance for q in (train, *tests.values())}
-        },
+        graders=open_graders(config, tolerances, procedural=procedural),
         tolerance=train.set.relative_tolerance,
     )

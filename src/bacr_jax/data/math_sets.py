@@ -1,6 +1,7 @@
 """Readers of the mathematics sets, and of anything with a question and an answer column."""
 
 import dataclasses
+import json
 import math
 import re
 from collections import Counter
@@ -96,7 +97,8 @@ def load_table(
       split: "train" or "test".
 
     Returns:
-      The set. Answers are as `parse_reference` reads them.
+      The set. Answers are as `parse_reference` reads them, or as they stand in their column
+      (data.answers=verbatim).
 
     Raises:
       UserError: nothing readable there, a missing column, no usable row, or groups that can't be
@@ -114,7 +116,8 @@ def load_table(
         _column(present, layout.answer, where, "answer", name)
     ids = _ids(rows, [column for column in layout.id if column in present], f"{name}-{split}")
     texts = [_text(row.get(question)) for row in rows]
-    references = [_gold(row, answers) for row in rows]
+    read = _verbatim if config.answers == "verbatim" else _gold
+    references = [read(row, answers) for row in rows]
     usable = [bool(text and gold) for text, gold in zip(texts, references, strict=True)]
     kept = [i for i, good in enumerate(usable) if good]
     left_out = tuple(
@@ -200,6 +203,16 @@ def _gold(row: Row, names: Sequence[str]) -> str:
         gold = parse_reference(text) if text else None
         if gold is not None:
             return gold.text
+    return ""
+
+
+def _verbatim(row: Row, names: Sequence[str]) -> str:
+    """What stands in the first answer column that holds something, lists and objects as JSON."""
+    for name in names:
+        value = row.get(name)
+        text = value if value is None or isinstance(value, str) else json.dumps(value)
+        if _text(text):
+            return _text(text)
     return ""
 
 

@@ -6,6 +6,10 @@ All methods, and all models of one format, see exactly these strings. A row of t
 
 and the suffix is forced by the decoding loop: `forced_suffix` where the budget cut the thinking (or
 the turn ended without closing it), `natural_suffix` where the model wrote `think_close` itself.
+
+What is asked for stands in one place, the system message; the user's message is the question. There
+always is a system message, since Qwen2.5's templates write one of their own where none is given
+("You are Qwen ...", or in Qwen2.5-Math the one that asks for a box).
 """
 
 import dataclasses
@@ -98,11 +102,10 @@ FORMATS = {
         PromptFormat(
             name="budget_solution",
             chat=True,
-            system=MATH_SYSTEM,
-            after=(
-                "\n\nFirst estimate how many tokens your solution needs, between <budget> and "
-                "</budget>. Then write the solution between <solution> and </solution>, and after "
-                "it only the final answer between <answer> and </answer>."
+            system=(
+                "First estimate how many tokens your solution needs, between <budget> and "
+                "</budget>. Then write the solution, step by step, between <solution> and "
+                "</solution>, and after it only the final answer between <answer> and </answer>."
             ),
             think_open="<budget>",
             think_close="</solution>",
@@ -115,9 +118,8 @@ FORMATS = {
         PromptFormat(
             name="think_answer",
             chat=True,
-            system=MATH_SYSTEM,
-            after=(
-                "\n\nWrite your reasoning between <think> and </think>, and after it only the "
+            system=(
+                "Reason step by step between <think> and </think>, and write after it only the "
                 "final answer between <answer> and </answer>."
             ),
             think_open="<think>\n",
@@ -216,6 +218,12 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
                 "write the folder of an Instruct model"
             )
         content = render(tokenizer, style.system, content)
+        if content.count(style.system) != 1:
+            raise UserError(
+                f"tokenizer: found a chat template that writes the system message "
+                f"{content.count(style.system)} times, which asks for the prompt format "
+                f"{style.name!r}; write one that keeps it as it is"
+            )
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(

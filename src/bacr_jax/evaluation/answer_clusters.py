@@ -5,28 +5,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 
 def answer_clusters(
     answers: Sequence[Sequence[str | None]],
-    correct: Bool[np.ndarray, "n samples"],
+    correct: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"],
     grader: Any,
 ) -> Int[np.ndarray, "n samples"]:
     """Numbers equal answers equally, within each problem.
 
     Right answers equal the reference and so one another. Wrong answers are equal when the grader,
-    in its strict mode, takes one for the other; what equals either of two is one answer.
+    in its strict mode, takes one for the other; what equals either of two is one answer. A verifier
+    of one's own may not be asked that: under scores, answers are equal when they are written alike,
+    blanks aside.
 
     Args:
       answers: what each sample answers, problems by samples; None for no answer.
-      correct: verdicts.
+      correct: verdicts, or scores.
       grader: compares texts.
 
     Returns:
       0 for right answers, 1, 2, ... for wrong ones in the order of their first appearance, -1 for
-      no answer.
+      no answer. Under scores, 0, 1, 2, ... for all of them.
     """
+    if correct.dtype != bool:
+        return _written_alike(answers)
     wrong = [
         list(dict.fromkeys(a for a, c in zip(row, right) if a is not None and not c))
         for row, right in zip(answers, correct)
@@ -53,3 +57,12 @@ def answer_clusters(
             elif text is not None:
                 numbers[problem, sample] = names[places[text]]
     return numbers
+
+
+def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "n samples"]:
+    rows = []
+    for row in answers:
+        texts = [None if text is None else " ".join(text.split()) for text in row]
+        names = {text: i for i, text in enumerate(dict.fromkeys(t for t in texts if t is not None))}
+        rows.append([-1 if text is None else names[text] for text in texts])
+    return np.array(rows, np.int64)

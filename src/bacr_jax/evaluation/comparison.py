@@ -13,7 +13,12 @@ Results = Mapping[str, Mapping[EvalSetting, Graded]]
 
 
 def check_comparable(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], modes: Mapping[str, list[int]], where: str
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    modes: Mapping[str, list[int]],
+    where: str,
+    *,
+    grader: Mapping[str, str] | None = None,
 ) -> None:
     """Refuses evaluations that share no problems or no setting.
 
@@ -22,10 +27,18 @@ def check_comparable(
       theirs: the settings of the other one.
       modes: this evaluation's budgets by decoding.
       where: names the other one.
+      grader: this evaluation's verifier of one's own, as its settings have it.
 
     Raises:
       UserError: they can't be compared.
     """
+    other_grader = theirs.get("grader")
+    if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
+        spelled = lambda found: found["file"] if found else "the built-in rules"
+        raise UserError(
+            f"--compare {where}: was graded by {spelled(other_grader)}, and this one by "
+            f"{spelled(grader)}, or by another version of the file; grade both alike"
+        )
     common = [name for name in mine if name in theirs["sets"]]
     if not common:
         raise UserError(

@@ -22,12 +22,12 @@ _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 
 
 def _accuracy_among(
-    correct: Bool[np.ndarray, "n samples"], chosen: Bool[np.ndarray, "n samples"]
+    correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
 ) -> tuple[float | None, list[float] | None]:
-    """Share of right answers among some of them, with its interval; None where there are none."""
+    """Mean score among some answers, with its interval; None where there are none of them."""
     if not chosen.any():
         return None, None
-    ends = ratio_interval((correct & chosen).mean(1), chosen.mean(1))
+    ends = ratio_interval(np.where(chosen, correct, 0.0).mean(1), chosen.mean(1))
     return number(correct[chosen].mean()), interval(np.array(ends))
 
 

@@ -160,8 +160,9 @@ def draw_samples(
     early = [None if s.cut == s.budget else s.cut for s in settings]
     parts = [_cut_text(environment, trunks, branches, i, j, early[j]) for i, j in cells]
     references = [data.answers[places[i]] for i, _ in cells]
+    asked = [data.questions[places[i]] for i, _ in cells]
     texts = [thinking + answer for thinking, answer in parts]
-    verdicts = _verdicts(environment.graded_like(questions), texts, references, poll)
+    verdicts = _verdicts(environment.graded_like(questions), texts, references, asked, poll)
     return [
         Sample(
             set=name,
@@ -186,12 +187,13 @@ def _verdicts(
     environment: Environment,
     texts: Sequence[str],
     references: Sequence[str],
+    asked: Sequence[str],
     poll: Callable[[], None] | None,
 ) -> list[Verdict]:
     graded = [for_grader(text, environment.style) for text in texts]
     # Several processes wait for their graders for different times: none may poll there.
     polled = None if processes.several() else poll
-    return environment.grader.grade(graded, references, mode=LENIENT, poll=polled)
+    return environment.grader.grade(graded, references, mode=LENIENT, poll=polled, questions=asked)
 
 
 def _judged(verdict: Verdict) -> dict[str, Any]:

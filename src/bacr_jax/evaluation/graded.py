@@ -23,8 +23,8 @@ class Graded:
       ids: identifier of each problem.
       levels: of each problem.
       subjects: of each problem.
-      correct: lenient verdicts.
-      strict: strict verdicts.
+      correct: lenient verdicts; scores in [0, 1] where a verifier of one's own gave them.
+      strict: strict verdicts; the same scores.
       thinking: thinking tokens.
       total: thinking, forced and answer tokens.
       forced_tokens: tokens put between thinking and answer.
@@ -40,8 +40,8 @@ class Graded:
     ids: list[str]
     levels: Int[np.ndarray, "n"]
     subjects: list[str]
-    correct: Bool[np.ndarray, "n samples"]
-    strict: Bool[np.ndarray, "n samples"]
+    correct: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
+    strict: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
     thinking: Int[np.ndarray, "n samples"]
     total: Int[np.ndarray, "n samples"]
     forced_tokens: Int[np.ndarray, "n samples"]
@@ -66,13 +66,14 @@ def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
         return np.array(values, kind).reshape(len(heads), setting.samples)
 
     answers = [sample.extracted for sample in samples]
+    kind = bool if all(isinstance(sample.correct, bool) for sample in samples) else float
     return Graded(
         budget=setting.budget,
         ids=[sample.id for sample in heads],
         levels=np.array([sample.level for sample in heads], np.int64),
         subjects=[sample.subject for sample in heads],
-        correct=table([sample.correct for sample in samples], bool),
-        strict=table([sample.strict for sample in samples], bool),
+        correct=table([sample.correct for sample in samples], kind),
+        strict=table([sample.strict for sample in samples], kind),
         thinking=table([sample.thinking_tokens for sample in samples], np.int64),
         total=table([sample.total_tokens for sample in samples], np.int64),
         forced_tokens=table([sample.forced_tokens for sample in samples], np.int64),

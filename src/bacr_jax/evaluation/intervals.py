@@ -3,6 +3,10 @@
 Samples of one problem resemble each other, so that every interval counts problems. Every number of
 a report is a mean over problems of one score per problem, so that one set of resamples serves all
 of them, and a difference of two policies on the same problems is a score too.
+
+Nothing here takes an answer to be right or wrong: scores between 0 and 1 serve as well. Where a
+formula of a proportion stands in, it is wide enough for them, since no score in [0, 1] with mean p
+has a larger variance than p (1 - p).
 """
 
 import math

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from bacr_jax.config import Config
 from bacr_jax.config.budgets import cap, largest_evaluated
 from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
+from bacr_jax.data.graders import failures
 from bacr_jax.data.prompts import PromptFormat, format_for
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.data.told import budget_words
@@ -43,6 +44,7 @@ from bacr_jax.evaluation.samples import (
     told_budgets,
 )
 from bacr_jax.evaluation.summary import summarise
+from bacr_jax.grading import load_verifier
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods.registry import declares_budget
 from bacr_jax.runs.files import write_json
@@ -199,8 +201,10 @@ def prepare(
     chosen = {name: take(questions) for name, questions in sets.items()}
     modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}
     described = {name: _describe(sets[name], places) for name, places in chosen.items()}
+    grader = _grader(config)
     for where, folder in others.items():
-        comparison.check_comparable(described, read_settings(folder), modes, where)
+        there = read_settings(folder)
+        comparison.check_comparable(described, there, modes, where, grader=grader.get("grader"))
         read_samples(folder)
     problems = max(map(len, chosen.values()))
     return Work(
@@ -216,9 +220,17 @@ def prepare(
             "policy": saved.identity,
             "sets": described,
             "decoding": _decoding(config, style, settings, problems, modes),
+            **grader,
         },
         style=style,
     )
+
+
+def _grader(config: Config) -> dict[str, dict[str, str]]:
+    """A verifier of one's own as settings name it; nothing for the built-in rules."""
+    if config.grader is None:
+        return {}
+    return {"grader": {"file": config.grader, "digest": load_verifier(config.grader).digest}}
 
 
 def _names(folders: Sequence[Path], own: str) -> dict[str, Path]:
@@ -302,6 +314,7 @@ def run(
     )
     try:
         if len(done) < len(planned):
+            environment.check_verifier()
             _draw_missing(work, environment, folder, progress, planned, done, poll)
         drawn: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
         for batch, samples in zip(planned, done, strict=True):
@@ -309,6 +322,9 @@ def run(
                 of_setting = samples[place :: len(batch.settings)]
                 drawn[batch.set].setdefault(setting, []).extend(of_setting)
         own = _graded(drawn)
+        # Of this process; samples.jsonl and `paths` in results.json have them all.
+        for line in failures(environment.grader, {}):
+            progress.say(line)
         results: dict[str, Any] = {
             "name": work.name,
             "settings": work.settings,

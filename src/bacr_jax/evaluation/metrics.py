@@ -7,16 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
 
-def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> Float[np.ndarray, "n"]:
+
+def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
     """Probability that at least one of k samples is correct, for each problem.
 
     Unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
 
         1 - C(s - c, k) / C(s, k)
 
+    Of scores in [0, 1] it is the expected best score of k samples, which is the same for scores
+    that are all 0 or 1: with the scores x_1 <= ... <= x_s,
+
+        sum_i x_i C(i - 1, k - 1) / C(s, k)
+
     Args:
-      correct: verdicts, problems by samples.
+      correct: verdicts or scores, problems by samples.
       k: 1 .. samples.
 
     Raises:
@@ -26,6 +33,9 @@ def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> Float[np.ndarra
     if not 1 <= k <= samples:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
     subsets = math.comb(samples, k)
+    if correct.dtype != bool:
+        best = np.array([math.comb(i, k - 1) / subsets for i in range(samples)])
+        return np.sort(correct, axis=1) @ best
     none = [math.comb(samples - int(c), k) / subsets for c in correct.sum(1)]
     return 1.0 - np.array(none, np.float64)
 
@@ -63,7 +73,7 @@ def _vote_of_k(counts: tuple[int, ...], right: tuple[bool, ...], blank: int, k: 
 
 
 def majority_at_k(
-    answers: Int[np.ndarray, "n samples"], correct: Bool[np.ndarray, "n samples"], k: int
+    answers: Int[np.ndarray, "n samples"], correct: Verdicts, k: int
 ) -> Float[np.ndarray, "n"]:
     """Probability that the most frequent answer of k samples is correct, for each problem.
 
@@ -71,10 +81,13 @@ def majority_at_k(
     by chance, so that it counts with the share of right answers among those tied. Samples without
     an answer have no vote; a subset without any is wrong.
 
+    Of scores in [0, 1] it is the expected score of the most frequent answer: an answer that got
+    several scores has their mean.
+
     Args:
       answers: number of the answer each sample gives, equal answers having equal numbers (within a
         problem); -1 for no answer.
-      correct: verdicts, equal for equal answers.
+      correct: verdicts, equal for equal answers; or scores.
       k: 1 .. samples.
 
     Raises:
@@ -86,6 +99,9 @@ def majority_at_k(
     shares = []
     for row, verdicts in zip(answers, correct):
         given = np.unique(row[row >= 0])
+        if correct.dtype != bool:
+            shares.append(_expected_score(row, verdicts, given, k))
+            continue
         right = [bool(verdicts[row == answer][0]) for answer in given]
         if any((verdicts[row == a] != r).any() for a, r in zip(given, right)):
             raise ValueError("one answer is both right and wrong; write equal verdicts for it")
@@ -95,6 +111,23 @@ def majority_at_k(
         tallies, verdict = tuple(c for c, _ in ballot), tuple(r for _, r in ballot)
         shares.append(_vote_of_k(tallies, verdict, int((row < 0).sum()), k))
     return np.array(shares, np.float64)
+
+
+def _expected_score(
+    row: Int[np.ndarray, "n"],
+    scores: Float[np.ndarray, "n"],
+    given: Int[np.ndarray, "num"],
+    k: int,
+) -> float:
+    """The sum over answers of the probability that an answer wins the vote and its mean score."""
+    votes = [int((row == answer).sum()) for answer in given]
+    blank, expected = int((row < 0).sum()), 0.0
+    for place, answer in enumerate(given):
+        # The vote is "right" when this answer wins it.
+        ballot = sorted(((n, i == place) for i, n in enumerate(votes)), reverse=True)
+        wins = _vote_of_k(tuple(n for n, _ in ballot), tuple(w for _, w in ballot), blank, k)
+        expected += wins * float(scores[row == answer].mean())
+    return expected
 
 
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:

@@ -59,8 +59,8 @@ class Sample:
         it was cut early, since the trace as a whole has it.
       extracted: the answer that the grader found.
       gold: the reference answer.
-      correct: lenient verdict.
-      strict: strict verdict, the one that rewards use.
+      correct: lenient verdict, or score.
+      strict: strict verdict, the one that rewards use; the same score.
       path: what decided the verdict.
       timed_out: the grader's deadline passed.
       thinking_tokens: sampled thinking, without a closing tag.
@@ -82,8 +82,8 @@ class Sample:
     text: str
     extracted: str | None
     gold: str
-    correct: bool
-    strict: bool
+    correct: bool | float
+    strict: bool | float
     path: str
     timed_out: bool
     thinking_tokens: int

@@ -100,6 +100,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         *,
         mode: str = STRICT,
         poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
     ) -> list[Verdict]:
         """Grades texts against their references.
 
@@ -110,6 +111,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
             running text is searched too).
           poll: called regularly while this works, to react to signals. When it raises, the work
             is dropped and the exception goes on.
+          questions: not looked at; verifiers of one's own see them.
 
         Returns:
           One verdict for each text.
@@ -118,7 +120,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
           UserError: unknown mode, not one reference for each text, or worker processes cannot be
             started on this machine. Never because of what a text holds.
         """
-        _check_request(texts, references, mode)
+        check_request(texts, references, mode)
         judged: list[Verdict | Undecided] = []
         asked: list[Request] = []
         for row, (text, reference) in enumerate(zip(texts, references, strict=True), start=1):
@@ -205,9 +207,10 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
         *,
         mode: str = STRICT,
         poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
     ) -> list[Verdict]:
         """As `Grader.grade`; `poll` is called once."""
-        _check_request(texts, references, mode)
+        check_request(texts, references, mode)
         if poll is not None:
             poll()
         verdicts = [_exact(text, ref) for text, ref in zip(texts, references, strict=True)]
@@ -225,7 +228,12 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
         self.close()
 
 
-def _check_request(texts: Texts, references: Texts, mode: str) -> None:
+def check_request(texts: Texts, references: Texts, mode: str) -> None:
+    """Refuses an unknown mode, and texts without a reference each.
+
+    Raises:
+      UserError: one of them.
+    """
     if mode not in MODES:
         raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
     if len(texts) != len(references):

@@ -43,19 +43,22 @@ class Verdict:
     """The verdict on one text.
 
     Attributes:
-      correct: whether the answer is right in the mode asked for.
+      correct: whether the answer is right in the mode asked for; of a verifier of one's own the
+        score in [0, 1], a float.
       extracted: the answer that was found, or None.
       path: what decided: "number", "string", "list" (no computer algebra), "symbolic"
-        (math-verify), "guard" (refused unseen), "none" (no answer, or no usable reference).
+        (math-verify), "guard" (refused unseen), "none" (no answer, or no usable reference),
+        "verifier" (one's own), "failed" (which gave no score).
       timed_out: a worker was killed at the deadline, and so there is no verdict but "incorrect".
-      strict: whether the answer is right in the strict mode, whatever mode was asked for.
+      strict: whether the answer is right in the strict mode, whatever mode was asked for; the same
+        score of a verifier of one's own.
     """
 
-    correct: bool
+    correct: bool | float
     extracted: str | None
     path: str
     timed_out: bool = False
-    strict: bool = False
+    strict: bool | float = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ class GroupBatch:
       questions: index of each question in the training set.
       budgets: thinking budget of each rollout, in tokens.
       cuts: truncation points, in tokens.
-      outcomes: correctness at each cut in [0, 1], averaged over the answers of a cut.
+      outcomes: correctness at each cut in [0, 1], averaged over the answers of a cut; the score of
+        a verifier of one's own.
       by_answer: correctness of every answer of a cut.
       thinking: thinking tokens of each rollout.
       lengths: response tokens of each rollout: thinking and the answer at its end, without what
@@ -30,7 +31,7 @@ class GroupBatch:
       closed: the thinking ended by itself, before the budget.
       closed_by_tag: it did so with its closing tag, not by ending the turn.
       fraction: share of training done, in [0, 1].
-      extra: [Q, G] numbers that the method's own `read` found in the text.
+      extra: [Q, G] numbers that the method's own `read` and `read_answers` found in the text.
     """
 
     questions: Int[Array, "Q"]
@@ -155,6 +156,8 @@ class Method:
       declares_budget: responses open with a budget, in a prompt format of their own.
       read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
         the host; None: the text is not looked at.
+      read_answers: the same for the answers: (text of each answer, with its tags, by row) -> arrays
+        [rows]; None: only the grader reads them.
       rejection_sft: the method's own supervised stage before training; None: there is none.
       published: what its publication prescribes, by config key, of the keys that it reads; a
         config that says otherwise departs from it, or is refused where the setting defines the
@@ -176,5 +179,6 @@ class Method:
     dynamic_sampling: DynamicSampling | None = None
     declares_budget: bool = False
     read: Callable[[Any, Sequence[Sequence[int]]], dict[str, Any]] | None = None
+    read_answers: Callable[[Sequence[Sequence[str]]], dict[str, Any]] | None = None
     rejection_sft: RejectionSFT | None = None
     published: Mapping[str, Published] = field(default_factory=dict)

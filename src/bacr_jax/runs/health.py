@@ -34,7 +34,9 @@ class Symptom:
 
 
 def _lost(metrics: Metrics) -> bool:
-    lost = sum(metrics.get(f"process/grader_{name}", 0.0) for name in ("worker_deaths", "timeouts"))
+    # A verifier of one's own counts the answers that it gave no score, for whatever reason.
+    names = ("failed",) if "process/grader_failed" in metrics else ("worker_deaths", "timeouts")
+    lost = sum(metrics.get(f"process/grader_{name}", 0.0) for name in names)
     return lost > LOST_VERDICTS * max(metrics.get("grader/graded", 0.0), 1.0)
 
 
@@ -69,8 +71,9 @@ SYMPTOMS = {
     ),
     "verdicts": Symptom(
         lambda m, _: _lost(m),
-        "the grader's workers die or run out of time on more than a tenth of the answers, which "
-        "count as wrong. Look at the memory of the machine and at the answers in rollouts/",
+        "the grader's workers die or run out of time on more than a tenth of the answers, or a "
+        "verifier of your own gives them no score: they count as wrong. Look at the metrics "
+        "process/grader_*, at the memory of the machine and at the answers in rollouts/",
     ),
     "mismatch": Symptom(
         lambda m, _: m.get("mismatch/k3", 0.0) > MISMATCH,

@@ -30,6 +30,7 @@ def provenance(
     questions: QuestionSet,
     mesh: Mesh | None,
     evaluated: Sequence[QuestionSet] = (),
+    verifier: str | None = None,
 ) -> dict[str, Any]:
     """What made a state, for JSON.
 
@@ -38,6 +39,7 @@ def provenance(
       questions: trained on.
       mesh: of the learner; None for one device.
       evaluated: sets that it is evaluated on.
+      verifier: digest of a verifier of one's own; None: the built-in rules.
     """
     return {
         "seed": config.seed,
@@ -45,6 +47,7 @@ def provenance(
         "config_fingerprint": config_io.fingerprint(config),
         "data_fingerprint": data_fingerprint(questions),
         "evaluated_fingerprints": {one.name: data_fingerprint(one) for one in evaluated},
+        "verifier_fingerprint": verifier,
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
         "devices": [jax.device_count(), jax.devices()[0].device_kind],
@@ -54,11 +57,11 @@ def provenance(
 def check_same_questions(
     then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
 ) -> None:
-    """Holds the questions of a run against those that a checkpoint of it knows.
+    """Holds the questions of a run, and its verifier, against those that a checkpoint of it knows.
 
     Args:
       then: provenance in the checkpoint.
-      now: that of the present data.
+      now: that of the present data and verifier.
       config: of the run.
       run: its folder.
 
@@ -78,6 +81,23 @@ def check_same_questions(
                 f"data.eval: {name} is not the same questions as when the run in {run} was "
                 f"evaluated before; {advice} (evaluate --run asks a finished run other questions)"
             )
+    _check_same_verifier(then, now, config, run)
+
+
+def _check_same_verifier(
+    then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
+) -> None:
+    """Refuses another content of the file that `grader` names.
+
+    Another file is another value of the key, which `--allow-change grader` has let through.
+    """
+    same_file = then["config"].get("grader") == config.grader
+    if same_file and then.get("verifier_fingerprint") != now["verifier_fingerprint"]:
+        raise UserError(
+            f"grader={config.grader}: the file is not what the run in {run} was graded by; put it "
+            "back, write another output.dir, or give the new one another name and "
+            "--allow-change grader"
+        )
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -95,8 +95,9 @@ def draw(
         phi_of=policy.phi_of(frozen.params),
     )
     references = [questions.set.answers[row] for row in rows]
+    asked = [questions.set.questions[row] for row in rows]
     shape = (len(rows), cuts.shape[1], answers)
-    outcomes = environment.verify(rollout.branches, references).reshape(shape)
+    outcomes = environment.verify(rollout.branches, references, questions=asked).reshape(shape)
     sampled = np.asarray(rollout.trunks.sampled)
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
     drawn = Drawn(

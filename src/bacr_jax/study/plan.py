@@ -204,6 +204,11 @@ def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
             try:
                 config = study.config_of(task, arm, keys)
                 config_io.check(config, also=problems)
+                if config.grader is not None:
+                    raise UserError(
+                        f"grader={config.grader}: a study counts right answers, which a score "
+                        "between 0 and 1 is not; write null"
+                    )
             except UserError as error:
                 raise UserError(f"{task}, {name}: {error}") from None
             configs[task, arm, value, name] = config

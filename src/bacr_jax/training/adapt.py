@@ -127,8 +127,11 @@ def probe(run: Run, params: Any, step: int) -> tuple[Int[Array, "P"], Float[Arra
         sampling=sampling_params(run.config.rollout.temperature),
         phi_of=run.policy.phi_of(params),
     )
-    references = [questions.set.answers[i] for i in chosen]
-    outcomes = run.environment.verify(rollout.branches, references)
+    outcomes = run.environment.verify(
+        rollout.branches,
+        [questions.set.answers[i] for i in chosen],
+        questions=[questions.set.questions[i] for i in chosen],
+    )
     tokens = int(rollout.counters["tokens"])
     return jnp.asarray(run.levels[chosen]), jnp.asarray(outcomes), tokens
 

@@ -105,9 +105,13 @@ def verify(
     run: Run, plan: BatchPlan, rollout: Rollout, poll: Poll = None
 ) -> Float[np.ndarray, "Q G M A"]:
     """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host."""
-    answers = run.environment.train.set.answers
-    references = [answers[i] for i in plan.rows]
-    outcomes = run.environment.verify(rollout.branches, references, poll)
+    data, rows = run.environment.train.set, plan.rows
+    outcomes = run.environment.verify(
+        rollout.branches,
+        [data.answers[i] for i in rows],
+        poll,
+        questions=[data.questions[i] for i in rows],
+    )
     return outcomes.reshape(*plan.cuts.shape, run.method.answers)
 
 
@@ -121,14 +125,16 @@ def observe(
     """What the method may look at."""
     trunks, branches = rollout.trunks, rollout.branches
     by_group = lambda x: np.asarray(x).reshape(plan.budgets.shape)
-    extra = {}
+    extra: dict[str, np.ndarray] = {}
     if run.method.read is not None:
         start, count = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
         thinking = [
             row[first : first + length].tolist()
             for row, first, length in zip(np.asarray(trunks.tokens), start, count)
         ]
-        extra = run.method.read(run.environment.tokenizer, thinking)
+        extra |= run.method.read(run.environment.tokenizer, thinking)
+    if run.method.read_answers is not None:
+        extra |= run.method.read_answers(run.environment.answer_texts(branches))
     # The answer at the last cut; with several, the first of them.
     final = np.asarray(branches.sampled)[:, -run.method.answers]
     fields: dict[str, Any] = {

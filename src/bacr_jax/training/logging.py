@@ -174,7 +174,7 @@ def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metri
     """
     found = {}
     for name in after:
-        of_process = name.startswith("worker_") or name in ("cache_hits", "timeouts")
+        of_process = name.startswith(("worker_", "failed")) or name in ("cache_hits", "timeouts")
         key = f"process/grader_{name}" if of_process else f"grader/{name}"
         found[key] = float(after[name] - before[name])
     return found

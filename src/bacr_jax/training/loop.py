@@ -33,6 +33,7 @@ from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_questions, differences, provenance
 from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.format_report import evaluation_notes
 from bacr_jax.training.logging import write_traces
 from bacr_jax.training.run import RunState, make_run, precompile
 from bacr_jax.training.start import (
@@ -180,12 +181,13 @@ class Trainer:
         """What is kept beside the state of a checkpoint."""
         mesh, questions = self.policy.learner.mesh, self.environment.train.set
         evaluated = [questions.set for questions in self.environment.eval.values()]
+        verifier = self.environment.verifier_digest
         return {
             "step": step,
             "best": self.best,
             "wall_seconds": self.wall_seconds,
             "start_fingerprint": self.start_fingerprint,
-            **provenance(self.config, questions, mesh, evaluated),
+            **provenance(self.config, questions, mesh, evaluated, verifier),
         }
 
     @property
@@ -305,7 +307,7 @@ class Trainer:
         made = {(r["when"], r["step"]) for r in self.evaluated}
         if when in self.evaluations or (when, step) in made:
             return
-        params = state.train.policy
+        params, counted = state.train.policy, self.environment.grader.counters()
         decode = self.policy.decode_params(params)
         found = {}
         first = "" if self.evaluated else "compiling"
@@ -332,10 +334,9 @@ class Trainer:
                     cap=budgets.cap(self.config),
                 )
         sets = {name: result["by_budget"] for name, result in found.items()}
-        over = {name: result["anytime"] for name, result in found.items()}
-        near = {name: result["near_duplicates"] for name, result in found.items()}
-        record = {"step": step, "when": when, "sets": sets, "anytime": over}
-        record["near_duplicates"] = near
+        record = {"step": step, "when": when, "sets": sets}
+        for part in ("anytime", "near_duplicates"):
+            record[part] = {name: result[part] for name, result in found.items()}
         if self.config.eval.dense is not None:
             record["dense"] = {name: result["dense"] for name, result in found.items()}
         if self.writes:
@@ -343,6 +344,8 @@ class Trainer:
         self._note_evaluation(record)
         if self.writes:
             self._keep_best()
+        for line in evaluation_notes(self.config, self.environment, record, counted):
+            self.progress.say(line)
         if when not in FRAME:
             for name, summary in sets.items():
                 shown = table.set_title(name)

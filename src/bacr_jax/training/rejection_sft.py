@@ -77,8 +77,12 @@ def answer_once(
         sampling=sampling_params(config.rollout.temperature),
         poll=poll,
     )
-    references = [plain.train.set.answers[i] for i in asked]
-    right = plain.verify(rollout.branches, references, poll)[:, 0]
+    right = plain.verify(
+        rollout.branches,
+        [plain.train.set.answers[i] for i in asked],
+        poll,
+        questions=[plain.train.set.questions[i] for i in asked],
+    )[:, 0]
     correct, lengths = np.zeros(total, np.int64), np.zeros(total, np.int64)
     correct[asked] = right > 0.5
     lengths[asked] = (

@@ -85,6 +85,7 @@ def open_inputs(config: Config) -> Inputs:
     style = format_for(config, declares_budget=method.declares_budget)
     environment = build_environment(config, tokenizer, vocab_size, style=style)
     policies.check_model(config, shape, environment.longest_prompt)
+    environment.check_verifier()
     return Inputs(method, shape, vocab_size, environment)
 
 
@@ -175,7 +176,8 @@ def _warmed_up(
     """Weights after the supervised warm-up, with a fresh budget module."""
     config = run.config
     place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
-    environment = shared_format_environment(run)
+    # Several runs may share a warm-up, whatever they are graded by.
+    environment = shared_format_environment(run).exactly_graded()
     with (
         progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
         phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),

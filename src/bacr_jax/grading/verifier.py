@@ -1,0 +1,328 @@
+"""A verifier of one's own: a function of a file, run in workers that can be killed.
+
+`grader: FILE.py:function` names a function(question, answer_text, gold) that returns a score in
+[0, 1]; one whose name ends with `_batch` takes three lists and returns a list. docs/grading.md says
+what it may do. What goes wrong in it costs the answers at hand their score, and is counted.
+"""
+
+import collections
+import contextlib
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bacr_jax.config.checks import grader_problem
+from bacr_jax.errors import UserError
+from bacr_jax.grading import verifier_worker
+from bacr_jax.grading.extract import last_box
+from bacr_jax.grading.grader import Texts, check_request
+from bacr_jax.grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
+from bacr_jax.grading.pool import Program, WorkerPool
+
+# Why an answer got no score; counted as failed_late and so on.
+FAULTS = (
+    *("late", "died", verifier_worker.MEMORY, verifier_worker.RAISED, verifier_worker.TEXT),
+    *(verifier_worker.NAN, verifier_worker.RANGE, verifier_worker.LENGTH),
+)
+# What a verdict's path says of answers with and without a score.
+SCORED, FAILED = "verifier", "failed"
+BATCH_SUFFIX = "_batch"
+# A pipe's worth and more; nobody writes so long a verifier.
+MOST_SOURCE = 1 << 20
+
+_POOL_COUNTERS = (
+    *("timeouts", "worker_deaths", "worker_errors", "worker_out_of_memory"),
+    *("worker_recycled", "worker_starts"),
+)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """The source of a verifier, as it was when it was read.
+
+    Attributes:
+      spec: FILE.py:function, as it was written.
+      path: the file.
+      name: the function.
+      source: the file's text, which all workers of a run get, whatever becomes of the file.
+      digest: of the text, short.
+    """
+
+    spec: str
+    path: str
+    name: str
+    source: str
+    digest: str
+
+    @property
+    def batch(self) -> bool:
+        """Whether the function takes lists."""
+        return self.name.endswith(BATCH_SUFFIX)
+
+
+def load_verifier(spec: str) -> Verifier:
+    """Reads the file of a verifier without running it.
+
+    Args:
+      spec: FILE.py:function.
+
+    Raises:
+      UserError: it is spelled otherwise, or the file can't be read or is no Python.
+    """
+    problem = grader_problem(spec)
+    if problem is not None:
+        raise UserError(problem)
+    file, _, name = spec.rpartition(":")
+    path, where = Path(file), f"grader={spec}"
+    try:
+        if not path.is_file():
+            raise UserError(f"{where}: no file {str(path)!r}; write the path of a Python file")
+        content = path.read_bytes()
+        source = content.decode()
+        if len(content) > MOST_SOURCE:
+            raise ValueError(f"{len(content):,} bytes, more than {MOST_SOURCE:,}")
+        compile(source, str(path), "exec")
+    except OSError as error:
+        raise UserError(f"{where}: can't be read ({error.strerror}); write another") from None
+    except UserError:
+        raise
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{where}: no Python file ({error}); fix it") from None
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return Verifier(spec, str(path.resolve()), name, source, digest)
+
+
+class Request(NamedTuple):
+    """Answers that a worker scores in one call."""
+
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+    golds: tuple[str, ...]
+
+
+class Scores(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+      scores: of each answer; None: no score.
+      faults: why there is none, one of FAULTS; "": there is one.
+      said: what the first fault was, for people.
+    """
+
+    scores: tuple[float | None, ...]
+    faults: tuple[str, ...]
+    said: str = ""
+
+
+def answer_of(text: str | None) -> str | None:
+    """The answer in a model's output: what the last closed tag, or else box, holds, as written.
+
+    Args:
+      text: an output; what follows `</think>` counts.
+
+    Returns:
+      The answer without blanks around it; None: none was closed, or thinking never was.
+    """
+    if not isinstance(text, str):
+        return None
+    text = text[-MAX_CHARS:]
+    thought = text.rfind("</think>")
+    if thought < 0 and "<think>" in text:
+        return None
+    text = text[max(thought, 0) :]
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    if begin >= 0:
+        return text[begin + len("<answer>") : end].strip()
+    box = last_box(text)
+    return None if box is None else box.content.strip()
+
+
+class VerifierGrader(contextlib.AbstractContextManager["VerifierGrader"]):
+    """Scores answers by a verifier of one's own, with the interface of `Grader`.
+
+    An answer that was never closed scores 0, as everywhere, and is not shown to the verifier. One
+    that the verifier gives no score (it hangs, raises, returns no number ...) scores 0 too, is
+    counted under its reason, and has the path "failed". For one thread at a time.
+
+    Args:
+      verifier: the function.
+      workers: worker processes.
+      deadline: seconds that one answer may take; a batch has as many for each of its answers.
+      memory_mb: address space of a worker in MiB.
+      batch: most answers in a call of the batch form.
+      recycle_after: calls after which a worker is replaced.
+      cache_size: scores that are remembered; failures are not.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        workers: int = 2,
+        deadline: int | float = 3.0,
+        memory_mb: int = 1024,
+        batch: int = 16,
+        recycle_after: int = 2000,
+        cache_size: int = 16384,
+    ):
+        self.verifier = verifier
+        setup = {"path": verifier.path, "source": verifier.source, "name": verifier.name}
+        program = Program(
+            script=verifier_worker.__file__,
+            setup=json.dumps(setup | {"batch": verifier.batch}).encode("ascii"),
+            read=_read,
+            lost=_lost,
+            weight=lambda request: len(request.answers),
+            advice=f"look at grader={verifier.spec}, and whether grading.memory_mb is large enough",
+            lasting=True,
+        )
+        self._pool = WorkerPool(
+            workers,
+            deadline=deadline,
+            memory_mb=memory_mb,
+            recycle_after=recycle_after,
+            program=program,
+        )
+        self._batch = batch if verifier.batch else 1
+        # From the least recently used to the newest.
+        self._cache: dict[bytes, float] = {}
+        self._cache_size = cache_size
+        self._counts: collections.Counter[str] = collections.Counter()
+        self.last_failure = ""
+        self._finalizer = weakref.finalize(self, self._pool.close)
+
+    def check(self) -> None:
+        """Loads the verifier in a worker, before anything depends on it.
+
+        Raises:
+          UserError: it can't be loaded, or has no such function.
+        """
+        self._pool.check()
+
+    def grade(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
+    ) -> list[Verdict]:
+        """As `Grader.grade`, with the questions; both modes mean the same.
+
+        Returns:
+          A verdict for each text; `correct` and `strict` are its score, a float.
+
+        Raises:
+          UserError: unknown mode, not one reference and one question for each text, or the verifier
+            could never be loaded.
+        """
+        check_request(texts, references, mode)
+        if questions is None or len(questions) != len(texts):
+            raise UserError(
+                f"grade: a verifier of one's own sees questions; give one for each of the "
+                f"{len(texts)} texts"
+            )
+        return self.score([answer_of(text) for text in texts], references, questions, poll)
+
+    def score(
+        self,
+        answers: Texts,
+        references: Texts,
+        questions: Texts,
+        poll: Callable[[], object] | None = None,
+    ) -> list[Verdict]:
+        """Scores answers as they are, without looking for tags or boxes; None is no answer."""
+        rows = [
+            None if answer is None else (question or "", answer, reference or "")
+            for question, answer, reference in zip(questions, answers, references, strict=True)
+        ]
+        scored = self._ask(list(dict.fromkeys(row for row in rows if row is not None)), poll)
+        verdicts = [_NONE if row is None else _verdict(row[1], *scored[row]) for row in rows]
+        found = collections.Counter(scored[row][1] for row in rows if row is not None)
+        self._counts["graded"] += len(rows)
+        self._counts["no_answer"] += sum(row is None for row in rows)
+        self._counts["correct"] += sum(verdict.correct == 1.0 for verdict in verdicts)
+        self._counts["partly_correct"] += sum(0.0 < v.correct < 1.0 for v in verdicts)
+        for fault in FAULTS:
+            self._counts[f"failed_{fault}"] += found[fault]
+        self._counts["failed"] += sum(found[fault] for fault in FAULTS)
+        return verdicts
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, for metrics.
+
+        Returns:
+          graded, correct (score 1), partly_correct (between 0 and 1), no_answer; cache_hits;
+          failed (answers without a score) and, by reason, failed_*; timeouts; worker_*, as
+          `Grader.counters` has them.
+        """
+        names = ("graded", "correct", "partly_correct", "no_answer", "cache_hits", "failed")
+        mine = {name: self._counts[name] for name in names}
+        mine |= {f"failed_{fault}": self._counts[f"failed_{fault}"] for fault in FAULTS}
+        return mine | {name: self._pool.counts[name] for name in _POOL_COUNTERS}
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return self._pool.pids
+
+    def close(self) -> None:
+        """Kills the workers, and what they have started, and waits for their end."""
+        self._finalizer()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _ask(
+        self, rows: Sequence[tuple[str, str, str]], poll: Callable[[], object] | None
+    ) -> dict[tuple[str, str, str], tuple[float, str]]:
+        """Score and fault of each row, of which only those not remembered are looked at."""
+        keys = {row: hashlib.blake2b(repr(row).encode("utf-8", "replace")).digest() for row in rows}
+        known = {r: (self._cache.pop(k), "") for r, k in keys.items() if k in self._cache}
+        fresh = [row for row in rows if row not in known]
+        self._counts["cache_hits"] += len(known)
+        step = self._batch
+        requests = [Request(*zip(*fresh[i : i + step])) for i in range(0, len(fresh), step)]
+        outcomes = self._pool.run(requests, poll) if requests else {}
+        for request in requests:
+            scores = outcomes[request]
+            if any(scores.faults):
+                self.last_failure = scores.said
+            for row, score, fault in zip(zip(*request), scores.scores, scores.faults):
+                known[row] = (score or 0.0, fault)
+        self._cache |= {keys[row]: score for row, (score, fault) in known.items() if not fault}
+        for key in list(self._cache)[: max(len(self._cache) - self._cache_size, 0)]:
+            del self._cache[key]
+        return known
+
+
+_NONE = Verdict(0.0, None, "none", strict=0.0)
+
+
+def _verdict(answer: str, score: float, fault: str) -> Verdict:
+    path = FAILED if fault else SCORED
+    return Verdict(score, _named(answer), path, fault == "late", strict=score)
+
+
+def _named(answer: str) -> str:
+    """An answer for records, in which different ones stay different."""
+    if len(answer) <= EXTRACTED_CHARS:
+        return answer
+    digest = hashlib.sha256(answer.encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
+
+
+def _read(reply: dict[str, Any]) -> Scores:
+    return Scores(tuple(reply["scores"]), tuple(reply["faults"]), reply["said"])
+
+
+def _lost(request: Request, timed_out: bool) -> Scores:
+    count = len(request.answers)
+    said = "it took longer than grading.deadline" if timed_out else "its worker process died"
+    return Scores((None,) * count, ("late" if timed_out else "died",) * count, said)
