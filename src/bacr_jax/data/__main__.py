@@ -1,4 +1,8 @@
-"""`python -m bacr_jax.data --inspect NAME[:PATH]`: what a set holds, before a run relies on it."""
+"""`python -m bacr_jax.data`: what a set holds, and what a model will read of it.
+
+`--inspect NAME[:PATH]` describes a set before a run relies on it; `--show-prompts N` shows the
+prompts of its first questions, or of those that a config trains on.
+"""
 
 import argparse
 import contextlib
@@ -6,6 +10,7 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +24,15 @@ from bacr_jax.data.groups import check_levels
 from bacr_jax.data.ledger import Split, ledger_tokenizer
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.tokenizers import load_tokenizer
+from bacr_jax.errors import UserError
 from bacr_jax.grading import parse_reference
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
-    "lists the rows that can't be used."
+    "lists the rows that can't be used. Shows what a model will read of the first questions."
 )
 QUANTILES = (0, 10, 50, 90, 99, 100)
+MOST_SHOWN = 1000
 _EXAMPLES = 3
 _SHOWN_CHARS = 60
 
@@ -34,7 +41,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="python -m bacr_jax.data", description=DESCRIPTION)
     parser.add_argument(
-        "--inspect", required=True, metavar="NAME[:PATH]", help="the set, as in data.train"
+        "--inspect", metavar="NAME[:PATH]", help="the set, as in data.train; a config's by default"
+    )
+    parser.add_argument(
+        "--show-prompts",
+        type=int,
+        metavar="N",
+        help="instead: what the model will read of the first N questions, special tokens included",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a run's config, for its set, format and tokenizer; repeatable; later files win",
     )
     parser.add_argument(
         "--against", metavar="NAME[:PATH]", help="training set to look for near-duplicates in"
@@ -46,7 +66,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="data.key=value", help="columns, groups, prompt format ..."
     )
-    return parser.parse_intermixed_args(argv)
+    options = parser.parse_intermixed_args(argv)
+    if options.inspect is None and not options.config:
+        raise UserError("command line: no set; write --inspect NAME:PATH, or --config FILE")
+    if options.show_prompts is not None and not 1 <= options.show_prompts <= MOST_SHOWN:
+        raise UserError(f"--show-prompts {options.show_prompts}: write 1 to {MOST_SHOWN}")
+    return options
 
 
 def report(
@@ -142,13 +167,24 @@ def _tokenizer(spec: str, folder: str | None) -> Any:
     return None if folder is None else load_tokenizer(folder, where="--tokenizer")
 
 
+def _folder(config: Config) -> str | None:
+    """The tokenizer's folder that a config names, if it is there."""
+    name = config.model.tokenizer or config.model.path
+    return name if name and Path(name).is_dir() else None
+
+
 def _config(options: argparse.Namespace) -> Config:
     """The config of a run on this set, checked, so that its format and groups follow from it."""
-    config = config_io.load([], options.overrides)
+    config = config_io.load(options.config, options.overrides)
     spec = options.inspect
+    if spec is None:
+        options.inspect = config.data.train
+        config_io.check(config)
+        return config
     data = dataclasses.replace(config.data, train=spec, eval=(spec,))
     if spec.partition(":")[0] != "ledger":
-        model = dataclasses.replace(config.model, tokenizer=options.tokenizer or "none")
+        folder = options.tokenizer or config.model.tokenizer or config.model.path
+        model = dataclasses.replace(config.model, tokenizer=folder or "none")
         config = dataclasses.replace(config, model=model)
     config = dataclasses.replace(config, data=data)
     config_io.check(config)
@@ -168,7 +204,13 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     against = None
     if options.against:
         against = load_questions(options.against, config.data, config.seed, "train")
-    tokenizer = _tokenizer(options.inspect, options.tokenizer)
+    folder = options.tokenizer or (_folder(config) if options.config else None)
+    tokenizer = _tokenizer(options.inspect, folder)
+    if options.show_prompts is not None:
+        from bacr_jax.data.show_prompts import shown_prompts
+
+        yield from shown_prompts(config, questions, tokenizer, count=options.show_prompts)
+        return
     yield from report(questions, config, against=against, tokenizer=tokenizer)
     if split == "train":
         check_levels(questions.levels, config.data)

@@ -1,0 +1,301 @@
+"""A verifier of one's own: whatever it does, every answer has a score or a count."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.grading.__main__ import main
+from bacr_jax.grading.verifier import FAULTS, VerifierGrader, answer_of, load_verifier
+
+SOURCE = """
+import os, subprocess, sys, time
+
+def one(question, answer, gold):
+    if answer == "hangs":
+        time.sleep(100)
+    if answer == "raises":
+        raise KeyError("no such answer")
+    if answer == "exits":
+        sys.exit(1)
+    if answer == "dies":
+        os._exit(3)
+    if answer == "fills the memory":
+        return len("x" * (4 << 30))
+    if answer == "reads":
+        return len(input())
+    print("what a verifier prints goes nowhere")
+    odd = {"nan": float("nan"), "text": "0.5", "none": None, "above": 1.5, "inf": float("inf")}
+    odd |= {"part": 0.25, "rounded": 1.0 + 1e-9, "true": True}
+    return odd.get(answer, float(answer == gold))
+
+def some_batch(questions, answers, golds):
+    if "too few" in answers:
+        return [1.0]
+    if "words" in answers:
+        return "1" * len(answers)
+    return (one(*row) for row in zip(questions, answers, golds))
+
+def starts_another(question, answer, gold):
+    subprocess.Popen(["sleep", "100"])
+    time.sleep(100)
+
+def writes(question, answer, gold):
+    with open(gold, "w") as file:
+        file.write("something")
+        file.flush()
+"""
+# What an answer makes the verifier do, and what its lack of a score is counted as.
+FAILING = {
+    "hangs": "late", "raises": "raised", "exits": "raised", "reads": "raised", "dies": "died",
+    "fills the memory": "memory", "nan": "nan", "text": "text", "none": "text", "above": "range",
+    "inf": "range",
+}  # fmt: skip
+SCORED = {"5": 1.0, "6": 0.0, "part": 0.25, "rounded": 1.0, "true": 1.0}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("verifier") / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def opened(file, name, **limits):
+    return VerifierGrader(load_verifier(f"{file}:{name}"), **{"deadline": 1.0, **limits})
+
+
+def scores(grader, answers, gold="5"):
+    texts = [f"<answer>{answer}</answer>" for answer in answers]
+    return grader.grade(texts, [gold] * len(texts), questions=["?"] * len(texts))
+
+
+def gone(pid, seconds=10.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_every_failure_is_counted_under_its_reason_and_scores_are_scores(file):
+    names = [*FAILING, *SCORED]
+    with opened(file, "one") as grader:
+        verdicts = scores(grader, names)
+        counts = grader.counters()
+    for name, verdict in zip(names, verdicts):
+        assert verdict.correct == verdict.strict == SCORED.get(name, 0.0), name
+        assert type(verdict.correct) is float
+        assert verdict.path == ("failed" if name in FAILING else "verifier"), name
+        assert verdict.timed_out == (name == "hangs")
+    expected = {fault: list(FAILING.values()).count(fault) for fault in FAULTS}
+    assert {fault: counts[f"failed_{fault}"] for fault in FAULTS} == expected
+    assert counts["failed"] == len(FAILING)
+    assert (counts["graded"], counts["correct"], counts["partly_correct"]) == (len(names), 3, 1)
+    assert counts["timeouts"] == 1
+
+
+def test_a_batch_is_scored_row_by_row_unless_it_fails_as_a_whole(file):
+    with opened(file, "some_batch", batch=3, workers=1) as grader:
+        # "5 " is "5" again, so that four batches are made.
+        names = ["nan", "5", "part", "raises", "5 ", "6", "8", "too few", "x", "y"]
+        verdicts = scores(grader, [*names, "words", "z", "w"])
+        counts = grader.counters()
+    paths = [verdict.path == "failed" for verdict in verdicts]
+    assert paths == [True, False, False, True, False, True, True] + 6 * [True]
+    assert [counts[f"failed_{name}"] for name in ("nan", "raised", "length")] == [1, 3, 6]
+    assert counts["failed"] == 10
+
+
+def test_answers_that_were_never_closed_are_not_shown_to_it(file):
+    with opened(file, "one") as grader:
+        (verdict,) = grader.grade(["<answer>5"], ["5"], questions=["?"])
+        assert (verdict.correct, verdict.extracted, verdict.path) == (0.0, None, "none")
+        assert grader.counters()["no_answer"] == 1
+        assert grader.worker_pids == []
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>\ndef f():\n    return 1\n</answer> more", "def f():\n    return 1"),
+        ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("<answer>1</answer><answer>\\boxed{2}</answer>", "\\boxed{2}"),
+        ("<answer>1</answer></think>\n<answer>2</answer>", "2"),
+        ("<answer>1</answer></think>\n<answer>2", None),
+        ("<think><answer>1</answer>", None),
+        ("nothing", None),
+        (None, None),
+    ],
+)
+def test_the_answer_is_what_the_last_tag_or_box_holds_as_it_was_written(text, answer):
+    assert answer_of(text) == answer
+
+
+def test_scores_are_remembered_and_failures_are_not(file):
+    with opened(file, "one") as grader:
+        scores(grader, ["5", "5", "raises"])
+        scores(grader, ["5", "raises"])
+        counts = grader.counters()
+    assert counts["cache_hits"] == 1
+    assert counts["failed_raised"] == 2
+
+
+def test_long_answers_that_differ_stay_different_in_records(file):
+    one, other = "x" * 600 + "1", "x" * 600 + "2"
+    with opened(file, "one") as grader:
+        first, second = scores(grader, [one, other])
+    assert len(first.extracted) <= 500
+    assert first.extracted != second.extracted
+
+
+def test_what_a_late_verifier_has_started_ends_with_it(file):
+    with opened(file, "starts_another", deadline=0.5) as grader:
+        grader.check()
+        (pid,) = grader.worker_pids
+        # Who asks finds the child while the verifier hangs.
+        children = []
+        look = lambda: children.extend(
+            Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if Path(f"/proc/{pid}").exists()
+            else []
+        )
+        texts = ["<answer>1</answer>"]
+        assert grader.grade(texts, ["1"], questions=["?"], poll=look)[0].timed_out
+    assert children
+    assert all(gone(int(child)) for child in set(children))
+
+
+def test_it_may_not_write_into_files(file, tmp_path):
+    target = tmp_path / "out"
+    with opened(file, "writes") as grader:
+        scores(grader, ["1"], gold=str(target))
+        assert grader.counters()["failed_raised"] == 1
+        assert "OSError" in grader.last_failure
+    assert target.read_text() == ""
+
+
+def test_a_run_keeps_the_verifier_that_it_began_with(tmp_path):
+    path = tmp_path / "v.py"
+    path.write_text("def f(q, a, g):\n    return 0.5\n")
+    before = load_verifier(f"{path}:f")
+    with VerifierGrader(before, cache_size=0, recycle_after=1) as grader:
+        path.write_text("def f(q, a, g):\n    return 1.0\n")
+        assert [verdict.correct for verdict in scores(grader, ["1", "2"])] == [0.5, 0.5]
+        assert grader.counters()["worker_starts"] >= 2
+    assert load_verifier(f"{path}:f").digest != before.digest
+
+
+def test_workers_that_no_longer_start_lose_answers_and_not_the_run(tmp_path):
+    needed, path = tmp_path / "needed", tmp_path / "v.py"
+    needed.touch()
+    path.write_text(f"open({str(needed)!r})\ndef f(q, a, g):\n    return 1.0\n")
+    with VerifierGrader(load_verifier(f"{path}:f"), workers=1, cache_size=0) as grader:
+        assert scores(grader, ["1"])[0].correct == 1.0
+        needed.unlink()
+        (pid,) = grader.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+        assert [verdict.path for verdict in scores(grader, ["1", "2"])] == ["failed"] * 2
+        assert grader.counters()["failed_died"] == 2
+        needed.touch()
+        assert scores(grader, ["1"])[0].correct == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "says"),
+    [
+        ("def f(q, a, g): return 1", "g", "it has no function g"),
+        ("f = 5", "f", "it has no function f"),
+        ("import nonsense_xyz", "f", "ModuleNotFoundError: No module named 'nonsense_xyz' (line"),
+        ("\nraise SystemExit(0)", "f", "SystemExit: 0 (line 2)"),
+        ("import os; os._exit(0)", "f", "exited with status 0"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_one_line(tmp_path, source, name, says):
+    (tmp_path / "v.py").write_text(source)
+    grader = VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:{name}"))
+    with grader, pytest.raises(UserError) as refused:
+        grader.check()
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("none.py:f", "no file 'none.py'"),
+        ("mine.py", "write FILE.py:function"),
+        ("mine.py:1f", "write FILE.py:function"),
+        ("bad.py:f", "no Python file"),
+        ("latin.py:f", "no Python file"),
+    ],
+)
+def test_a_spec_that_cannot_be_used_is_refused_unrun(tmp_path, monkeypatch, spec, says):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text("def f(:\n")
+    Path("latin.py").write_bytes(b"# \xff\n")
+    with pytest.raises(UserError, match=says):
+        load_verifier(spec)
+
+
+def test_questions_are_needed(file):
+    with opened(file, "one") as grader, pytest.raises(UserError, match="sees questions"):
+        grader.grade(["<answer>5</answer>"], ["5"])
+
+
+def test_the_command_grades_by_it(file, tmp_path, capsys):
+    cases = tmp_path / "cases.jsonl"
+    preds = ["5", "so <answer>part</answer>", "raises"]
+    rows = [{"pred": pred, "gold": "5", "question": "?"} for pred in preds]
+    cases.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["--cases", str(cases), "--grader", f"{file}:one"]) == 0
+    shown = capsys.readouterr()
+    verdicts = [json.loads(line) for line in shown.out.splitlines()]
+    assert [verdict["correct"] for verdict in verdicts] == [1.0, 0.25, 0.0]
+    assert "KeyError: 'no such answer' (line 8)" in shown.err
+    assert main(["--cases", str(cases), "--grader", f"{file}:one", "--mode", "strict"]) == 0
+    strict = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [verdict["correct"] for verdict in strict] == [0.0, 0.25, 0.0]
+    cases.write_text('{"pred": "5", "gold": "5"}')
+    assert main(["--cases", str(cases), "--grader", f"{file}:one"]) == 2
+    assert "write pred and gold and question" in capsys.readouterr().err
+
+
+def test_the_worker_loads_nothing_of_this_library(file):
+    program = (
+        "def f(q, a, g):\n    import sys\n"
+        "    return float(not {'jax', 'numpy', 'bacr_jax', 'math_verify'} & set(sys.modules))\n"
+    )
+    path = file.with_name("modules.py")
+    path.write_text(program)
+    with VerifierGrader(load_verifier(f"{path}:f")) as grader:
+        assert scores(grader, ["1"])[0].correct == 1.0
+
+
+def test_workers_end_when_their_parent_is_killed(file):
+    program = (
+        "import os, signal\n"
+        "from bacr_jax.grading import VerifierGrader, load_verifier\n"
+        f"grader = VerifierGrader(load_verifier({str(file) + ':one'!r}))\n"
+        "grader.check()\n"
+        "print(grader.worker_pids[0], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    import sys
+
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert gone(int(run.stdout))
