@@ -135,8 +135,8 @@ BAD = [
     (WORDS, "found no chat template, which the prompt", {"model/chat_template.jinja": None}),
     (WORDS, "its chat template fails on a system", {"model/chat_template.jinja": "{% if"}),
     (WORDS, "writes the question 0 times; write one", {"model/chat_template.jinja": "Hello"}),
-    (WORDS + "budget.max=900", "budget.max=900: with prompts of 204 tokens", {}),
-    (WORDS + "eval.budgets=[307]", "leave 306 for thinking; write at most 306", {}),
+    (WORDS + "budget.max=900", "budget.max=900: with prompts of 137 tokens", {}),
+    (WORDS + "eval.budgets=[374]", "leave 373 for thinking; write at most 373", {}),
     (WORDS + "rollout.answer_tokens=512", "leave 0 for thinking; write fewer rollout.answ", {}),
     # Questions.
     (WORDS, "no file or folder '{}/questions.jsonl'; write a path", {"questions.jsonl": None}),
@@ -150,7 +150,7 @@ BAD = [
         "none of its 1 rows can be used",
         {"questions.jsonl": '{"question": "1", "answer": ""}'},
     ),
-    (WORDS + "data.max_prompt_tokens=1", "found 8 prompts of 204 tokens or more; write a", {}),
+    (WORDS + "data.max_prompt_tokens=1", "found 8 prompts of 137 tokens or more; write a", {}),
     (
         WORDS + "eval.every=1",
         "eval.holdout=256: at most a tenth of the questions is held out, and jsonl:{}/questions",
@@ -163,7 +163,7 @@ BAD = [
         "rates.jsonl line 1: found avg=2; write the share of correct samples, 0 to 1",
         {"rates.jsonl": '{"id": "x", "avg": 2, "samples": 1}'},
     ),
-    ("data", "the following arguments are required: --inspect; --help shows", {}),
+    ("data", "command line: no set; write --inspect NAME:PATH, or --config FILE", {}),
     ("data --inspect nowhere", "data.train: found 'nowhere'; write ledger, or NAME:PATH", {}),
     (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; make room or", {}),
     (INSPECT + "--against jsonl:{}/none", "no file or folder '{}/none'; write a path", {}),
@@ -201,7 +201,7 @@ BAD = [
     (GENERATE, "the following arguments are required: question", {}),
     (GENERATE + "''", "question: found an empty text; write a question", {}),
     (GENERATE + "--budget 1" + "0" * 5000 + " why", "write whole numbers such as 512,1024", {}),
-    (GENERATE + "--budget 400 why", "--budget 400: the model's 512 positions leave 182 for", {}),
+    (GENERATE + "--budget 400 why", "--budget 400: the model's 512 positions leave 249 for", {}),
     (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: found 1 prompts", {}),
     (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; write", {}),
     # Planning.

@@ -70,6 +70,56 @@ def test_prompts_that_tell_a_budget_in_words_are_longer_by_it(capsys):
     assert "0 %: 10, " in line and "100 %: 18;" in line
 
 
+class TestShowPrompts:
+    def test_of_a_config_without_a_model(self, files, tmp_path, capsys):
+        config = tmp_path / "run.yaml"
+        config.write_text(
+            f"data: {{train: 'jsonl:{files[0]}', eval: ['jsonl:{files[1]}']}}\n"
+            "model: {path: not-here}\nconditioning: {told: words}\n"
+        )
+        lines = show(capsys, "--config", config, "--show-prompts", 1)
+        assert lines[:2] == [
+            "jsonl, prompt format think_answer, told a budget of 4096",
+            "no tokenizer there: the messages, as its chat template will get them",
+        ]
+        at = lines.index("--- p1")
+        assert lines[at + 1].startswith("[system] Reason step by step between <think> and ")
+        assert lines[at + 2 : at + 5] == [
+            "[user] What is 1 plus 1?\\n",
+            "\\n",
+            "Think for at most 4096 tokens.\\n",
+        ]
+        assert lines[-1] == "and the answer follows, up to: </answer>"
+
+    def test_of_the_ledger_in_its_own_tokens(self, capsys):
+        arguments = ["--inspect", "ledger", "--show-prompts", "2", "data.ledger.train_size=9"]
+        lines = show(capsys, *arguments)
+        shown = [line for line in lines if line.startswith("<bos>")]
+        assert len(shown) == 2
+        assert all(line.endswith("<think>") for line in shown)
+        assert "  where the budget cut it: </think><answer>" in lines
+
+    def test_of_a_chat_model_with_its_special_tokens(self, files, shared_data, capsys):
+        odd = table(files[0].with_name("odd.jsonl"), [{"question": "A\x07 B\u200b", "answer": "1"}])
+        tokenizer = shared_data / "qwen_tokenizer"
+        options = ["--show-prompts", "3", "--tokenizer", tokenizer, "data.num_groups=1"]
+        lines = show(capsys, "--inspect", f"jsonl:{odd}", *options)
+        assert lines[1].startswith("--- jsonl-train-0, ")
+        assert "A\\x07 B\\u200b<|im_end|>\\n" in lines
+        assert lines[-7:-5] == ["<think>\\n", ""]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ([], "no set; write --inspect NAME:PATH, or --config FILE"),
+            (["--inspect", "ledger", "--show-prompts", "0"], "--show-prompts 0: write 1 to 1000"),
+        ],
+    )
+    def test_bad_options_are_one_line(self, arguments, says, capsys):
+        assert main(arguments) == 2
+        assert says in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_prompt_lengths_of_real_questions(shared_data, capsys):
     arguments = ["--inspect", "math500:math500/test.jsonl", f"data.dir={shared_data}"]

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import json
 
@@ -10,6 +11,7 @@ from bacr_jax.data.prompts import FORMATS, allowed_tokens, encode_prompts, encod
 from bacr_jax.errors import UserError
 
 LEDGER, TAGS, BOXED = FORMATS["ledger"], FORMATS["think_answer"], FORMATS["boxed"]
+CHATS = [style for style in FORMATS.values() if style.chat]
 QWEN_VOCAB = 152_064
 
 
@@ -58,7 +60,7 @@ class TestQwen:
         encoded, _ = encode_prompts(qwen, self.QUESTIONS, style, max_tokens=512)
         for question, text in zip(self.QUESTIONS, wholes(qwen, encoded)):
             messages = [
-                {"role": "system", "content": prompts.MATH_SYSTEM},
+                {"role": "system", "content": style.system},
                 {"role": "user", "content": question + style.after},
             ]
             rendered = qwen.apply_chat_template(
@@ -74,11 +76,34 @@ class TestQwen:
     def test_exact_text_of_the_tag_format(self, qwen):
         encoded, _ = encode_prompts(qwen, [" 2+2? "], TAGS, max_tokens=512)
         assert wholes(qwen, encoded) == [
-            "<|im_start|>system\nPlease reason step by step, and put your final answer within "
-            "\\boxed{}.<|im_end|>\n<|im_start|>user\n2+2?\n\nWrite your reasoning between <think> "
-            "and </think>, and after it only the final answer between <answer> and </answer>."
-            "<|im_end|>\n<|im_start|>assistant\n<think>\n"
+            "<|im_start|>system\nReason step by step between <think> and </think>, and write after "
+            "it only the final answer between <answer> and </answer>.<|im_end|>\n"
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>\n"
         ]
+
+    def test_exact_text_of_the_boxed_format(self, qwen):
+        encoded, _ = encode_prompts(qwen, ["2+2?"], BOXED, max_tokens=512)
+        assert wholes(qwen, encoded) == [
+            "<|im_start|>system\nPlease reason step by step, and put your final answer within "
+            "\\boxed{}.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+        ]
+
+    @pytest.mark.parametrize("style", CHATS, ids=lambda style: style.name)
+    def test_one_place_asks_for_one_form_of_answer(self, qwen, style):
+        encoded, _ = encode_prompts(qwen, ["2+2?"], style, max_tokens=512)
+        (text,) = wholes(qwen, encoded)
+        asked = {"<answer>": text.count("<answer>"), "\\boxed{": text.count("\\boxed")}
+        assert asked == {"<answer>": 0, "\\boxed{": 0} | {style.answer_open: 1}
+        system, user = text.split("<|im_start|>user\n")
+        assert "answer" in system and "answer" not in user
+        # The template's own system message is "You are Qwen, created by Alibaba Cloud. ..."
+        assert "Qwen" not in text and text.count("<|im_start|>system") == 1
+
+    def test_a_template_that_drops_the_system_message_is_refused(self, qwen):
+        other = copy.deepcopy(qwen)
+        other.chat_template = "{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
+        with pytest.raises(UserError, match="writes the system message 0 times"):
+            encode_prompts(other, ["2+2?"], TAGS, max_tokens=512)
 
     @pytest.mark.parametrize("style", [TAGS, BOXED], ids=lambda style: style.name)
     def test_span_holds_the_question_and_at_most_a_blank_more(self, qwen, style):

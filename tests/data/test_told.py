@@ -12,7 +12,7 @@ import hf_world
 from bacr_jax.config import Config
 from bacr_jax.data import ledger
 from bacr_jax.data.environment import build_environment
-from bacr_jax.data.prompts import FORMATS, MATH_SYSTEM, encode_prompts
+from bacr_jax.data.prompts import FORMATS, encode_prompts
 from bacr_jax.data.told import budget_words, largest_told, told_prompts
 from bacr_jax.errors import UserError
 from bacr_jax.types import NO_BUDGET
@@ -83,7 +83,7 @@ def test_exact_text_in_the_tokenizers_own_template(qwen, style):
     for question, budget, text in zip(QUESTIONS, (512, 8), texts(qwen, found)):
         said = f"{question}{style.after}\n\nThink for at most {budget} tokens."
         messages = [
-            {"role": "system", "content": MATH_SYSTEM},
+            {"role": "system", "content": style.system},
             {"role": "user", "content": said},
         ]
         rendered = qwen.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -138,7 +138,7 @@ def sets(tmp_path_factory):
 def test_a_run_keeps_prompts_without_a_budget_and_tells_it_row_by_row(sets, qwen, told):
     spec = f"jsonl:{sets}"
     data = dataclasses.replace(
-        Config().data, train=spec, eval=(spec,), max_prompt_tokens=100, num_groups=1
+        Config().data, train=spec, eval=(spec,), max_prompt_tokens=80, num_groups=1
     )
     evaluated = dataclasses.replace(Config().eval, budgets=(512, 131072))
     config = config_of(told, data=data, eval=evaluated)

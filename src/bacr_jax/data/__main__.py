@@ -207,9 +207,12 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     folder = options.tokenizer or (_folder(config) if options.config else None)
     tokenizer = _tokenizer(options.inspect, folder)
     if options.show_prompts is not None:
+        from bacr_jax.data.prompts import format_for
         from bacr_jax.data.show_prompts import shown_prompts
+        from bacr_jax.methods.registry import declares_budget
 
-        yield from shown_prompts(config, questions, tokenizer, count=options.show_prompts)
+        style = format_for(config, declares_budget=declares_budget(config))
+        yield from shown_prompts(config, style, questions, tokenizer, count=options.show_prompts)
         return
     yield from report(questions, config, against=against, tokenizer=tokenizer)
     if split == "train":

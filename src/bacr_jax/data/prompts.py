@@ -218,17 +218,17 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
                 "write the folder of an Instruct model"
             )
         content = render(tokenizer, style.system, content)
-        if content.count(style.system) != 1:
-            raise UserError(
-                f"tokenizer: found a chat template that writes the system message "
-                f"{content.count(style.system)} times, which asks for the prompt format "
-                f"{style.name!r}; write one that keeps it as it is"
-            )
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(
             f"tokenizer: found a chat template that writes the question {len(pieces) - 1} times; "
             "write one that keeps the user's message as it is"
+        )
+    if style.system and content.count(style.system) != 1:
+        raise UserError(
+            f"tokenizer: found a chat template that writes the system message "
+            f"{content.count(style.system)} times, which says how to answer; write one that keeps "
+            "it as it is"
         )
     return pieces[0], pieces[1] + style.think_open
 

@@ -7,20 +7,20 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
-from bacr_jax.data.prompts import PromptFormat, encode_prompts, format_for
+from bacr_jax.data.prompts import PromptFormat, encode_prompts
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.data.told import budget_words, largest_told, told_prompts
-from bacr_jax.methods.registry import declares_budget
 
 
 def shown_prompts(
-    config: Config, questions: QuestionSet, tokenizer: Any, *, count: int
+    config: Config, style: PromptFormat, questions: QuestionSet, tokenizer: Any, *, count: int
 ) -> Iterator[str]:
     r"""What a model reads of the first questions of a set, and what follows.
 
     Args:
-      config: of the run; its prompt format, and how it tells a budget.
+      config: of the run; how it tells a budget.
+      style: its prompt format.
       questions: the set.
       tokenizer: the model's; None: the messages are shown before any chat template.
       count: of questions.
@@ -28,7 +28,6 @@ def shown_prompts(
     Yields:
       Lines; the end of a line in the prompt is "\n" and a new line.
     """
-    style = format_for(config, declares_budget=declares_budget(config))
     words, largest = budget_words(config, style), largest_told(config)
     some = questions.take(np.arange(min(count, len(questions))))
     said = f", told a budget of {largest}" if words else ""

@@ -5,7 +5,6 @@ from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.selection import HOLDOUT
-from bacr_jax.data.environment import Environment
 from bacr_jax.data.graders import failures
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
@@ -17,7 +16,7 @@ NEVER_CLOSED, LENIENT_ONLY = 0.1, 0.05
 
 def evaluation_notes(
     config: Config,
-    environment: Environment,
+    grader: Any,
     record: Mapping[str, Any],
     counted: Mapping[str, int],
 ) -> Iterator[str]:
@@ -25,11 +24,11 @@ def evaluation_notes(
 
     Args:
       config: of the run.
-      environment: with the grader that it used.
+      grader: that it used.
       record: as eval.jsonl has it.
       counted: the grader's totals before it.
     """
-    yield from failures(environment.grader, counted)
+    yield from failures(grader, counted)
     if record["when"] == "before" and config.output.format_report:
         name = HOLDOUT if HOLDOUT in record["sets"] else next(iter(record["sets"]))
         yield from format_lines(record["sets"][name], name, config)

@@ -344,7 +344,7 @@ class Trainer:
         self._note_evaluation(record)
         if self.writes:
             self._keep_best()
-        for line in evaluation_notes(self.config, self.environment, record, counted):
+        for line in evaluation_notes(self.config, self.environment.grader, record, counted):
             self.progress.say(line)
         if when not in FRAME:
             for name, summary in sets.items():
