@@ -191,7 +191,8 @@ class TestWriting:
     def test_yaml_is_written_section_by_section_with_lists_on_one_line(self):
         text = config_io.to_yaml(Config())
         assert text.startswith(
-            "seed: 0\nmethod: bacr\ngrader: null\nreproducible: false\noutput:\n  dir: runs/default\n"
+            "seed: 0\nmethod: bacr\ngrader: null\nreproducible: false\n"
+            "output:\n  dir: runs/default\n"
         )
         assert "  budgets: [512, 1024, 2048, 4096]\n" in text
         assert yaml.safe_load(text)["optimizer"]["learning_rate"] == 1e-6

@@ -30,7 +30,7 @@ KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_0-9]+)+)(?![\w./-])")
 # Endings that make a dotted name one of a file.
 ENDINGS = ("py", "md", "json", "jsonl", "yaml", "html", "png", "tex", "safetensors")
 # Files that a reader is told to write.
-YOURS = {"brief_grpo.py"}
+YOURS = {"brief_grpo.py", "mine.py", "FILE.py"}
 
 
 def text_of(page):
