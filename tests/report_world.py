@@ -22,11 +22,65 @@ TRACE = {
 }
 
 
+# The same with what today's runs write beside it.
+WHOLE_TRACE = {
+    **TRACE,
+    "id": f"ledger-{HOSTILE}",
+    "level": 2,
+    "group": 1,
+    "question": f"what is {HOSTILE}?",
+    "gold": f"7{HOSTILE}",
+    "told": 8,
+    "told_by": "embedding",
+    "prompt_tokens": 5,
+    "closing_tokens": 1,
+    "forced_tokens": [2, 1],
+    "answer_tokens": [1, 2],
+    "total_tokens": [5, 9],
+    "read": {},
+    "cuts": [2, 8],
+    "extracted": [None, HOSTILE],
+    "decided_by": ["none", "symbolic"],
+    "rewards": [0.0, 1.3],
+    "values": [0.25, 0.5],
+    "segment_advantages": [0.75, -0.125],
+    "answer_advantages": [-0.25, "nan"],
+    "in_loss": True,
+}
+
+
 def entry(accuracy):
     return {
         "accuracy": accuracy,
         "ci95": [accuracy - 0.1, accuracy + 0.1],
         "mean_thinking_tokens": 9.0,
+    }
+
+
+def whole_entry(accuracy, budget):
+    """An entry with what today's evaluations write beside it."""
+    return {
+        **entry(accuracy),
+        "mean_forced_tokens": 1.0,
+        "mean_answer_tokens": 2.0,
+        "mean_total_tokens": 0.75 * budget + 3,
+        "completion_rate": 0.5,
+        "completion_ci95": [0.4, 0.6],
+        "closed_rate": 1.0,
+        "closed_ci95": [0.9, 1.0],
+        "accuracy_if_complete": accuracy,
+        "if_complete_ci95": [accuracy - 0.05, accuracy + 0.05],
+        "accuracy_if_cut": None,
+        "if_cut_ci95": None,
+        "adherence": {
+            "requested": budget,
+            "used": 0.75 * budget,
+            "ratio": 0.75,
+            "ratio_ci95": [0.7, 0.8],
+            "quantiles": {"p10": 0.5 * budget, "p50": 0.7 * budget, "p90": budget, "max": budget},
+            "over_share": 0.0,
+            "mean_excess": 0.0,
+        },
     }
 
 
@@ -50,3 +104,81 @@ def make_run(folder):
     lines(folder / "eval.jsonl", [evaluation(*when) for when in whens])
     lines(folder / "rollouts" / "000003.jsonl", [TRACE])
     return folder
+
+
+def make_whole_run(folder, *, gain=0.2, method="bacr", spec="math500:data/test.jsonl"):
+    """A finished run with everything that reports show."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(config_io.to_yaml(Config(method=method)))
+    (folder / "rollouts").mkdir()
+    steps = range(1, 13)
+    lines(folder / "metrics.jsonl", [_metrics(step, gain) for step in steps])
+    lines(
+        folder / "eval.jsonl",
+        [
+            {"step": step, "when": when, "sets": {spec: _summary(0.3 + gain * step / 12)}}
+            for step, when in ((0, "before"), (6, "during"), (12, "after"))
+        ],
+    )
+    for step in steps:
+        traces = [_trace(step, row, gain) for row in range(8)]
+        lines(folder / "rollouts" / f"{step:06}.jsonl", traces)
+    summary = {"method": method.upper(), "steps": 12, "generated_tokens": 1234}
+    (folder / "summary.json").write_text(json.dumps({**summary, "wall_seconds": 61.0}))
+    return folder
+
+
+def _summary(accuracy):
+    budgets = (64, 128, 256)
+    return {
+        mode: {str(b): whole_entry(accuracy + less + i / 10, b) for i, b in enumerate(budgets)}
+        for mode, less in (("greedy", 0.0), ("sampled", -0.05))
+    }
+
+
+def _metrics(step, gain):
+    groups = range(3)
+    return {
+        "step": step,
+        "reward/mean": 0.2 + gain * step / 12,
+        "reward/cut_1": 0.1,
+        "reward/cut_2": 0.3,
+        "rollout/thinking_mean": 90.0 - step,
+        "rollout/completion_rate": 0.5,
+        "budget/mean": 120.0,
+        "policy/entropy": 0.4,
+        "policy/grad_norm": "inf" if step == 5 else 1.0,
+        "mismatch/k3": 1e-9 * step,
+        "value/loss": 0.2,
+        **{f"curriculum/mu_{g}": 60.0 + 20 * g for g in groups},
+        **{f"curriculum/pass_rate_{g}": 0.8 - g / 5 for g in groups},
+        **{f"budget/{q}_{g}": v for g in groups for q, v in _QUANTILES.items()},
+        "time/plan": 0.1,
+        "time/rollout": 30.0 if step == 1 else 2.0,
+        "time/verify": 0.5,
+        "time/learn": 3.0,
+        "time/adapt": 0.2,
+        "time/tokens_per_s": 150.0,
+    }
+
+
+_QUANTILES = {"p10": 40.0, "median": 80.0, "p90": 120.0}
+
+
+def _trace(step, row, gain):
+    right = row % 2 == 0
+    return {
+        **WHOLE_TRACE,
+        "step": step,
+        "row": row,
+        "id": f"math-{row}",
+        "level": 1 + row % 4,
+        "question": f"What is {row} plus {step}? {HOSTILE}",
+        "budget": 64 * 2 ** (row % 3),
+        "told": 64 * 2 ** (row % 3),
+        "closed_by": "budget" if row % 3 == 0 else "tag",
+        "outcomes": [0.0, float(right)],
+        "rewards": [0.0, 1.3 * right],
+        "values": [0.05 + gain * row / 8, 0.6],
+        "segments": ["so " * 40, f"then {row} ", "and the end"],
+    }

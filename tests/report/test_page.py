@@ -1,21 +1,51 @@
 """report.html holds everything of a run in one file, and runs nothing that a model wrote."""
 
+import base64
+import hashlib
 import json
 import re
 
+import pytest
+
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.report.page import page
-from report_world import evaluation, lines
+from bacr_jax.errors import UserError
+from bacr_jax.report import page as pages
+from bacr_jax.report.page import try_report, write_comparison, write_report
+from report_world import HOSTILE, evaluation, lines, make_whole_run
 
 
-def test_nothing_is_loaded_from_elsewhere_and_nothing_hostile_gets_through(run):
-    found = page(run)
-    assert "<script" not in found and "&lt;script&gt;" in found
-    sources = re.findall(r'src="([^"]{0,22})', found)
-    # Training curves, budgets, accuracy by budget, accuracy over steps.
-    assert sources == ["data:image/png;base64,"] * 4
-    assert not re.findall(r"https?:|<link|@import|url\(", found)
+def page(folder):
+    return write_report(folder).read_text()
+
+
+@pytest.fixture
+def whole(tmp_path):
+    return make_whole_run(tmp_path / "whole")
+
+
+def test_nothing_is_loaded_from_elsewhere_and_nothing_hostile_gets_through(run, whole):
+    for folder in (run, whole):
+        found = page(folder)
+        assert found.count("<script") == 1 and "&lt;script&gt;" in found
+        assert not re.findall(r"https?:|@import|url\(| src=| on\w+=| style=", found)
+        assert re.findall(r"<link[^>]*>", found) == ['<link rel="icon" href="data:,">']
+
+
+def test_only_this_style_and_this_script_may_run(whole):
+    found = page(whole)
+    (rules,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', found)
+    assert "default-src 'none'" in rules and "unsafe" not in rules
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", found, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in rules
+
+
+def test_pictures_stay_beside_it(run):
+    page(run)
+    names = {path.stem for path in run.glob("*.png")}
+    assert names == {"training", "budgets", "accuracy_ledger", "evaluation_ledger"}
 
 
 def test_a_run_under_way_has_a_report_too(run):
@@ -40,8 +70,29 @@ def test_validation_questions_stand_after_test_sets_and_are_marked(run):
     lines(run / "eval.jsonl", records)
     found = page(run)
     marked = found.index("train_holdout (validation, not a test set): accuracy in %")
-    assert marked > found.index("ledger: accuracy in %")
+    assert marked > found.index("Ledger: accuracy in %")
     assert (run / "evaluation_train_holdout.png").exists()
+
+
+def test_sets_are_called_as_people_call_them(whole):
+    found = page(whole)
+    assert "<h3>MATH-500</h3>" in found and "math500:data" not in found.partition("config.yaml")[0]
+
+
+def test_everything_that_was_measured_has_a_chart(whole):
+    titles = re.findall(r'<figcaption>([^<]*)</figcaption>(?!<p class="note">)', page(whole))
+    for title in (
+        "Accuracy by budget",
+        "Accuracy by tokens used",
+        "Completion",
+        "Accuracy given completion",
+        "Requested and used",
+        "Accuracy during training",
+    ):
+        assert {f"{title}, {mode}" for mode in ("greedy", "sampled")} <= set(titles)
+    assert {"Reward", "Sampler and learner", "Value calibration", "Pace"} <= set(titles)
+    assert {"Time of a step by phase", "Scheduled mean budget"} <= set(titles)
+    assert "Sampled budgets, difficulty group 2" in titles
 
 
 def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
@@ -52,3 +103,68 @@ def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
     assert "loss.kl_kind=k3 (published" not in found
     (run / "summary.json").write_text(json.dumps({"departures": ["a key of its own"]}))
     assert "a key of its own" in page(run)
+
+
+def test_a_report_that_fails_costs_no_result(run, capsys, monkeypatch):
+    def fail(runs):
+        raise RuntimeError("no such font\nand more")
+
+    monkeypatch.setattr(pages, "page", fail)
+    try_report(run)
+    assert capsys.readouterr().err == (
+        f"warning: {run / 'report.html'}: can't be written (no such font)\n"
+    )
+
+
+class TestComparison:
+    def folders(self, tmp_path):
+        one = make_whole_run(tmp_path / "a")
+        return [one, make_whole_run(tmp_path / "b", gain=0.4, method="grpo")]
+
+    def test_one_page_has_both_runs_in_every_chart(self, tmp_path):
+        found = write_comparison(self.folders(tmp_path), ["mine", HOSTILE], None).read_text()
+        (legend,) = re.findall(r"greedy</figcaption>\n<ul[^>]*>(.*?)</ul>", found)[:1]
+        # They began as the same policy.
+        assert re.findall(r"</span>(.*?)</li>", legend) == [
+            "before", "mine", "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;",
+        ]  # fmt: skip
+        assert ">mine: " in found and found.count("<script") == 1
+        # 60 % and 80 % after training at 128 tokens
+        assert "60.0 [50.0, 70.0]" in found and "80.0 [70.0, 90.0]" in found
+
+    def test_it_says_in_what_the_runs_differ(self, tmp_path):
+        found = write_comparison(self.folders(tmp_path), [], None).read_text()
+        differing = found.partition("Settings that differ")[2].partition("</table>")[0]
+        cells = re.findall(r"<td[^>]*>(.*?)</td>", differing)
+        assert cells[:3] == ["method", "bacr", "grpo"] and "output.dir" not in cells
+
+    def test_policies_that_began_otherwise_are_not_given_one_beginning(self, tmp_path):
+        one, two = self.folders(tmp_path)
+        text = (two / "eval.jsonl").read_text()
+        (two / "eval.jsonl").write_text(text.replace('"accuracy": 0.3,', '"accuracy": 0.31,'))
+        found = write_comparison([one, two], [], None).read_text()
+        assert "</span>before</li>" not in found
+
+    def test_runs_with_different_sets_stand_beside_each_other(self, tmp_path):
+        one = make_whole_run(tmp_path / "a")
+        two = make_whole_run(tmp_path / "b", spec="gsm8k:x.jsonl")
+        found = write_comparison([one, two], [], tmp_path / "both.html").read_text()
+        assert "<h3>MATH-500</h3>" in found and "<h3>GSM8K</h3>" in found
+
+    def test_runs_without_results_yet_can_be_compared(self, tmp_path, run):
+        one = make_whole_run(tmp_path / "a")
+        (run / "eval.jsonl").unlink()
+        (run / "metrics.jsonl").unlink()
+        assert "not finished" in write_comparison([one, run], [], None).read_text()
+
+    @pytest.mark.parametrize(
+        ("folders", "labels", "said"),
+        [
+            ("ab", ["x"], "1 names for 2 runs"),
+            ("ab", ["x", "x"], "--label x: stands there twice"),
+            ("aa", [], "stands there twice"),
+        ],
+    )
+    def test_what_can_not_be_told_apart_is_refused(self, tmp_path, folders, labels, said):
+        with pytest.raises(UserError, match=said):
+            write_comparison([tmp_path / name for name in folders], labels, None)

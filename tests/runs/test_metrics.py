@@ -11,6 +11,7 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
+from bacr_jax.runs.boards import Rows
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.metrics import MetricsWriter, as_json, same_metrics, without_timings
 
@@ -21,6 +22,20 @@ QUIET = config_io.override(Config(), ["output.tensorboard=false"])
 def folder(tmp_path):
     with open_run(tmp_path / "run", Config()) as folder:
         yield folder
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """What is shown beside the metrics."""
+    from matplotlib.image import imsave
+
+    picture = tmp_path / "training.png"
+    imsave(picture, np.zeros((2, 3, 3)))
+    return {
+        "numbers": {"eval/ledger/greedy/8": 0.25},
+        "pictures": {"training": picture},
+        "traces": Rows(["step", "text"], [[2, "a | b\nc"]]),
+    }
 
 
 def write(folder, *lines, config=QUIET):
@@ -65,7 +80,52 @@ class TestMetricsWriter:
         for payload in records(path.read_bytes()):
             event = Event.FromString(payload)
             found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
-        assert found == [(1, "a/b", 0.5), (2, "a/b", 0.25)]
+        assert found[0][1].startswith("config")
+        assert found[1:] == [(1, "a/b", 0.5), (2, "a/b", 0.25)]
+
+    def test_tensorboard_gets_config_evaluations_pictures_and_traces(self, folder, shown):
+        from tensorboardX.proto.event_pb2 import Event
+
+        writer = MetricsWriter(folder, Config())
+        writer.write(2, {"a/b": 0.5})
+        writer.show(2, **shown)
+        writer.close()
+        (path,) = folder.tensorboard.iterdir()
+        events = [Event.FromString(payload) for payload in records(path.read_bytes())]
+        found = {v.tag: v for event in events for v in event.summary.value}
+        text = lambda tag: found[f"{tag}/text_summary"].tensor.string_val[0].decode()
+        assert "    method: bacr\n" in text("config")
+        assert found["eval/ledger/greedy/8"].simple_value == 0.25
+        picture = found["pictures/training"].image
+        assert (picture.width, picture.height) == (3, 2)
+        assert picture.encoded_image_string.startswith(b"\x89PNG")
+        assert text("traces") == "| step | text |\n| --- | --- |\n| 2 | a \\| b c |\n"
+
+    def test_what_can_not_be_shown_is_a_warning(self, folder, shown, capsys):
+        writer = MetricsWriter(folder, Config())
+        shown["pictures"]["training"].write_bytes(b"no picture")
+        writer.show(2, **shown)
+        writer.close()
+        said = capsys.readouterr().err
+        assert said.startswith("warning: TensorBoard: pictures can't be shown")
+        assert said.count("\n") == 1
+
+    def test_a_resumed_run_makes_tensorboard_forget_what_it_repeats(self, folder, shown):
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        def begun():
+            (path,) = folder.tensorboard.iterdir()
+            events = [Event.FromString(payload) for payload in records(path.read_bytes())]
+            path.unlink()
+            return [event.step for event in events if event.session_log.status == SessionLog.START]
+
+        write(folder, (7, {"a/b": 0.5}), config=Config())
+        assert begun() == [7]
+        # The metrics of the step of an evaluation were written before it.
+        writer = MetricsWriter(folder, Config())
+        writer.show(7, numbers=shown["numbers"])
+        writer.close()
+        assert begun() == [8]
 
     def test_without_tensorboard_there_is_no_folder_for_it(self, folder):
         write(folder, (1, {"a/b": 0.5}))
@@ -100,6 +160,23 @@ class TestWandb:
             assert expected in content
         # The project is named after the folder.
         assert folder.path.name.encode() in content
+
+    def test_evaluations_pictures_and_traces_are_logged_offline_too(
+        self, folder, monkeypatch, shown
+    ):
+        pytest.importorskip("wandb", reason="the extra wandb is not installed")
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        writer = MetricsWriter(folder, self.CONFIG)
+        writer.write(2, {"a/b": 0.5})
+        writer.show(2, **shown)
+        writer.close()
+        (content,) = self.offline_runs(folder)
+        for expected in (b"eval/ledger/greedy/8", b"pictures/training", b"traces"):
+            assert expected in content
+        (files,) = folder.wandb.glob("offline-run-*/files/media")
+        (table,) = files.rglob("traces*.json")
+        assert json.loads(table.read_text())["data"] == [[2, "a | b\nc"]]
+        assert [path.suffix for path in files.rglob("*training*.*")] == [".png"]
 
     def test_a_resumed_run_goes_on_under_its_id(self, folder, monkeypatch):
         pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -318,7 +318,7 @@ class TestWriting:
         assert all(link.startswith(("data:", "#")) for link in tags.links)
         assert "url(" not in text and "@import" not in text
         assert tags.seen["img"] == 6
-        assert "Ledger &amp; more" in text and "prefers-color-scheme: dark" in text
+        assert "Ledger &amp; more" in text and "color-scheme: light dark" in text
 
 
 class _Tags(HTMLParser):

@@ -27,7 +27,7 @@ def train(config, tokenizer, steps=2):
     for step in range(steps):
         state, done = iterate(run, state, step)
         assert all(np.isfinite(value) for value in done.metrics.values())
-        history.append((done.metrics, done.rollout, done.outcomes))
+        history.append((done.metrics, done.batch.rollout, done.batch.outcomes))
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.train.policy))
     assert max(jax.tree.leaves(moved)) > 0

@@ -45,7 +45,7 @@ def test_training_reports_both_figures(tmp_path, capsys):
     entry = record["sets"]["ledger"]["greedy"]["8"]
     assert 0 < count < 6
     assert entry["without_near_duplicates"]["problems"] == 6 - count
-    title = f"ledger without {count} near-duplicates of training questions ({6 - count} problems)"
+    title = f"Ledger without {count} near-duplicates of training questions ({6 - count} problems)"
     assert title in " ".join(capsys.readouterr().out.split())
     assert title in (run / "report.html").read_text()
     saved = json.loads((run / "summary.json").read_bytes())["sets"]["after"]["ledger"]

@@ -193,12 +193,23 @@ class Environment:
         Returns:
           [B, M] float32. Cuts that share a branch share its verdict.
         """
+        return self.judged(branches, answers, poll, questions=questions)[0]
+
+    def judged(
+        self,
+        branches: Branches,
+        answers: Sequence[str],
+        poll: Callable[[], None] | None = None,
+        *,
+        questions: Sequence[str] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """`verify`, and the grader's verdicts [B, M] that say why; None where none was asked."""
         texts = self.answer_texts(branches)
         b, m = np.asarray(branches.sampled).shape
         flat = [text for row in texts for text in row]
         references = [gold for gold in answers for _ in range(m)]
         asked = None if questions is None else [text for text in questions for _ in range(m)]
-        outcomes = np.zeros((b, m), np.float32)
+        outcomes, said = np.zeros((b, m), np.float32), None
         # Deadlines make two graders differ, so several processes ask one.
         if processes.is_first():
             poll = None if processes.several() else poll
@@ -206,7 +217,10 @@ class Environment:
                 flat, references, mode="strict", poll=poll, questions=asked
             )
             outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
-        return np.asarray(processes.from_first(outcomes))
+            said = np.empty(b * m, object)
+            said[:] = verdicts
+            said = said.reshape(b, m)
+        return np.asarray(processes.from_first(outcomes)), said
 
 
 def _encoded(

@@ -9,7 +9,7 @@ import rich.table
 from bacr_jax.evaluation.folder import LATEX, MARKDOWN
 from bacr_jax.report import completion, figures, run_figures
 from bacr_jax.report.dense import curves, dense_table
-from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size
+from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size, set_titles
 from bacr_jax.runs.files import write_atomically
 
 
@@ -185,26 +185,27 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
     Args:
       results: what results.json holds.
     """
-    made = []
+    made, titles = [], set_titles(results["sets"])
     for name, result in results["sets"].items():
-        made += [_budgets(name, result)]
+        title = titles[name]
+        made += [_budgets(title, result)]
         if result["anytime"]:
-            made.append(_anytime(name, result))
+            made.append(_anytime(title, result))
         if result["dense"]:
-            made.append(dense_table(name, result["dense"], result["by_budget"]))
+            made.append(dense_table(title, result["dense"], result["by_budget"]))
         made += [
-            make(name, result["by_budget"])
+            make(title, result["by_budget"])
             for make in (completion.completion, completion.adherence)
         ]
         first = next(iter(next(iter(result["by_budget"].values())).values()))
         if "without_near_duplicates" in first:
-            made.append(_without_duplicates(name, result))
-        made += [_parts(name, result, part) for part in ("level", "subject") if first[f"{part}s"]]
+            made.append(_without_duplicates(title, result))
+        made += [_parts(title, result, part) for part in ("level", "subject") if first[f"{part}s"]]
         if result["self_consistency"]:
-            made.append(_self_consistency(name, result))
+            made.append(_self_consistency(title, result))
         for other, sets in results["comparisons"].items():
             if name in sets:
-                made.append(_difference(name, other, sets[name]))
+                made.append(_difference(title, other, sets[name]))
     return made
 
 
@@ -222,6 +223,7 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
     head = f"# {results['name']}\n\n"
     write_atomically(folder / MARKDOWN, head + "\n".join(table.markdown() for table in made))
     write_atomically(folder / LATEX, "\n".join(table.latex() for table in made))
+    titles = set_titles(results["sets"])
     for name, short in run_figures.short_names(results["sets"]).items():
         result, compared = results["sets"][name], results["comparisons"]
         others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
@@ -229,13 +231,13 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
             folder / f"accuracy_{short}.png",
             figures.accuracy_by_budget,
             {**others, results["name"]: result["by_budget"]},
-            f"{name}: accuracy by thinking budget, 95 % intervals",
+            f"{titles[name]}: accuracy by thinking budget, 95 % intervals",
         )
         if result["dense"]:
             figures.attempt(
                 folder / f"dense_{short}.png",
                 figures.accuracy_by_budget,
                 curves(result["dense"], result["by_budget"]),
-                f"{name}: told each budget, and one trace cut early; 95 % intervals",
+                f"{titles[name]}: told each budget, and one trace cut early; 95 % intervals",
             )
     return [table.terminal() for table in made]

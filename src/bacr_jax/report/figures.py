@@ -12,6 +12,7 @@ import numpy as np
 from bacr_jax.errors import printable
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.report.charts import smoothed
 from bacr_jax.report.table import budget_name, by_size
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. Grey, the first, is for the policy
@@ -21,7 +22,7 @@ MARKERS = ("s", "o", "^", "D", "v", "P", "X")
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
 _ORDERED = "viridis"
 # From this many steps on, curves are drawn smoothed over the noise of single batches.
-_SMOOTH_FROM = 30
+SMOOTH_FROM = 30
 _DPI = 150
 # More budgets than this, and their names no longer stand side by side.
 _MOST_TICKS = 9
@@ -205,17 +206,7 @@ def accuracy_over_steps(path: Path, evaluations: Sequence[tuple[int, Summary]], 
     _save(figure, path)
 
 
-def _smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred mean over about a fifteenth of the steps, narrower at the ends."""
-    half = max(len(values) // 30, 1)
-    known = np.isfinite(values)
-    window = np.ones(2 * half + 1)
-    total = np.convolve(np.where(known, values, 0.0), window, mode="same")
-    count = np.convolve(known.astype(float), window, mode="same")
-    return np.where(count > 0, total / np.maximum(count, 1.0), math.nan)
-
-
-class _Curves:
+class Curves:
     """Metrics over steps, ready to be drawn."""
 
     def __init__(self, records: Sequence[Mapping[str, Any]]):
@@ -241,9 +232,9 @@ class _Curves:
         if name not in self.names:
             return
         values = self.values(name)
-        if smooth and len(values) >= _SMOOTH_FROM:
+        if smooth and len(values) >= SMOOTH_FROM:
             axis.plot(self.steps, values, color=colour, alpha=0.25, linewidth=0.8)
-            values = _smoothed(values)
+            values = smoothed(values)
         marker = "o" if len(values) == 1 else None
         axis.plot(self.steps, values, color=colour, label=label, lw=1.8, marker=marker, **style)
 
@@ -257,7 +248,7 @@ def budget_distributions(path: Path, records: Sequence[Mapping[str, Any]], title
         `budget/p90_GROUP`; a step without questions of a group has none for it.
       title: above the picture.
     """
-    curves = _Curves(records)
+    curves = Curves(records)
     groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
     figure, axes = panels(max(len(groups), 1), 1, title)
     for axis, group, colour in zip(axes[0], groups, itertools.cycle(COLOURS[1:])):
@@ -265,8 +256,8 @@ def budget_distributions(path: Path, records: Sequence[Mapping[str, Any]], title
         present = np.isfinite(curves.values(f"budget/median_{group}"))
         steps = curves.steps[present]
         lines = [curves.values(f"budget/{name}_{group}")[present] for name in _QUANTILES]
-        if len(steps) >= _SMOOTH_FROM:
-            lines = [_smoothed(line) for line in lines]
+        if len(steps) >= SMOOTH_FROM:
+            lines = [smoothed(line) for line in lines]
         low, median, high = lines
         axis.fill_between(
             steps, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 %"
@@ -296,7 +287,7 @@ def training_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str
     """
     import matplotlib
 
-    curves = _Curves(records)
+    curves = Curves(records)
     figure, axes = panels(3, 2, title)
     shades = lambda n: matplotlib.colormaps[_ORDERED](np.linspace(0.1, 0.85, max(n, 1)))
     reward, cuts, length, entropy, schedule, rates = axes.flat

@@ -1,98 +1,50 @@
-"""report.html of a run: one file with everything in it, to be mailed or kept."""
+"""report.html of a run, or of several beside each other: one file with everything in it."""
 
-import base64
 import html
-from collections.abc import Iterator
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bacr_jax import documents
-from bacr_jax.config import Config
-from bacr_jax.errors import UserError
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError, printable
 from bacr_jax.evaluation.folder import finished_evaluations
-from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import completion, evaluation, run_figures
 from bacr_jax.report.dense import dense_table
+from bacr_jax.report.evaluation_charts import (
+    accuracy_charts,
+    completion_charts,
+    mean_over_steps,
+    over_steps,
+)
+from bacr_jax.report.html_page import SCRIPT, charts, document, tabs
+from bacr_jax.report.run_data import RunData, labels_of, read_run
 from bacr_jax.report.table import (
+    NONE,
     Table,
     comparison,
-    set_title,
+    set_titles,
     title_without,
     without_near_duplicates,
 )
-from bacr_jax.report.traces import traces_section
-from bacr_jax.runs.files import read_lines, write_atomically
+from bacr_jax.report.traces import read_traces, shown_traces, traces_section
+from bacr_jax.report.training_charts import compared_charts, machinery_charts, training_charts
+from bacr_jax.runs.files import write_atomically
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import duration
 
-STYLE = """
-:root { --ink: #1c1e21; --soft: #667; --line: #dde; --paper: #fff; --tint: #f5f6f9; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 74rem; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { margin-top: 2.4rem; font-size: 1.25rem;
-  border-bottom: 1px solid var(--line); padding-bottom: .2rem; } h3 { font-size: 1rem; }
-img { max-width: 100%; height: auto; } .note { color: var(--soft); font-size: .87rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88rem; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
-  font-variant-numeric: tabular-nums; white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; } .words { text-align: left; }
-pre, .trace { background: var(--tint); padding: .7rem .9rem; border-radius: 6px; overflow-x: auto; }
-pre { font-size: .82rem; } .trace { margin: .8rem 0; }
-.text { font-family: ui-monospace, monospace; font-size: .82rem; white-space: pre-wrap;
-  overflow-wrap: anywhere; }
-.cut { background: #fc8; color: #000; border-radius: 3px; padding: 0 .3rem; font-size: .75rem; }
-.right { background: #bfe5cf; } .wrong { background: #f6ccc4; }
-.right, .wrong { color: #000; border-radius: 3px; padding: 0 .35rem; }
-summary { cursor: pointer; color: var(--soft); }
-""".strip()
+COMPARISON = "comparison.html"
+# What fields raise that no check has heard of: of a later version, or of somebody's own making.
+_ODD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
+_WHAT = "accuracy in % [95 % interval], mean thinking tokens"
 
 
-_KINDS = {int: "whole number", str: "text", dict: "object"}
-
-
-def _image(path: Path, text: str) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">\n'
-
-
-def _read_summary(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        summary = documents.read_json(path)
-    except ValueError:
-        summary = None
-    numbers = ("steps", "generated_tokens", "wall_seconds")
-    if (
-        not isinstance(summary, dict)
-        or not all(type(summary.get(name, 0)) in (int, float) for name in numbers)
-        or not isinstance(summary.get("departures", []), list)
-    ):
-        raise UserError(f"{path}: is damaged; remove it, or run the training again")
-    return summary
-
-
-def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
-    """Records of a JSONL file that have the fields a report is made of.
-
-    Raises:
-      UserError: a record without one of them.
-    """
-    records = read_lines(path)
-    for number, record in enumerate(records, 1):
-        for name, kind in fields.items():
-            if not isinstance(record.get(name), kind):
-                raise UserError(
-                    f"{path}, line {number}: its field {name!r} is missing or no "
-                    f"{_KINDS[kind]}; fix or remove the line"
-                )
-    return records
-
-
-def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]]) -> Table:
+def _facts(run: RunData) -> list[tuple[str, str]]:
+    """What a run is, in a few rows."""
+    config, summary, records = run.config, run.summary, run.metrics
     steps = summary.get("steps", records[-1]["step"] if records else 0)
     tokens = summary.get("generated_tokens")
     if tokens is None and records:
@@ -104,25 +56,56 @@ def _facts(config: Config, summary: dict[str, Any], records: list[dict[str, Any]
         else f"random, {config.model.num_layers} layers of width {config.model.hidden_size}"
     )
     rows = [
-        ["state", f"{state}, {steps:,} steps"],
-        ["model", model],
-        ["trained on", config.data.train],
-        ["budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"],
-        ["seed", str(config.seed)],
+        ("state", f"{state}, {steps:,} steps"),
+        ("method", run.method),
+        ("model", model),
+        ("trained on", set_titles([config.data.train])[config.data.train]),
+        ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),
+        ("seed", str(config.seed)),
     ]
     if tokens is not None:
-        rows.append(["generated tokens", f"{tokens:,}"])
+        rows.append(("generated tokens", f"{tokens:,}"))
     if "wall_seconds" in summary:
-        rows.append(["time", duration(summary["wall_seconds"])])
-    departures = summary.get("departures", built_in_departures(config))
-    rows += [["departs from its publication", line] for line in departures]
-    return Table("In short", ["", ""], rows, words=2)
+        rows.append(("time", duration(summary["wall_seconds"])))
+    return rows
 
 
-def _evaluations(folder: Path) -> str:
+def _departures(run: RunData) -> list[tuple[str, str]]:
+    found = run.summary.get("departures", built_in_departures(run.config))
+    return [("departs from its publication", line) for line in found]
+
+
+def _facts_table(runs: Sequence[RunData]) -> str:
+    """A column for each run."""
+    found = [dict(_facts(run)) for run in runs]
+    names = list(dict.fromkeys(name for facts in found for name in facts))
+    rows = [[name, *(facts.get(name, NONE) for facts in found)] for name in names]
+    header = ["", *(run.label if len(runs) > 1 else "" for run in runs)]
+    if len(runs) == 1:
+        rows += [list(row) for row in _departures(runs[0])]
+    table = Table("In short", header, rows, words=len(header))
+    return f'<div class="facts">{table.html()}</div>'
+
+
+def _differing_keys(runs: Sequence[RunData]) -> str:
+    """Keys of the config in which runs differ; their folders aside."""
+    configs = [config_io.flatten(run.config) for run in runs]
+    rows = [
+        [key, *(str(config.get(key)) for config in configs)]
+        for key in configs[0]
+        if key != "output.dir" and len({str(config.get(key)) for config in configs}) > 1
+    ]
+    if not rows:
+        return '<p class="note">The same config, but for the folder.</p>\n'
+    header = ["key", *(run.label for run in runs)]
+    table = Table("Settings that differ", header, rows, words=len(header))
+    return f'<div class="facts differs">{table.html()}</div>'
+
+
+def _evaluations(run: RunData) -> str:
     """Tables of the evaluations that were made of this run afterwards."""
     parts = []
-    for path in finished_evaluations(folder):
+    for path in finished_evaluations(run.paths.path):
         try:
             results = documents.read_json(path)
             tables = evaluation.tables(results)
@@ -131,143 +114,198 @@ def _evaluations(folder: Path) -> str:
         inside = "".join(table.html() for table in tables)
         title = html.escape(f"{results['name']} ({path.parent.name})")
         parts.append(f"<details open><summary>{title}</summary>\n{inside}</details>\n")
-    return "<h2>Evaluations</h2>\n" + "".join(parts) if parts else ""
+    return "".join(parts)
 
 
-def _accuracy(
-    name: str, policies: dict[str, Summary], drawn: dict[str, Path], short: str, dense: Any
-) -> Iterator[str]:
-    """Pictures and tables of one evaluation set."""
-    name, kind = set_title(name), "accuracy by thinking budget"
-    if f"accuracy_{short}" in drawn:
-        yield _image(drawn[f"accuracy_{short}"], f"{name}: {kind}")
-    what = "accuracy in % [95 % interval], mean thinking tokens"
-    yield comparison(f"{name}: {what}", policies).html()
+def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
+    """What is compared on a set: a run before and after, or the last of each of several runs."""
+    if len(runs) == 1:
+        return run_figures.first_and_last(runs[0].evaluations, name, runs[0].method)
+    # A run without it keeps its place, and so its colour.
+    found = {run.label: run.last(name) or {} for run in runs}
+    starts = [records[0] for run in runs if (records := run.of_set(name))]
+    first = starts[0]["sets"][name]
+    if all(r["when"] == "before" and r["sets"][name] == first for r in starts):
+        # They began as the same policy.
+        return {"before": first} | found
+    return found
+
+
+def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
+    """Grey where the first is what others are compared with; a run has one colour everywhere."""
+    return 0 if len(policies) > len(runs) else 1
+
+
+def _accuracy(runs: Sequence[RunData], name: str, title: str) -> str:
+    """Charts and tables of one evaluation set."""
+    policies = _policies(runs, name)
+    parts = [f"<h3>{html.escape(title)}</h3>\n"]
+    start = _first_colour(runs, policies)
+    drawn = accuracy_charts(policies, start) + completion_charts(policies, start)
+    measured = {
+        run.label: [(record["step"], record["sets"][name]) for record in run.of_set(name)]
+        for run in runs
+    }
+    if any(len(rows) > 2 for rows in measured.values()):
+        one = next(iter(measured.values()))
+        drawn += over_steps(one) if len(runs) == 1 else mean_over_steps(measured)
+    parts += [charts(drawn), comparison(f"{title}: {_WHAT}", policies).html()]
     others = without_near_duplicates(policies)
     if others is not None:
-        yield comparison(f"{title_without(name, policies, others)}: {what}", others).html()
-    last = list(policies.values())[-1]
+        parts.append(
+            comparison(f"{title_without(title, policies, others)}: {_WHAT}", others).html()
+        )
+    if len(runs) == 1:
+        parts += _of_last(runs[0], name, title, list(policies.values())[-1])
+    return "".join(parts)
+
+
+def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[str]:
+    """Tables of a run's last evaluation of a set."""
+    parts = []
     if completion.entries_have_it(last):
-        yield completion.completion(name, last).html()
-        yield completion.adherence(name, last).html()
-    if dense:
-        yield dense_table(name, dense, last).html()
-    if f"evaluation_{short}" in drawn:
-        yield _image(drawn[f"evaluation_{short}"], f"{name}: accuracy during training")
+        parts.append(completion.completion(title, last).html())
+        parts.append(completion.adherence(title, last).html())
+    dense = [record["dense"].get(name) for record in run.evaluations if "dense" in record]
+    if dense and dense[-1]:
+        parts.append(dense_table(title, dense[-1], last).html())
+    return parts
 
 
-def _is_entry(entry: Any) -> bool:
-    """Whether this is what an evaluation says of one budget, as far as every picture needs it."""
-    if not isinstance(entry, dict):
-        return False
-    numbers = [entry.get("accuracy"), entry.get("mean_thinking_tokens")]
-    ends = entry.get("ci95")
-    numbers += ends if isinstance(ends, list) and len(ends) == 2 else [None]
-    return all(type(number) in (int, float) for number in numbers)
+def _overview(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    parts = [_facts_table(runs)]
+    if len(runs) > 1:
+        parts.append(_differing_keys(runs))
+    drawn = []
+    if names:
+        policies = _policies(runs, names[0])
+        drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1]
+    rewards = [run for run in runs if run.metrics]
+    if rewards:
+        drawn += (compared_charts(runs) if len(runs) > 1 else training_charts(runs[0]))[:2]
+    return "".join([*parts, charts(drawn)])
 
 
-def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
-    """Refuses records whose sets hold something else than accuracies by decoding and budget.
-
-    Raises:
-      UserError: names the line.
-    """
-    for number, record in enumerate(records, 1):
-        modes = [mode for of_set in record["sets"].values() for mode in _values(of_set)]
-        # An empty name for what is no mapping of budgets at all.
-        maps = [mode if isinstance(mode, dict) else {"": None} for mode in modes]
-        entries = [item for budgets in maps for item in budgets.items()]
-        known = all(key.isdecimal() or key == UNLIMITED for key, _ in entries)
-        known = known and isinstance(record.get("dense", {}), dict)
-        if not known or not all(_is_entry(entry) for _, entry in entries):
-            raise UserError(
-                f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
-                "remove the line"
-            )
+def _config(run: RunData) -> str:
+    settings = html.escape(run.paths.config.read_text(encoding="utf-8"))
+    return f'<p class="note">{run.paths.config.name}</p>\n<pre>{settings}</pre>\n'
 
 
-def _values(of_set: Any) -> list[Any]:
-    return list(of_set.values()) if isinstance(of_set, dict) and of_set else [None]
-
-
-def page(folder: Path) -> str:
-    """The HTML of a run, whose pictures are drawn into its folder on the way.
+def page(runs: Sequence[RunData]) -> str:
+    """The HTML of one run, or of several beside each other.
 
     Args:
-      folder: run folder, of a finished run or of one under way.
+      runs: finished or under way, in the order of the legends.
 
     Raises:
-      UserError: no run there, or a damaged file in it.
+      UserError: a damaged file.
     """
-    try:
-        return _page(folder)
-    # Fields that no check above has heard of: of a later version, or of somebody's own making.
-    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        paths = RunPaths(folder)
-        names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
-        raise UserError(
-            f"{folder}: {names} hold something else than a run writes "
-            f"({type(error).__name__}: {error}); copy them again"
-        ) from None
-
-
-def _page(folder: Path) -> str:
-    paths, config = RunPaths(folder), read_config(folder)
-    summary = _read_summary(paths.summary)
-    method = str(summary.get("method", config.method))
-    records = _records(paths.metrics, {"step": int})
-    evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
-    _check_evaluations(paths.evaluations, evaluations)
-    drawn = run_figures.draw_run(folder, method)
-    title = html.escape(f"{method}: {folder.absolute().name}")
-    parts = [f"<h1>{title}</h1>\n", _facts(config, summary, records).html()]
-    if evaluations:
-        parts.append("<h2>Accuracy by budget</h2>\n")
-    names = dict.fromkeys(run_figures.sets_of(evaluations))
-    for name, short in run_figures.short_names(names).items():
-        policies = run_figures.first_and_last(evaluations, name, method)
-        dense = [record["dense"].get(name) for record in evaluations if "dense" in record]
-        parts += _accuracy(name, policies, drawn, short, dense[-1] if dense else None)
-    parts.append(_evaluations(folder))
-    if "training" in drawn:
-        parts += ["<h2>Training</h2>\n", _image(drawn["training"], "training curves")]
-    if "budgets" in drawn:
-        parts += [
-            "<h2>Budgets by difficulty</h2>\n",
-            _image(drawn["budgets"], "sampled budgets of each difficulty group"),
+    traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
+    titles = set_titles(dict.fromkeys(name for run in runs for name in run.sets))
+    several = len(runs) > 1
+    title = "Comparison of runs" if several else f"{runs[0].method}: {runs[0].label}"
+    shown = [(run.label, shown_traces(traces[run.label]), run.config) for run in runs]
+    if several:
+        # As many as a page of one run has, in all.
+        shown = [(label, found[:: len(runs)], config) for label, found, config in shown]
+    training = compared_charts(runs) if several else []
+    if not several and runs[0].metrics:
+        training = training_charts(runs[0])
+    if any(run.metrics for run in runs):
+        training += machinery_charts(runs, traces)
+    body = tabs(
+        [
+            ("Overview", _overview(runs, list(titles))),
+            ("Accuracy", "".join(_accuracy(runs, name, t) for name, t in titles.items())),
+            ("Training", charts(training)),
+            ("Evaluations", "".join(map(_evaluations, runs))),
+            ("Traces", traces_section(shown)),
+            ("Config", "" if several else _config(runs[0])),
         ]
-    parts.append(traces_section(paths.rollouts, config))
-    name, settings = paths.config.name, html.escape(paths.config.read_text(encoding="utf-8"))
-    parts.append(
-        f"<h2>Config</h2>\n<details><summary>{name}</summary><pre>{settings}</pre></details>\n"
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n"
-        f"{''.join(parts)}</body>\n</html>\n"
-    )
+    head = f'<header><h1>{html.escape(title)}</h1><button id="theme" hidden></button></header>\n'
+    return document(title, head + body, script=SCRIPT)
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Writes the report of a run.
+    """Writes the report of a run, and its pictures into its folder.
 
     Args:
-      folder: run folder.
+      folder: run folder, of a finished run or of one under way.
       out: the file; report.html in the run folder by default.
 
     Returns:
       The file.
 
     Raises:
-      UserError: as `page`, or the file can't be written.
+      UserError: no run there, a damaged file in it, or the file can't be written.
     """
-    path = RunPaths(folder).report if out is None else out
+    path = _target(RunPaths(folder).report, out)
+    run = _read([folder], [None])[0]
+    _or_refused(folder, run_figures.draw_run, folder, run.method)
+    write_atomically(path, _made([folder], [run]))
+    return path
+
+
+def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path | None) -> Path:
+    """Writes one page of several runs.
+
+    Args:
+      folders: run folders.
+      labels: what to call them; empty: as their folders.
+      out: the file; comparison.html in the first run's folder by default.
+
+    Returns:
+      The file.
+
+    Raises:
+      UserError: as `write_report`; another number of labels, or a run twice.
+    """
+    names = labels_of(list(folders), list(labels))
+    runs = _read(folders, names)
+    path = _target(folders[0] / COMPARISON, out)
+    write_atomically(path, _made(folders, runs))
+    return path
+
+
+def try_report(folder: Path) -> None:
+    """`write_report` of a run that is done; a failure is a warning, since the results are there."""
+    try:
+        write_report(folder)
+    # Whatever a record, a font or a disk made of it.
+    except Exception as error:
+        reason = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        print(f"warning: {RunPaths(folder).report}: can't be written ({reason})", file=sys.stderr)
+
+
+def _target(default: Path, out: Path | None) -> Path:
+    path = default if out is None else out
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; write the name of a file")
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"--out {path}: its folder does not exist; make it first")
-    write_atomically(path, page(folder))
     return path
+
+
+def _read(folders: Sequence[Path], labels: Sequence[str | None]) -> list[RunData]:
+    return [_or_refused(folder, read_run, folder, label) for folder, label in zip(folders, labels)]
+
+
+def _made(folders: Sequence[Path], runs: Sequence[RunData]) -> str:
+    where = folders[0] if len(folders) == 1 else ", ".join(map(str, folders))
+    return _or_refused(where, page, runs)
+
+
+def _or_refused(where: Any, make: Any, *args: Any) -> Any:
+    """What was made, or a line that says that a folder holds something else than a run writes."""
+    try:
+        return make(*args)
+    except _ODD as error:
+        if isinstance(error, UserError):
+            raise
+        paths = RunPaths(Path())
+        names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
+        raise UserError(
+            f"{where}: {names} hold something else than a run writes "
+            f"({type(error).__name__}: {error}); copy them again"
+        ) from None

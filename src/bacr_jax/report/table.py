@@ -5,8 +5,10 @@
 
 import html
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import rich.table
@@ -19,6 +21,14 @@ from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 
 NONE = "-"
+_SET_NAMES = {
+    "ledger": "Ledger",
+    "gsm8k": "GSM8K",
+    "math": "MATH",
+    "math500": "MATH-500",
+    "aime24": "AIME 2024",
+    "minerva_math": "Minerva Math",
+}
 # With more policies than this, a line of a terminal no longer holds their cells side by side.
 _ONE_LINE_POLICIES = 2
 LATEX = str.maketrans(
@@ -149,9 +159,27 @@ def in_one_line(summary: Summary) -> str:
     return "; ".join(f"{mode} {cells}" for mode, cells in modes.items())
 
 
-def set_title(name: str) -> str:
-    """The name of a set for titles; held-out training questions are marked as no test set."""
-    return f"{name} (validation, not a test set)" if name == HOLDOUT else name
+def set_title(spec: str) -> str:
+    """The name of a set as people call it: `MATH-500` for `math500:data/test.jsonl`.
+
+    A table of one's own is called what its file is; held-out training questions are marked as no
+    test set.
+    """
+    if spec == HOLDOUT:
+        return f"{spec} (validation, not a test set)"
+    name, _, place = spec.partition(":")
+    if name in _SET_NAMES or not place:
+        return _SET_NAMES.get(name, name)
+    return PurePosixPath(place).stem or spec
+
+
+def set_titles(specs: Iterable[str]) -> dict[str, str]:
+    """`set_title` of each; sets of one name are told apart by what data.eval calls them."""
+    titles = {spec: set_title(spec) for spec in specs}
+    often = Counter(titles.values())
+    return {
+        spec: f"{title} ({spec})" if often[title] > 1 else title for spec, title in titles.items()
+    }
 
 
 def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summary] | None:

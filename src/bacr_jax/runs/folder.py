@@ -34,7 +34,8 @@ _DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # it is saved or whether it is drawn changes nothing that it learns.
 _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
-    *("checkpoint.every", "checkpoint.keep", "output.report", "output.format_report"),
+    *("checkpoint.every", "checkpoint.keep"),
+    *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6

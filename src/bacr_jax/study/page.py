@@ -5,7 +5,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bacr_jax.report.page import STYLE
+from bacr_jax.report.html_page import STYLE, document
 from bacr_jax.study.figures import Picture
 from bacr_jax.study.typeset import StudyTable
 
@@ -15,16 +15,7 @@ th.group { text-align: center; } th.group:empty { border-bottom: 0; }
 tr.rule td { border-bottom: 2px solid var(--soft); } sup { line-height: 0; }
 td.words { white-space: normal; min-width: 6rem; } .warning { border-left: 3px solid #d55e00;
   padding-left: .7rem; } nav a { margin-right: .9rem; white-space: nowrap; }
-li { overflow-wrap: anywhere; } a { color: #0072b2; }
-@media (prefers-color-scheme: dark) {
-  :root { color-scheme: dark; --ink: #e4e6ea; --soft: #a2a8b4; --line: #363b45; --paper: #15171b;
-    --tint: #1f2228; }
-  img { border-radius: 6px; } a { color: #56b4e9; }
-}
-@media (max-width: 600px) {
-  body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.3rem; }
-  table { font-size: .78rem; } th, td { padding: .2rem .4rem; } .words { max-width: 9rem; }
-}
+li { overflow-wrap: anywhere; }
 """.strip()
 
 
@@ -53,13 +44,7 @@ def page(
         '<h2 id="provenance">Where the numbers come from</h2>\n',
         _provenance(results),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{title}</title>\n<style>\n{STYLE}\n{_STYLE}\n</style>\n</head>\n<body>\n"
-        f"{''.join(parts)}</body>\n</html>\n"
-    )
+    return document(study["title"], "".join(parts), style=f"{STYLE}\n{_STYLE}")
 
 
 def _facts(results: Mapping[str, Any]) -> str:

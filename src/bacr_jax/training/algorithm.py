@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from bacr_jax.parallel import processes
 from bacr_jax.training import lines
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.dynamic_sampling import Round, choose, sample_rounds
@@ -30,7 +31,7 @@ def iterate(
       poll: called while sampling and grading; it may raise, and `state` is whole then.
 
     Returns:
-      The next state, and for the logs the metrics, the rollout learned from and its outcomes.
+      The next state, and for the logs the metrics, what was learned from and its advantages.
     """
     clock, graded = Clock(), run.environment.grader.counters()
     # 3 to 10: questions, budgets, traces and their answers; in several rounds if the method says.
@@ -76,7 +77,7 @@ def iterate(
     metrics = {**learned, **credit_metrics}
     metrics |= iteration_metrics(run, state, new, rounds, batch, graded)
     metrics = clock.timed(metrics, batch.tokens + probed)
-    return new, Iteration(metrics, batch.rollout, batch.outcomes)
+    return new, Iteration(metrics, batch, *processes.to_host((credit, values)))
 
 
 def sample_round(
@@ -120,8 +121,8 @@ def sample_round(
     rollout = lines.generate_traces(run, state.train.policy, plan, prompts, rollout_key, poll)
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: the grader's word on every answer.
-    outcomes = lines.verify(run, plan, rollout, poll)
+    outcomes, verdicts = lines.verify(run, plan, rollout, poll)
     group_batch = lines.observe(run, plan, rollout, outcomes, step)
     useful = lines.useful_questions(run.method, group_batch)
     clock.lap("verify")
-    return Round(plan, prompts, rollout, group_batch, useful), cursors
+    return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors

@@ -51,6 +51,8 @@ class Round:
       rollout: trunks and branches of the rows.
       group_batch: what the method may look at.
       useful: questions to be learned from; the others have no part in the loss.
+      verdicts: [Q G, N] the grader's word on every answer, for the logs; None: it was not asked
+        here.
     """
 
     plan: BatchPlan
@@ -58,6 +60,7 @@ class Round:
     rollout: Rollout
     group_batch: GroupBatch
     useful: Bool[np.ndarray, "Q"]
+    verdicts: Any = None
 
     @property
     def tokens(self) -> int:
@@ -141,6 +144,7 @@ def choose(rounds: Sequence[Round]) -> Round:
         ),
         group_batch=pick([one.group_batch for one in rounds], index),
         useful=useful[index],
+        verdicts=pick([one.verdicts for one in rounds], rows),
     )
 
 

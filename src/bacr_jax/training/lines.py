@@ -103,16 +103,16 @@ def generate_traces(
 
 def verify(
     run: Run, plan: BatchPlan, rollout: Rollout, poll: Poll = None
-) -> Float[np.ndarray, "Q G M A"]:
-    """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host."""
+) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
+    """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host, and its verdicts."""
     data, rows = run.environment.train.set, plan.rows
-    outcomes = run.environment.verify(
+    outcomes, verdicts = run.environment.judged(
         rollout.branches,
         [data.answers[i] for i in rows],
         poll,
         questions=[data.questions[i] for i in rows],
     )
-    return outcomes.reshape(*plan.cuts.shape, run.method.answers)
+    return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
 
 
 def observe(

@@ -1,11 +1,9 @@
-"""What an iteration reports: metrics of rollouts, schedule, resampling and time, and traces."""
+"""What an iteration reports: metrics of rollouts, schedule, resampling and time."""
 
 import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,13 +13,9 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.data.environment import Environment
-from bacr_jax.data.tokenizers import decode_ids
-from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.methods import GroupBatch, Method
-from bacr_jax.rollout import Rollout
-from bacr_jax.runs.files import append_line
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
+from bacr_jax.training.lines import TokenCredit
 from bacr_jax.training.run import Run, RunState
 from bacr_jax.types import CLOSED_BY_BUDGET
 
@@ -34,13 +28,15 @@ class Iteration:
 
     Attributes:
       metrics: by `group/name`.
-      rollout: the rows that were learned from.
-      outcomes: correctness of each of their N answers.
+      batch: what was learned from.
+      credit: its rewards and advantages, on the host.
+      values: V(q, b, b_j) that was subtracted, on the host; None without a value head.
     """
 
     metrics: Metrics
-    rollout: Rollout
-    outcomes: Float[np.ndarray, "Q G N"]
+    batch: Round
+    credit: TokenCredit
+    values: Float[np.ndarray, "Q G M"] | None
 
 
 def iteration_metrics(
@@ -203,52 +199,3 @@ class Clock:
     def total(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self._start
-
-
-def write_traces(
-    path: Path,
-    step: int,
-    environment: Environment,
-    rollout: Rollout,
-    outcomes: Float[np.ndarray, "Q G N"],
-    *,
-    count: int,
-) -> None:
-    """Question, budget, thinking, its parts between the cuts, answers and outcomes of some rows.
-
-    Args:
-      path: a JSONL file, replaced.
-      step: of the run.
-      environment: tokenizer and prompt format.
-      rollout: of Q G rows.
-      outcomes: of its N answers a row.
-      count: rows written, spread over the rollout.
-    """
-    path.unlink(missing_ok=True)
-    decode = lambda ids: decode_ids(environment.tokenizer, ids.tolist())
-    trunks, branches = rollout.trunks, rollout.branches
-    texts = environment.answer_texts(branches)
-    flat = outcomes.reshape(-1, outcomes.shape[-1])
-    for row in np.linspace(0, len(flat) - 1, min(count, len(flat))).astype(int):
-        start = int(trunks.prompt_lengths[row])
-        end = start + int(trunks.sampled[row])
-        # Thinking between the cuts, and what the model wrote after the last one.
-        places = [start, *(int(c) for c in branches.context[row]), end]
-        append_line(
-            path,
-            {
-                "step": step,
-                "row": int(row),
-                "prompt": decode(trunks.tokens[row, :start]),
-                "budget": int(trunks.budgets[row]),
-                "thinking": decode(trunks.tokens[row, start:end]),
-                "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
-                "thinking_tokens": int(trunks.thinking[row]),
-                "forced_tokens": branches.forced[row].tolist(),
-                "answer_tokens": branches.sampled[row].tolist(),
-                "closed_by": CLOSE_NAMES[int(trunks.close[row])],
-                "context": [int(c) - start for c in branches.context[row]],
-                "answers": texts[row],
-                "outcomes": [float(r) for r in flat[row]],
-            },
-        )

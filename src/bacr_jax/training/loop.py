@@ -22,7 +22,6 @@ from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.report import table
-from bacr_jax.report.page import write_report
 from bacr_jax.runs import history
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import fingerprint
@@ -34,7 +33,7 @@ from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_questions, differences, provenance
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.format_report import evaluation_notes
-from bacr_jax.training.logging import write_traces
+from bacr_jax.training.publish import evaluation_numbers, publish
 from bacr_jax.training.run import RunState, make_run, precompile
 from bacr_jax.training.start import (
     after_rejection_sft,
@@ -43,6 +42,7 @@ from bacr_jax.training.start import (
     restore_files,
     untrained_state,
 )
+from bacr_jax.training.traces import write_traces
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
@@ -237,9 +237,7 @@ class Trainer:
         metrics = done.metrics
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
-            path = self.folder.traces_of(step + 1)
-            count = self.config.output.rollouts
-            write_traces(path, step + 1, self.environment, done.rollout, done.outcomes, count=count)
+            write_traces(self.folder.traces_of(step + 1), step + 1, self.run, done)
         cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
         self.phase.update(
             step + 1,
@@ -288,12 +286,13 @@ class Trainer:
                 meta["history"] = history.written(self.folder, step, self.evaluated)
             self.checkpoints.save(step, state, meta)
 
-    def leave(self, state: RunState, step: int) -> None:
-        """A last checkpoint, whole on disk, before the process ends early."""
+    def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
+        """A last checkpoint, whole on disk, before the process ends; a finished run still logs."""
         self.save(state, step)
         self.checkpoints.close()
-        self.metrics.close()
         self.environment.close()
+        if not finished:
+            self.metrics.close()
 
     # Evaluation and report --------------------------------------------------------------------
 
@@ -341,6 +340,7 @@ class Trainer:
             record["dense"] = {name: result["dense"] for name, result in found.items()}
         if self.writes:
             append_line(self.folder.evaluations, record)
+            self.metrics.show(step, numbers=evaluation_numbers(sets))
         self._note_evaluation(record)
         if self.writes:
             self._keep_best()
@@ -360,7 +360,7 @@ class Trainer:
 
     def finish(self, state: RunState, step: int) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
-        self.leave(state, step)
+        self.leave(state, step, finished=True)
         first = next(iter(self.environment.eval))
         seconds = self.took or self.wall_seconds
         summary = {
@@ -387,12 +387,11 @@ class Trainer:
             self.progress.say(table.comparison_table(f"{shown}: {title}", policies))
             others = table.without_near_duplicates(policies)
             if others is not None:
-                which = table.title_without(name, policies, others)
+                which = table.title_without(shown, policies, others)
                 self.progress.say(table.comparison_table(f"{which}: {title}", others))
             if questions.set.note:
                 self.progress.say(questions.set.note)
-        if self.config.output.report:
-            write_report(self.folder.path)
+        publish(self.folder, self.config, self.metrics, step, again=self.took is not None)
         self.progress.say(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"

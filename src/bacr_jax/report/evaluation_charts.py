@@ -1,0 +1,219 @@
+"""Charts of evaluations: accuracy and completion by budget, tokens requested and used."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bacr_jax.evaluation.samples import UNLIMITED
+from bacr_jax.evaluation.summary import Summary
+from bacr_jax.report.charts import Axis, Series, chart, colour, shade
+from bacr_jax.report.figures import places
+from bacr_jax.report.run_data import entries
+from bacr_jax.report.table import budget_name, by_size
+
+_PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
+# An axis of accuracies ends at a multiple of this.
+_PERCENT_STEP = 20
+# More budgets than this, and their names no longer stand side by side.
+_MOST_TICKS = 8
+
+
+def _percent(value: float | None) -> float:
+    return math.nan if value is None else 100.0 * value
+
+
+def _ends(entry: Mapping[str, Any], name: str) -> tuple[float, float]:
+    low, high = entry.get(name) or (None, None)
+    return _percent(low), _percent(high)
+
+
+def _accuracy_axis(summaries: Iterable[Summary]) -> Axis:
+    """From 0 to a little above the best: the same for all charts of a set, and none is flat."""
+    ends = [_ends(entry, "ci95")[1] for summary in summaries for entry in entries(summary)]
+    top = _PERCENT_STEP * math.ceil(max(ends, default=100.0) / _PERCENT_STEP - 1e-9)
+    return Axis("accuracy (%)", low=0.0, high=float(min(max(top, _PERCENT_STEP), 100)))
+
+
+def _modes(policies: Mapping[str, Summary]) -> list[str]:
+    return list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
+
+
+def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[str]:
+    """Accuracy by budget and by the tokens used, for each decoding.
+
+    Args:
+      policies: summaries by name, the one to compare with first.
+      start: colour of the first: 0, grey, where the others are compared with it.
+    """
+    axis = _accuracy_axis(policies.values())
+    made = [
+        _by_budget(policies, mode, f"Accuracy by budget, {mode}", "accuracy", "ci95", axis, start)
+        for mode in _modes(policies)
+    ]
+    return made + [_by_tokens(policies, mode, axis, start) for mode in _modes(policies)]
+
+
+def completion_charts(policies: Mapping[str, Summary], start: int) -> list[str]:
+    """Completion, accuracy given completion, requested against used tokens, for each decoding."""
+    if not all(_has(policies, name) for name in ("completion_rate", "adherence")):
+        return []
+    made = []
+    for mode in _modes(policies):
+        share = Axis("traces (%)", low=0.0, high=100.0)
+        made += [
+            _by_budget(policies, mode, f"Completion, {mode}", "completion_rate", "completion_ci95",
+                       share, start, note="share of traces whose thinking ended by itself"),
+            _by_budget(policies, mode, f"Accuracy given completion, {mode}",
+                       "accuracy_if_complete", "if_complete_ci95", _PERCENT, start,
+                       note="among traces whose thinking ended by itself"),
+            _requested_and_used(policies, mode, start),
+        ]  # fmt: skip
+    return made
+
+
+def _has(policies: Mapping[str, Summary], name: str) -> bool:
+    return all(name in entry for summary in policies.values() for entry in entries(summary))
+
+
+def _by_budget(
+    policies: Mapping[str, Summary],
+    mode: str,
+    title: str,
+    name: str,
+    interval: str,
+    y: Axis,
+    start: int,
+    *,
+    note: str = "",
+) -> str:
+    asked = [set(summary[mode]) for summary in policies.values() if mode in summary]
+    where = places(set().union(*asked))
+    series = []
+    for place, (label, summary) in enumerate(policies.items(), start):
+        found = summary.get(mode, {})
+        budgets = by_size(found)
+        # Factors, since the axis is logarithmic: policies stand 2.5 % of a doubling apart.
+        apart = 2 ** (0.025 * (place - len(policies) / 2))
+        series.append(
+            Series(
+                label,
+                [where[budget] * apart for budget in budgets],
+                [_percent(found[budget][name]) for budget in budgets],
+                colour(place),
+                [_ends(found[budget], interval) for budget in budgets],
+                dashed=place == 0,
+                points=True,
+            )
+        )
+    ticks = by_size(where)
+    ticks = ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
+    x = Axis(
+        "thinking budget (tokens)",
+        log2=True,
+        low=min(where.values()) * 0.93,
+        high=max(where.values()) * 1.07,
+        ticks=[(where[budget], budget_name(budget)) for budget in ticks],
+    )
+    return chart(title, series, x, y, note=note)
+
+
+def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) -> str:
+    """Accuracy against the tokens that were really spent, a point per budget."""
+    whole = _has(policies, "mean_total_tokens")
+    name = "mean_total_tokens" if whole else "mean_thinking_tokens"
+    series = []
+    for place, (label, summary) in enumerate(policies.items(), start):
+        found = summary.get(mode, {})
+        rows = [found[budget] for budget in by_size(found) if found[budget][name] > 0]
+        rows = sorted(rows, key=lambda entry: entry[name])
+        series.append(
+            Series(
+                label,
+                [entry[name] for entry in rows],
+                [_percent(entry["accuracy"]) for entry in rows],
+                colour(place),
+                [_ends(entry, "ci95") for entry in rows],
+                dashed=place == 0,
+                points=True,
+            )
+        )
+    what = "mean tokens used, in all" if whole else "mean thinking tokens used"
+    note = "a point per budget; thinking, forced and answer tokens" if whole else ""
+    x = Axis(what, log2=True)
+    return chart(f"Accuracy by tokens used, {mode}", series, x, y, note=note)
+
+
+def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> str:
+    series, seen = [], list[float]()
+    for place, (label, summary) in enumerate(policies.items(), start):
+        found = summary.get(mode, {})
+        budgets = [b for b in by_size(found) if b != UNLIMITED and int(b) > 0]
+        asked = [float(budget) for budget in budgets]
+        used = [found[budget]["adherence"] for budget in budgets]
+        # A trace without a token of thinking has no place on a scale of doublings.
+        ends = [
+            (max(entry["quantiles"]["p10"], 1.0), max(entry["quantiles"]["p90"], 1.0))
+            for entry in used
+        ]
+        mean = [max(entry["used"], 1.0) for entry in used]
+        seen += asked
+        series.append(
+            Series(label, asked, mean, colour(place), ends, dashed=place == 0, points=True)
+        )
+    low, high = min(seen, default=1.0), max(seen, default=2.0)
+    return chart(
+        f"Requested and used, {mode}",
+        series,
+        Axis("budget requested (tokens)", log2=True, low=0.93 * low, high=1.07 * high),
+        Axis("thinking used (tokens)", log2=True),
+        diagonal=True,
+        note="mean, and 10 % to 90 % of the traces; on the dashed line all of the budget is used",
+    )
+
+
+def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[str]:
+    """Accuracy at each budget over the steps of one run, for each decoding."""
+    modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
+    made = []
+    for mode in modes:
+        budgets = by_size({b for _, s in evaluations for b in s.get(mode, {})})
+        series = []
+        for place, budget in enumerate(budgets):
+            rows = [(step, s[mode][budget]) for step, s in evaluations if budget in s.get(mode, {})]
+            series.append(
+                Series(
+                    f"{budget_name(budget)} tokens",
+                    [float(step) for step, _ in rows],
+                    [_percent(entry["accuracy"]) for _, entry in rows],
+                    shade(place, len(budgets)),
+                    [_ends(entry, "ci95") for _, entry in rows],
+                    points=True,
+                )
+            )
+        axis = _accuracy_axis(summary for _, summary in evaluations)
+        made.append(chart(f"Accuracy during training, {mode}", series, Axis("step"), axis))
+    return made
+
+
+def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[str]:
+    """Accuracy, averaged over the budgets, of several runs over their steps."""
+    modes = list(dict.fromkeys(m for rows in runs.values() for _, s in rows for m in s))
+    mean: Callable[[Mapping[str, Any]], float] = lambda budgets: (
+        sum(entry["accuracy"] for entry in budgets.values()) / len(budgets)
+    )
+    made = []
+    for mode in modes:
+        series = [
+            Series(
+                label,
+                [float(step) for step, summary in rows if summary.get(mode)],
+                [100 * mean(summary[mode]) for _, summary in rows if summary.get(mode)],
+                colour(place + 1),
+                points=True,
+            )
+            for place, (label, rows) in enumerate(runs.items())
+        ]
+        title = f"Accuracy during training, {mode}, mean over budgets"
+        axis = _accuracy_axis(summary for rows in runs.values() for _, summary in rows)
+        made.append(chart(title, series, Axis("step"), axis))
+    return made

@@ -1,0 +1,183 @@
+"""What reports read of a run folder, checked: config, summary, metrics and evaluations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bacr_jax import documents
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.samples import UNLIMITED
+from bacr_jax.evaluation.summary import Summary
+from bacr_jax.runs.files import read_lines
+from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.open import read_config
+
+_KINDS = {int: "whole number", str: "text", dict: "object"}
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run, finished or under way.
+
+    Attributes:
+      label: what a page calls it.
+      paths: its files.
+      config: its settings.
+      summary: of a finished run; else empty.
+      method: name of the method.
+      metrics: lines of metrics.jsonl.
+      evaluations: lines of eval.jsonl.
+    """
+
+    label: str
+    paths: RunPaths
+    config: Config
+    summary: dict[str, Any]
+    method: str
+    metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+    @property
+    def sets(self) -> list[str]:
+        """Names of the sets that were evaluated."""
+        return list(dict.fromkeys(name for record in self.evaluations for name in record["sets"]))
+
+    def of_set(self, name: str) -> list[dict[str, Any]]:
+        """Evaluations of a set, the first one first."""
+        return [record for record in self.evaluations if name in record["sets"]]
+
+    def last(self, name: str) -> Summary | None:
+        """A set's last evaluation; None: it was never evaluated."""
+        records = self.of_set(name)
+        return records[-1]["sets"][name] if records else None
+
+
+def read_run(folder: Path, label: str | None = None) -> RunData:
+    """Reads a run folder.
+
+    Args:
+      folder: the run folder.
+      label: what to call it; the folder's name by default.
+
+    Raises:
+      UserError: no run there, or a damaged file in it.
+    """
+    paths, config = RunPaths(folder), read_config(folder)
+    summary = _read_summary(paths.summary)
+    evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
+    _check_evaluations(paths.evaluations, evaluations)
+    return RunData(
+        label=folder.absolute().name if label is None else label,
+        paths=paths,
+        config=config,
+        summary=summary,
+        method=str(summary.get("method", config.method)),
+        metrics=_records(paths.metrics, {"step": int}),
+        evaluations=evaluations,
+    )
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        summary = documents.read_json(path)
+    except ValueError:
+        summary = None
+    numbers = ("steps", "generated_tokens", "wall_seconds")
+    if (
+        not isinstance(summary, dict)
+        or not all(type(summary.get(name, 0)) in (int, float) for name in numbers)
+        or not isinstance(summary.get("departures", []), list)
+    ):
+        raise UserError(f"{path}: is damaged; remove it, or run the training again")
+    return summary
+
+
+def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
+    """Records of a JSONL file that have the fields a report is made of.
+
+    Raises:
+      UserError: a record without one of them.
+    """
+    records = read_lines(path)
+    for number, record in enumerate(records, 1):
+        for name, kind in fields.items():
+            if not isinstance(record.get(name), kind):
+                raise UserError(
+                    f"{path}, line {number}: its field {name!r} is missing or no "
+                    f"{_KINDS[kind]}; fix or remove the line"
+                )
+    return records
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is what an evaluation says of one budget, as far as every picture needs it."""
+    if not isinstance(entry, dict):
+        return False
+    numbers = [entry.get("accuracy"), entry.get("mean_thinking_tokens")]
+    ends = entry.get("ci95")
+    numbers += ends if isinstance(ends, list) and len(ends) == 2 else [None]
+    return all(type(number) in (int, float) for number in numbers)
+
+
+def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
+    """Refuses records whose sets hold something else than accuracies by decoding and budget.
+
+    Raises:
+      UserError: names the line.
+    """
+    for number, record in enumerate(records, 1):
+        modes = [mode for of_set in record["sets"].values() for mode in _values(of_set)]
+        # An empty name for what is no mapping of budgets at all.
+        maps = [mode if isinstance(mode, dict) else {"": None} for mode in modes]
+        entries = [item for budgets in maps for item in budgets.items()]
+        known = all(key.isdecimal() or key == UNLIMITED for key, _ in entries)
+        known = known and isinstance(record.get("dense", {}), dict)
+        if not known or not all(_is_entry(entry) for _, entry in entries):
+            raise UserError(
+                f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
+                "remove the line"
+            )
+
+
+def _values(of_set: Any) -> list[Any]:
+    return list(of_set.values()) if isinstance(of_set, dict) and of_set else [None]
+
+
+def labels_of(folders: list[Path], given: list[str]) -> list[str]:
+    """What the runs of a comparison are called.
+
+    Args:
+      folders: of the runs.
+      given: names for all of them, or none: then their folders' names, with as many folders above
+        as it takes to tell them apart.
+
+    Raises:
+      UserError: another number of names, or a name twice.
+    """
+    if given and len(given) != len(folders):
+        raise UserError(
+            f"--label: {len(given)} names for {len(folders)} runs; write one --label for each "
+            "--run, in their order, or none"
+        )
+    labels = given
+    for depth in range(1, max(map(_depth, folders)) + 1):
+        labels = given or ["/".join(f.absolute().parts[-depth:]) for f in folders]
+        if len(set(labels)) == len(labels):
+            return labels
+    twice = next(label for label in labels if labels.count(label) > 1)
+    what = "--label" if given else "--run"
+    raise UserError(f"{what} {twice}: stands there twice; write another for each run")
+
+
+def _depth(folder: Path) -> int:
+    return len(folder.absolute().parts)
+
+
+def entries(summary: Summary) -> Iterator[dict[str, Any]]:
+    """Every entry of a summary."""
+    for budgets in summary.values():
+        yield from budgets.values()

@@ -1,0 +1,38 @@
+"""The value head's calibration and the time by phase say what was measured."""
+
+import pytest
+
+from bacr_jax.report.run_data import read_run
+from bacr_jax.report.training_charts import calibrated, calibration, machinery_charts, value_points
+from report_world import TRACE, make_whole_run
+
+
+def test_points_are_the_cuts_whose_value_was_predicted():
+    trace = {"values": [0.25, "nan", 0.5], "rewards": [0.0, 1.0, 1.3]}
+    assert value_points([trace, TRACE, {"values": None, "rewards": [1.0]}]) == [
+        (0.25, 0.0),
+        (0.5, 1.3),
+    ]
+
+
+def test_bins_hold_equally_many_points():
+    # Two bins: values around .2 that came out as 0 or 1 in turn, and around .8, all 1.
+    points = [(0.2, float(i % 2)) for i in range(8)] + [(0.8, 1.0)] * 8
+    (low, half, error), (high, one, none) = calibrated(points)
+    assert (low, half) == pytest.approx((0.2, 0.5)) and (high, one, none) == pytest.approx(
+        (0.8, 1.0, 0.0)
+    )
+    # Standard error of eight draws of 0 and 1 in turn: sqrt(2/7) / sqrt(8).
+    assert error == pytest.approx((2 / 7) ** 0.5 / 8**0.5)
+    assert calibrated(points[:7]) == []
+
+
+def test_traces_without_values_are_no_calibration():
+    assert "no value head" in calibration({"a": [TRACE] * 50})
+
+
+def test_time_is_the_median_so_that_compiling_does_not_count(tmp_path):
+    run = read_run(make_whole_run(tmp_path / "a"))
+    bars = machinery_charts([run], {"a": []})[2]
+    # plan .1, rollout 2 (30 in the first step), verify .5, learn 3, adapt .2
+    assert "a: 5.8 s" in bars and "rollout: 2 s (34%)" in bars
