@@ -10,7 +10,7 @@ import numpy as np
 
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.runs.files import write_lines
+from bacr_jax.runs.files import append_line
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.run import Run
 
@@ -27,7 +27,9 @@ def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
     rows = len(done.batch.rollout.trunks.prompt_lengths)
     count = min(run.config.output.rollouts, rows)
     chosen = np.linspace(0, rows - 1, count).astype(int)
-    write_lines(path, [trace_of(run, done, step, int(row)) for row in chosen])
+    path.unlink(missing_ok=True)
+    for row in chosen:
+        append_line(path, trace_of(run, done, step, int(row)))
 
 
 def trace_of(run: Run, done: Iteration, step: int, row: int) -> dict[str, Any]:
