@@ -45,7 +45,7 @@ def edited(**changes):
 # none, or what becomes of the content.
 BAD = [
     # Configs and overrides.
-    ("train", "command line: no config; write --config configs/quickstart.yaml", {}),
+    ("train", "command line: no config; write --config quickstart", {}),
     ("train --config", "argument --config: expected one argument; --help shows", {}),
     ("train --config {}/smal.yaml", "smal.yaml: no such file; write {}/small.yaml", {}),
     (TRAIN, "small.yaml, line 3: not valid YAML", {"small.yaml": "seed: 1\nbudget: [\n"}),

@@ -19,7 +19,7 @@ FLOORS = {
     7: "report",
     8: "training",
     9: "train evaluate generate plan export",
-    10: "study",
+    10: "study facade",
     11: "__main__",
 }
 MATHS = "curriculum rewards advantages losses"

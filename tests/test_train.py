@@ -1,5 +1,6 @@
 """The command a user types, on a run small enough for a test."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 import documented_metrics
+import bacr_jax
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.files import read_lines
+from bacr_jax.training import events
 from whole_runs import StopAt, assert_same_run
 
 SMALL = """
@@ -47,8 +50,43 @@ def train(config, folder, *overrides):
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
-    return train(config, tmp_path_factory.mktemp("runs") / "one")
+def told(config, tmp_path_factory):
+    """Everything that a run tells its callbacks."""
+    folder, events = tmp_path_factory.mktemp("runs") / "one", []
+    done = bacr_jax.train(config, [f"output.dir={folder}"], callbacks=[events.append])
+    assert done is events[-1]
+    return events
+
+
+@pytest.fixture(scope="module")
+def finished(told):
+    return told[-1].folder
+
+
+def test_callbacks_are_told_of_everything_in_its_order(told, finished):
+    kinds = [(type(event).__name__, event.step) for event in told]
+    in_order = [kind for kind in kinds if kind[0] != "CheckpointSaved"]
+    assert in_order == [
+        ("Started", 0),
+        ("EvaluationDone", 0),
+        ("StepDone", 1),
+        ("StepDone", 2),
+        ("EvaluationDone", 2),
+        ("StepDone", 3),
+        ("StepDone", 4),
+        ("EvaluationDone", 4),
+        ("Finished", 4),
+    ]
+    # Written beside the training: told once it is whole.
+    assert sorted(step for name, step in kinds if name == "CheckpointSaved") == [2, 4]
+    steps = [event for event in told if isinstance(event, events.StepDone)]
+    logged = read_lines(finished / "metrics.jsonl")
+    assert [event.metrics["loss/total"] for event in steps] == [r["loss/total"] for r in logged]
+    assert told[-1].summary["steps"] == 4 and told[0].steps == 4
+    with pytest.raises(TypeError):
+        steps[0].metrics["loss/total"] = 0.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        told[0].step = 3
 
 
 def records(folder):
@@ -235,11 +273,21 @@ def test_a_run_stopped_in_a_rollout_and_in_its_last_evaluation_ends_as_one_that_
 
     command = ["--config", str(config), f"output.dir={tmp_path / 'run'}", "output.report=false"]
     command += [f"warmup.dir={finished / 'warmup'}"]
+
+    def raise_at_two(event):
+        if isinstance(event, events.StepDone) and event.step == 2:
+            raise LookupError("mine")
+
     for steps, at in ((1, 3), (4, 3)):
         StopAt(monkeypatch, tmp_path / "run" / "metrics.jsonl", steps, at)
         assert main(command) == EXIT_CODE
         assert (tmp_path / "run" / "checkpoints" / str(steps)).is_dir()
-    monkeypatch.undo()
+        monkeypatch.undo()
+        if steps == 1:
+            # A callback that raises costs nothing either.
+            with pytest.raises(LookupError, match="mine"):
+                bacr_jax.train(config, command[2:], callbacks=[raise_at_two])
+            assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
     assert main(command) == 0
     assert_same_run(tmp_path / "run", finished, 4)
 
@@ -329,8 +377,6 @@ def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys
 
 
 def test_help_lists_every_key(capsys):
-    import dataclasses
-
     from bacr_jax.config import Config
     from bacr_jax.train import main
 

@@ -1,8 +1,22 @@
-"""Budget-adaptive curriculum reasoning for language models, in JAX."""
+"""Budget-adaptive curriculum reasoning for language models, in JAX.
 
+For notebooks and scripts: `bacr_jax.load(folder)` gives a policy to ask, `bacr_jax.train(config)`
+trains one. Importing the package imports neither JAX nor anything of its own; what is used is
+imported then.
+"""
+
+import importlib
 import os
 import sys
 import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bacr_jax.facade import Policy, load
+
+    __version__: str
+
+__all__ = ["Policy", "__version__", "load", "train"]
 
 # transformers is used for tokenizers and folders only; its advice to install PyTorch is noise here.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -22,4 +36,20 @@ def _interrupted_at_the_start(
 if sys.argv[:1] == ["-m"]:
     sys.excepthook = _interrupted_at_the_start
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> Any:
+    """What is imported when it is first used."""
+    if name in ("load", "Policy"):
+        return getattr(importlib.import_module("bacr_jax.facade"), name)
+    # The module of the command, which can be called.
+    if name == "train":
+        return importlib.import_module("bacr_jax.train")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("bacr_jax")
+    raise AttributeError(f"module 'bacr_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> PlanRequest:
 
     arguments = _parser(tuple(DEVICES)).parse_intermixed_args(argv)
     if not arguments.config:
-        raise UserError("command line: no config; write --config configs/qwen2.5-7b-math.yaml")
+        raise UserError("command line: no config; write --config qwen2.5-7b-math")
     num_devices = whole_number(arguments.devices, most=MOST_DEVICES)
     if not num_devices:
         raise UserError(

@@ -1,22 +1,28 @@
 """`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
 
+import contextlib
 import difflib
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, failure
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
+
+if TYPE_CHECKING:
+    from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
     "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64. The "
@@ -35,14 +41,17 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
       UserError: the config can't be used.
       SystemExit: nothing is to be trained (`--help`, `--check`).
     """
+    about = "Train a policy to reason within a token budget."
     parser = Parser(
-        prog="python -m bacr_jax.train",
-        description="Train a policy to reason within a token budget.",
-        epilog=EPILOG,
-        add_help=False,
+        prog="python -m bacr_jax.train", description=about, epilog=EPILOG, add_help=False
     )
     parser.add_argument(
-        "--config", action="append", default=[], metavar="FILE", help="repeatable; later files win"
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a YAML file, or the name of a config that ships with the package: "
+        f"{', '.join(shipped.names())}; repeatable, later ones win",
     )
     parser.add_argument(
         "--check", action="store_true", help="only check the config, its data and its model"
@@ -69,27 +78,41 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         print(config_io.help_text(shutil.get_terminal_size().columns))
         raise SystemExit(0)
     if not arguments.config:
-        raise UserError("command line: no config; write --config configs/quickstart.yaml")
-    config = config_io.load(arguments.config, arguments.overrides)
-    # Imports JAX, which no other check needs.
-    from bacr_jax.methods.registry import built_in_departures, problems
-
-    config_io.check(config, also=problems)
-    for key in arguments.allow_change:
-        if key not in config_io.flatten(config):
-            near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
-            raise UserError(f"--allow-change {key}: is no key of a config; write {near[0]}?")
-    allowed = tuple(arguments.allow_change)
+        raise UserError("command line: no config; write --config quickstart")
+    config, allowed = config_io.load(arguments.config, arguments.overrides), arguments.allow_change
+    check(config, allowed)
     if arguments.check:
+        from bacr_jax.methods.registry import built_in_departures
+
         check_inputs(config, arguments.resume, allowed)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
         for departure in built_in_departures(config):
             print(f"  {departure}")
         raise SystemExit(0)
-    return config, arguments.resume, allowed
+    return config, arguments.resume, tuple(allowed)
 
 
-def check_inputs(config: Config, resume: Resume, allowed: tuple[str, ...]) -> None:
+def check(config: Config, allowed: Sequence[str] = ()) -> None:
+    """Refuses settings that can't work, alone or together, before any device work.
+
+    Args:
+      config: the settings.
+      allowed: keys in which a run that is there may differ.
+
+    Raises:
+      UserError: the first that can't.
+    """
+    # Imports JAX, which no other check needs.
+    from bacr_jax.methods.registry import problems
+
+    config_io.check(config, also=problems)
+    for key in allowed:
+        if key not in config_io.flatten(config):
+            near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
+            raise UserError(f"--allow-change {key}: is no key of a config; write {near[0]}?")
+
+
+def check_inputs(config: Config, resume: Resume, allowed: Sequence[str]) -> None:
     """What training would refuse before it uses a device: folders, data, tokenizer, model.
 
     Raises:
@@ -115,7 +138,7 @@ def run_path(config: Config) -> Path:
         ) from None
 
 
-def joint_run(config: Config, resume: Resume, allowed: tuple[str, ...]) -> RunFolder:
+def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
     """The run folder: opened by the first process, after which the others follow.
 
     Raises:
@@ -140,14 +163,18 @@ def joint_run(config: Config, resume: Resume, allowed: tuple[str, ...]) -> RunFo
 
 
 def train(
-    config: Config, folder: RunFolder, poll: Callable[[], None] | None = None
-) -> dict[str, Any]:
-    """Runs a config to its end in an opened run folder and returns its summary.
+    config: Config,
+    folder: RunFolder,
+    poll: Callable[[], None] | None = None,
+    callbacks: Sequence["Callback"] = (),
+) -> "Finished":
+    """Runs a config to its end in an opened run folder and returns its last event.
 
     Args:
       config: the settings.
       folder: where the run is kept; one that was stopped goes on.
       poll: called wherever work can be left; raises `Preempted` to stop with a checkpoint.
+      callbacks: told of everything that happens (`training.events`).
 
     Raises:
       Preempted: as asked, after saving.
@@ -155,6 +182,7 @@ def train(
     """
     # JAX is imported once the config is known to be good.
     from bacr_jax.parallel.preemption import Preempted
+    from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
     from bacr_jax.training.loop import Trainer
 
     try:
@@ -163,21 +191,34 @@ def train(
         folder.discard()
         raise
     state, step = _started(trainer, folder)
+    reporter = Reporter(folder, callbacks, trainer.evaluated)
     try:
+        reporter.tell(Started(folder.path, trainer.method.name, step, trainer.steps))
         trainer.evaluate(state, step, "before")
+        reporter.catch_up(trainer.evaluated)
         with trainer.training(state, step):
             # What a stopped run still owed to this step.
             trainer.maintain(state, step)
             while not trainer.finished(state, step):
                 state = trainer.iterate(state, step)
                 step += 1
+                reporter.step(step, trainer.steps, trainer.step_metrics)
                 trainer.maintain(state, step)
+                reporter.catch_up(trainer.evaluated)
         trainer.save(state, step)
         trainer.evaluate(state, step, "after")
-    except Preempted:
+        reporter.catch_up(trainer.evaluated)
+    except (Preempted, CallbackRaised) as error:
         trainer.leave(state, step)
-        raise
-    return trainer.finish(state, step)
+        raise (error.error if isinstance(error, CallbackRaised) else error) from None
+    done = Finished(folder.path, step, frozen(trainer.finish(state, step)))
+    try:
+        # The last checkpoint is whole by now.
+        reporter.catch_up(trainer.evaluated)
+        reporter.tell(done)
+    except CallbackRaised as raised:
+        raise raised.error from None
+    return done
 
 
 def _started(trainer: Any, folder: RunFolder) -> Any:
@@ -208,8 +249,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
-    # Orbax logs what it also raises, with its whole traceback.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    quieten_orbax()
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
     from bacr_jax.training.loop import TrainingFailed
 
@@ -227,6 +267,84 @@ def _train(config: Config, folder: RunFolder) -> int:
         return failure(explain(error, config))
     return 0
 
+
+def quieten_orbax() -> None:
+    """Orbax logs what it also raises, with its whole traceback."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+
+def run(
+    config: Config | str | Path | Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence["Callback"] = (),
+    resume: Resume = "auto",
+    allow_change: Sequence[str] = (),
+) -> "Finished":
+    """Trains as the command does, from a notebook or a script: `bacr_jax.train(config)`.
+
+    A run that was stopped goes on where it was, and one that is finished is not trained again.
+
+    Args:
+      config: settings, or what stands after --config: the file or the name of a config, or several
+        of which later ones win.
+      overrides: `key.sub=value`, as on the command line.
+      callbacks: functions of one event, told of everything that happens (`training.events` says
+        what they may do, and what becomes of a run in which one raises).
+      resume: what to do with a run that output.dir holds: go on (auto), refuse it (never), or
+        refuse to start without it (required).
+      allow_change: keys in which the run to go on with may differ.
+
+    Returns:
+      The last event: the run's folder, its steps and the content of summary.json.
+
+    Raises:
+      UserError: the input can't be used; nothing was trained.
+      KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved and the same call
+        goes on.
+      TrainingFailed: going on would be no use.
+      OutOfMemory: a device has too little memory.
+    """
+    if not isinstance(config, Config):
+        files = [config] if isinstance(config, str | Path) else config
+        config = config_io.load(files)
+    config = config_io.override(config, overrides)
+    check(config, allow_change)
+    make_reproducible(config)
+    quieten_orbax()
+    with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
+        return train(config, folder, poll, callbacks)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], None] | None]:
+    """Where signals can be listened to: a `poll` that raises, and Ctrl-C at the end as Python's."""
+    from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
+
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    with PreemptionHandler() as interruption:
+        try:
+            yield interruption.poll
+        except Preempted as signal:
+            if str(signal) != "SIGINT":
+                raise
+            message = "stopped with a checkpoint; the same call goes on"
+            raise KeyboardInterrupt(message) from None
+
+
+class _CallableModule(types.ModuleType):
+    """`bacr_jax.train` is this module and can be called: the call is `run`.
+
+    So `bacr_jax.train(config)` works beside `python -m bacr_jax.train` and `bacr_jax.train.main`,
+    in whatever order things were imported.
+    """
+
+    __call__ = staticmethod(run)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,6 +20,7 @@ import yaml
 from bacr_jax.config.checks import check
 from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.schema import Config
+from bacr_jax.config.shipped import locate
 from bacr_jax.config.values import (
     FrozenMap,
     any_of,
@@ -99,7 +100,8 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
     """The config that files and overrides ask for, over the defaults.
 
     Args:
-      paths: YAML files; a key in a later file wins.
+      paths: YAML files, or names of configs that ship with the package (`shipped`); a key in a
+        later one wins.
       overrides: `a.b=value` with the value in YAML; they win over the files, later ones over
         earlier ones.
 
@@ -113,7 +115,7 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
     sections = {name for name, key in schema().items() if key.is_section}
     values: dict[str, Any] = {}
     for path in paths:
-        found = entries(parse_file(Path(path)), sections)
+        found = entries(parse_file(locate(path)), sections)
         values |= {entry.key: _read(entry) for entry in found}
     return override(typing.cast(Config, _build(Config, "", values)), overrides)
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from bacr_jax import documents
+from bacr_jax.config import shipped
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
@@ -152,9 +153,9 @@ def _nearest_file(path: Path) -> str:
     try:
         files = sorted(p for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
     except OSError:
-        return "the path of a YAML file"
+        files = []
     close = difflib.get_close_matches(path.name, [p.name for p in files], n=1)
-    return str(path.parent / close[0]) if close else "the path of a YAML file"
+    return str(path.parent / close[0]) if close else shipped.instead_of(path)
 
 
 def parse_override(override: str, source: str) -> Parsed:

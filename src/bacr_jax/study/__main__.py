@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 from bacr_jax.runs.progress import Progress, duration
@@ -41,10 +42,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--config",
-        type=Path,
         required=True,
         metavar="FILE",
-        help="such as configs/studies/main.yaml",
+        help="such as configs/studies/main.yaml, or main, which ships with the package",
     )
     add("--size", metavar="NAME", help="one of the study's sizes; its first by default")
     add("--out", type=Path, default=Path("studies"), metavar="DIR", help="studies/ by default")
@@ -56,6 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--report", action="store_true", help="run nothing; write what cells hold")
     add("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
+    arguments.config = locate(arguments.config, STUDIES)
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs {arguments.jobs}: write 1 or more")
     return arguments

@@ -96,6 +96,7 @@ class Trainer:
         self.selected = selection_set(config)
         self.best: dict[str, Any] | None = None
         self.health = RunHealth()
+        self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
 
     def _total_steps(self) -> int:
@@ -234,7 +235,7 @@ class Trainer:
         """One iteration of Algorithm 1, logged."""
         with phase_memory("training step", step=step + 1):
             state, done = iterate(self.run, state, step, reference=self.reference, poll=self.poll)
-        metrics = done.metrics
+        metrics = self.step_metrics = done.metrics
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
             write_traces(self.folder.traces_of(step + 1), step + 1, self.run, done)

@@ -1,0 +1,175 @@
+"""What a run tells its callbacks, and when.
+
+A callback is any function of one event. It is called in the process and the thread that train,
+between two steps, one event after the other in the order in which things happened. It may look at
+everything, and everything it is given is frozen; it may read the run's folder, draw, log and ask.
+It must not write into the run's folder, and what it does takes the run's own time. It changes
+nothing of what is learned.
+
+A callback that raises ends the run: the state of the last finished step is saved first, so that the
+same call goes on from there, and then the exception is raised as it is. With several processes
+every one of them calls its callbacks; one that raises in a single process leaves the others waiting
+for it, so raise in all or in none.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.open import finished_steps
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run stands at its first step, or where it goes on; the warm-up is over.
+
+    Attributes:
+      folder: of the run.
+      method: name of the method.
+      step: steps done already; 0 unless it goes on.
+      steps: steps in all, unless the allowance of tokens ends it first.
+    """
+
+    folder: Path
+    method: str
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """An iteration of Algorithm 1 is over.
+
+    Attributes:
+      step: steps done.
+      steps: steps in all.
+      metrics: every number of the step, also where `output.log_every` leaves its line out.
+    """
+
+    step: int
+    steps: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class EvaluationDone:
+    """The policy was evaluated.
+
+    Attributes:
+      step: steps done.
+      when: before, during or after training.
+      sets: by name of the set, decoding and budget: accuracy and the rest, as in eval.jsonl.
+    """
+
+    step: int
+    when: str
+    sets: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint is whole on the disk; it is written beside the training.
+
+    Attributes:
+      step: steps done when it was taken.
+      path: its folder.
+    """
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is over and its folder complete.
+
+    Attributes:
+      folder: of the run.
+      step: steps done.
+      summary: content of summary.json.
+    """
+
+    folder: Path
+    step: int
+    summary: Mapping[str, Any]
+
+
+Event = Started | StepDone | EvaluationDone | CheckpointSaved | Finished
+Callback = Callable[[Event], Any]
+
+
+def frozen(value: Any) -> Any:
+    """Nested dicts and lists that can't be written to any more."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({name: frozen(inside) for name, inside in value.items()})
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+class CallbackRaised(Exception):
+    """Carries what a callback raised to where the run can be left in good order.
+
+    Attributes:
+      error: what it raised.
+    """
+
+    def __init__(self, error: BaseException):
+        """Takes what was raised."""
+        super().__init__(str(error))
+        self.error = error
+
+
+class Reporter:
+    """Tells callbacks what has come to a run since they were told last."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        callbacks: Sequence[Callback],
+        evaluated: Sequence[Mapping[str, Any]],
+    ):
+        """Nothing is told yet; what is there by now is none of this call.
+
+        Args:
+          folder: of the run.
+          callbacks: each gets every event.
+          evaluated: evaluations that a run which goes on has made before.
+        """
+        self._folder, self._callbacks = folder, tuple(callbacks)
+        self._saved, self._evaluations = set(self._steps()), len(evaluated)
+
+    def _steps(self) -> Sequence[int]:
+        return finished_steps(self._folder.path) if self._callbacks else ()
+
+    def tell(self, event: Event) -> None:
+        """Hands an event to every callback.
+
+        Raises:
+          CallbackRaised: one of them raised.
+        """
+        for callback in self._callbacks:
+            try:
+                callback(event)
+            except BaseException as error:
+                raise CallbackRaised(error) from error
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Tells of a finished step."""
+        if self._callbacks:
+            self.tell(StepDone(step, steps, frozen(metrics)))
+
+    def catch_up(self, evaluated: Sequence[Mapping[str, Any]]) -> None:
+        """Tells of evaluations and checkpoints that were not there at the last call.
+
+        Args:
+          evaluated: all evaluations of the run, as records of eval.jsonl.
+        """
+        new, self._evaluations = evaluated[self._evaluations :], len(evaluated)
+        for record in new if self._callbacks else ():
+            self.tell(EvaluationDone(record["step"], record["when"], frozen(record["sets"])))
+        for step in self._steps():
+            if step not in self._saved:
+                self._saved.add(step)
+                self.tell(CheckpointSaved(step, self._folder.checkpoints / str(step)))

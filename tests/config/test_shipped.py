@@ -1,0 +1,89 @@
+"""Names of the configs that ship with the package, and what else --config may be."""
+
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.config import shipped
+from bacr_jax.config.shipped import STUDIES, locate
+from bacr_jax.errors import UserError
+
+REPOSITORY = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A folder that is no clone."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_config_has_a_name_that_leads_to_it():
+    of_files = {
+        p.relative_to(REPOSITORY).with_suffix("").as_posix() for p in REPOSITORY.rglob("*.yaml")
+    }
+    named = [*shipped.names(), *shipped.names(STUDIES)]
+    assert len(named) == len(of_files) and set(named) == of_files
+    assert all(locate(name).samefile(REPOSITORY / f"{name}.yaml") for name in named)
+
+
+@pytest.mark.parametrize(
+    ("written", "folders", "found"),
+    [
+        ("quickstart", shipped.CONFIGS, "quickstart.yaml"),
+        ("grpo", shipped.CONFIGS, "methods/grpo.yaml"),
+        ("methods/grpo", shipped.CONFIGS, "methods/grpo.yaml"),
+        ("qwen2.5-7b-math", shipped.CONFIGS, "qwen2.5-7b-math.yaml"),
+        ("main", STUDIES, "studies/main.yaml"),
+        ("configs/quickstart.yaml", shipped.CONFIGS, "quickstart.yaml"),
+        ("configs/methods/grpo.yaml", shipped.CONFIGS, "methods/grpo.yaml"),
+    ],
+)
+def test_names_and_paths_of_a_clone_mean_the_shipped_one(written, folders, found):
+    assert locate(written, folders).samefile(REPOSITORY / found)
+
+
+def test_a_name_and_overlays_are_read_in_their_order():
+    config = config_io.load(["quickstart", "grpo"], ["seed=3"])
+    assert (config.method, config.budget.max, config.seed) == ("grpo", 64, 3)
+
+
+@pytest.mark.parametrize("own", ["quickstart", "quickstart.yaml", "quickstart.yml"])
+def test_a_name_that_could_mean_a_file_here_is_refused(elsewhere, own):
+    (elsewhere / own).write_text("seed: 7")
+    with pytest.raises(
+        UserError, match=rf"^quickstart: found the file {own} here and .*; write"
+    ) as e:
+        config_io.load(["quickstart"])
+    # Both are what the message says.
+    first, second = str(e.value).split("; write ")[1].split(", ")
+    assert config_io.load([first.removesuffix(" for the one")]).seed == 7
+    assert config_io.load([second.removesuffix(" for the other")]).budget.max == 64
+
+
+def test_a_path_is_the_file_there(elsewhere):
+    (elsewhere / "configs").mkdir()
+    for name in ("quickstart.yaml", "configs/quickstart.yaml", "mine"):
+        (elsewhere / name).write_text("seed: 7")
+        assert config_io.load([name]).seed == 7
+    # A folder is no config that could be meant.
+    (elsewhere / "grpo").mkdir()
+    assert locate("grpo").samefile(REPOSITORY / "methods/grpo.yaml")
+
+
+@pytest.mark.parametrize(
+    ("written", "advice"),
+    [
+        ("quickstart.yaml", "no such file; write quickstart, which ships with the package"),
+        ("quikstart", "no such file; write quickstart, which ships with the package"),
+        ("methods/gpro", "no such file; write methods/grpo, which ships with the package"),
+        ("qwen2.5-7b-mat", "write qwen2.5-7b-math, which ships with the package"),
+        ("configs/mine.yaml", "no such file; write the path of a YAML file"),
+        ("main", "no such file; write the path of a YAML file"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_may_be_meant(written, advice):
+    with pytest.raises(UserError, match=advice):
+        config_io.load([written])

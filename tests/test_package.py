@@ -1,0 +1,63 @@
+"""What installs with the package: a light import, its version, its declared dependencies."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bacr_jax
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Names of imports that are not those of their distributions.
+DISTRIBUTION = {"yaml": "pyyaml", "orbax": "orbax-checkpoint"}
+# Imported where they are there, with a refusal that says what to install, or by JAX's leave.
+OPTIONAL = {"wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}
+
+
+def third_party():
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, path) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module, path
+
+
+def test_everything_imported_is_declared():
+    words = (re.match(r"[\w-]+", text)[0].lower() for text in PROJECT["dependencies"])
+    declared = {word.replace("-", "_") for word in words}
+    missing = {
+        (name.partition(".")[0], path.name)
+        for name, path in third_party()
+        if (top := name.partition(".")[0]) not in sys.stdlib_module_names | OPTIONAL | {"bacr_jax"}
+        and DISTRIBUTION.get(top, top).lower().replace("-", "_") not in declared
+    }
+    assert missing == set()
+
+
+def test_the_import_is_light_and_the_command_is_a_module_and_a_call():
+    """In a process of its own: here JAX is imported."""
+    code = """
+import sys, bacr_jax
+heavy = {"jax", "flax", "numpy", "yaml", "rich"} & set(sys.modules)
+assert not heavy, heavy
+assert {"load", "train", "Policy"} <= set(dir(bacr_jax))
+assert callable(bacr_jax.train) and bacr_jax.train.main
+assert "jax" not in sys.modules
+from bacr_jax import train
+assert train is bacr_jax.train is sys.modules["bacr_jax.train"]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert bacr_jax.__version__ == importlib.metadata.version("bacr_jax")
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        bacr_jax.lod  # noqa: B018
