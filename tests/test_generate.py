@@ -1,12 +1,17 @@
 """`python -m bacr_jax.generate`, on a model small enough for a test."""
 
+import io
+import os
 import re
+import signal
+import sys
 
 import pytest
 
 import hf_world
 from bacr_jax import generate
 from bacr_jax.data.ledger import ledger_tokenizer, make_problems
+from bacr_jax.evaluation import ask as asking
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
 
@@ -46,8 +51,6 @@ def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, 
 
 
 def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, model, question):
-    from bacr_jax.evaluation import ask as asking
-
     found = []
 
     def spy(params, prompts, budgets, *arguments, **options):
@@ -80,6 +83,126 @@ def test_sampling_follows_the_seed(capsys, model, question):
         ask(capsys, model, "--seed", seed, *options)[1] for seed in ("1", "1", "2")
     )
     assert one == again != other
+
+
+def typed(monkeypatch, *lines):
+    """A terminal at which somebody types these lines and then Ctrl-D."""
+    waiting = iter(lines)
+
+    def read(prompt):
+        line = next(waiting, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+
+def test_without_a_question_it_asks_again_and_again_and_compiles_once(
+    monkeypatch, capsys, model, question
+):
+    from bacr_jax.rollout import branches, trunks
+
+    compiled = []
+
+    def note(self, *arguments, _ask=asking.Session.ask, **options):
+        found = _ask(self, *arguments, **options)
+        compiled.append(
+            (trunks.decode_trunks._cache_size(), branches.decode_branches._cache_size())
+        )
+        return found
+
+    monkeypatch.setattr(asking.Session, "ask", note)
+    typed(monkeypatch, question, "", KeyboardInterrupt, f"{question}a1", "/budget 8,12", question)
+    code, out, error = ask(capsys, model, "--budget", "4")
+    assert (code, error) == (0, "")
+    assert len(set(compiled[:2])) == 1 and len(compiled) == 3
+    assert len(re.findall(r"\[\d+ thinking tokens, \d+ forced, \d+ answer\]\n", out)) == 4
+    assert "Ctrl-D ends\n" in out and len(re.findall(r"^\d+\.\d s$", out, re.MULTILINE)) == 3
+    assert out.index("budget 8,12, temperature 0, top-p 1, seed 0") < out.index("--- budget 8 ---")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/budget 8,x", "error: /budget 8,x: found 'x'; write whole numbers such as"),
+        ("/budget", "error: /budget : found ''; write whole numbers"),
+        ("/temperature hot", "error: /temperature hot: write a number"),
+        ("/temperature nan", "error: /temperature nan: write 0"),
+        ("/top-p 0.5", "error: /top-p 0.5: is not read, since /temperature 0"),
+        ("/seed -1", "error: /seed -1: write a number from 0"),
+        ("/exit", "error: /exit: is no command; write a question, or /budget"),
+        ("!!", "error: question 0: the tokenizer has no tokens for"),
+    ],
+)
+def test_what_can_not_be_used_costs_a_line_and_no_more(monkeypatch, capsys, model, line, says):
+    typed(monkeypatch, line, "/help")
+    code, out, error = ask(capsys, model, "--budget", "4")
+    assert code == 0 and error.count("\n") == 1 and says in error
+    # Nothing has changed.
+    assert "budget 4, temperature 0, top-p 1, seed 0" in out
+
+
+def test_settings_that_are_typed_hold_for_what_follows(monkeypatch, capsys, model):
+    typed(monkeypatch, "/temperature 2", "/top-p 0.9", "/seed 3", "/budget low,none", "/help")
+    _, out, error = ask(capsys, model, "--budget", "4")
+    assert error == "" and "budget 4,none, temperature 2, top-p 0.9, seed 3\n" in out
+    typed(monkeypatch, "/temperature 2", "/top-p 0.9", "/temperature 0")
+    assert ask(capsys, model, "--budget", "4")[2] == ""
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_program(monkeypatch, capsys, model, question):
+    def interrupted(self, questions, budgets, *, watch, poll, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        watch(0, "begun", "")
+        poll()
+
+    typed(monkeypatch, question, "/help")
+    with monkeypatch.context() as patch:
+        patch.setattr(asking.Session, "ask", interrupted)
+        code, out, error = ask(capsys, model, "--budget", "4")
+        assert (code, error) == (0, "")
+        assert out.index("begun\n[stopped]\n") < out.index("budget 4, temperature")
+        # Where nobody can ask again it does end it.
+        code, out, _ = ask(capsys, model, "--budget", "4", question)
+        assert (code, out) == (130, "begun")
+
+
+def test_ctrl_c_is_heeded_between_two_chunks(monkeypatch, capsys, model, question):
+    chunks = []
+
+    def watching(self, *arguments, watch, _ask=asking.Session.ask, **options):
+        def first(row, thinking, answer):
+            chunks.append(thinking)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        return _ask(self, *arguments, watch=first, **options)
+
+    monkeypatch.setattr(asking.Session, "ask", watching)
+    assert ask(capsys, model, "--budget", "12", question)[0] == 130
+    assert len(chunks) == 1
+
+
+def test_a_pipe_is_read_line_by_line(monkeypatch, capsys, model, question):
+    _, alone, _ = ask(capsys, model, "--budget", "4", question)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{question}\n\n{question}\n"))
+    code, out, error = ask(capsys, model, "--budget", "4")
+    assert (code, out, error) == (0, f"=== {question} ===\n{alone}" * 2, "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{question}\n!!\n"))
+    code, _, error = ask(capsys, model, "--budget", "4")
+    assert code == 2 and error.startswith("error: standard input, line 2: question 0: the")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    code, out, error = ask(capsys, model, "--budget", "4")
+    assert (code, out) == (2, "") and "question: found none; write one behind the options" in error
+
+
+def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, model):
+    """Though no question comes before it; x=5 is one."""
+    typed(monkeypatch)
+    assert generate.parse(["--model", "m", "--budget", "4", "x=5?"]).question == "x=5?"
+    code, _, error = ask(capsys, model, "--budget", "4", "rollout.answer_token=3")
+    assert code == 2 and "no such key; write rollout.answer_tokens" in error
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,16 @@
-"""`python -m bacr_jax.generate --run DIR | --model HFDIR --budget 512 "question"`: asks once."""
+"""`python -m bacr_jax.generate --run DIR | --model HFDIR --budget 512 ["question"]`: asks."""
 
 import argparse
+import contextlib
 import dataclasses
 import logging
+import re
+import signal
 import sys
+import time
+import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config
@@ -17,25 +23,80 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
+    refusal,
+    whole_number,
 )
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
 if TYPE_CHECKING:
     from bacr_jax.data.prompts import PromptFormat
+    from bacr_jax.evaluation.ask import Answer, Session
 
 DESCRIPTION = (
-    "Asks a policy one question under one or several thinking budgets. With one budget the "
-    "thinking is written while it is decoded; with several they are decoded side by side."
+    "Asks a policy questions under one or several thinking budgets. What it says is written while "
+    "it is decoded; several budgets stand side by side where the terminal is wide enough. Without "
+    "a question it asks for them, one after the other; from a pipe it reads one per line."
 )
 EPILOG = (
     "Settings can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
     "conditioning.told=words, which tells the budget in the prompt."
 )
+COMMANDS = (
+    "/budget 8,64   /temperature 0.6   /top-p 0.95   /seed 1   /help; Ctrl-C stops an answer, "
+    "Ctrl-D ends"
+)
+# A word that sets a key and is no question: x=5 is one, budget.cap=9 is none.
+_OVERRIDE = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+=.*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """How the next question is asked.
+
+    Attributes:
+      budgets: thinking tokens; None: the policy is told none.
+      temperature: 0: the most likely tokens.
+      top_p: nucleus of a sampled answer.
+      seed: of sampled answers.
+    """
+
+    budgets: tuple[int | None, ...]
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def check(self, dash: str = "--") -> None:
+        """Refuses what no answer can be drawn with.
+
+        Args:
+          dash: what stands before the names of settings where they are written.
+
+        Raises:
+          UserError: says what to write.
+        """
+        for fault in self._faults(dash):
+            raise UserError(fault)
+
+    def _faults(self, dash: str) -> Iterator[str]:
+        if not 0 <= self.temperature < float("inf"):
+            yield (
+                f"{dash}temperature {self.temperature}: write 0 (the most likely tokens) or a "
+                "number above"
+            )
+        if not 0 < self.top_p <= 1:
+            yield f"{dash}top-p {self.top_p}: write a number above 0, up to 1"
+        if self.top_p < 1 and self.temperature == 0:
+            yield (
+                f"{dash}top-p {self.top_p}: is not read, since {dash}temperature 0 takes the most "
+                f"likely token; write {dash}temperature 0.6, or leave {dash}top-p out"
+            )
+        if not 0 <= self.seed < 2**32:
+            yield f"{dash}seed {self.seed}: write a number from 0 to 4294967295"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, its numbers checked."""
+    """The command line, its numbers checked; `question` is None where none was given."""
     parser = Parser(prog="python -m bacr_jax.generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
@@ -49,85 +110,265 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0, help="0, the default: the most likely tokens")
     add("--top-p", type=float, default=1.0, help="nucleus of a sampled answer")
     add("--seed", type=int, default=0, help="of a sampled answer")
-    add("question")
-    add("overrides", nargs="*", metavar="key.sub=value")
+    add("words", nargs="*", metavar="question | key.sub=value", help="the question, then settings")
     arguments = parser.parse_intermixed_args(argv)
     check_saved_policy(arguments)
-    for fault in _faults(arguments):
-        raise UserError(fault)
+    words = arguments.words
+    asked = bool(words) and not _OVERRIDE.fullmatch(words[0])
+    arguments.question, arguments.overrides = words[0] if asked else None, words[asked:]
+    if asked and not arguments.question.strip():
+        raise UserError("question: found an empty text; write a question")
+    Asking((), arguments.temperature, arguments.top_p, arguments.seed).check()
     return arguments
 
 
-def _faults(a: argparse.Namespace) -> Iterator[str]:
-    """What can be said against the options without looking at any file."""
-    if not a.question.strip():
-        yield "question: found an empty text; write a question"
-    if not 0 <= a.temperature < float("inf"):
-        yield f"--temperature {a.temperature}: write 0 (the most likely tokens) or a number above"
-    if not 0 < a.top_p <= 1:
-        yield f"--top-p {a.top_p}: write a number above 0, up to 1"
-    if a.top_p < 1 and a.temperature == 0:
-        yield (
-            f"--top-p {a.top_p}: is not read, since --temperature 0 takes the most likely token; "
-            "write --temperature 0.6, or leave --top-p out"
-        )
-    if not 0 <= a.seed < 2**32:
-        yield f"--seed {a.seed}: write a number from 0 to 4294967295"
+def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> "PromptFormat":
+    """The format that the policy was trained with, or one that suits a bare model.
 
-
-def prompt_format(arguments: argparse.Namespace, config: Config) -> "PromptFormat":
-    """The format that the policy was trained with, or one that suits a bare model."""
+    Args:
+      config: of the policy.
+      is_run: it is that of a run, and no folder's.
+      overrides: what was set beside it.
+    """
     from bacr_jax.data.prompts import FORMATS, format_for, with_closing_text
     from bacr_jax.methods.registry import declares_budget
 
     declares = declares_budget(config)
     own = config.data.prompt_format == "auto" and not declares
-    told = any(key.startswith("data.train=") for key in arguments.overrides)
+    told = any(key.startswith("data.train=") for key in overrides)
     # Nobody says what a Hugging Face folder was trained on.
-    guessed = arguments.run is None and own and not told
-    if guessed:
+    if not is_run and own and not told:
         return with_closing_text(FORMATS["think_answer"], config.data.closing_text)
     return format_for(config, declares_budget=declares)
 
 
+def open_session(
+    run: Path | None,
+    model: Path | None,
+    step: int | str | None = None,
+    overrides: Sequence[str] = (),
+) -> "Session":
+    """A policy on disk, ready to be asked.
+
+    Args:
+      run: run folder, or None.
+      model: Hugging Face folder, if it is no run.
+      step: checkpoint of the run: a number, or "best"; None: the newest.
+      overrides: `key.sub=value` for how questions are read and answered.
+
+    Raises:
+      UserError: no policy there, or settings that can't be used.
+    """
+    from bacr_jax.runs.open import open_policy
+
+    saved = open_policy(run, model, step)
+    config = config_io.override(saved.config, overrides)
+    check_ranges(config)
+    for fault in level_problems(config):
+        raise UserError(fault)
+
+    from bacr_jax.evaluation.ask import Session
+
+    style = prompt_format(config, is_run=run is not None, overrides=overrides)
+    return Session(dataclasses.replace(saved, config=config), style)
+
+
+def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:
+    """Budgets as somebody wrote them, with the names of the policy's levels.
+
+    Raises:
+      UserError: something in it is no budget.
+    """
+    levels = session.saved.config.budget.levels
+    return tuple(read_budgets(text, option=option, levels=levels))
+
+
+class Stopped(Exception):
+    """Ctrl-C during an answer."""
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[], None]]:
+    """Within it Ctrl-C is noted, for the `poll` that is yielded; a second one ends the program.
+
+    The program under way is finished, so that nothing on the device is left half-made.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: types.FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    def poll() -> None:
+        if noted:
+            raise Stopped
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield poll
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def answer(session: "Session", question: str, asking: Asking, say: Callable[[str], Any]) -> None:
+    """Asks one question and writes what comes, while it comes.
+
+    Args:
+      session: the policy.
+      question: text.
+      asking: budgets and sampling.
+      say: writes text, without a line end of its own.
+
+    Raises:
+      UserError: the question or a budget can't be used.
+      Stopped: Ctrl-C.
+    """
+    from rich.console import Console
+
+    from bacr_jax.report.answers import LiveColumns, in_plain_text
+
+    settings = dataclasses.asdict(asking)
+    budgets = settings.pop("budgets")
+    with stopping() as poll:
+        ask: Callable[..., list[Answer]] = lambda watch: session.ask(
+            [question], budgets, **settings, watch=watch, poll=poll
+        )
+        console = Console()
+        if len(budgets) == 1:
+            in_plain_text(ask(_Stream(say)), say, streamed=True)
+        elif LiveColumns.fit(console, budgets):
+            with LiveColumns(console, budgets) as columns:
+                columns.show(ask(columns.watch))
+        else:
+            in_plain_text(ask(None), say, streamed=False)
+
+
+class _Stream:
+    """Writes the thinking of the only row while it comes."""
+
+    def __init__(self, say: Callable[[str], Any]):
+        self._say, self._shown = say, 0
+
+    def __call__(self, row: int, thinking: str, answer: str) -> None:
+        self._say(thinking[self._shown :])
+        self._shown = max(self._shown, len(thinking))
+
+
+def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
+    """Asks for questions until the input ends; what can't be used costs a line."""
+    # Keeps a history and lets the line be edited; not every Python has it.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    say(f"{session.saved.name}; a question, or {COMMANDS}\n")
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            say("\n")
+            return
+        except KeyboardInterrupt:
+            say("\nCtrl-D ends\n")
+            continue
+        try:
+            if line.startswith("/"):
+                asking = _changed(session, asking, line)
+                say(f"{_said(asking)}\n")
+            elif line:
+                started = time.perf_counter()
+                answer(session, line, asking, say)
+                say(f"{time.perf_counter() - started:.1f} s\n")
+        except Stopped:
+            say("\n[stopped]\n")
+        except UserError as error:
+            refusal(error)
+        except OutOfMemory as error:
+            failure(f"{error}; write fewer or smaller numbers after /budget")
+
+
+def _changed(session: "Session", asking: Asking, line: str) -> Asking:
+    """What a line such as `/budget 8,64` makes of the settings.
+
+    Raises:
+      UserError: it makes no sense; the settings stay what they were.
+    """
+    name, _, value = line[1:].partition(" ")
+    value = value.strip()
+    if name == "help":
+        return asking
+    if name == "budget":
+        return dataclasses.replace(asking, budgets=budgets_of(session, value, "/budget"))
+    if name == "seed":
+        number = whole_number(value, most=2**32 - 1)
+        if number is None:
+            raise UserError(f"/seed {value}: write a number from 0 to 4294967295")
+        return dataclasses.replace(asking, seed=number)
+    if name not in ("temperature", "top-p"):
+        raise UserError(f"/{name}: is no command; write a question, or {COMMANDS}")
+    try:
+        changed = dataclasses.replace(asking, **{name.replace("-", "_"): float(value)})
+    except ValueError:
+        raise UserError(f"/{name} {value}: write a number") from None
+    if name == "temperature" and changed.temperature == 0:
+        # The most likely tokens know no nucleus.
+        changed = dataclasses.replace(changed, top_p=1.0)
+    changed.check("/")
+    return changed
+
+
+def _said(asking: Asking) -> str:
+    """The settings in one line, and how they are changed."""
+    budgets = ",".join(NONE if budget is None else str(budget) for budget in asking.budgets)
+    return (
+        f"budget {budgets}, temperature {asking.temperature:g}, top-p {asking.top_p:g}, "
+        f"seed {asking.seed}\n{COMMANDS}"
+    )
+
+
+def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
+    """Asks every line of the standard input that is not empty.
+
+    Raises:
+      UserError: there is none, or one can't be used; those before it are answered.
+    """
+    asked = 0
+    for number, line in enumerate(sys.stdin, 1):
+        question = line.strip()
+        if not question:
+            continue
+        asked += 1
+        say(f"=== {question} ===\n")
+        try:
+            answer(session, question, asking, say)
+        except UserError as error:
+            raise UserError(f"standard input, line {number}: {error}") from None
+    if not asked:
+        raise UserError(
+            "question: found none; write one behind the options, or one per line on the standard "
+            "input"
+        )
+
+
 def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
-    """Decodes and writes the answers.
+    """Opens the policy and answers: one question, those that are typed, or those of a pipe.
 
     Args:
       arguments: from `parse`.
       say: writes text, without a line end of its own.
 
     Raises:
-      UserError: the policy, the question or a budget can't be used.
+      UserError: the policy, a question or a budget can't be used.
+      Stopped: Ctrl-C, where nobody can ask another question.
     """
-    from bacr_jax.runs.open import open_policy
-
-    saved = open_policy(arguments.run, arguments.model, arguments.step)
-    config = config_io.override(saved.config, arguments.overrides)
-    check_ranges(config)
-    for fault in level_problems(config):
-        raise UserError(fault)
-    budgets = read_budgets(arguments.budget, option="--budget", levels=config.budget.levels)
-
-    from bacr_jax.evaluation.ask import ask
-
-    alone = len(budgets) == 1
-    answers = ask(
-        dataclasses.replace(saved, config=config),
-        arguments.question,
-        budgets,
-        style=prompt_format(arguments, config),
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        say=say if alone else None,
-    )
-    for budget, said in zip(budgets, answers):
-        if not alone:
-            name = "no budget" if budget is None else f"budget {budget}"
-            say(f"--- {name} ---\n{said.thinking}")
-        tokens = f"{said.thinking_tokens} thinking tokens, {said.forced_tokens} forced"
-        say(f"\n{said.answer}\n[{tokens}, {said.answer_tokens} answer]\n")
+    session = open_session(arguments.run, arguments.model, arguments.step, arguments.overrides)
+    budgets = budgets_of(session, arguments.budget, "--budget")
+    asking = Asking(budgets, arguments.temperature, arguments.top_p, arguments.seed)
+    if arguments.question is not None:
+        answer(session, arguments.question, asking, say)
+    elif sys.stdin.isatty():
+        converse(session, asking, say)
+    else:
+        from_pipe(session, asking, say)
 
 
 @entry_point
@@ -144,7 +385,7 @@ def main(argv: Sequence[str] | None) -> int:
         generate(parse(argv), say)
     except OutOfMemory as error:
         return failure(f"{error}; write fewer or smaller numbers in --budget")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""One question, asked of a policy at one or several thinking budgets."""
+"""Questions asked of a policy that stays on its device, at one or several thinking budgets."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.config.budgets import cap
@@ -16,127 +17,245 @@ from bacr_jax.data.tokenizers import answer_text, decode_ids
 from bacr_jax.data.told import budget_words, told_prompts
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.checks import check_grace
-from bacr_jax.evaluation.decoder import open_decoder, with_declared_budget
+from bacr_jax.evaluation.decoder import Decoder, open_decoder, with_declared_budget
+from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.learner import policy as policies
 from bacr_jax.rollout import Rollout, generate, sampling_params
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Prompts
 
+# Row, its thinking so far, its answer so far (with what was forced before it).
+Watch = Callable[[int, str, str], Any]
+
+# Prompts and budgets are rounded up to a power of two from here on, so that the next question finds
+# its programs compiled.
+_SMALLEST = 32
+# With so few rows a cache that holds the longest from the start reads little and compiles once.
+_FEW_ROWS = 16
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy said at one budget.
+    """What the policy said to a question at a budget.
 
     Attributes:
+      question: as it was asked.
+      budget: thinking tokens that it was told; None: none.
+      sample: number of the answer, from 0.
       thinking: text of the thinking.
       thinking_tokens: its length, without a closing tag.
       forced_tokens: tokens put between thinking and answer.
       answer_tokens: sampled answer, its closing tag included.
-      answer: text of the answer, without its tags.
+      answer: text of the answer, without what closes it.
+      closed_by: what ended the thinking: tag, budget or end of turn.
+      finished: the answer was closed before rollout.answer_tokens.
+      tokens: ids of everything after the prompt: thinking with its closing tag, forced, answer.
     """
 
+    question: str
+    budget: int | None
+    sample: int
     thinking: str
     thinking_tokens: int
     forced_tokens: int
     answer_tokens: int
     answer: str
+    closed_by: str
+    finished: bool
+    tokens: tuple[int, ...]
 
 
-def ask(
-    saved: SavedPolicy,
-    question: str,
-    budgets: Sequence[int | None],
-    *,
-    style: PromptFormat,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    say: Callable[[str], Any] | None = None,
-) -> list[Answer]:
-    """Decodes the answers at all budgets together.
+class Session:
+    """A policy that was read once and answers question after question.
 
-    Args:
+    Attributes:
       saved: the policy, with the settings it is decoded with.
-      question: text.
-      budgets: thinking tokens; None: the policy is told none and thinks up to budget.cap tokens.
       style: prompt format.
-      temperature: 0: the most likely tokens.
-      top_p: nucleus.
-      seed: of sampled answers.
-      say: takes the thinking at the first budget piece by piece while it is decoded.
-
-    Returns:
-      An answer per budget.
-
-    Raises:
-      UserError: the policy, the question or a budget can't be used.
+      tokenizer: of the policy.
+      vocab_size: rows of its embedding.
+      rules: vocabulary facts of its format.
     """
-    config, tokenizer = saved.config, saved.tokenizer()
-    check_grace(config, tokenizer)
-    vocab_size = policies.vocabulary_rows(config, len(tokenizer))
-    prompts, _ = encode_prompts(
-        tokenizer, [question], style, max_tokens=config.data.max_prompt_tokens
-    )
-    told = np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
-    words = budget_words(config, style)
-    if words:
-        waiting, _ = told_prompts(
-            tokenizer,
-            [question],
-            style,
-            words,
-            largest=int(told.max(initial=0)),
-            max_tokens=config.data.max_prompt_tokens,
+
+    def __init__(self, saved: SavedPolicy, style: PromptFormat):
+        """Reads the tokenizer; weights are read with the first question.
+
+        Args:
+          saved: the policy, with the settings it is decoded with.
+          style: prompt format.
+
+        Raises:
+          UserError: its settings or its tokenizer can't be used.
+        """
+        self.saved, self.style = saved, style
+        self.tokenizer = saved.tokenizer()
+        check_grace(saved.config, self.tokenizer)
+        self.vocab_size = policies.vocabulary_rows(saved.config, len(self.tokenizer))
+        self.rules = make_rules(self.tokenizer, style, self.vocab_size)
+        self._opened: Decoder | None = None
+
+    def ask(
+        self,
+        questions: Sequence[str],
+        budgets: Sequence[int | None],
+        *,
+        samples: int = 1,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        watch: Watch | None = None,
+        poll: Callable[[], None] | None = None,
+    ) -> list[Answer]:
+        """Decodes all answers together.
+
+        Args:
+          questions: texts.
+          budgets: thinking tokens; None: the policy is told none and thinks up to budget.cap
+            tokens.
+          samples: answers per question and budget.
+          temperature: 0: the most likely tokens.
+          top_p: nucleus.
+          seed: of sampled answers.
+          watch: called after every chunk for each row that went on, with its texts so far.
+          poll: called between chunks, so that a caller can stop by raising.
+
+        Returns:
+          Answers question by question, budget by budget, sample by sample.
+
+        Raises:
+          UserError: the policy, a question or a budget can't be used.
+        """
+        limits = self._limits(budgets)
+        prompts, shape = self.prompts(questions, budgets), (len(questions), len(budgets), samples)
+        longest = self._longest(prompts, budgets, limits)
+        question, budget, sample = (axis.ravel() for axis in np.indices(shape))
+        rows = budget * len(questions) + question
+        limit = limits[budget]
+        decoder = self._decoder()
+        rollout = generate(
+            decoder.params,
+            _widened(jax.tree.map(lambda x: np.asarray(x)[rows], prompts)),
+            _told(budgets)[budget],
+            limit[:, None],
+            jax.random.key(seed),
+            spec=_spec(decoder, longest, len(rows)),
+            rules=self.rules,
+            sampling=sampling_params(temperature, top_p),
+            phi_of=decoder.phi_of,
+            limits=limit,
+            poll=poll,
+            **({} if watch is None else _Live(self._text, watch).listeners()),
         )
-        one = np.zeros(len(budgets), np.int64)
-        prompts = waiting.at(one, told, jax.tree.map(lambda x: np.asarray(x)[one], prompts))
-    else:
-        prompts = prompt_per_budget(prompts, tokenizer, style, budgets, config.eval)
-    limits = np.array([cap(config) if budget is None else budget for budget in budgets], np.int32)
-    longest = max(int(limits.max()), 1)
-    positions = policies.model_shape(config, vocab_size).max_positions
-    free = positions - int(prompts.lengths.max()) - config.rollout.answer_tokens
-    free -= config.budget.grace
-    if longest > free:
-        written = ",".join("none" if budget is None else str(budget) for budget in budgets)
-        raise UserError(
-            f"--budget {written}: the model's {positions} positions leave {free} for thinking; "
-            "write a smaller budget" + (", or budget.cap" if None in budgets else "")
-        )
-    decoder = open_decoder(saved, vocab_size, max_thinking=longest, slots=len(budgets))
-    rollout = generate(
-        decoder.params,
-        prompts,
-        told,
-        limits[:, None],
-        jax.random.key(seed),
-        spec=decoder.spec,
-        rules=make_rules(tokenizer, style, vocab_size),
-        sampling=sampling_params(temperature, top_p),
-        phi_of=decoder.phi_of,
-        limits=limits,
-        on_tokens=None if say is None else _Live(lambda ids: decode_ids(tokenizer, ids), say),
-    )
-    return _answers(rollout, tokenizer, style)
+        return [
+            self._answer(rollout, row, questions[q], budgets[b], int(s))
+            for row, (q, b, s) in enumerate(zip(question, budget, sample))
+        ]
 
+    def prompts(self, questions: Sequence[str], budgets: Sequence[int | None]) -> Prompts:
+        """The prompts of all questions at the first budget, then those at the second, and so on.
 
-def _answers(rollout: Rollout, tokenizer: Any, style: PromptFormat) -> list[Answer]:
-    """The texts of each row."""
-    trunks, branches = rollout.trunks, rollout.branches
-    tags = {"opened": style.answer_open, "closed": style.answer_close}
+        Raises:
+          UserError: a question that is empty, too long, or that the tokenizer can't write.
+        """
+        config, style = self.saved.config, self.style
+        most = config.data.max_prompt_tokens
+        prompts, dropped = encode_prompts(self.tokenizer, questions, style, max_tokens=most)
+        words = budget_words(config, style)
+        told = _told(budgets)
+        if words and not len(dropped):
+            waiting, dropped = told_prompts(
+                self.tokenizer,
+                questions,
+                style,
+                words,
+                largest=int(told.max(initial=0)),
+                max_tokens=most,
+            )
+        if len(dropped):
+            raise UserError(
+                f"question {dropped[0]}: its prompt has more than data.max_prompt_tokens={most} "
+                "tokens; write a shorter question or a larger number"
+            )
+        if not words:
+            return prompt_per_budget(prompts, self.tokenizer, style, budgets, config.eval)
+        index = np.tile(np.arange(len(questions)), len(budgets))
+        untold = jax.tree.map(lambda x: np.asarray(x)[index], prompts)
+        return waiting.at(index, np.repeat(told, len(questions)), untold)
 
-    def answer_of(row: int) -> Answer:
-        start, end = branches.forced[row, 0], branches.forced[row, 0] + branches.sampled[row, 0]
-        thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]]
+    def _limits(self, budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
+        """Most thinking tokens at each budget."""
+        most = cap(self.saved.config)
+        return np.array([most if budget is None else budget for budget in budgets], np.int32)
+
+    def _longest(
+        self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
+    ) -> int:
+        """The largest budget, which the model's positions must hold behind the prompts."""
+        config, longest = self.saved.config, max(int(limits.max()), 1)
+        positions = policies.model_shape(config, self.vocab_size).max_positions
+        free = positions - int(np.max(prompts.lengths)) - config.rollout.answer_tokens
+        free -= config.budget.grace
+        if longest > free:
+            written = ",".join("none" if budget is None else str(budget) for budget in budgets)
+            raise UserError(
+                f"--budget {written}: the model's {positions} positions leave {free} for thinking; "
+                "write a smaller budget" + (", or budget.cap" if None in budgets else "")
+            )
+        return longest
+
+    def _decoder(self) -> Decoder:
+        """The policy on its device; read at the first call."""
+        if self._opened is None:
+            self._opened = open_decoder(self.saved, self.vocab_size, max_thinking=1)
+        return self._opened
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return decode_ids(self.tokenizer, ids)
+
+    def _answer(
+        self, rollout: Rollout, row: int, question: str, budget: int | None, sample: int
+    ) -> Answer:
+        """The texts of a row."""
+        trunks, branches = rollout.trunks, rollout.branches
+        forced, answered = int(branches.forced[row, 0]), int(branches.sampled[row, 0])
+        thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]].tolist()
+        after = branches.tokens[row, 0, : forced + answered].tolist()
+        tags = {"opened": self.style.answer_open, "closed": self.style.answer_close}
         return Answer(
-            thinking=decode_ids(tokenizer, thinking.tolist()),
+            question=question,
+            budget=budget,
+            sample=sample,
+            thinking=self._text(thinking),
             thinking_tokens=int(trunks.thinking[row]),
-            forced_tokens=int(branches.forced[row, 0]),
-            answer_tokens=int(branches.sampled[row, 0]),
-            answer=answer_text(tokenizer, branches.tokens[row, 0, start:end].tolist(), **tags),
+            forced_tokens=forced,
+            answer_tokens=answered,
+            answer=answer_text(self.tokenizer, after[forced:], **tags),
+            closed_by=CLOSE_NAMES[int(trunks.close[row])],
+            finished=bool(branches.finished[row, 0]),
+            tokens=(*thinking, *after),
         )
 
-    return [answer_of(row) for row in range(len(trunks.budgets))]
+
+def _told(budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
+    return np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
+
+
+def rounded_up(number: int) -> int:
+    """The power of two that holds a number, 32 or more."""
+    return max(1 << (number - 1).bit_length(), _SMALLEST)
+
+
+def _widened(prompts: Prompts) -> Prompts:
+    """The same prompts in rows of a rounded width."""
+    width = rounded_up(prompts.tokens.shape[1])
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, width - prompts.tokens.shape[1])))
+    return dataclasses.replace(prompts, tokens=tokens)
+
+
+def _spec(decoder: Decoder, longest: int, rows: int) -> Any:
+    """Sizes of a rollout that other questions will have too."""
+    slots = min(1 << (rows - 1).bit_length(), decoder.spec.slots)
+    few = {"windows": 1, "refill": 1.0} if slots <= _FEW_ROWS else {}
+    return dataclasses.replace(decoder.spec, max_thinking=rounded_up(longest), slots=slots, **few)
 
 
 def prompt_per_budget(
@@ -146,14 +265,17 @@ def prompt_per_budget(
     budgets: Sequence[int | None],
     config: EvalConfig,
 ) -> Prompts:
-    """The only prompt once per budget, with the budget in it where the format has a place for it.
+    """The prompts once per budget, with the budget in them where the format has a place for it.
 
     Args:
-      prompts: one row.
+      prompts: a row per question.
       tokenizer: of the policy.
       style: prompt format.
       budgets: thinking tokens; None is never in a prompt.
       config: whether the policy is given its budget.
+
+    Returns:
+      All rows at the first budget, then those at the second, and so on.
     """
     numbers = tuple(budget for budget in budgets if budget is not None)
     settings = dataclasses.replace(config, budgets=numbers)
@@ -170,16 +292,29 @@ def prompt_per_budget(
 
 
 class _Live:
-    """Writes the thinking while it comes; a character of several tokens waits until it is whole."""
+    """Texts of the rows while they come; a character of several tokens waits until it is whole."""
 
-    def __init__(self, decode: Callable[[list[int]], str], say: Callable[[str], Any]):
-        self.decode, self.say, self.ids, self.shown = decode, say, list[int](), 0
+    def __init__(self, text: Callable[[Sequence[int]], str], watch: Watch):
+        self._text, self._watch = text, watch
+        self._thinking: dict[int, list[int]] = {}
+        self._said: dict[int, tuple[str, str]] = {}
 
-    def __call__(self, row: int, tokens: Any) -> None:
-        """Takes the new tokens of a row; those of the first one are written."""
-        if row:
-            return
-        self.ids += [int(token) for token in tokens]
-        text = self.decode(self.ids).rstrip("\N{REPLACEMENT CHARACTER}")
-        self.say(text[self.shown :])
-        self.shown = max(self.shown, len(text))
+    def listeners(self) -> dict[str, Any]:
+        """Arguments of `generate`."""
+        return {"on_tokens": self._thought, "on_answer": self._answered}
+
+    def _thought(self, row: int, tokens: Sequence[int]) -> None:
+        """Takes the new thinking tokens of a row."""
+        ids = self._thinking.setdefault(row, [])
+        ids += map(int, tokens)
+        self._tell(row, ids, [])
+
+    def _answered(self, row: int, tokens: Sequence[int]) -> None:
+        """Takes all tokens after the thinking of a row."""
+        self._tell(row, self._thinking.get(row, []), tokens)
+
+    def _tell(self, row: int, *parts: Sequence[int]) -> None:
+        thinking, answer = (self._text(ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts)
+        if self._said.get(row) != (thinking, answer):
+            self._said[row] = thinking, answer
+            self._watch(row, thinking, answer)

@@ -51,14 +51,16 @@ class Decoder:
         return self.cap if budget == NO_BUDGET else budget
 
 
-def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slots: int) -> Decoder:
+def open_decoder(
+    saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slots: int | None = None
+) -> Decoder:
     """A saved policy on the device, in its compute type.
 
     Args:
       saved: the policy, with the settings it is decoded with.
       vocab_size: rows of its embedding.
       max_thinking: largest budget to come.
-      slots: rows decoded together.
+      slots: rows decoded together; None: as many as in the policy's own evaluations.
 
     Raises:
       UserError: the policy's files and its config disagree.
@@ -80,7 +82,9 @@ def open_decoder(saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slot
     body = {name: leaf for name, leaf in params.items() if name != "budget"}
     body = jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), body)
     decode = policy.decode_params({**body, **module})
-    spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
+    spec = dataclasses.replace(
+        policy.evaluation, max_thinking=max_thinking, slots=slots or policy.evaluation.slots
+    )
     module = jax.tree.map(jnp.asarray, module)
     return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
 

@@ -268,6 +268,12 @@ class Engine:
         )
         return dataclasses.replace(opened, state=state)
 
+    def first_answers(self, opened: OpenBranches) -> list[Int[np.ndarray, "n"]]:
+        """Forced and sampled tokens so far at each slot's first cut, on the host."""
+        state = opened.state
+        tokens, forced, sampled = to_host((state.tokens, state.forced, state.sampled))
+        return [tokens[i, 0, : forced[i, 0] + sampled[i, 0]] for i in opened.places]
+
     def answers(self, opened: OpenBranches) -> Branches:
         """Answers of the slots' branches, on the host; those at one cut stand side by side."""
         branches: Branches = jax.tree.map(

@@ -143,6 +143,7 @@ def generate(
     limits: Int[np.ndarray, "B"] | None = None,
     poll: Callable[[], None] | None = None,
     on_tokens: Callable[[int, np.ndarray], None] | None = None,
+    on_answer: Callable[[int, np.ndarray], None] | None = None,
 ) -> Rollout:
     """Samples thinking under budgets, then an answer at every cut.
 
@@ -164,6 +165,8 @@ def generate(
         spec.max_thinking without a budget.
       poll: called between chunks, so that a caller can stop a long rollout by raising.
       on_tokens: called after every chunk with (index of a row, its new thinking tokens).
+      on_answer: called after every chunk of answers with (index of a row, forced and sampled tokens
+        of the answer at its first cut so far).
 
     Raises:
       UserError: a prompt, budget or cut that can't be honoured, or logits that are not finite; the
@@ -186,7 +189,7 @@ def generate(
             sampling=sampling,
             phi_of=phi_of,
         )
-    loop = _Loop(engine, budgets, limits, cuts, ids, poll=poll, on_tokens=on_tokens)
+    loop = _Loop(engine, budgets, limits, cuts, ids, poll=poll, listeners=(on_tokens, on_answer))
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
@@ -218,12 +221,12 @@ class _Loop:
         ids: Int[np.ndarray, "B"],
         *,
         poll: Callable[[], None] | None,
-        on_tokens: Callable[[int, np.ndarray], None] | None,
+        listeners: tuple[Callable[[int, np.ndarray], None] | None, ...] = (None, None),
     ):
         """All rows wait; arguments as for `generate`, `ids` being its `rows`."""
         spec = engine.spec
         self.engine, self.budgets, self.cuts, self.ids = engine, budgets, cuts, ids
-        self.poll, self.on_tokens = poll or (lambda: None), on_tokens
+        self.poll, (self.on_tokens, self.on_answer) = poll or (lambda: None), listeners
         self.limits = limits
         self.scheduler = Scheduler(self.limits, spec.slots, engine.sizes)
         self.sampled = np.zeros(len(budgets), np.int64)
@@ -326,6 +329,9 @@ class _Loop:
             opened = engine.decode_branches(opened, start)
             start += steps
             self.work["lane_steps"] += steps * opened.state.sampled.size
+            if self.on_answer is not None:
+                for row, tokens in zip(rows, engine.first_answers(opened)):
+                    self.on_answer(int(row), tokens)
             self.poll()
         on_host = to_host((opened.trunks, opened.state.broken))
         trunks, broken = jax.tree.map(lambda x: x[opened.places], on_host)

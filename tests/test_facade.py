@@ -1,0 +1,111 @@
+"""`bacr_jax.load` and `Policy`, on a conditioned model small enough for a test."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import bacr_jax
+import hf_world
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.data.ledger import ledger_tokenizer
+from bacr_jax.errors import UserError
+from bacr_jax.model import hf
+from bacr_jax.model.sizes import Qwen2Config
+
+SHAPE = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
+KEYS = ["rollout.answer_tokens=3", "rollout.chunk=2", "data.train=ledger", "eval.temperature=2.0"]
+QUESTIONS = ["1a2", "3b4a5"]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    conditioning = ConditioningConfig()
+    params = hf_world.random_params(SHAPE, conditioning=conditioning)
+    module = hf.BudgetModule(conditioning, 16)
+    tokenizer, levels = ledger_tokenizer(), {"low": 4}
+    hf.save_policy(path, params, config=SHAPE, module=module, tokenizer=tokenizer, levels=levels)
+    return bacr_jax.load(path, overrides=KEYS)
+
+
+@pytest.fixture(scope="module")
+def greedy(policy):
+    return policy.generate(QUESTIONS, budget=["low", 12, None])
+
+
+def test_answers_come_question_by_question_budget_by_budget(greedy):
+    asked = [(answer.question, answer.budget, answer.sample) for answer in greedy]
+    assert asked == [(q, b, 0) for q, b in itertools.product(QUESTIONS, [4, 12, None])]
+    for answer in greedy:
+        closing = answer.closed_by != "budget"
+        parts = answer.thinking_tokens + answer.forced_tokens + answer.answer_tokens
+        assert parts <= len(answer.tokens) <= parts + closing
+        assert answer.thinking_tokens <= (answer.budget or 16)
+
+
+def test_one_question_alone_is_answered_as_beside_others(policy, greedy):
+    assert policy.generate(QUESTIONS[1], budget=12) == [greedy[4]]
+
+
+def test_several_samples_differ_and_equal_calls_are_equal(policy):
+    drawn = policy.generate(QUESTIONS[0], budget=[4, 12], samples=4)
+    assert [answer.sample for answer in drawn] == [0, 1, 2, 3] * 2
+    assert len({answer.tokens for answer in drawn}) > 2
+    assert policy.generate(QUESTIONS[0], budget=[4, 12], samples=4) == drawn
+    assert policy.generate(QUESTIONS[0], budget=[4, 12], samples=4, seed=1) != drawn
+
+
+@pytest.mark.parametrize("budget", [4, 12, None])
+def test_probabilities_of_the_next_token_sum_to_one_and_greedy_takes_the_largest(
+    policy, greedy, budget
+):
+    answer = next(a for a in greedy if (a.question, a.budget) == (QUESTIONS[1], budget))
+    start = answer.tokens[:2]
+    found = policy.logprobs([QUESTIONS[1]] * 27, [(*start, i) for i in range(27)], budget)
+    last = np.array([score.logprobs[-1] for score in found])
+    assert np.exp(last).sum() == pytest.approx(1.0, abs=1e-5)
+    assert last.argmax() == answer.tokens[2]
+    # What stands before is the same response in all rows.
+    np.testing.assert_allclose([s.logprobs[:2] for s in found], [found[0].logprobs[:2]] * 27)
+
+
+def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(policy):
+    (text,) = policy.logprobs("1a2", "12", 4)
+    (ids,) = policy.logprobs("1a2", [text.tokens], 4)
+    assert text == ids and text.texts == ("1", "2")
+    assert text.total == pytest.approx(sum(text.logprobs))
+    others = [policy.logprobs("1a2", "12", budget)[0].total for budget in (12, None)]
+    assert len({text.total, *others}) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p: p.generate("1a2", budget="high"), "budget high: found 'high'"),
+        (lambda p: p.generate("1a2", budget=-1), "budget -1: found '-1'"),
+        (lambda p: p.generate("1a2", budget=[]), "found ''; write whole numbers"),
+        (lambda p: p.generate("1a2", budget=60), "the model's 64 positions leave"),
+        (lambda p: p.generate("1a2", budget=4, samples=0), "samples=0: write 1 or more"),
+        (lambda p: p.generate("1a2", 4, samples=2, temperature=0.0), "the same answer each time"),
+        (lambda p: p.generate("1a2", budget=4, temperature=-1.0), "temperature -1.0: write 0"),
+        (lambda p: p.generate(["1a2", " "], budget=4), "question 1: found an empty text"),
+        (lambda p: p.generate(["1a2", "1" * 2000], budget=4), "question 1: its prompt has more"),
+        (lambda p: p.logprobs("1a2", ["1", "2"], 4), "found 1 questions and 2 responses"),
+        (lambda p: p.logprobs("1a2", "", 4), "response 0: found no token"),
+        (lambda p: p.logprobs("1a2", "x y", 4), "response 0: the tokenizer has no tokens"),
+        (lambda p: p.logprobs("1a2", [[27]], 4), "found the token 27, but the model has 27 ids"),
+        (lambda p: p.logprobs("1a2", "1" * 70, 4), "and the model 64 positions; write"),
+    ],
+)
+def test_what_can_not_be_used_is_refused_in_a_line(policy, call, says):
+    with pytest.raises(UserError) as error:
+        call(policy)
+    assert says in str(error.value)
+
+
+def test_a_folder_without_a_policy_is_refused(tmp_path, policy):
+    with pytest.raises(UserError, match="holds neither config.yaml nor config.json"):
+        bacr_jax.load(tmp_path)
+    with pytest.raises(UserError, match="step=3: only a run has steps"):
+        bacr_jax.load(policy.folder, step=3)
