@@ -58,6 +58,8 @@ def names_in(path):
                 names.add(prefix + node.name)
             if isinstance(node, ast.ClassDef):
                 collect(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.If):
+                collect(node.body, prefix)
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names.update(prefix + (alias.asname or alias.name) for alias in node.names)
             if isinstance(node, ast.Assign | ast.AnnAssign):
