@@ -1,5 +1,7 @@
 """`python -m bacr_jax.export`: from a run folder to a folder that loads."""
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import hf_world
 from bacr_jax import export
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.learner.train_step import init_state
 from bacr_jax.model import hf
@@ -24,6 +27,8 @@ from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.training.algorithm import RunState
 
 LEDGER = Qwen2Config(27, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
+# Room for a tokenizer of bytes.
+ENGLISH = dataclasses.replace(hf_world.TINY, vocab_size=300)
 MODEL = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -102,7 +107,8 @@ def test_the_sentence_of_a_run_goes_with_its_folder(ledger_run, tmp_path, capsys
     assert export.main(["--run", str(run), "--out", str(out)]) == 0
     assert "after the question: f{budget} (config.json, budget_words)" in capsys.readouterr().out
     raw = yaml.safe_load((out / "config.json").read_text())
-    assert raw["model_type"] == ("qwen2" if told == "words" else "bacr_qwen2")
+    kind = "Qwen2ForCausalLM" if told == "words" else "BacrQwen2ForCausalLM"
+    assert (raw["model_type"], raw["architectures"]) == ("qwen2", [kind])
     assert raw["budget_words"] == hf.read_budget_words(out) == "f{budget}"
     assert (out / "model.safetensors").exists() == (told == "words")
     same(hf.load_policy(out)[1], params)
@@ -115,8 +121,7 @@ def test_the_sentence_of_a_run_goes_with_its_folder(ledger_run, tmp_path, capsys
 
 def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     base = tmp_path / "base"
-    hf_world.make_folder(base)
-    (base / "tokenizer.json").write_text(hf_world.tokenizer_json(30))
+    hf_world.make_folder(base, ENGLISH, tokenizer=hf_world.chat_tokenizer())
     sentence = "Use {budget} tokens or fewer."
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
     settings["conditioning"] = {"told": "words", "words": sentence}
@@ -134,34 +139,101 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
         hf.read_budget_words(tmp_path / "out")
 
 
-def test_the_newest_checkpoint_is_the_one(ledger_run, tmp_path):
-    run, _ = ledger_run
+def test_the_newest_checkpoint_is_the_one_unless_a_step_is_named(ledger_run, tmp_path, capsys):
+    run, older = ledger_run
     newer = hf_world.random_params(LEDGER, seed=9, conditioning=Config().conditioning)
     checkpoint(run, newer, 5)
     export.export(run, tmp_path / "out")
     same(hf.load_policy(tmp_path / "out")[1], newer)
+    (run / "best.json").write_text('{"step": 3, "accuracy": 0.5, "set": "ledger"}')
+    for step in ("3", "best"):
+        out = tmp_path / step
+        assert export.main(["--run", str(run), "--out", str(out), "--step", step]) == 0
+        same(hf.load_policy(out)[1], older)
+        assert "step 3" in (out / "README.md").read_text()
+    capsys.readouterr()
+    out = tmp_path / "none"
+    assert "write one of 3, 5" in refusal(capsys, "--run", run, "--out", out, "--step", "4")
+    assert "--step" in refusal(capsys, "--run", run, "--out", out, "--step", "last")
 
 
-def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(ledger_run, tmp_path):
-    from transformers import AutoTokenizer
+def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
+    from bacr_jax.data.prompts import FORMATS
+    from bacr_jax.runs.open import open_policy
 
     export.export(ledger_run[0], tmp_path / "out")
+    saved = open_policy(None, tmp_path / "out")
+    assert saved.style == FORMATS["ledger"]
+    config = saved.config
+    assert (config.rollout.answer_tokens, config.budget.min, config.budget.max) == (128, 8, 64)
+    assert config.budget.cap == 64 and dict(config.budget.levels) == {"low": 16}
+    # Who names another format on the command line gets that one.
+    other = config_io.override(config, ["data.prompt_format=boxed"])
+    assert saved.under(other).style is None and saved.under(config).style == saved.style
+    raw = json.loads((tmp_path / "out/config.json").read_text())
+    del raw["thinking"]["cap"]
+    (tmp_path / "out/config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match="thinking.cap is null; export the folder again"):
+        open_policy(None, tmp_path / "out")
+
+
+def test_words_can_go_out_without_any_code(ledger_run, tmp_path, capsys):
+    run, params = ledger_run
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    settings = {"model": MODEL, "conditioning": {"told": "words"}, "budget": {"min": 8, "max": 64}}
+    words, out = make_run(tmp_path / "words", plain, settings), tmp_path / "out"
+    assert export.main(["--run", str(words), "--out", str(out), "--merge-told-words"]) == 0
+    assert not list(out.rglob("*.py"))
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    assert "f" in (out / "chat_template.jinja").read_text()
+    capsys.readouterr()
+    two = tmp_path / "two"
+    message = refusal(capsys, "--run", run, "--out", two, "--merge-told-words")
+    assert "conditioning.told=embedding" in message and not two.exists()
+
+
+@pytest.mark.parametrize("told", ["embedding", "words"])
+def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(
+    ledger_run, tmp_path, told, capfd
+):
+    from transformers import AutoTokenizer
+
+    run, params = ledger_run
+    if told == "words":
+        plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+        settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
+        run = make_run(tmp_path / "words", plain, settings)
+    export.export(run, tmp_path / "out")
+    capfd.readouterr()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert len(tokenizer) == 27
+    # Nobody is asked to run code, and nothing is warned of.
+    assert capfd.readouterr() == ("", "")
+    assert len(tokenizer) == 27 and tokenizer.padding_side == "left"
+    text = "<bos>4a2b3c1+-=<think>0123</think><answer>9</answer>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids == ledger_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
     raw = (tmp_path / "out/config.json").read_text()
-    assert f'"eos_token_id": {tokenizer.eos_token_id}' in raw
+    assert json.loads(raw)["eos_token_id"] == tokenizer.eos_token_id
 
 
 def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, capsys):
     base = tmp_path / "base"
-    params = hf_world.make_folder(base, dtype="bfloat16")
-    (base / "tokenizer.json").write_text(hf_world.tokenizer_json(30))
-    (base / "generation_config.json").write_text('{"top_p": 0.8}')
+    params = hf_world.make_folder(
+        base, ENGLISH, tokenizer=hf_world.chat_tokenizer(), dtype="bfloat16"
+    )
+    (base / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
     run = make_run(tmp_path / "run", params, settings)
     export.export(run, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"tokenizer.json", "generation_config.json", "model.safetensors"} <= names
+    assert {"tokenizer.json", "model.safetensors", "custom_generate", "README.md"} <= names
+    # The base's own sampling settings are not those that the policy was trained with.
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert set(generation) - {"bos_token_id", "eos_token_id", "pad_token_id"} == {
+        "do_sample",
+        "max_length",
+    }
     same(hf.load_policy(tmp_path / "out")[1], params)
     base.rename(tmp_path / "moved")
     assert "write --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-import documented_metrics
 import bacr_jax
+import documented_metrics
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.files import read_lines

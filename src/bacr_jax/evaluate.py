@@ -315,7 +315,7 @@ def evaluate(
     saved = open_policy(arguments.run, arguments.model, arguments.step)
     saved.check()
     config = settle(arguments, saved.config)
-    saved = dataclasses.replace(saved, config=config)
+    saved = saved.under(config)
     train, missing = training_set(arguments, config)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
     work = job.prepare(

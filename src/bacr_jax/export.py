@@ -8,25 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config.cli import Parser, entry_point
-from bacr_jax.data.prompts import format_for
+from bacr_jax.config.cli import BEST, Parser, checkpoint_step, entry_point
+from bacr_jax.data.exported import describe
+from bacr_jax.data.exported_template import chat_template
+from bacr_jax.data.prompts import PromptFormat, eos_ids, format_for
+from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.data.told import budget_words
 from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import model_shape
-from bacr_jax.methods.registry import built_in_methods, declares_budget
+from bacr_jax.methods.registry import declares_budget
 from bacr_jax.model import hf
 from bacr_jax.model.hf import names, writing
 from bacr_jax.model.hf.hf_config import WORDS
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.report.model_card import Exported, model_card
 from bacr_jax.runs.open import read_config, read_run
 
 Params = dict[str, Any]
 
 DESCRIPTION = (
-    "Writes the newest checkpoint of a run as a Hugging Face folder. A budget-conditioned policy "
-    "loads with AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) and takes "
-    "budget=; one that is told in words is plain Qwen2, and its config.json has the sentence. "
-    "Prints the files written."
+    "Writes a checkpoint of a run as a Hugging Face folder that says by itself how it is asked. "
+    "AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) gives a model whose "
+    "generate takes budget= and holds it. Prints the files written."
 )
 
 
@@ -39,6 +42,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")
+    parser.add_argument(
+        "--step",
+        type=checkpoint_step,
+        metavar="N",
+        help=f"checkpoint, or `{BEST}`; the newest by default",
+    )
+    parser.add_argument(
+        "--merge-told-words",
+        action="store_true",
+        help="for a policy told in words: a plain Qwen2 folder without code, whose chat template "
+        "tells the budget; nothing holds it there",
+    )
     parser.add_argument(
         "--base", type=Path, metavar="DIR", help="where model.path lies now, if it was moved"
     )
@@ -68,16 +83,53 @@ def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
     return shape
 
 
+def _tokenizer(config: Config, base: Path | None) -> tuple[Any, Any]:
+    """The tokenizer of a run, and what `hf.save_policy` is to write of it."""
+    if config.data.train == "ledger":
+        from bacr_jax.data.ledger import ledger_tokenizer
+
+        tokenizer = ledger_tokenizer()
+        return tokenizer, tokenizer
+    folder = config.model.tokenizer or base
+    return load_tokenizer(folder, where="model.tokenizer"), config.model.tokenizer
+
+
+def _explained(config: Config, tokenizer: Any, shape: Qwen2Config, about: Exported) -> hf.Explained:
+    """What the folder says of itself."""
+    return hf.Explained(
+        thinking=describe(config, tokenizer, about.style, shape.vocab_size),
+        chat_template=chat_template(tokenizer, about.style, about.words, config.budget.levels),
+        generation={
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": list(eos_ids(tokenizer, about.style)),
+            "pad_token_id": tokenizer.pad_token_id,
+            # As evaluated by default; a length, so that nobody assumes a short one.
+            "do_sample": False,
+            "max_length": shape.max_positions,
+        },
+        card=model_card(about),
+        held=not about.merged,
+    )
+
+
 def export(
-    run: Path, out: Path, *, base: Path | None = None, dtype: str | None = None
+    run: Path,
+    out: Path,
+    *,
+    base: Path | None = None,
+    dtype: str | None = None,
+    step: int | str | None = None,
+    merge_told_words: bool = False,
 ) -> list[str]:
-    """Writes the newest checkpoint of a run as a Hugging Face folder.
+    """Writes a checkpoint of a run as a Hugging Face folder.
 
     Args:
       run: run folder.
       out: a folder that does not exist yet.
       base: where `model.path` lies now; None: where the config says.
       dtype: see `hf.save_policy`.
+      step: of the checkpoint, or "best"; None: the newest.
+      merge_told_words: leave out the code that holds budgets, for a policy told in words.
 
     Returns:
       Names of the files written.
@@ -86,37 +138,48 @@ def export(
       UserError: the run or a folder can't be used; nothing is written then.
     """
     writing.check_free(out)
-    config, _, params = read_run(run)
+    config = read_config(run)
+    if merge_told_words and config.conditioning.told != "words":
+        raise UserError(
+            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
+            ", which a chat template can't do; leave it out"
+        )
+    config, number, params = read_run(run, step)
     if base is None and config.model.path is not None:
         base = Path(config.model.path)
     if base is not None and not (base / "config.json").is_file():
         raise UserError(
             f"{base}: holds no config.json; write --base with the folder the run started from"
         )
-    tokenizer: Any = config.model.tokenizer
-    if config.data.train == "ledger":
-        from bacr_jax.data.ledger import ledger_tokenizer
-
-        tokenizer = ledger_tokenizer()
+    tokenizer, written = _tokenizer(config, base)
     module = None
     if "budget" in params:
         module = hf.BudgetModule(config.conditioning, config.budget.max)
+    shape, style = _shape(config, base, params), trained_style(config)
+    words = told_in(config, style)
+    about = Exported(run, number, config, style, words, base, merge_told_words)
     return hf.save_policy(
         out,
         params,
-        config=_shape(config, base, params),
+        config=shape,
         module=module,
         source=base,
-        tokenizer=tokenizer,
+        tokenizer=written,
         dtype=dtype,
-        budget_words=told_in(config) or None,
+        budget_words=words or None,
         levels=config.budget.levels,
+        explained=_explained(config, tokenizer, shape, about),
     )
 
 
-def told_in(config: Config) -> str:
+def trained_style(config: Config) -> PromptFormat:
+    """The prompt format that a run trains in."""
+    return format_for(config, declares_budget=declares_budget(config))
+
+
+def told_in(config: Config, style: PromptFormat) -> str:
     """The sentence that tells the policy of a run its budget; "": none does."""
-    return budget_words(config, format_for(config)) if config.conditioning.in_words else ""
+    return budget_words(config, style) if config.conditioning.in_words else ""
 
 
 @entry_point
@@ -125,15 +188,19 @@ def main(argv: Sequence[str] | None) -> None:
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
     arguments = parse(argv)
-    files = export(arguments.run, arguments.out, base=arguments.base, dtype=arguments.dtype)
+    files = export(
+        arguments.run,
+        arguments.out,
+        base=arguments.base,
+        dtype=arguments.dtype,
+        step=arguments.step,
+        merge_told_words=arguments.merge_told_words,
+    )
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
-    if words := told_in(config):
+    if words := told_in(config, trained_style(config)):
         print(f"its prompts tell the budget after the question: {words} (config.json, {WORDS})")
-    if config.method in built_in_methods() and declares_budget(config):
-        needs = f"evaluate and generate need method={config.method}"
-        print(f"its responses open with a budget: {needs}")
 
 
 if __name__ == "__main__":

@@ -169,8 +169,9 @@ def open_session(
 
     from bacr_jax.evaluation.ask import Session
 
-    style = prompt_format(config, is_run=run is not None, overrides=overrides)
-    return Session(dataclasses.replace(saved, config=config), style)
+    saved = saved.under(config)
+    style = saved.style or prompt_format(config, is_run=run is not None, overrides=overrides)
+    return Session(saved, style)
 
 
 def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:

@@ -12,10 +12,18 @@ from bacr_jax.errors import UserError
 SECONDS = 2.0
 # What a template may make of two messages.
 MOST_CHARS = 1_000_000
+# Asks the template of an exported folder for the base's, which it holds; others do not know it.
+BASE = "base_template"
 
 
-def render(tokenizer: Any, system: str, user: str) -> str:
+def render(tokenizer: Any, system: str, user: str, *, template: str | None = None) -> str:
     """The text of a system and a user message, up to where the answer begins.
+
+    Args:
+      tokenizer: has the template.
+      system: content of the first message.
+      user: content of the second.
+      template: another template to be used.
 
     Raises:
       UserError: the template fails, loops, or writes more than a million characters.
@@ -24,7 +32,11 @@ def render(tokenizer: Any, system: str, user: str) -> str:
     try:
         with at_most(SECONDS, f"takes more than {SECONDS:g} s"):
             content = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                chat_template=template,
+                **{BASE: True},
             )
         if len(content) > MOST_CHARS:
             raise ValueError(f"writes {len(content):,} characters")

@@ -194,7 +194,7 @@ def prepare(
     tokenizer = saved.tokenizer()
     checks.check_grace(config, tokenizer)
     most = checks.positions(config, tokenizer)
-    style = format_for(config, declares_budget=declares_budget(config))
+    style = saved.style or format_for(config, declares_budget=declares_budget(config))
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
     checks.check_length(config, tokenizer, style, most, sets)
     take = lambda questions: subset(len(questions), config.eval.size, config.seed)

@@ -13,7 +13,8 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
 from bacr_jax.config.values import FrozenMap
-from bacr_jax.data import tokenizers
+from bacr_jax.data import exported, tokenizers
+from bacr_jax.data.prompts import PromptFormat, with_closing_text
 from bacr_jax.errors import UserError
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths
@@ -130,12 +131,24 @@ class SavedPolicy:
       step: step of the checkpoint; None for a Hugging Face folder.
       config: settings it was trained with, or those that fit the folder.
       identity: what makes it this policy and no other, for records.
+      style: prompt format that a Hugging Face folder names; None: the config says it.
     """
 
     folder: Path
     step: int | None
     config: Config
     identity: dict[str, Any]
+    style: PromptFormat | None = None
+
+    def under(self, config: Config) -> "SavedPolicy":
+        """The policy under other settings; its own prompt format goes where they say another."""
+        of = lambda one: (one.data.prompt_format, one.method)
+        style, closing = self.style, config.data.closing_text
+        if of(config) != of(self.config):
+            style = None
+        elif style is not None and closing is not None:
+            style = with_closing_text(style, closing)
+        return dataclasses.replace(self, config=config, style=style)
 
     @property
     def name(self) -> str:
@@ -203,7 +216,8 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     """The policy of a Hugging Face folder.
 
     It is conditioned if the folder has a budget module, told in words if config.json says in which,
-    and computes in the type that its weights are stored in.
+    asked in the prompt format and within the lengths that are named there, and computes in the type
+    that its weights are stored in.
 
     Raises:
       UserError: the folder holds no Qwen2 model.
@@ -213,6 +227,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         read_budget_words,
         read_hf_config,
         read_levels,
+        read_thinking,
     )
 
     read_hf_config(folder)
@@ -237,7 +252,13 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         conditioning, told=told, words=conditioning.words if words is None else words
     )
     config = dataclasses.replace(config, model=model, conditioning=conditioning, budget=budget)
-    return SavedPolicy(folder, None, config, {"weights": _weights_fingerprint(folder)})
+    thinking, style = read_thinking(folder), None
+    if thinking is not None:
+        where = folder / "config.json"
+        style = exported.read_style(thinking, where)
+        config = config_io.override(config, exported.read_settings(thinking, where))
+    identity = {"weights": _weights_fingerprint(folder)}
+    return SavedPolicy(folder, None, config, identity, style)
 
 
 def _weights_fingerprint(folder: Path) -> str:

@@ -5,8 +5,6 @@ import datetime
 import hashlib
 import json
 import platform
-import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,6 +19,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.graded import Graded, graded, number
 from bacr_jax.evaluation.samples import SAMPLED
+from bacr_jax.runs.commit import commit
 from bacr_jax.runs.files import read_lines, write_atomically
 from bacr_jax.runs.folder import RunPaths, lock_folder
 from bacr_jax.runs.provenance import VERSIONED
@@ -101,16 +100,6 @@ def evaluation_folder(run: PlannedRun, arguments: Sequence[str]) -> Path:
     """Where an evaluation lies: another command has another folder."""
     what = hashlib.sha256(json.dumps(arguments[2:]).encode()).hexdigest()[:8]
     return RunPaths(run.folder).later_evaluations / f"study-{what}"
-
-
-def _commit() -> str:
-    """The commit of this package, if it runs from a clone; empty otherwise."""
-    git = shutil.which("git")
-    if git is None:
-        return ""
-    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _machine() -> str:
@@ -305,7 +294,7 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
         seed=run.seed,
         value=run.value,
         provenance={
-            "commit": _commit(),
+            "commit": commit(),
             "versions": {name: version(name) for name in VERSIONED},
             "machine": _machine(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -100,10 +100,22 @@ def test_the_exported_model_generates_what_we_generate(told):
     np.testing.assert_array_equal(found, want.numpy())
 
 
-def test_the_exported_model_is_not_loaded_without_its_code(told):
+def test_without_its_code_the_exported_model_refuses_budgets(told):
     """transformers must not quietly drop the budget."""
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        transformers.AutoModelForCausalLM.from_pretrained(told[-1], trust_remote_code=False)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(told[-1])
+    assert type(plain) is transformers.Qwen2ForCausalLM
+    with pytest.raises(ValueError, match="budget"):
+        plain.generate(torch.tensor(TOKENS), budget=512, max_new_tokens=2)
+
+
+def test_a_row_that_is_told_none_is_plain_beside_one_that_is_told(told):
+    model, _, _, how, _ = told
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    mixed = of_torch(model, budget=[512, None, "low"], **extra)
+    np.testing.assert_array_equal(mixed[1], of_torch(model)[1])
+    np.testing.assert_array_equal(mixed[[0, 2]], of_torch(model, budget=512, **extra)[[0, 2]])
+    with pytest.raises(ValueError, match="budget: found 2 for a batch of 3"):
+        model(torch.tensor(TOKENS), budget=[1, 2], **extra)
 
 
 def test_the_budget_module_stays_float32_in_a_16_bit_model(told):

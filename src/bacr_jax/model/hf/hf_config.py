@@ -11,9 +11,14 @@ from bacr_jax.config.values import convert, describe, shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config
 
-PLAIN, CONDITIONED = "qwen2", "bacr_qwen2"
-ARCHITECTURES = {PLAIN: "Qwen2ForCausalLM", CONDITIONED: "BacrQwen2ForCausalLM"}
+PLAIN, CONDITIONED = "Qwen2ForCausalLM", "BacrQwen2ForCausalLM"
+# Of both: a type that transformers knows, so that it reads config and tokenizer without our code.
+# The second is what conditioned folders were called before.
+KIND = "qwen2"
+ARCHITECTURES = {KIND: (PLAIN, CONDITIONED), "bacr_qwen2": (CONDITIONED,)}
 MODELING = "modeling_bacr_qwen2"
+# Key of config.json: how a prompt becomes thinking and an answer (`data.exported`).
+THINKING = "thinking"
 # Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
 WORDS = "budget_words"
 _NOT_OF_THE_MODULE = {"told", "words", "branches"}
@@ -98,9 +103,9 @@ def _rope_theta(raw: dict[str, Any], where: Path) -> float:
 
 def _refuse_other_models(raw: dict[str, Any], where: Path) -> None:
     kind = raw.get("model_type")
-    architectures = raw.get("architectures") or [ARCHITECTURES.get(str(kind), "nothing")]
-    known = isinstance(kind, str) and kind in ARCHITECTURES
-    if not known or architectures != [ARCHITECTURES[str(kind)]]:
+    known = ARCHITECTURES.get(kind, ()) if isinstance(kind, str) else ()
+    architectures = raw.get("architectures") or list(known[:1])
+    if architectures not in [[name] for name in known]:
         raise UserError(
             f"{where}: model_type {shown(kind)}, architectures {shown(architectures)}; only "
             "Qwen2.5 causal language models (qwen2, Qwen2ForCausalLM) are supported"
@@ -174,7 +179,7 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
     """
     path = Path(folder) / "config.json"
     raw = read_json(path)
-    if raw.get("model_type") != CONDITIONED:
+    if raw.get("architectures") != [CONDITIONED] and raw.get("model_type") != "bacr_qwen2":
         return None
     inside = raw.get("budget_module")
     fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
@@ -225,6 +230,19 @@ def read_levels(folder: str | Path) -> dict[str, int]:
     return found
 
 
+def read_thinking(folder: str | Path) -> dict[str, Any] | None:
+    """Section `thinking` of a folder's config.json, as it stands there; None: it has none.
+
+    Raises:
+      UserError: it is no object.
+    """
+    path = Path(folder) / "config.json"
+    found = read_json(path).get(THINKING)
+    if found is not None and not isinstance(found, dict):
+        raise UserError(f"{path}: {THINKING} is {shown(found)}; export the folder again")
+    return found
+
+
 def _fresh(config: Qwen2Config) -> dict[str, Any]:
     """A config.json for a model that never had one, in the form old and new readers know."""
     return {
@@ -271,10 +289,10 @@ def to_json(
     kept = dict(source) if source is not None else _fresh(config)
     if source is not None and parse_config(source, Path("config.json")) != config:
         raise UserError("export: the source folder's config.json describes another shape")
-    for key in ("auto_map", "budget_module", WORDS, LEVELS, "dtype", "torch_dtype"):
+    for key in ("auto_map", "budget_module", WORDS, LEVELS, THINKING, "dtype", "torch_dtype"):
         kept.pop(key, None)
-    kind = PLAIN if module is None else CONDITIONED
-    ours: dict[str, Any] = {"model_type": kind, "architectures": [ARCHITECTURES[kind]]}
+    architecture = PLAIN if module is None else CONDITIONED
+    ours: dict[str, Any] = {"model_type": KIND, "architectures": [architecture]}
     if module is not None:
         conditioning = dataclasses.asdict(module.conditioning)
         ours["auto_map"] = {

@@ -2,7 +2,7 @@
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     model(input_ids, attention_mask=mask, budget=512)
-    model.generate(**inputs, budget=torch.tensor([512, 1024]), max_new_tokens=600)
+    model.generate(**inputs, budget=[512, None, "low"])
 
 A gated embedding of the budget b joins the residual stream of every layer:
 
@@ -10,7 +10,8 @@ A gated embedding of the budget b joins the residual stream of every layer:
     h <- h + g(w . h) phi(b)
 
 Without `budget` the model is plain Qwen2. `budget="low"` stands for the tokens that config.json
-gives this name in `budget_levels`, if it names any. This file needs torch and transformers only.
+gives this name in `budget_levels`, if it names any. `generate` holds the budget, as the section
+`thinking` of config.json says (`budget_generation`). This file needs torch and transformers only.
 """
 
 import torch
@@ -18,16 +19,22 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
+from .budget_generation import NONE, generate, read_budgets
+
 
 class BacrQwen2Config(Qwen2Config):
-    """A Qwen2 config with a `budget_module` section."""
+    """A Qwen2 config with the sections `budget_module` and `thinking`.
 
-    model_type = "bacr_qwen2"
+    Its type is Qwen2's, which transformers knows without this file: a tokenizer loads without it.
+    """
 
-    def __init__(self, budget_module=None, budget_levels=None, **kwargs):
+    model_type = "qwen2"
+
+    def __init__(self, budget_module=None, budget_levels=None, thinking=None, **kwargs):
         super().__init__(**kwargs)
         self.budget_module = budget_module
         self.budget_levels = budget_levels or {}
+        self.thinking = thinking
 
 
 class BudgetModule(nn.Module):
@@ -109,36 +116,57 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         self.budget = BudgetModule(config)
         self.post_init()
 
+    def embed_budgets(self, told):
+        """Phi of each row's budget, [B, D] or [L, B, D]; zero for a row that is told none."""
+        embedded = self.budget(told.clamp(min=0))
+        return embedded * (told != NONE)[:, None].to(embedded)
+
     def forward(
-        self, input_ids=None, attention_mask=None, *, budget=None, budget_mask=None, **kwargs
+        self,
+        input_ids=None,
+        attention_mask=None,
+        *,
+        budget=None,
+        budget_mask=None,
+        budget_embedding=None,
+        **kwargs,
     ):
         """As Qwen2ForCausalLM.
 
         Args:
           input_ids: [B, T].
           attention_mask: [B, S].
-          budget: thinking tokens, a number, [B] or a name in `budget_levels`; None: plain Qwen2.
+          budget: thinking tokens, see `read_budgets`; None: plain Qwen2.
           budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
             model conditioned at the response only needs it (`generate` sets it by itself).
+          budget_embedding: what `embed_budgets` gave, instead of `budget`.
           **kwargs: passed on.
         """
-        if budget is None:
-            return super().forward(input_ids, attention_mask, **kwargs)
         inputs = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+        if budget is not None:
+            told = read_budgets(budget, inputs.shape[0], self.config.budget_levels)
+            budget_embedding = self.embed_budgets(torch.tensor(told, device=inputs.device))
+        if budget_embedding is None:
+            return super().forward(input_ids, attention_mask, **kwargs)
         if budget_mask is None and self.config.budget_module["positions"] == "response":
             raise ValueError("this model is conditioned at response positions: give budget_mask")
-        if isinstance(budget, str):
-            if budget not in self.config.budget_levels:
-                raise ValueError(f"budget {budget!r}: write one of {self.config.budget_levels}")
-            budget = self.config.budget_levels[budget]
-        budgets = torch.as_tensor(budget, device=self.budget.gate.device).reshape(-1)
-        phi = self.budget(budgets.expand(inputs.shape[0]))
+        phi = budget_embedding
 
         def condition(x, layer):
             of_layer = (phi[layer] if phi.ndim == 3 else phi).to(x.device)
             return self.budget.add(x, layer, of_layer, budget_mask)
 
         return super().forward(input_ids, attention_mask, condition=condition, **kwargs)
+
+    def generate(self, inputs=None, *, budget=None, **kwargs):
+        """As in transformers, with a thinking budget that holds; see `budget_generation.generate`.
+
+        A config without the section `thinking` does not say how: the budget is told, and that is
+        all.
+        """
+        if self.config.thinking is None:
+            return super().generate(inputs, budget=budget, **kwargs)
+        return generate(inputs, model=self, budget=budget, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
         """Conditions generated tokens only, where the model asks for that."""

@@ -1,5 +1,6 @@
 """The tokenizer files of a folder: how many ids they use, and which files travel along."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,3 +72,25 @@ def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
+
+
+def write_chat_template(folder: Path, template: str) -> None:
+    """Gives the tokenizer of a folder a chat template, and what makes it load as it is.
+
+    Prompts of a batch end together: the padding stands on the left. transformers takes Qwen2's own
+    class for every folder of this type, which adds an unknown token where none is named.
+
+    Args:
+      folder: holds the tokenizer's files.
+      template: its text.
+    """
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / "chat_template.json").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    settings.pop("chat_template", None)
+    settings["padding_side"] = "left"
+    if not str(settings.get("tokenizer_class", "")).startswith("Qwen2"):
+        named = [settings.get(key) for key in ("unk_token", "pad_token", "eos_token")]
+        settings["unk_token"] = next((token for token in named if token), None)
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

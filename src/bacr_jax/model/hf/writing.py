@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,28 @@ Params = dict[str, Any]
 TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NUMPY = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 BUDGET_FILE, MODELING_FILE = "budget.safetensors", f"{hf_config.MODELING}.py"
+GENERATION_FILE = "budget_generation.py"
+# Where transformers looks for a `generate` that belongs to a folder of a class of its own.
+CUSTOM_GENERATE = "custom_generate/generate.py"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What makes a folder say by itself how it is asked.
+
+    Attributes:
+      thinking: section `thinking` of config.json.
+      chat_template: text of the template that renders the policy's prompt.
+      generation: content of generation_config.json.
+      card: text of README.md.
+      held: code beside the weights of a plain Qwen2 model that holds budgets in transformers.
+    """
+
+    thinking: dict[str, Any]
+    chat_template: str
+    generation: dict[str, Any]
+    card: str
+    held: bool = True
 
 
 def _fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
@@ -88,6 +111,7 @@ def save_policy(
     levels: Mapping[str, int] | None = None,
     max_shard_bytes: int = 5_000_000_000,
     budget_words: str | None = None,
+    explained: Explained | None = None,
 ) -> list[str]:
     """Writes a folder that transformers loads.
 
@@ -110,6 +134,7 @@ def save_policy(
       levels: names of budgets, with their tokens.
       max_shard_bytes: most bytes of weights in one file.
       budget_words: sentence that tells the policy its budget, for config.json; None: none does.
+      explained: how the policy is asked; None: the folder says nothing of it.
 
     Returns:
       Names of the files written.
@@ -131,6 +156,8 @@ def save_policy(
     described = _describe(config, stored, module, source, tokenizer, budget_words)
     if levels:
         described[hf_config.LEVELS] = dict(levels)
+    if explained is not None:
+        described[hf_config.THINKING] = explained.thinking
     with _complete_or_absent(out) as folder:
         _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
@@ -140,8 +167,23 @@ def save_policy(
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         if module is not None:
-            shutil.copyfile(Path(__file__).with_name(MODELING_FILE), folder / MODELING_FILE)
+            for name in (MODELING_FILE, GENERATION_FILE):
+                shutil.copyfile(Path(__file__).with_name(name), folder / name)
+        if explained is not None:
+            _explain(folder, explained, conditioned=module is not None)
     return sorted(path.name for path in out.iterdir())
+
+
+def _explain(folder: Path, explained: Explained, *, conditioned: bool) -> None:
+    """Writes what a folder says of itself beside config.json."""
+    vocabulary.write_chat_template(folder, explained.chat_template)
+    generation = json.dumps(explained.generation, indent=2) + "\n"
+    (folder / "generation_config.json").write_text(generation)
+    (folder / "README.md").write_text(explained.card, encoding="utf-8")
+    if explained.held and not conditioned:
+        (folder / CUSTOM_GENERATE).parent.mkdir()
+        source = Path(__file__).with_name(GENERATION_FILE)
+        shutil.copyfile(source, folder / CUSTOM_GENERATE)
 
 
 def _describe(

@@ -1,0 +1,234 @@
+"""An exported folder in plain transformers says what this package says, token for token."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import hf_world
+import test_export
+from bacr_jax import export
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.config.budgets import cap
+from bacr_jax.data.environment import make_rules
+from bacr_jax.data.prompts import encode_prompts
+from bacr_jax.data.told import told_prompts
+from bacr_jax.evaluation.decoder import open_decoder
+from bacr_jax.model import hf
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.runs.open import open_policy
+from bacr_jax.types import NO_BUDGET
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+BUDGETS = [0, 8, 16, 64, None]
+
+
+def saved_policy(run):
+    saved = open_policy(run, None)
+    style = export.trained_style(saved.config)
+    return saved, style, saved.tokenizer(), export.told_in(saved.config, style)
+
+
+def asked(run, questions, budgets):
+    """Prompts of rows, as this package makes them."""
+    saved, style, tokenizer, words = saved_policy(run)
+    plain, _ = encode_prompts(tokenizer, questions, style, max_tokens=500)
+    if not words:
+        return plain
+    waiting, _ = told_prompts(tokenizer, questions, style, words, largest=999, max_tokens=500)
+    told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
+    return waiting.at(np.arange(len(questions)), told, plain)
+
+
+def ours(run, questions, budgets):
+    """Ids of each row's response, prompt left out, and the rollout they are from."""
+    saved, style, tokenizer, _ = saved_policy(run)
+    limits = np.array([cap(saved.config) if b is None else b for b in budgets], np.int32)
+    told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
+    rows = hf.load_policy(saved.config.model.path)[0].vocab_size if saved.config.model.path else 27
+    most = max(int(limits.max()), 1)
+    decoder = open_decoder(saved, rows, max_thinking=most, slots=len(questions))
+    rollout = generate(
+        decoder.params,
+        asked(run, questions, budgets),
+        told,
+        limits[:, None],
+        jax.random.key(0),
+        spec=decoder.spec,
+        rules=make_rules(tokenizer, style, rows),
+        sampling=sampling_params(0.0),
+        phi_of=decoder.phi_of,
+        limits=limits,
+    )
+    trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+    found = []
+    for row, start in enumerate(trunks.prompt_lengths):
+        thinking = trunks.tokens[row, start : branches.context[row, 0]].tolist()
+        written = branches.forced[row, 0] + branches.sampled[row, 0]
+        found.append(thinking + branches.tokens[row, 0, :written].tolist())
+    return found, trunks
+
+
+class Folder:
+    """An exported folder in transformers, as anybody loads it."""
+
+    def __init__(self, path):
+        how = {"trust_remote_code": True, "dtype": torch.float32}
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, **how).eval()
+
+    def chats(self, questions, budgets):
+        """Prompts as text."""
+        render = self.tokenizer.apply_chat_template
+        chat = lambda question: [{"role": "user", "content": question}]
+        return [
+            render(chat(q), tokenize=False, add_generation_prompt=True, budget=b)
+            for q, b in zip(questions, budgets)
+        ]
+
+    def says(self, questions, budgets, **how):
+        """Ids of each row's response; padding behind it is left out."""
+        texts = self.chats(questions, budgets)
+        inputs = self.tokenizer(texts, add_special_tokens=False, return_tensors="pt", padding=True)
+        found = self.model.generate(**inputs, **{"budget": budgets, **how})
+        return found[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def assert_same(found, expected, pad):
+    for row, ids in zip(found, expected, strict=True):
+        assert row[: len(ids)] == ids
+        assert set(row[len(ids) :]) <= {pad}
+
+
+def check(run, out, questions):
+    """20 prompts at every budget, in one batch and one by one."""
+    rows = [(question, budget) for budget in BUDGETS for question in questions]
+    all_questions, budgets = map(list, zip(*rows))
+    expected, trunks = ours(run, all_questions, budgets)
+    folder = Folder(out)
+    pad = folder.model.generation_config.pad_token_id
+    assert_same(folder.says(all_questions, budgets), expected, pad)
+    for question, budget, ids in zip(all_questions, budgets, expected):
+        assert folder.says([question], [budget]) == [ids]
+    return folder, expected, trunks
+
+
+# The ledger ----------------------------------------------------------------------------------
+
+LEDGER = replace(test_export.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
+
+
+def ledger_run(tmp_path, told, seed=1):
+    conditioning = ConditioningConfig(told=told)
+    given = {"conditioning": conditioning} if conditioning.embeds else {}
+    params = hf_world.random_params(LEDGER, seed, **given)
+    # Far from uniform and far from ties, so that rounding decides nothing.
+    params["embed"] = params["embed"] * 3
+    model = {**test_export.MODEL, "hidden_size": 32, "head_dim": 8, "compute_dtype": "float32"}
+    settings = {
+        "model": model,
+        "conditioning": {"told": told},
+        "budget": {"min": 8, "max": 64, "levels": {"low": 16}},
+        "rollout": {"answer_tokens": 5},
+    }
+    run = test_export.make_run(tmp_path / "run", params, settings)
+    export.export(run, tmp_path / "out")
+    return run, tmp_path / "out"
+
+
+def ledger_questions():
+    from bacr_jax.data.ledger import make_problems
+
+    return [p.question for p in make_problems(0, 20, max_operand=3, split="test")]
+
+
+@pytest.mark.parametrize("told", ["embedding", "words", "both", "nothing"])
+def test_the_ledger_in_transformers_says_what_we_say(tmp_path, told):
+    run, out = ledger_run(tmp_path, told)
+    folder, expected, trunks = check(run, out, ledger_questions())
+    # All three ways in which thinking ends, answers of several lengths, and budgets that matter.
+    print(told, np.bincount(trunks.close), len({tuple(ids) for ids in expected}))
+    assert set(trunks.close.tolist()) == {0, 1, 2}
+    assert len({tuple(ids) for ids in expected}) > 40
+
+
+# A real tokenizer ----------------------------------------------------------------------------
+
+QWEN = Qwen2Config(
+    151_936, 32, 48, 4, 4, 2, 8, rope_theta=1e4, tie_embeddings=False, max_positions=2048
+)
+
+
+def writes_tags(tokenizer, params, seed=0):
+    """Parameters whose greedy text is of few tokens, among them those of both closing tags.
+
+    After `</` comes `think` or `answer`, and after these what ends the tag.
+    """
+    rng = np.random.default_rng(seed)
+    one = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    opened, think, end = one("</think>\n")
+    (answer,) = one("answer")
+    words = rng.choice(20_000, 30, replace=False) + 1000
+    embed = np.array(params["embed"])
+    active = np.unique([*words, opened, think, answer, end, tokenizer.eos_token_id, *one("\n")])
+    embed[active] = 2.0 * rng.standard_normal((len(active), 32))
+    head = np.zeros_like(embed)
+    head[active] = 2.0 * rng.standard_normal((len(active), 32))
+    follow = lambda token, of: head.__setitem__(token, head[token] + of)
+    for before, after in ((opened, think), (opened, answer), (think, end), (answer, end)):
+        follow(after, 6.0 * embed[before] / np.linalg.norm(embed[before]))
+    return {**params, "embed": jax.numpy.asarray(embed), "lm_head": jax.numpy.asarray(head)}
+
+
+def qwen_run(tmp_path, tokens, conditioning, **settings):
+    how = ConditioningConfig(**conditioning)
+    given = {"conditioning": how} if how.embeds else {}
+    params = writes_tags(tokens, hf_world.random_params(QWEN, 3, **given))
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    hf.save_policy(tmp_path / "base", plain, config=QWEN, tokenizer=tokens)
+    settings = {
+        "model": {"path": str(tmp_path / "base"), "compute_dtype": "float32"},
+        "data": {"train": "math:somewhere"},
+        "conditioning": conditioning,
+        "budget": {"min": 8, "max": 64},
+        "rollout": {"answer_tokens": 12},
+        **settings,
+    }
+    run = test_export.make_run(tmp_path / "run", params, settings)
+    export.export(run, tmp_path / "out")
+    return run, tmp_path / "out"
+
+
+def math_questions(shared_data):
+    with (shared_data / "math500/test.jsonl").open() as file:
+        return [json.loads(next(file))["problem"] for _ in range(20)]
+
+
+RESPONSE = {"positions": "response", "sharing": "per_layer", "input": "log", "gate": "tanh"}
+
+
+@pytest.mark.parametrize("conditioning", [{}, RESPONSE, {"told": "words"}], ids=str)
+def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditioning):
+    run, out = qwen_run(tmp_path, qwen, conditioning)
+    questions = math_questions(shared_data)
+    folder, _, trunks = check(run, out, questions)
+    print(np.bincount(trunks.close))
+    # Budgets that cut inside the tokens of the tag: after `</`, and after `</think`.
+    free = trunks.close == 1
+    cuts = []
+    for row in np.flatnonzero(free):
+        cuts += [(questions[row % 20], int(trunks.thinking[row]) + more) for more in (1, 2, 3)]
+    assert len(cuts) > 20
+    asked_again, budgets = map(list, zip(*cuts))
+    expected, cut = ours(run, asked_again, budgets)
+    texts = [qwen.decode(ids) for ids in expected]
+    print(np.bincount(cut.close), [t[:60] for t in texts[:3]])
+    assert any("</\n</think>" in text for text in texts)
+    assert any("</think\n</think>" in text for text in texts)
+    assert_same(folder.says(asked_again, budgets), expected, folder.tokenizer.pad_token_id)
