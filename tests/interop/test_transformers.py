@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+import export_world
 import hf_world
-import test_export
 from bacr_jax import export
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.config.budgets import cap
@@ -27,6 +27,14 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 BUDGETS = [0, 8, 16, 64, None]
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path, monkeypatch):
+    """transformers copies a folder's code before it runs it: not to the user's cache."""
+    modules = str(tmp_path / "modules")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+    monkeypatch.syspath_prepend(modules)
 
 
 def saved_policy(run):
@@ -121,7 +129,7 @@ def check(run, out, questions):
 
 # The ledger ----------------------------------------------------------------------------------
 
-LEDGER = replace(test_export.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
+LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
 
 
 def ledger_run(tmp_path, told, seed=1):
@@ -130,14 +138,14 @@ def ledger_run(tmp_path, told, seed=1):
     params = hf_world.random_params(LEDGER, seed, **given)
     # Far from uniform and far from ties, so that rounding decides nothing.
     params["embed"] = params["embed"] * 3
-    model = {**test_export.MODEL, "hidden_size": 32, "head_dim": 8, "compute_dtype": "float32"}
+    model = {**export_world.MODEL, "hidden_size": 32, "head_dim": 8, "compute_dtype": "float32"}
     settings = {
         "model": model,
         "conditioning": {"told": told},
         "budget": {"min": 8, "max": 64, "levels": {"low": 16}},
         "rollout": {"answer_tokens": 5},
     }
-    run = test_export.make_run(tmp_path / "run", params, settings)
+    run = export_world.make_run(tmp_path / "run", params, settings)
     export.export(run, tmp_path / "out")
     return run, tmp_path / "out"
 
@@ -156,6 +164,63 @@ def test_the_ledger_in_transformers_says_what_we_say(tmp_path, told):
     print(told, np.bincount(trunks.close), len({tuple(ids) for ids in expected}))
     assert set(trunks.close.tolist()) == {0, 1, 2}
     assert len({tuple(ids) for ids in expected}) > 40
+
+
+def test_the_pipeline_takes_a_budget(tmp_path):
+    run, out = ledger_run(tmp_path, "both")
+    questions = ledger_questions()[:3]
+    expected, _ = ours(run, questions, [8] * 3)
+    ask = transformers.pipeline(
+        "text-generation", model=str(out), trust_remote_code=True, dtype=torch.float32
+    )
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    told = {"tokenizer_encode_kwargs": {"budget": 8}, "skip_special_tokens": False}
+    for size in (1, 3):
+        said = ask(chats, budget=8, batch_size=size, return_full_text=False, **told)
+        texts = [answers[0]["generated_text"].replace("<pad>", "") for answers in said]
+        assert texts == [ask.tokenizer.decode(ids) for ids in expected]
+
+
+def test_the_command_says_the_same_of_a_run_and_of_its_folder(tmp_path, capsys):
+    from bacr_jax import generate as command
+
+    run, out = ledger_run(tmp_path, "both")
+    question = ledger_questions()[0]
+    said = []
+    for source in (["--run", str(run)], ["--model", str(out)]):
+        capsys.readouterr()
+        assert command.main([*source, "--budget", "0,low,24,none", question]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
+    _, out = ledger_run(tmp_path, "embedding")
+    folder = Folder(out)
+    ask = lambda budget, **how: folder.says(ledger_questions()[:2], [8, 8], budget=budget, **how)
+    for bad in (-1, 8.5, "8", "high", [8], [8, -1], torch.tensor([8.0, 8.0]), True):
+        with pytest.raises(ValueError, match="^budget: found"):
+            ask(bad)
+    with pytest.raises(ValueError, match="^budget: found 120, .* 128 positions leave"):
+        ask(120)
+    with pytest.raises(ValueError, match="^budget: is held by greedy and sampled decoding"):
+        ask(8, num_beams=2)
+    folder.tokenizer.padding_side = "right"
+    with pytest.raises(ValueError, match="^attention_mask: found padding on the right"):
+        folder.says(["4a2b3c1", "4a2b3c1d2a1"], [8, 8])
+
+
+def test_a_length_of_the_caller_stands_and_samples_are_held_too(tmp_path):
+    _, out = ledger_run(tmp_path, "embedding")
+    folder, questions = Folder(out), ledger_questions()[:2]
+    whole = folder.says(questions, [8, 8])
+    assert [row[:4] for row in whole] == folder.says(questions, [8, 8], max_new_tokens=4)
+    torch.manual_seed(0)
+    drawn = folder.says(questions, [0, 8], do_sample=True, num_return_sequences=4)
+    assert len(drawn) == 8 and all(row[:2] == [3, 4] for row in drawn[:4])
+    # Thinking of at most 8 tokens, its tag and the answer's, an answer of at most 5.
+    assert all(4 in row[:11] for row in drawn[4:])
+    assert max(len([i for i in row if i]) for row in drawn) <= 8 + 2 + 5
 
 
 # A real tokenizer ----------------------------------------------------------------------------
@@ -200,7 +265,7 @@ def qwen_run(tmp_path, tokens, conditioning, **settings):
         "rollout": {"answer_tokens": 12},
         **settings,
     }
-    run = test_export.make_run(tmp_path / "run", params, settings)
+    run = export_world.make_run(tmp_path / "run", params, settings)
     export.export(run, tmp_path / "out")
     return run, tmp_path / "out"
 

@@ -182,11 +182,13 @@ class Loop:
         logits_processor,
         stopping_criteria,
         generation_config,
-        attention_mask=None,
-        past_key_values=None,
-        **others,
+        **model_kwargs,
     ):
-        """Prompts with what was generated behind them."""
+        """Prompts with what was generated behind them.
+
+        Only names of transformers' own loops may stand in the signature: others are taken from the
+        arguments of `generate` before it has prepared them.
+        """
         check_mode(generation_config)
         config, device = generation_config, input_ids.device
         copies = input_ids.shape[0] // len(self.limits)
@@ -195,10 +197,11 @@ class Loop:
         told = conditions(model, spread(self.told))
         pad = config.pad_token_id
         pad = int(self.rules.ends.nonzero()[0]) if pad is None else pad
-        ids, cache, fed = input_ids, past_key_values, input_ids
-        mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+        ids, fed, cache = input_ids, input_ids, model_kwargs.pop("past_key_values", None)
+        mask = model_kwargs.pop("attention_mask", None)
+        mask = torch.ones_like(ids) if mask is None else mask
         for name in ("position_ids", "use_cache", "logits_to_keep"):
-            others.pop(name, None)
+            model_kwargs.pop(name, None)
         kept = {"scores": [], "logits": []}
         while not rows.done:
             positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -fed.shape[1] :]
@@ -210,7 +213,7 @@ class Loop:
                 use_cache=True,
                 logits_to_keep=1,
                 **told(fed, fed is not input_ids),
-                **others,
+                **model_kwargs,
             )
             cache, logits = found.past_key_values, found.logits[:, -1].float()
             scores = logits_processor(ids, logits.clone())
