@@ -34,13 +34,13 @@ def test_ids_are_written_as_ranges():
 
 def test_a_table_comes_back_from_its_jumps(letters):
     torch = pytest.importorskip("torch")
-    from bacr_jax.model.hf.budget_generation import _next_state
+    from bacr_jax.model.hf.budget_generation import next_state
 
     assert torch is not None
     for text in ("</think>", "</answer>", "\n\n"):
         table = compile_stop_strings(letters, [text], vocab_size=len(letters) + 5).next_state
         written = json.loads(json.dumps({"states": len(table), "jumps": jumps(table)}))
-        np.testing.assert_array_equal(_next_state(written, table.shape[1]).numpy(), table)
+        np.testing.assert_array_equal(next_state(written, table.shape[1]).numpy(), table)
 
 
 def test_the_section_of_the_ledger():

@@ -73,7 +73,7 @@ def _flags(text, size):
     return found
 
 
-def _next_state(automaton, size):
+def next_state(automaton, size):
     """State after each token in each state: [states, V]; the last state means that it was seen."""
     states = automaton["states"]
     table = torch.zeros(states, size, dtype=torch.long)
@@ -99,9 +99,17 @@ class Rules:
         self.never = put(_flags(thinking["never_sampled"], size))
         self.ends = put(_flags(" ".join(map(str, thinking["end_ids"])), size))
         self.line_breaks = put(_flags(thinking.get("line_breaks") or "", size))
-        self.think_close = put(_next_state(thinking["think_close"], size))
-        self.answer_close = put(_next_state(thinking["answer_close"], size))
+        self.think_close = put(next_state(thinking["think_close"], size))
+        self.answer_close = put(next_state(thinking["answer_close"], size))
         self.grace, self.answer_tokens = thinking["grace"], thinking["answer_tokens"]
+
+
+def rules_of(model, device):
+    """The rules of a model on a device, made once."""
+    made = model.__dict__.setdefault("_budget_rules", {})
+    if device not in made:
+        made[device] = Rules(model.config.thinking, model.config.vocab_size, device)
+    return made[device]
 
 
 class Never(LogitsProcessor):
@@ -332,7 +340,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     suffix = max(len(thinking["closing_ids"]), len(thinking["answer_ids"]))
     needed = max(limits) + thinking["grace"] + suffix + thinking["answer_tokens"]
     config, others = _with_length(generation_config, others, ids.shape[1], needed)
-    rules = Rules(thinking, model.config.vocab_size, ids.device)
+    rules = rules_of(model, ids.device)
     processors = LogitsProcessorList([Never(rules.never), *(others.pop("logits_processor", ()))])
     return GenerationMixin.generate(
         model,
