@@ -161,7 +161,6 @@ def test_the_ledger_in_transformers_says_what_we_say(tmp_path, told):
     run, out = ledger_run(tmp_path, told)
     folder, expected, trunks = check(run, out, ledger_questions())
     # All three ways in which thinking ends, answers of several lengths, and budgets that matter.
-    print(told, np.bincount(trunks.close), len({tuple(ids) for ids in expected}))
     assert set(trunks.close.tolist()) == {0, 1, 2}
     assert len({tuple(ids) for ids in expected}) > 40
 
@@ -210,11 +209,27 @@ def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
         folder.says(["4a2b3c1", "4a2b3c1d2a1"], [8, 8])
 
 
+class Streamer:
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.ids, self.over = [], False
+
+    def put(self, value):
+        self.ids += value.flatten().tolist()
+
+    def end(self):
+        self.over = True
+
+
 def test_a_length_of_the_caller_stands_and_samples_are_held_too(tmp_path):
     _, out = ledger_run(tmp_path, "embedding")
     folder, questions = Folder(out), ledger_questions()[:2]
     whole = folder.says(questions, [8, 8])
     assert [row[:4] for row in whole] == folder.says(questions, [8, 8], max_new_tokens=4)
+    given = Streamer()
+    (alone,) = folder.says(questions[:1], [8], streamer=given)
+    assert given.ids[-len(alone) :] == alone and given.over
     torch.manual_seed(0)
     drawn = folder.says(questions, [0, 8], do_sample=True, num_return_sequences=4)
     assert len(drawn) == 8 and all(row[:2] == [3, 4] for row in drawn[:4])
@@ -283,7 +298,6 @@ def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditio
     run, out = qwen_run(tmp_path, qwen, conditioning)
     questions = math_questions(shared_data)
     folder, _, trunks = check(run, out, questions)
-    print(np.bincount(trunks.close))
     # Budgets that cut inside the tokens of the tag: after `</`, and after `</think`.
     free = trunks.close == 1
     cuts = []
