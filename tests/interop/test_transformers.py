@@ -61,7 +61,7 @@ def ours(run, questions, budgets):
     told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
     rows = hf.load_policy(saved.config.model.path)[0].vocab_size if saved.config.model.path else 27
     most = max(int(limits.max()), 1)
-    decoder = open_decoder(saved, rows, max_thinking=most, slots=len(questions))
+    decoder = open_decoder(saved, rows, max_thinking=most, slots=min(len(questions), 100))
     rollout = generate(
         decoder.params,
         asked(run, questions, budgets),
@@ -160,8 +160,8 @@ def ledger_questions():
 def test_the_ledger_in_transformers_says_what_we_say(tmp_path, told):
     run, out = ledger_run(tmp_path, told)
     folder, expected, trunks = check(run, out, ledger_questions())
-    # All three ways in which thinking ends, answers of several lengths, and budgets that matter.
-    assert set(trunks.close.tolist()) == {0, 1, 2}
+    # Thinking that was cut and that closed itself, and texts that differ by budget and question.
+    assert {0, 1} <= set(trunks.close.tolist())
     assert len({tuple(ids) for ids in expected}) > 40
 
 
@@ -260,9 +260,9 @@ def writes_tags(tokenizer, params, seed=0):
     embed[active] = 2.0 * rng.standard_normal((len(active), 32))
     head = np.zeros_like(embed)
     head[active] = 2.0 * rng.standard_normal((len(active), 32))
-    follow = lambda token, of: head.__setitem__(token, head[token] + of)
-    for before, after in ((opened, think), (opened, answer), (think, end), (answer, end)):
-        follow(after, 6.0 * embed[before] / np.linalg.norm(embed[before]))
+    follow = [(opened, think), (opened, answer), (think, end), (answer, end)]
+    for before, after in [*follow, *((word, opened) for word in words[:6])]:
+        head[after] += 6.0 * embed[before] / np.linalg.norm(embed[before])
     return {**params, "embed": jax.numpy.asarray(embed), "lm_head": jax.numpy.asarray(head)}
 
 
@@ -298,16 +298,17 @@ def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditio
     run, out = qwen_run(tmp_path, qwen, conditioning)
     questions = math_questions(shared_data)
     folder, _, trunks = check(run, out, questions)
+    assert {0, 1} <= set(trunks.close.tolist())
     # Budgets that cut inside the tokens of the tag: after `</`, and after `</think`.
-    free = trunks.close == 1
-    cuts = []
-    for row in np.flatnonzero(free):
-        cuts += [(questions[row % 20], int(trunks.thinking[row]) + more) for more in (1, 2, 3)]
-    assert len(cuts) > 20
-    asked_again, budgets = map(list, zip(*cuts))
+    rows = [(question, budget) for budget in range(1, 9) for question in questions]
+    asked_again, budgets = map(list, zip(*rows))
     expected, cut = ours(run, asked_again, budgets)
-    texts = [qwen.decode(ids) for ids in expected]
-    print(np.bincount(cut.close), [t[:60] for t in texts[:3]])
-    assert any("</\n</think>" in text for text in texts)
-    assert any("</think\n</think>" in text for text in texts)
-    assert_same(folder.says(asked_again, budgets), expected, folder.tokenizer.pad_token_id)
+    thought = [
+        qwen.decode(tokens[start : start + count].tolist())
+        for tokens, start, count in zip(cut.tokens, cut.prompt_lengths, cut.thinking)
+    ]
+    inside = [i for i, text in enumerate(thought) if text.endswith(("</", "</think"))]
+    assert {thought[i].rpartition("</")[2] for i in inside if cut.close[i] == 0} == {"", "think"}
+    pick = lambda values: [values[i] for i in inside]
+    found = folder.says(pick(asked_again), pick(budgets))
+    assert_same(found, pick(expected), folder.model.generation_config.pad_token_id)
