@@ -116,9 +116,8 @@ class Policy:
         if self._scorer is None:
             self._scorer = Scorer(self._session)
         (told,) = self._budgets(budget)
-        single = isinstance(questions, str)
         return self._scorer.score(
-            [questions] if single else list(questions),
+            [questions] if isinstance(questions, str) else list(questions),
             [responses] if isinstance(responses, str) else list(responses),
             told,
         )

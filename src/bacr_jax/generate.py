@@ -307,7 +307,8 @@ def _changed(session: "Session", asking: Asking, line: str) -> Asking:
     if name not in ("temperature", "top-p"):
         raise UserError(f"/{name}: is no command; write a question, or {COMMANDS}")
     try:
-        changed = dataclasses.replace(asking, **{name.replace("-", "_"): float(value)})
+        setting: dict[str, Any] = {name.replace("-", "_"): float(value)}
+        changed = dataclasses.replace(asking, **setting)
     except ValueError:
         raise UserError(f"/{name} {value}: write a number") from None
     if name == "temperature" and changed.temperature == 0:

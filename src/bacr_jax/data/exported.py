@@ -100,7 +100,9 @@ def jumps(next_state: np.ndarray) -> list[tuple[int | None, int, str]]:
       Jumps of any state first (None), which are those of state 0; then those in which one differs.
     """
     first = next_state[0]
-    found = [(None, int(to), ranges(np.flatnonzero(first == to))) for to in np.unique(first) if to]
+    found: list[tuple[int | None, int, str]] = [
+        (None, int(to), ranges(np.flatnonzero(first == to))) for to in np.unique(first) if to
+    ]
     for state, row in enumerate(next_state[1:-1], 1):
         differs = row != first
         for to in np.unique(row[differs]):
@@ -123,7 +125,7 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
     plain = dataclasses.asdict(PromptFormat(""))
     if not isinstance(inside, dict) or set(inside) - set(fields) or "name" not in inside:
         raise _damaged(where, "prompt_format", inside)
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in inside.items():
         wanted = type(plain[name])
         value = tuple(value) if wanted is tuple and isinstance(value, list) else value

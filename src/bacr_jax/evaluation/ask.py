@@ -254,7 +254,7 @@ def _widened(prompts: Prompts) -> Prompts:
 def _spec(decoder: Decoder, longest: int, rows: int) -> Any:
     """Sizes of a rollout that other questions will have too."""
     slots = min(1 << (rows - 1).bit_length(), decoder.spec.slots)
-    few = {"windows": 1, "refill": 1.0} if slots <= _FEW_ROWS else {}
+    few: dict[str, Any] = {"windows": 1, "refill": 1.0} if slots <= _FEW_ROWS else {}
     return dataclasses.replace(decoder.spec, max_thinking=rounded_up(longest), slots=slots, **few)
 
 

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None) -> None:
             with _open(Path(options.out)) as out:
                 out.writelines(lines)
         print(json.dumps(grader.counters()), file=sys.stderr)
-        if getattr(grader, "last_failure", ""):
+        if isinstance(grader, VerifierGrader) and grader.last_failure:
             print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)
 
 

@@ -279,5 +279,5 @@ def _exact(text: str | None, reference: str | None) -> Verdict:
 
 def _count(counts: collections.Counter[str], verdicts: list[Verdict]) -> None:
     counts["graded"] += len(verdicts)
-    counts["correct"] += sum(verdict.correct for verdict in verdicts)
+    counts["correct"] += sum(verdict.correct >= 1 for verdict in verdicts)
     counts["no_answer"] += sum(verdict.extracted is None for verdict in verdicts)

@@ -21,16 +21,21 @@ from bacr_jax.report.figures import SMOOTH_FROM, Curves
 from bacr_jax.report.run_data import RunData
 
 _STEP = Axis("step")
-_SHARE = {"low": 0.0, "high": 1.0}
+
+
+def _of_shares(label: str) -> Axis:
+    return Axis(label, low=0.0, high=1.0)
+
+
 # Points of each place of a calibration curve, and most places.
 _LEAST_POINTS, _MOST_BINS = 8, 8
 # What the runs of a comparison are compared in: title, metric, axis.
 _COMPARED = (
     ("Reward", "reward/mean", Axis("mean reward")),
-    ("Share correct at the budget", "reward/cut", Axis("share", **_SHARE)),
+    ("Share correct at the budget", "reward/cut", _of_shares("share")),
     ("Thinking tokens", "rollout/thinking_mean", Axis("tokens", low=0.0)),
     ("Budget", "budget/mean", Axis("tokens", low=0.0)),
-    ("Completion in training", "rollout/completion_rate", Axis("share", **_SHARE)),
+    ("Completion in training", "rollout/completion_rate", _of_shares("share")),
     ("Entropy", "policy/entropy", Axis("nats a token", low=0.0)),
     ("Gradient norm", "policy/grad_norm", Axis("norm", low=0.0)),
     ("Loss of the value head", "value/loss", Axis("loss", low=0.0)),
@@ -89,7 +94,7 @@ def training_charts(run: RunData) -> list[str]:
     hard = "group 0 is the easiest"
     return [
         chart("Reward", _series(curves, "reward/mean", "", "s1"), _STEP, Axis("mean reward")),
-        chart("Share correct by cut", by_cut, _STEP, Axis("share", **_SHARE)),
+        chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
         chart("Budget and thinking", lengths, _STEP, tokens),
         chart(
             "Entropy",
@@ -98,9 +103,7 @@ def training_charts(run: RunData) -> list[str]:
             Axis("nats a token", low=0.0),
         ),
         chart("Scheduled mean budget", groups("curriculum/mu_"), _STEP, tokens, note=hard),
-        chart(
-            "Pass rate", groups("curriculum/pass_rate_"), _STEP, Axis("rate", **_SHARE), note=hard
-        ),
+        chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
         *_budgets(curves),
     ]
 

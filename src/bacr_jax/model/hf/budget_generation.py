@@ -210,7 +210,7 @@ class Loop:
         mask = torch.ones_like(ids) if mask is None else mask
         for name in ("position_ids", "use_cache", "logits_to_keep"):
             model_kwargs.pop(name, None)
-        kept = {"scores": [], "logits": []}
+        kept: dict = {"scores": [], "logits": []}
         while not rows.done:
             positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -fed.shape[1] :]
             found = model(
@@ -239,8 +239,8 @@ class Loop:
             self.streamer.end()
         if not config.return_dict_in_generate:
             return ids
-        kept = {name: tuple(steps) or None for name, steps in kept.items()}
-        return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache, **kept)
+        steps: dict = {name: tuple(found) or None for name, found in kept.items()}
+        return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache, **steps)
 
 
 def _draw(scores, sampling):
