@@ -94,6 +94,8 @@ BAD_CONFIGS = [
         "data.labels: is null, but data.groups=solve_rate",
     ),
     ({"data": {"labels": "rates.jsonl"}}, "data.labels=rates.jsonl: is not read"),
+    ({"grader": "mine.py"}, "grader: found 'mine.py'; write FILE.py:function, such as"),
+    ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     ({"data": {"max_prompt_tokens": 0}}, "data.max_prompt_tokens: found 0; write 1 or more"),
     (

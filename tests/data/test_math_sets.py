@@ -310,3 +310,16 @@ def test_near_duplicates_prompts_and_rows_stay_together(tmp_path):
     rest = found.without([3], "too long")
     assert rest.ids == ["0", "1", "2"]
     assert [(row.id, row.reason) for row in rest.left_out] == [("3", "too long")]
+
+
+def test_verbatim_answers_are_the_text_of_their_column(tmp_path):
+    rows = [
+        {"question": "Write f.", "answer": ["assert f() == 1", "assert f() > 0"]},
+        {"question": "Say it.", "answer": " Kind, and \\boxed{short "},
+        {"question": "Say nothing.", "answer": ""},
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = DataConfig(dir=str(tmp_path), answers="verbatim", num_groups=1)
+    found = load_questions("jsonl:own.jsonl", config, 0, "train")
+    assert found.answers == ['["assert f() == 1", "assert f() > 0"]', "Kind, and \\boxed{short"]
+    assert [row.reason for row in found.left_out] == ["no answer that could be graded"]
