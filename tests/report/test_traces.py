@@ -107,6 +107,9 @@ def test_steps_are_spread_evenly_from_the_first_to_the_last():
     long = [{**trace, "prompt": "x" * 12_000, "thinking": "y" * 12_000} for trace in traces]
     assert 4 <= len(shown_traces(long)) <= 50
     assert shown_traces(traces[:3]) == traces[:3]
+    # Runs that share a page share the place on it, and keep whole steps.
+    half = shown_traces(traces, runs=2)
+    assert 30 < len(half) <= 60 and {trace["row"] for trace in half} == {0, 1, 2, 3}
 
 
 def test_budgets_are_chosen_one_by_one_or_by_doublings():

@@ -122,7 +122,7 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     if len(runs) == 1:
         return run_figures.first_and_last(runs[0].evaluations, name, runs[0].method)
     # A run without it keeps its place, and so its colour.
-    found = {run.label: run.last(name) or {} for run in runs}
+    found: dict[str, Summary] = {run.label: run.last(name) or {} for run in runs}
     starts = [records[0] for run in runs if (records := run.of_set(name))]
     first = starts[0]["sets"][name]
     if all(r["when"] == "before" and r["sets"][name] == first for r in starts):
@@ -176,7 +176,7 @@ def _overview(runs: Sequence[RunData], names: Sequence[str]) -> str:
     parts = [_facts_table(runs)]
     if len(runs) > 1:
         parts.append(_differing_keys(runs))
-    drawn = []
+    drawn: list[str] = []
     if names:
         policies = _policies(runs, names[0])
         drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1]
@@ -204,10 +204,9 @@ def page(runs: Sequence[RunData]) -> str:
     titles = set_titles(dict.fromkeys(name for run in runs for name in run.sets))
     several = len(runs) > 1
     title = "Comparison of runs" if several else f"{runs[0].method}: {runs[0].label}"
-    shown = [(run.label, shown_traces(traces[run.label]), run.config) for run in runs]
-    if several:
-        # As many as a page of one run has, in all.
-        shown = [(label, found[:: len(runs)], config) for label, found, config in shown]
+    shown = [
+        (run.label, shown_traces(traces[run.label], runs=len(runs)), run.config) for run in runs
+    ]
     training = compared_charts(runs) if several else []
     if not several and runs[0].metrics:
         training = training_charts(runs[0])

@@ -74,8 +74,14 @@ _PER_ANSWER = (
 )
 
 
-def shown_traces(traces: Sequence[Trace]) -> list[Trace]:
-    """As many as a page can show: of steps that are spread evenly, the first and last included."""
+def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
+    """As many as a page can show: of steps that are spread evenly, the first and last included.
+
+    Args:
+      traces: of one run, in the order of their steps.
+      runs: runs that share the page.
+    """
+    most, chars = max(_MOST_TRACES // runs, 1), _MOST_CHARS // runs
     by_step: dict[int, list[Trace]] = {}
     for trace in traces:
         by_step.setdefault(int(trace["step"]), []).append(trace)
@@ -84,8 +90,8 @@ def shown_traces(traces: Sequence[Trace]) -> list[Trace]:
         places = np.linspace(0, len(steps) - 1, count).round().astype(int)
         chosen = [trace for place in places for trace in by_step[steps[place]]]
         size = sum(_size(trace) for trace in chosen)
-        if count <= 1 or (len(chosen) <= _MOST_TRACES and size <= _MOST_CHARS):
-            return chosen[:_MOST_TRACES]
+        if count <= 1 or (len(chosen) <= most and size <= chars):
+            return chosen[:most]
         count = max(count * 3 // 4, 1)
 
 
