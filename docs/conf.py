@@ -26,6 +26,7 @@ CONTENTS = {
     "Start": ["../README", "quickstart", "data", "runs"],
     "Train": ["methods", "told", "configuration", "metrics", "devices", "scaling", "performance"],
     "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
+    "Serve": ["serving"],
     "The paper": ["equations", "paper", "theory"],
     "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }

@@ -110,6 +110,8 @@ RUN = {
     "python -m bacr_jax.generate --run runs/quickstart": as_is,
     "python -m bacr_jax.report --run runs/quickstart": as_is,
     "python -m bacr_jax.export --run runs/quickstart": as_is,
+    "python -m bacr_jax.generate --model hf": as_is,
+    "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
     "python -m bacr_jax.train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
     "for i in 1 2; do python": lambda text: text.replace("output.", f"{FEW} output."),
     'python -c "from bacr_jax.runs.metrics': as_is,
