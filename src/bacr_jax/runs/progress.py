@@ -130,11 +130,14 @@ class Progress:
         self.clock = clock
         self._enabled, self._interval = enabled, interval
         file: Any = stream or sys.stdout
-        self._console = Console(file=file, highlight=False)
+        # A notebook gets the lines of a log, too: each line apart would be a table of HTML.
+        self._console = Console(file=file, highlight=False, force_jupyter=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
             # A log has no width to fold tables to.
-            self._console = Console(file=file, highlight=False, width=_LOG_WIDTH)
+            self._console = Console(
+                file=file, highlight=False, width=_LOG_WIDTH, force_jupyter=False
+            )
         self._live: Live | None = None
         self._uses_live = enabled and terminal
         self._open: list[Phase] = []
