@@ -100,15 +100,23 @@ def and_also(words):
     return lambda text: f"{text} {words}"
 
 
+def in_a_clone(text):
+    """What `bacr` stands for, which is on the path of an installed package only."""
+    return text.replace("bacr ", "python -m bacr_jax ", 1)
+
+
 # What the slow test runs, in this order and in one folder: beginnings of commands, and what is run
 # in their place. The longest beginning counts.
 RUN = {
     "python -m bacr_jax.train --help": as_is,
     "python -m bacr_jax.train --config configs/quickstart.yaml": few,
+    "bacr train --config quickstart": lambda text: few(in_a_clone(text)),
     "python -m bacr_jax.evaluate --run runs/quickstart": and_also("--size 8 --out runs/evaluation"),
     "python -m bacr_jax.evaluate --run runs/quickstart --budgets": and_also("--size 8"),
     "python -m bacr_jax.generate --run runs/quickstart": as_is,
     "python -m bacr_jax.report --run runs/quickstart": as_is,
+    "bacr report": lambda text: in_a_clone(text),
+    "bacr generate": lambda text: in_a_clone(text),
     "python -m bacr_jax.export --run runs/quickstart": as_is,
     "python -m bacr_jax.generate --model hf": as_is,
     "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
@@ -142,6 +150,7 @@ NOT_RUN = {
     "sphinx-build": ".ci/run",
     "python -m pytest -n": ".ci/run",
     "python -m pytest -m slow": "hours",
+    "python -m pytest -m browser": "a browser",
     "JAX_PLATFORMS=cuda,cpu python -m pytest": "gpu",
     "BACR_GPU_TESTS=cpu python -m pytest": "hours",
     "python benchmarks/": "hours",
@@ -150,6 +159,11 @@ NOT_RUN = {
     "launch/": "cluster",
     "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
     "python -m bacr_jax.study": "hours",
+    "python -m bacr_jax.data --show-prompts": "weights",
+    "python -m bacr_jax.train --config mine.yaml": "files of the reader's own",
+    "python -m bacr_jax.grading --grader": "files of the reader's own",
+    "python -m bacr_jax.report --run runs/a": "a run of the reader's own",
+    "python -m bacr_jax.export --run RUN": "a run of the reader's own",
     "python -m bacr_jax.data --inspect": "data of the reader's own",
     "python -m bacr_jax.evaluate --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.report --run runs/mine": "a run of the reader's own",
