@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import xla_knows
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
@@ -29,6 +31,8 @@ def test_it_runs(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv("BACR_NOTEBOOK", "small")
     # As in the quick tests: compiling is most of it.
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if xla_knows("xla_cpu_use_fusion_emitters"):
+        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
     where = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(notebook, timeout=240, resources=where)
     client.execute()
