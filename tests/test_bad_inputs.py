@@ -1,5 +1,6 @@
 """What people get wrong on the command lines: one line that helps, exit code 2, nothing touched."""
 
+import io
 import json
 import os
 import re
@@ -198,7 +199,7 @@ BAD = [
     (EVALUATE, "truncated, damaged or missing", {WEIGHTS: lambda content: content[:-50]}),
     # One question.
     ("generate --budget 4 why", "command line: write --run DIR or --model HFDIR", {}),
-    (GENERATE, "the following arguments are required: question", {}),
+    (GENERATE, "question: found none; write one behind the options, or one per line on", {}),
     (GENERATE + "''", "question: found an empty text; write a question", {}),
     (GENERATE + "--budget 1" + "0" * 5000 + " why", "write whole numbers such as 512,1024", {}),
     (GENERATE + "--budget 400 why", "--budget 400: the model's 512 positions leave 249 for", {}),
@@ -308,8 +309,9 @@ def test_bad_input_is_one_line_and_exit_code_2(
 ):
     write_files(tmp_path, model, changes)
     before = everything_in(tmp_path)
-    # Defaults of options lie relative to where one is.
+    # Defaults of options lie relative to where one is; nobody types anything.
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert __main__.main(words_of(line, tmp_path)) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")

@@ -71,7 +71,7 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
 
 
 class Broken(Odd):
-    def grade(self, answers, references, *, mode, poll=None):
+    def grade(self, answers, references, *, mode, poll=None, questions=None):
         verdicts = super().grade(answers, references, mode=mode)
         verdicts[0].correct = float("nan")
         return verdicts
