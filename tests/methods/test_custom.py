@@ -53,7 +53,7 @@ def test_a_file_named_in_the_config_trains(world):
     metrics = done.metrics
     assert 0 < metrics["brief/thinking_share"] <= 1
     right = done.batch.outcomes.reshape(-1)
-    used = np.asarray(done.rollout.trunks.thinking) / 12
+    used = np.asarray(done.batch.rollout.trunks.thinking) / 12
     np.testing.assert_allclose(
         metrics["reward/mean"], (right * (1.2 - 0.2 * used)).mean(), rtol=1e-5
     )
