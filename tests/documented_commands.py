@@ -163,6 +163,7 @@ NOT_RUN = {
     "python -m bacr_jax.train --config mine.yaml": "files of the reader's own",
     "python -m bacr_jax.grading --grader": "files of the reader's own",
     "python -m bacr_jax.report --run runs/a": "a run of the reader's own",
+    "python -m bacr_jax.data --prepare": "network",
     "python -m bacr_jax.data --inspect": "data of the reader's own",
     "python -m bacr_jax.evaluate --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.report --run runs/mine": "a run of the reader's own",

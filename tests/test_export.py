@@ -20,6 +20,7 @@ from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.report import exported_folder
 from export_world import LEDGER, MODEL, checkpoint, make_run
 
 # Room for a tokenizer of bytes.
@@ -92,12 +93,12 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
     settings["conditioning"] = {"told": "words", "words": sentence}
     params = hf.load_policy(base)[1]
-    export.export(make_run(tmp_path / "run", params, settings), tmp_path / "out")
+    exported_folder.export(make_run(tmp_path / "run", params, settings), tmp_path / "out")
     assert hf.read_budget_words(tmp_path / "out") == sentence
     # A run that goes on from there and is told nothing leaves the sentence behind.
     settings["model"] = {"path": str(tmp_path / "out")}
     settings["conditioning"] = {"told": "nothing"}
-    export.export(make_run(tmp_path / "next", params, settings), tmp_path / "plain")
+    exported_folder.export(make_run(tmp_path / "next", params, settings), tmp_path / "plain")
     assert hf.read_budget_words(tmp_path / "plain") is None
     text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
     (tmp_path / "out/config.json").write_text(text)
@@ -109,7 +110,7 @@ def test_the_newest_checkpoint_is_the_one_unless_a_step_is_named(ledger_run, tmp
     run, older = ledger_run
     newer = hf_world.random_params(LEDGER, seed=9, conditioning=Config().conditioning)
     checkpoint(run, newer, 5)
-    export.export(run, tmp_path / "out")
+    exported_folder.export(run, tmp_path / "out")
     same(hf.load_policy(tmp_path / "out")[1], newer)
     (run / "best.json").write_text('{"step": 3, "accuracy": 0.5, "set": "ledger"}')
     for step in ("3", "best"):
@@ -127,7 +128,7 @@ def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
     from bacr_jax.data.prompts import FORMATS
     from bacr_jax.runs.open import open_policy
 
-    export.export(ledger_run[0], tmp_path / "out")
+    exported_folder.export(ledger_run[0], tmp_path / "out")
     saved = open_policy(None, tmp_path / "out")
     assert saved.style == FORMATS["ledger"]
     config = saved.config
@@ -169,7 +170,7 @@ def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(
         plain = {name: leaf for name, leaf in params.items() if name != "budget"}
         settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
         run = make_run(tmp_path / "words", plain, settings)
-    export.export(run, tmp_path / "out")
+    exported_folder.export(run, tmp_path / "out")
     capfd.readouterr()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     # Nobody is asked to run code, and nothing is warned of.
@@ -191,7 +192,7 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
     (base / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
     run = make_run(tmp_path / "run", params, settings)
-    export.export(run, tmp_path / "out")
+    exported_folder.export(run, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"tokenizer.json", "model.safetensors", "custom_generate", "README.md"} <= names
     # The base's own sampling settings are not those that the policy was trained with.

@@ -5,27 +5,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from bacr_jax.config import Config
 from bacr_jax.config.cli import BEST, Parser, checkpoint_step, entry_point
-from bacr_jax.data.exported import describe
-from bacr_jax.data.exported_template import chat_template
-from bacr_jax.data.prompts import PromptFormat, eos_ids, format_for
-from bacr_jax.data.tokenizers import load_tokenizer
-from bacr_jax.data.told import budget_words
-from bacr_jax.errors import UserError
-from bacr_jax.learner.policy import model_shape
-from bacr_jax.methods.registry import declares_budget
-from bacr_jax.model import hf
-from bacr_jax.model.hf import names, writing
-from bacr_jax.model.hf.hf_config import WORDS
-from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.report.model_card import Exported, model_card
-from bacr_jax.runs.open import read_config, read_run
 
-Params = dict[str, Any]
-
+# Types that weights are stored in.
+DTYPES = ("float32", "bfloat16", "float16")
 DESCRIPTION = (
     "Writes a checkpoint of a run as a Hugging Face folder that says by itself how it is asked. "
     "AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) gives a model whose "
@@ -59,127 +43,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--dtype",
-        choices=tuple(writing.TORCH_NAME.values()),
+        choices=DTYPES,
         help="type of the weights; by default that of model.path if it holds every value exactly, "
         "else float32",
     )
     return parser.parse_args(argv)
-
-
-def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
-    """The model's shape, checked against its parameters."""
-    rows = params["embed"].shape[0]
-    shape = model_shape(config, rows) if base is None else hf.read_hf_config(base)
-    for entry in names.backbone(shape):
-        leaf: Any = params
-        for key in entry.path:
-            leaf = leaf.get(key, {})
-        own, expected = getattr(leaf, "shape", None), entry.leaf_shape(shape.num_layers)
-        if own != expected:
-            raise UserError(
-                f"checkpoint: {'/'.join(entry.path)} has shape {own}, but "
-                f"{base or 'config.yaml'} says {expected}; write the --base it was trained from"
-            )
-    return shape
-
-
-def _tokenizer(config: Config, base: Path | None) -> tuple[Any, Any]:
-    """The tokenizer of a run, and what `hf.save_policy` is to write of it."""
-    if config.data.train == "ledger":
-        from bacr_jax.data.ledger import ledger_tokenizer
-
-        tokenizer = ledger_tokenizer()
-        return tokenizer, tokenizer
-    folder = config.model.tokenizer or base
-    return load_tokenizer(folder, where="model.tokenizer"), config.model.tokenizer
-
-
-def _explained(config: Config, tokenizer: Any, shape: Qwen2Config, about: Exported) -> hf.Explained:
-    """What the folder says of itself."""
-    return hf.Explained(
-        thinking=describe(config, tokenizer, about.style, shape.vocab_size),
-        chat_template=chat_template(tokenizer, about.style, about.words, config.budget.levels),
-        generation={
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": list(eos_ids(tokenizer, about.style)),
-            "pad_token_id": tokenizer.pad_token_id,
-            # As evaluated by default; a length, so that nobody assumes a short one.
-            "do_sample": False,
-            "max_length": shape.max_positions,
-        },
-        card=model_card(about),
-        held=not about.merged,
-    )
-
-
-def export(
-    run: Path,
-    out: Path,
-    *,
-    base: Path | None = None,
-    dtype: str | None = None,
-    step: int | str | None = None,
-    merge_told_words: bool = False,
-) -> list[str]:
-    """Writes a checkpoint of a run as a Hugging Face folder.
-
-    Args:
-      run: run folder.
-      out: a folder that does not exist yet.
-      base: where `model.path` lies now; None: where the config says.
-      dtype: see `hf.save_policy`.
-      step: of the checkpoint, or "best"; None: the newest.
-      merge_told_words: leave out the code that holds budgets, for a policy told in words.
-
-    Returns:
-      Names of the files written.
-
-    Raises:
-      UserError: the run or a folder can't be used; nothing is written then.
-    """
-    writing.check_free(out)
-    config = read_config(run)
-    if merge_told_words and config.conditioning.told != "words":
-        raise UserError(
-            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
-            ", which a chat template can't do; leave it out"
-        )
-    config, number, params = read_run(run, step)
-    if base is None and config.model.path is not None:
-        base = Path(config.model.path)
-    if base is not None and not (base / "config.json").is_file():
-        raise UserError(
-            f"{base}: holds no config.json; write --base with the folder the run started from"
-        )
-    tokenizer, written = _tokenizer(config, base)
-    module = None
-    if "budget" in params:
-        module = hf.BudgetModule(config.conditioning, config.budget.max)
-    shape, style = _shape(config, base, params), trained_style(config)
-    words = told_in(config, style)
-    about = Exported(run, number, config, style, words, base, merge_told_words)
-    return hf.save_policy(
-        out,
-        params,
-        config=shape,
-        module=module,
-        source=base,
-        tokenizer=written,
-        dtype=dtype,
-        budget_words=words or None,
-        levels=config.budget.levels,
-        explained=_explained(config, tokenizer, shape, about),
-    )
-
-
-def trained_style(config: Config) -> PromptFormat:
-    """The prompt format that a run trains in."""
-    return format_for(config, declares_budget=declares_budget(config))
-
-
-def told_in(config: Config, style: PromptFormat) -> str:
-    """The sentence that tells the policy of a run its budget; "": none does."""
-    return budget_words(config, style) if config.conditioning.in_words else ""
 
 
 @entry_point
@@ -188,6 +56,11 @@ def main(argv: Sequence[str] | None) -> None:
     # Orbax warns about a metadata file that only single-item checkpoints have.
     logging.getLogger("absl").setLevel(logging.ERROR)
     arguments = parse(argv)
+    # Imports JAX, which --help does not need.
+    from bacr_jax.model.hf.hf_config import WORDS
+    from bacr_jax.report.exported_folder import export, told_in, trained_style
+    from bacr_jax.runs.open import read_config
+
     files = export(
         arguments.run,
         arguments.out,

@@ -9,6 +9,7 @@ import pytest
 
 from bacr_jax.data import prepare as module
 from bacr_jax.data import tables
+from bacr_jax.data.__main__ import main
 from bacr_jax.data.prepare import prepare
 from bacr_jax.data.sources import SOURCES, Source, fingerprint
 from bacr_jax.errors import UserError
@@ -143,6 +144,14 @@ def test_a_set_that_is_there_is_not_written_over(tmp_path):
     (said,) = [line for line in prepare(tmp_path / "data", [], copies(tmp_path)) if "gsm8k" in line]
     assert "is there already and holds something else" in said
     assert mine.read_text() == "mine"
+
+
+def test_the_command(tmp_path, capsys):
+    line = ["--prepare", str(tmp_path / "data"), "gsm8k", "--from", str(copies(tmp_path))]
+    assert main(line) == 0
+    assert capsys.readouterr().out.startswith("gsm8k: 3 train rows, of the known texts")
+    assert main(["--inspect", "ledger", "--from", "x"]) == 2
+    assert "write --prepare DIR" in capsys.readouterr().err
 
 
 def test_a_fingerprint_knows_texts_and_not_their_order():

@@ -63,6 +63,8 @@ def refusal_of(text, capsys):
 def refused_settings(module, options):
     """What is wrong with the files and keys of a command line."""
     files, overrides = getattr(options, "config", None), getattr(options, "overrides", [])
+    if getattr(options, "prepare", None) is not None:
+        overrides = []  # names of sets
     try:
         if module.endswith("study.__main__"):
             if kind_of(ROOT / options.config) != "variance":

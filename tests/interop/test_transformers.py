@@ -9,7 +9,6 @@ import pytest
 
 import export_world
 import hf_world
-from bacr_jax import export
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.config.budgets import cap
 from bacr_jax.data.environment import make_rules
@@ -18,6 +17,7 @@ from bacr_jax.data.told import told_prompts
 from bacr_jax.evaluation.decoder import open_decoder
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.report import exported_folder
 from bacr_jax.rollout import generate, sampling_params
 from bacr_jax.runs.open import open_policy
 from bacr_jax.types import NO_BUDGET
@@ -39,8 +39,8 @@ def own_modules(tmp_path, monkeypatch):
 
 def saved_policy(run):
     saved = open_policy(run, None)
-    style = export.trained_style(saved.config)
-    return saved, style, saved.tokenizer(), export.told_in(saved.config, style)
+    style = exported_folder.trained_style(saved.config)
+    return saved, style, saved.tokenizer(), exported_folder.told_in(saved.config, style)
 
 
 def asked(run, questions, budgets):
@@ -146,7 +146,7 @@ def ledger_run(tmp_path, told, seed=1):
         "rollout": {"answer_tokens": 5},
     }
     run = export_world.make_run(tmp_path / "run", params, settings)
-    export.export(run, tmp_path / "out")
+    exported_folder.export(run, tmp_path / "out")
     return run, tmp_path / "out"
 
 
@@ -281,7 +281,7 @@ def qwen_run(tmp_path, tokens, conditioning, **settings):
         **settings,
     }
     run = export_world.make_run(tmp_path / "run", params, settings)
-    export.export(run, tmp_path / "out")
+    exported_folder.export(run, tmp_path / "out")
     return run, tmp_path / "out"
 
 

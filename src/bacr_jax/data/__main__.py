@@ -1,7 +1,8 @@
 """`python -m bacr_jax.data`: what a set holds, and what a model will read of it.
 
 `--inspect NAME[:PATH]` describes a set before a run relies on it; `--show-prompts N` shows the
-prompts of its first questions, or of those that a config trains on.
+prompts of its first questions, or of those that a config trains on; `--prepare DIR` makes the
+folder that the shipped configs read.
 """
 
 import argparse
@@ -22,14 +23,17 @@ from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.groups import check_levels
 from bacr_jax.data.ledger import Split, ledger_tokenizer
+from bacr_jax.data.prepare import prepare
 from bacr_jax.data.questions import QuestionSet, load_questions
+from bacr_jax.data.sources import SOURCES
 from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.grading import parse_reference
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
-    "lists the rows that can't be used. Shows what a model will read of the first questions."
+    "lists the rows that can't be used. Shows what a model will read of the first questions. Or "
+    "makes the folder that the configs read, from the public sources."
 )
 QUANTILES = (0, 10, 50, 90, 99, 100)
 MOST_SHOWN = 1000
@@ -64,9 +68,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder, for prompt lengths")
     parser.add_argument(
-        "overrides", nargs="*", metavar="data.key=value", help="columns, groups, prompt format ..."
+        "--prepare",
+        type=Path,
+        metavar="DIR",
+        help=f"write the sets named after it, all by default, to DIR: {' '.join(SOURCES)}",
+    )
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        type=Path,
+        metavar="PATH",
+        help="for --prepare: a folder or an archive with copies of the sets, instead of the hub",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="data.key=value",
+        help="columns, groups, prompt format ...; with --prepare the names of sets",
     )
     options = parser.parse_intermixed_args(argv)
+    if options.prepare is not None:
+        return options
+    if options.origin is not None:
+        raise UserError("--from: says where --prepare finds the sets; write --prepare DIR")
     if options.inspect is None and not options.config:
         raise UserError("command line: no set; write --inspect NAME:PATH, or --config FILE")
     if options.show_prompts is not None and not 1 <= options.show_prompts <= MOST_SHOWN:
@@ -223,8 +247,12 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
 def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
     try:
-        for line in inspect(parse(argv)):
-            print(line)
+        options = parse(argv)
+        lines = inspect(options)
+        if options.prepare is not None:
+            lines = prepare(options.prepare, options.overrides, options.origin)
+        for line in lines:
+            print(line, flush=True)
     except BrokenPipeError:
         # The reader has seen enough (head); nothing may be written to the closed pipe at exit.
         with contextlib.suppress(OSError):
