@@ -120,6 +120,7 @@ BAD = [
         "{}/none: no such folder; write a Hugging Face folder",
         {},
     ),
+    (WORDS + "model.path=Qwen/no-such", "add --download to get it, or run hf download Qwen/no", {}),
     (WORDS, "config.json: can't read it (No such file or directory)", {CONFIG_JSON: None}),
     (WORDS, "config.json: not JSON", {CONFIG_JSON: "{"}),
     (WORDS, "config.json: model_type 'llama'", {CONFIG_JSON: edited(model_type="llama")}),

@@ -1,6 +1,7 @@
 """`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
 
 import contextlib
+import dataclasses
 import difflib
 import logging
 import shutil
@@ -70,6 +71,12 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         metavar="KEY",
         help="repeatable; a key in which the run to go on with may differ, such as train.steps",
     )
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        help="get a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not in its "
+        "cache",
+    )
     parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_intermixed_args(argv)
@@ -81,6 +88,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         raise UserError("command line: no config; write --config quickstart")
     config, allowed = config_io.load(arguments.config, arguments.overrides), arguments.allow_change
     check(config, allowed)
+    config = with_local_model(config, download=arguments.download)
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
 
@@ -110,6 +118,24 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
         if key not in config_io.flatten(config):
             near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
             raise UserError(f"--allow-change {key}: is no key of a config; write {near[0]}?")
+
+
+def with_local_model(config: Config, *, download: bool) -> Config:
+    """The config with the folder of the hub's cache in place of a model's name.
+
+    Args:
+      config: the settings.
+      download: gets a model that is not in the cache.
+
+    Raises:
+      UserError: a name that is in no cache, or that can't be had.
+    """
+    if config.model.path is None:
+        return config
+    from bacr_jax.model.hf.hub import local_folder
+
+    path = local_folder(config.model.path, download=download, where="model.path")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
 
 
 def check_inputs(config: Config, resume: Resume, allowed: Sequence[str]) -> None:
@@ -310,6 +336,7 @@ def run(
         config = config_io.load(files)
     config = config_io.override(config, overrides)
     check(config, allow_change)
+    config = with_local_model(config, download=False)
     make_reproducible(config)
     quieten_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
