@@ -291,7 +291,7 @@ class TestWriting:
         assert sorted(results["missing"]) == missing
         assert table(results, "accuracy").rows[0][1:] == ("-",) * 6
         shown = page(results, tables_of(results), [])
-        assert "3 of 6 cells are missing" in shown
+        assert "3 of 6 cells are missing: what is shown of a method" in shown
         assert "<li>ledger.cot.0</li>" in shown
 
     def test_every_figure_is_a_png_and_a_pdf(self, small):

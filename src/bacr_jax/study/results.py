@@ -247,7 +247,10 @@ def _warnings(reading: Reading, study: StudyInfo) -> list[str]:
     warnings = []
     if reading.missing:
         total = len(reading.missing) + len(reading.cells)
-        warnings.append(f"{len(reading.missing)} of {total} cells are missing")
+        warnings.append(
+            f"{len(reading.missing)} of {total} cells are missing: what is shown of a method is "
+            "over the seeds that it has, and not over the same for all"
+        )
     if reading.strangers:
         warnings.append(f"files of no cell of this study: {', '.join(reading.strangers)}")
     if len(study.seeds) == 1:
