@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import difflib
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
+    quieten_orbax,
 )
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -343,8 +343,7 @@ def evaluate(
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
     """Entry point: 0 when evaluated, 2 when the input can't be used, 75 when a signal came."""
-    # Orbax warns about a metadata file that only single-item checkpoints have.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    quieten_orbax()
     arguments = parse(argv)
     try:
         return _evaluate(arguments)

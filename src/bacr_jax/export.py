@@ -1,12 +1,11 @@
 """`python -m bacr_jax.export --run DIR --out HFDIR`: a run's policy for transformers."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.config.cli import BEST, Parser, checkpoint_step, entry_point
+from bacr_jax.config.cli import BEST, Parser, checkpoint_step, entry_point, quieten_orbax
 
 # Types that weights are stored in.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -53,8 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
-    # Orbax warns about a metadata file that only single-item checkpoints have.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    quieten_orbax()
     arguments = parse(argv)
     # Imports JAX, which --help does not need.
     from bacr_jax.model.hf.hf_config import WORDS

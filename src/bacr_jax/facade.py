@@ -16,12 +16,12 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.config.budgets import NONE
+from bacr_jax.config.cli import quieten_orbax
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, Session
 from bacr_jax.evaluation.response_scores import ResponseScore, Scorer
 from bacr_jax.generate import Asking, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.train import quieten_orbax
 
 # A budget as it may be written: tokens, None, or the name of a level.
 Budget = int | str | None

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import logging
 import re
 import signal
 import sys
@@ -23,6 +22,7 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
+    quieten_orbax,
     refusal,
     whole_number,
 )
@@ -376,8 +376,7 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
     """Entry point: 0 when answered, 2 with one line on stderr when the input can't be used."""
-    # Orbax warns about a metadata file that only single-item checkpoints have.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    quieten_orbax()
 
     def say(text: str) -> None:
         sys.stdout.write(text)

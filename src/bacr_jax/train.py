@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import difflib
-import logging
 import shutil
 import sys
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, entry_point, failure
+from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -292,11 +291,6 @@ def _train(config: Config, folder: RunFolder) -> int:
 
         return failure(explain(error, config))
     return 0
-
-
-def quieten_orbax() -> None:
-    """Orbax logs what it also raises, with its whole traceback."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def run(

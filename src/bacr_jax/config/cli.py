@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -115,6 +116,11 @@ def failure(message: str) -> int:
 
 def _say(message: str) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
+
+
+def quieten_orbax() -> None:
+    """Keeps what Orbax logs beside raising it, and its advice about files, off the terminal."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:

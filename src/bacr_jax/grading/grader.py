@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import hashlib
-import weakref
 from collections.abc import Callable, Sequence
 
 from bacr_jax.errors import UserError
@@ -17,20 +16,13 @@ from bacr_jax.grading.judge import (
     judge,
 )
 from bacr_jax.grading.pool import Outcome, Request, WorkerPool
+from bacr_jax.grading.pooled import PooledGrader
 
 # Seconds; a worker needs some hundredths for an answer that is no trouble at all.
 LEAST_DEADLINE = 0.05
 POLL_ROWS = 256
 
 Texts = Sequence[str | None]
-_POOL_COUNTERS = (
-    "timeouts",
-    "worker_deaths",
-    "worker_errors",
-    "worker_out_of_memory",
-    "worker_recycled",
-    "worker_starts",
-)
 _COUNTERS = (
     "graded",
     "correct",
@@ -43,7 +35,7 @@ _COUNTERS = (
 )
 
 
-class Grader(contextlib.AbstractContextManager["Grader"]):
+class Grader(PooledGrader[Outcome]):
     """Grades texts: numbers, words and lists at once, all else by math-verify in worker processes.
 
     Processes start with the first answer that needs one. Whatever a text holds, `grade` returns a
@@ -83,15 +75,11 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         ):
             if not value >= least:
                 raise UserError(f"Grader: {name}={value!r}; write a number of at least {least}")
-        self._pool = WorkerPool(
+        pool = WorkerPool(
             workers, deadline=deadline, memory_mb=memory_mb, recycle_after=recycle_after
         )
-        # From the least recently used to the newest.
-        self._cache: dict[bytes, Outcome] = {}
-        self._cache_size = cache_size
+        super().__init__(pool, cache_size=cache_size)
         self._tolerance = float(relative_tolerance)
-        self._counts: collections.Counter[str] = collections.Counter()
-        self._finalizer = weakref.finalize(self, self._pool.close)
 
     def grade(
         self,
@@ -148,20 +136,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
           would judge otherwise); cache_hits; internal_errors (texts that our own rules failed
           on); timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory.
         """
-        mine = {name: self._counts[name] for name in _COUNTERS}
-        return mine | {name: self._pool.counts[name] for name in _POOL_COUNTERS}
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Process ids of the live workers."""
-        return self._pool.pids
-
-    def close(self) -> None:
-        """Kills the workers and waits for their end. Further calls do nothing."""
-        self._finalizer()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        return {name: self._counts[name] for name in _COUNTERS} | self._pool_counters()
 
     def _judge(self, text: str | None, reference: str | None, mode: str) -> Verdict | Undecided:
         try:
@@ -178,15 +153,13 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         if not requests:
             return {}
         keys = {request: _cache_key(request) for request in requests}
-        known = {r: self._cache.pop(key) for r, key in keys.items() if key in self._cache}
+        known = self._recall(keys)
         fresh = [request for request in keys if request not in known]
         outcomes = known | (self._pool.run(fresh, poll) if fresh else {})
         self._counts["cache_hits"] += len(requests) - len(fresh)
         # A worker that died may have been ended from outside, so that is worth another try. A
         # timeout is remembered: a run that meets the same text again should not wait again.
-        self._cache |= {keys[r]: outcome for r, outcome in outcomes.items() if not outcome.died}
-        for key in list(self._cache)[: max(len(self._cache) - self._cache_size, 0)]:
-            del self._cache[key]
+        self._remember({keys[r]: outcome for r, outcome in outcomes.items() if not outcome.died})
         return outcomes
 
 

@@ -6,10 +6,8 @@ what it may do. What goes wrong in it costs the answers at hand their score, and
 """
 
 import collections
-import contextlib
 import hashlib
 import json
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from bacr_jax.grading.extract import last_box
 from bacr_jax.grading.grader import Texts, check_request
 from bacr_jax.grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
 from bacr_jax.grading.pool import Program, WorkerPool
+from bacr_jax.grading.pooled import PooledGrader
 
 # Why an answer got no score; counted as failed_late and so on.
 FAULTS = (
@@ -33,11 +32,6 @@ SCORED, FAILED = "verifier", "failed"
 BATCH_SUFFIX = "_batch"
 # A pipe's worth and more; nobody writes so long a verifier.
 MOST_SOURCE = 1 << 20
-
-_POOL_COUNTERS = (
-    *("timeouts", "worker_deaths", "worker_errors", "worker_out_of_memory"),
-    *("worker_recycled", "worker_starts"),
-)
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ def answer_of(text: str | None) -> str | None:
     return None if box is None else box.content.strip()
 
 
-class VerifierGrader(contextlib.AbstractContextManager["VerifierGrader"]):
+class VerifierGrader(PooledGrader[float]):
     """Scores answers by a verifier of one's own, with the interface of `Grader`.
 
     An answer that was never closed scores 0, as everywhere, and is not shown to the verifier. One
@@ -181,20 +175,16 @@ class VerifierGrader(contextlib.AbstractContextManager["VerifierGrader"]):
             advice=f"look at grader={verifier.spec}, and whether grading.memory_mb is large enough",
             lasting=True,
         )
-        self._pool = WorkerPool(
+        pool = WorkerPool(
             workers,
             deadline=deadline,
             memory_mb=memory_mb,
             recycle_after=recycle_after,
             program=program,
         )
+        super().__init__(pool, cache_size=cache_size)
         self._batch = batch if verifier.batch else 1
-        # From the least recently used to the newest.
-        self._cache: dict[bytes, float] = {}
-        self._cache_size = cache_size
-        self._counts: collections.Counter[str] = collections.Counter()
         self.last_failure = ""
-        self._finalizer = weakref.finalize(self, self._pool.close)
 
     def check(self) -> None:
         """Loads the verifier in a worker, before anything depends on it.
@@ -265,26 +255,14 @@ class VerifierGrader(contextlib.AbstractContextManager["VerifierGrader"]):
         names = ("graded", "correct", "partly_correct", "no_answer", "cache_hits", "failed")
         mine = {name: self._counts[name] for name in names}
         mine |= {f"failed_{fault}": self._counts[f"failed_{fault}"] for fault in FAULTS}
-        return mine | {name: self._pool.counts[name] for name in _POOL_COUNTERS}
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Process ids of the live workers."""
-        return self._pool.pids
-
-    def close(self) -> None:
-        """Kills the workers, and what they have started, and waits for their end."""
-        self._finalizer()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        return mine | self._pool_counters()
 
     def _ask(
         self, rows: Sequence[tuple[str, str, str]], poll: Callable[[], object] | None
     ) -> dict[tuple[str, str, str], tuple[float, str]]:
         """Score and fault of each row, of which only those not remembered are looked at."""
         keys = {row: hashlib.blake2b(repr(row).encode("utf-8", "replace")).digest() for row in rows}
-        known = {r: (self._cache.pop(k), "") for r, k in keys.items() if k in self._cache}
+        known = {row: (score, "") for row, score in self._recall(keys).items()}
         fresh = [row for row in rows if row not in known]
         self._counts["cache_hits"] += len(known)
         step = self._batch
@@ -296,9 +274,7 @@ class VerifierGrader(contextlib.AbstractContextManager["VerifierGrader"]):
                 self.last_failure = scores.said
             for row, score, fault in zip(zip(*request), scores.scores, scores.faults):
                 known[row] = (score or 0.0, fault)
-        self._cache |= {keys[row]: score for row, (score, fault) in known.items() if not fault}
-        for key in list(self._cache)[: max(len(self._cache) - self._cache_size, 0)]:
-            del self._cache[key]
+        self._remember({keys[row]: score for row, (score, fault) in known.items() if not fault})
         return known
 
 
