@@ -38,6 +38,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "tells the budget; nothing holds it there",
     )
     parser.add_argument(
+        "--adapter",
+        choices=("merged", "peft"),
+        default="merged",
+        help="of a run that trained adapters: merged into the model (default), or alone as a PEFT "
+        "folder",
+    )
+    parser.add_argument(
         "--base", type=Path, metavar="DIR", help="where model.path lies now, if it was moved"
     )
     parser.add_argument(
@@ -66,6 +73,7 @@ def main(argv: Sequence[str] | None) -> None:
         dtype=arguments.dtype,
         step=arguments.step,
         merge_told_words=arguments.merge_told_words,
+        adapter=arguments.adapter,
     )
     for name in files:
         print(arguments.out / name)

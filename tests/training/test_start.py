@@ -53,7 +53,7 @@ def same(one, other):
 def test_without_a_warm_up_policy_and_value_head_are_random_by_the_seed(world, folder):
     run, _ = world
     reseeded = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=1))
-    one, other = (initial_state(r, folder, Progress(enabled=False)) for r in (run, reseeded))
+    one, other = (initial_state(r, folder, Progress(enabled=False))[1] for r in (run, reseeded))
     assert not same(one.train.policy["embed"], other.train.policy["embed"])
     assert not same(one.train.head, other.train.head)
     assert one.generated_tokens == 0 and int(one.curriculum.updates) == 0
@@ -83,7 +83,7 @@ def warm(monkeypatch):
 
 def test_a_warm_up_is_of_the_plain_model_and_gets_a_fresh_budget_module(world, folder, warm):
     run, _ = world
-    state = initial_state(changed(run, warmup={"steps": 5}), folder, Progress(enabled=False))
+    _, state = initial_state(changed(run, warmup={"steps": 5}), folder, Progress(enabled=False))
     policy = dict(state.train.policy)
     module = policy.pop("budget")
     assert same(policy, warm["plain"]) and not np.any(module["w2"]) and np.any(module["w1"])

@@ -15,6 +15,7 @@ from bacr_jax.config.method_settings import (
     ValueConfig,
 )
 from bacr_jax.config.schema import (
+    AdapterConfig,
     CheckpointConfig,
     Config,
     DataConfig,
@@ -31,6 +32,7 @@ from bacr_jax.config.schema import (
 )
 
 __all__ = [
+    "AdapterConfig",
     "AdvantageConfig",
     "AnytimeConfig",
     "BudgetConfig",

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bacr_jax.config.adapter import adapter_problems
 from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
@@ -305,6 +306,7 @@ _GENERAL: tuple[Finder, ...] = (
     _grader,
     _words,
     _model,
+    adapter_problems,
     _sources,
     _groups,
     _warmup,

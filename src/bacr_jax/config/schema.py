@@ -57,7 +57,12 @@ class ModelConfig:
     rope_theta: float = key(1e4, "base of the rotary frequencies (preset custom)", "(0, inf)")
     tie_embeddings: bool = key(True, "the output head is the embedding (preset custom)")
     compute_dtype: Literal["float32", "bfloat16"] = key(
-        "bfloat16", "type of activations and of the decode copy; master weights are float32"
+        "bfloat16", "type of activations and of the decode copy"
+    )
+    param_dtype: Literal["float32", "bfloat16"] | None = key(
+        None,
+        "type of the weights; null: float32 where they are trained, compute_dtype for the frozen "
+        "base of adapters. What is trained is float32 always",
     )
     attention: Literal["auto", "xla", "cudnn"] = key(
         "auto", "attention implementation of learner and prefill; auto: cudnn on GPUs in bfloat16"
@@ -66,6 +71,27 @@ class ModelConfig:
     remat: bool = key(True, "recompute each layer in the backward pass")
     logprob_chunk: int = key(
         512, "tokens per chunk of the vocabulary projection in the learner", "[1, inf)"
+    )
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """LoRA: low-rank adapters on a frozen base (arXiv 2106.09685), beside phi and the gates."""
+
+    rank: int | None = key(
+        None, "rank r of the adapters; null: none, all weights are trained", "[1, 65536]"
+    )
+    alpha: float = key(32.0, "the adapters' product is multiplied by alpha / rank", "(0, inf)")
+    targets: tuple[Literal["q", "k", "v", "o", "gate", "up", "down"], ...] = key(
+        ("q", "k", "v", "o", "gate", "up", "down"), "matrices of each layer that get an adapter"
+    )
+    path: str | None = key(
+        None, "PEFT folder of adapters to start from; null: fresh ones, which change nothing"
+    )
+    decode: Literal["merged", "beside"] = key(
+        "merged",
+        "merged: the sampler's copy of the weights holds the adapters; beside: it reads the base "
+        "where it lies and the adapters beside it, without a copy (mesh.fsdp=1)",
     )
 
 
@@ -194,6 +220,9 @@ class OptimizerConfig:
     warmup_steps: int = key(10, "linear steps up to the peak", "[0, inf)")
     b1: float = key(0.9, "decay of the first moment", "[0, 1)")
     b2: float = key(0.95, "decay of the second moment", "[0, 1)")
+    moment_dtype: Literal["float32", "bfloat16"] = key(
+        "float32", "type in which Adam's two moments are kept"
+    )
     weight_decay: float = key(0.0, "decoupled weight decay of matrices", "[0, inf)")
     # Infinity: no clipping. 0 would scale every gradient to nothing.
     grad_clip: float = key(1.0, "largest global gradient norm", "(0, inf]")
@@ -318,6 +347,7 @@ class Config:
     )
     output: OutputConfig = section(OutputConfig, "where a run leaves its files")
     model: ModelConfig = section(ModelConfig, "the policy network")
+    adapter: AdapterConfig = section(AdapterConfig, "LoRA: adapters on a frozen base")
     conditioning: ConditioningConfig = section(
         ConditioningConfig, "how the budget is told; its embedding (Eq. 2-3)"
     )

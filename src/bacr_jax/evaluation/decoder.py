@@ -77,11 +77,14 @@ def open_decoder(
             f"says {(shape.vocab_size, shape.hidden_size)}; write model.path=FOLDER"
         )
     module = {"budget": params["budget"]} if conditioned else {}
-    # Cast before they go to the device, which then never holds them in float32.
+    # Cast before they go to the device, which then never holds them in float32; adapters are
+    # merged in it.
     dtype = policy.learner.dtype
-    body = {name: leaf for name, leaf in params.items() if name != "budget"}
+    beside = ("budget", "adapter", "adapter_scale")
+    adapter = {name: params[name] for name in beside[1:] if name in params}
+    body = {name: leaf for name, leaf in params.items() if name not in beside}
     body = jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), body)
-    decode = policy.decode_params({**body, **module})
+    decode = policy.decode_params({**body, **adapter, **module})
     spec = dataclasses.replace(
         policy.evaluation, max_thinking=max_thinking, slots=slots or policy.evaluation.slots
     )

@@ -233,3 +233,9 @@ def summarise(
             [budget for budget in chosen if budget > 0],
         ),
     }
+
+
+def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
+    """A set's mean accuracy over budgets, greedy where that was measured; None: not evaluated."""
+    modes = anytime.get(name) if name else None
+    return float(modes.get("greedy", next(iter(modes.values())))["mean"]) if modes else None

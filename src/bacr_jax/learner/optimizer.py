@@ -1,5 +1,7 @@
 """AdamW with its schedule, and a rate of their own for freshly initialised parameters."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,7 +34,7 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.GradientTransformation:
     """AdamW under the run's schedule, at a peak rate of its own."""
     factor = schedule(config, total_steps)
-    return optax.adamw(
+    adamw = optax.adamw(
         lambda step: rate * factor(step),
         b1=config.b1,
         b2=config.b2,
@@ -40,6 +42,30 @@ def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.Grad
         mask=_decayed,
         mu_dtype=jnp.float32,
     )
+    return adamw if config.moment_dtype == "float32" else keep_moments(adamw, config.moment_dtype)
+
+
+def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
+    """An Adam whose moments are kept in a narrower type; every step computes with them in fp32.
+
+    A moment m <- b m + (1 - b) g whose step (1 - b) |g - m| is under half the spacing at m stays
+    where it is. In bfloat16 the spacing is 2^-8 to 2^-7 of m: with b1 = 0.9 and b2 = 0.95 a moment
+    stops within a few percent of its target, with b2 = 0.999 the second would hardly move.
+    """
+    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)
+
+    def cast(state: Any, dtype: Any) -> Any:
+        to = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
+        narrow = lambda node: (
+            node._replace(mu=to(node.mu), nu=to(node.nu)) if is_adam(node) else node
+        )
+        return jax.tree.map(narrow, state, is_leaf=is_adam)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, cast(state, jnp.float32), params)
+        return updates, cast(state, dtype)
+
+    return optax.GradientTransformation(lambda params: cast(tx.init(params), dtype), update)
 
 
 def _labels(params: dict) -> dict:
@@ -52,7 +78,7 @@ def _labels(params: dict) -> dict:
 def _decayed(params: dict) -> dict:
     """Matrices decay; norms, biases, gates do not (stacked layers make a norm two-dimensional)."""
     matrix = lambda path, _: any(
-        getattr(part, "key", "").endswith(("kernel", "w1", "w2", "embed", "lm_head"))
+        getattr(part, "key", "").endswith(("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b"))
         for part in path
     )
     return jax.tree_util.tree_map_with_path(matrix, params)

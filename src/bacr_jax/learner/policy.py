@@ -1,6 +1,7 @@
 """From a config to the policy of a run: shapes, parameters, compiled-form settings."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +11,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bacr_jax import parallel
-from bacr_jax.config import Config
+from bacr_jax.config import AdapterConfig, Config
+from bacr_jax.config.adapter import param_dtype
 from bacr_jax.config.budgets import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.methods import Method
-from bacr_jax.model import budget, kv_cache, qwen2, value
-from bacr_jax.model.hf import check_folder, load_policy, read_hf_config
+from bacr_jax.model import adapters, budget, kv_cache, qwen2, value
+from bacr_jax.model.hf import BudgetModule, check_folder, load_policy, peft, read_hf_config
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape
@@ -79,6 +81,8 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
     """
     if config.model.path is not None:
         check_folder(config.model.path)
+    if config.adapter.path is not None:
+        peft.check_adapter(config.adapter.path, shape, config.adapter)
     evaluated = largest_evaluated(config)
     largest = max(config.budget.max, evaluated) + config.budget.grace
     key = "budget.max" if config.budget.max >= evaluated else "eval.budgets"
@@ -152,6 +156,8 @@ class Policy:
       evaluation: compiled form of evaluation rollouts (its budgets may be larger).
       b_max: scale of the budget codes.
       decode_mesh: the learner's devices, laid out for the decode copy; None for one device.
+      adapter: low-rank adapters; None: all weights are trained.
+      param_dtype: type that the weights of the model are kept in.
     """
 
     learner: LearnerSpec
@@ -159,6 +165,8 @@ class Policy:
     evaluation: RolloutSpec
     b_max: int
     decode_mesh: Mesh | None = None
+    adapter: AdapterConfig | None = None
+    param_dtype: Any = jnp.float32
 
     def place(self, state: Any) -> Any:
         """Parameters, optimizer or train states, each part on its devices."""
@@ -176,11 +184,18 @@ class Policy:
     def decode_params(self, params: Params) -> DecodeParams:
         """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`."""
         conditioned = self.learner.conditioning is not None
-        return _decode_params(params, self.learner.dtype, conditioned, self.decode_mesh)
+        return self._decoded(params, conditioned)
 
     def plain_decode_params(self, params: Params) -> DecodeParams:
         """The same for the plain model, whether or not a budget module is there."""
-        return _decode_params(params, self.learner.dtype, False, self.decode_mesh)
+        return self._decoded(params, False)
+
+    def _decoded(self, params: Params, conditioned: bool) -> DecodeParams:
+        dtype = self.learner.dtype
+        if isinstance(params["layers"], list):
+            # Outside of jit nothing is copied that has the right type.
+            return kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned)
+        return _decode_params(params, dtype, conditioned, self.decode_mesh)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
         """A function from budgets to phi(b) under these parameters; None without conditioning."""
@@ -221,6 +236,12 @@ def make_policy(
       mesh: layout of the devices (`mesh_shape`); None for one device.
     """
     shape = model_shape(config, vocab_size)
+    if mesh is not None and mesh.fsdp > 1 and config.adapter.decode == "beside":
+        raise UserError(
+            f"adapter.decode=beside: every decoding device reads the whole base, which mesh.fsdp="
+            f"{mesh.fsdp} spreads over several; write merged, or mesh.data={mesh.fsdp * mesh.data} "
+            "mesh.fsdp=1"
+        )
     dtype = jnp.dtype(config.model.compute_dtype)
     conditioning = config.conditioning if method.conditioned else None
     implementation = _implementation(config)
@@ -259,11 +280,19 @@ def make_policy(
     )
     longest = max(config.budget.max, largest_evaluated(config))
     evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1)
-    return Policy(learner, rollout, evaluation, config.budget.max, decode_mesh)
+    return Policy(
+        learner,
+        rollout,
+        evaluation,
+        config.budget.max,
+        decode_mesh,
+        adapter=config.adapter if config.adapter.rank else None,
+        param_dtype=jnp.dtype(param_dtype(config)),
+    )
 
 
 def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """Parameters to start from: a Hugging Face folder's, or random ones; fp32.
+    """Parameters to start from: a Hugging Face folder's, or random ones; fp32 where trained.
 
     Args:
       key: of what is random.
@@ -275,8 +304,57 @@ def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
     else:
         mesh = policy.learner.mesh
         where = None if mesh is None else parallel.sharding_of(mesh)
-        _, params = load_policy(path, dtype=jnp.float32, sharding_of=where)
-    return with_budget_module(key, policy, params)
+        _, params = load_policy(path, dtype=policy.param_dtype, sharding_of=where)
+    return with_adapters(key, policy, with_budget_module(key, policy, params))
+
+
+def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
+    """The parameters with low-rank adapters on a base in its own type, if the policy has any."""
+    settings, shape = policy.adapter, policy.learner.model
+    if settings is None:
+        return params
+    base, _ = adapters.split({**params, "adapter": {}})
+    # One leaf after the other, so that the base is never there twice.
+    base = jax.tree.map(lambda leaf: _kept_as(leaf, policy.param_dtype), base)
+    if settings.decode == "beside" and isinstance(base.get("layers"), dict):
+        base["layers"] = adapters.per_layer(base["layers"])
+    params = {**params, **base}
+    if settings.path is not None:
+        found = peft.load_adapter(settings.path, shape, settings, policy.learner.mesh)
+        module = peft.load_module(settings.path, shape, _module_of(policy))
+        if module is not None:
+            found["budget"] = policy.place(jax.tree.map(jnp.asarray, module))
+        return {**params, **found}
+    assert settings.rank is not None
+    fresh = functools.partial(
+        adapters.init,
+        config=shape,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=settings.targets,
+    )
+    return {**params, **policy.make(fresh, jax.random.fold_in(key, 1))}
+
+
+def _module_of(policy: Policy) -> BudgetModule | None:
+    conditioning = policy.learner.conditioning
+    return None if conditioning is None else BudgetModule(conditioning, policy.b_max)
+
+
+def untrained_params(key: jax.Array, policy: Policy) -> Params:
+    """Parameters of the shapes and places of `initial_params`; with adapters without the base."""
+    if policy.adapter is None:
+        return initial_params(key, policy, None)
+    return with_adapters(key, policy, with_budget_module(key, policy, {}))
+
+
+def _kept_as(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """A weight in another type; the old one's memory is free again."""
+    if leaf.dtype == dtype:
+        return leaf
+    new = jax.block_until_ready(leaf.astype(dtype))
+    leaf.delete()
+    return new
 
 
 def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:

@@ -64,13 +64,17 @@ def supervised_step(
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
     learning_rate: Float[Array, ""] | float,
+    frozen: Params | None = None,
     *,
     spec: LearnerSpec,
     tx: optax.GradientTransformation,
 ) -> tuple[Params, Any, Float[Array, ""]]:
-    """One AdamW step; parameters and optimizer state are donated."""
+    """One AdamW step; trained parameters and optimizer state are donated, `frozen` ones are not."""
     tokens, loss_mask = _filled((tokens, loss_mask), spec.mesh)
-    loss, grads = jax.value_and_grad(supervised_loss)(params, tokens, loss_mask, spec=spec)
+    loss_of = lambda params: supervised_loss(
+        {**(frozen or {}), **params}, tokens, loss_mask, spec=spec
+    )
+    loss, grads = jax.value_and_grad(loss_of)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     updates = jax.tree.map(lambda u: -learning_rate * u, updates)
     new = constrain((optax.apply_updates(params, updates), opt_state), spec.mesh)

@@ -31,8 +31,11 @@ Params = dict[str, Any]
 class TrainState:
     """Everything an update changes.
 
+    A frozen base (`model.adapters`) is not in it: every function that needs it takes it as
+    `frozen`, so that no gradient, moment or checkpoint can hold it.
+
     Attributes:
-      policy: policy parameters, fp32 masters.
+      policy: policy parameters that are trained, fp32 masters.
       head: value head parameters; None when the method has none.
       policy_opt: optimizer state of the policy.
       head_opt: optimizer state of the value head.
@@ -100,13 +103,19 @@ def gradients(
     old: TokenScores | None,
     reference: TokenScores | None,
     normalizers: LossNormalizers,
+    frozen: Params | None = None,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments."""
-    (_, metrics), (policy, value_head) = jax.value_and_grad(
-        objective, argnums=(0, 1), has_aux=True
-    )(state.policy, state.head, batch, allowed_tokens, old, reference, normalizers, spec=spec)
+
+    def loss(policy: Params, head: Params | None) -> tuple[Array, Metrics]:
+        rest = (batch, allowed_tokens, old, reference, normalizers)
+        return objective({**(frozen or {}), **policy}, head, *rest, spec=spec)
+
+    (_, metrics), (policy, value_head) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+        state.policy, state.head
+    )
     policy, value_head = constrain((policy, value_head), spec.mesh)
     return Gradients(policy, value_head, metrics)
 
@@ -168,6 +177,7 @@ def train_step(
     allowed_tokens: Bool[Array, "V"],
     old: TokenScores | None,
     reference: TokenScores | None,
+    frozen: Params | None = None,
     *,
     spec: LearnerSpec,
     policy_tx: optax.GradientTransformation,
@@ -186,6 +196,7 @@ def train_step(
       allowed_tokens: ids the sampler may draw.
       old: scores at sampling time; None on the first update of a batch (the ratio is then 1).
       reference: scores of the reference policy, for a KL term.
+      frozen: parameters beside `state.policy` that are not trained.
       spec: settings.
       policy_tx: optimizer of the policy.
       head_tx: optimizer of the value head.
@@ -199,7 +210,8 @@ def train_step(
 
     def part(rows: tuple) -> Gradients:
         batch, old, reference = rows
-        return gradients(state, batch, allowed_tokens, old, reference, normalizers, spec=spec)
+        given = (batch, allowed_tokens, old, reference, normalizers, frozen)
+        return gradients(state, *given, spec=spec)
 
     rows = (batch, old, reference)
     if micro_batches == 1:
@@ -230,11 +242,12 @@ def accumulate(
     old: TokenScores | None,
     reference: TokenScores | None,
     normalizers: LossNormalizers,
+    frozen: Params | None = None,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Adds the gradients of one more micro-batch, of whatever shape; `grads` is donated."""
-    part = gradients(state, batch, allowed_tokens, old, reference, normalizers, spec=spec)
+    part = gradients(state, batch, allowed_tokens, old, reference, normalizers, frozen, spec=spec)
     return jax.tree.map(jnp.add, grads, part)
 
 
@@ -246,11 +259,12 @@ def no_gradients(
     old: TokenScores | None,
     reference: TokenScores | None,
     normalizers: LossNormalizers,
+    frozen: Params | None = None,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Zeros in the form of `gradients` of the same arguments, to start accumulating from."""
-    rows = (batch, allowed_tokens, old, reference, normalizers)
+    rows = (batch, allowed_tokens, old, reference, normalizers, frozen)
     shapes = jax.eval_shape(functools.partial(gradients, spec=spec), state, *rows)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     policy, value_head = constrain((zeros.policy, zeros.head), spec.mesh)

@@ -74,6 +74,7 @@ class Updates:
         batch: Batch,
         *,
         reference: Params | None = None,
+        frozen: Params | None = None,
         update_policy: bool = True,
     ) -> tuple[TrainState, Metrics]:
         """Eq. 16 on each minibatch, one Adam step each.
@@ -81,7 +82,8 @@ class Updates:
         Args:
           state: donated.
           batch: all rows of the iteration.
-          reference: parameters of the reference policy, for a KL term.
+          reference: all parameters of the reference policy, for a KL term.
+          frozen: parameters of the policy that are not trained.
           update_policy: False moves only the value head.
 
         Returns:
@@ -92,8 +94,8 @@ class Updates:
         sizes = self._sizes(parts[0])
         with phase_memory("scoring", **sizes):
             # With one update the policy is still the one that sampled: its scores are the old ones.
-            sampled_by = state.policy if len(parts) > 1 else None
-            steps = [split(part, sampled_by, reference) for part in parts]
+            sampled_by = {**(frozen or {}), **state.policy} if len(parts) > 1 else None
+            steps = [split(part, sampled_by, reference, frozen) for part in parts]
         history = []
         with phase_memory("learner", **sizes):
             for step in steps:
@@ -108,6 +110,7 @@ class Updates:
         batch: Batch,
         *,
         reference: Params | None = None,
+        frozen: Params | None = None,
         on_program: Callable[[int, int], None] | None = None,
     ) -> None:
         """Runs every shape of micro-batch once on nothing, whichever of them will be needed first.
@@ -118,7 +121,8 @@ class Updates:
         Args:
           state: not donated.
           batch: of the shapes to come; what is in it does not matter.
-          reference: parameters of the reference policy, for a KL term.
+          reference: all parameters of the reference policy, for a KL term.
+          frozen: parameters of the policy that are not trained.
           on_program: called with (programs done, programs in all) before each and after the last;
             raises to leave the rest.
         """
@@ -126,13 +130,14 @@ class Updates:
             return
         say = on_program or (lambda done, total: None)
         part, *others = self._minibatches(batch)
+        sampled_by = {**(frozen or {}), **state.policy} if others else None
         normalizers = self._normalizers(part, None)
         with phase_memory("learner", **self._sizes(part)):
             total = len(self._shapes().widths(part.trunk.shape[1]))
             for done, micro in enumerate(empty_micro_batches(part, self._shapes())):
                 say(done, total)
-                scored = self._scored(micro, state.policy if others else None, reference)
-                jax.block_until_ready(self._add_up(state, [scored], normalizers))
+                scored = self._scored(micro, sampled_by, reference)
+                jax.block_until_ready(self._add_up(state, [scored], normalizers, frozen))
             say(total, total)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:
@@ -170,7 +175,13 @@ class Updates:
 
         return rows, score(sampled_by), score(reference)
 
-    def _by_rows(self, part: Batch, sampled_by: Params | None, reference: Params | None) -> Step:
+    def _by_rows(
+        self,
+        part: Batch,
+        sampled_by: Params | None,
+        reference: Params | None,
+        frozen: Params | None,
+    ) -> Step:
         size = part.trunk.shape[0]
         micro = max(size // (self.config.micro_batch_rows or size), 1)
         rows, old, of_reference = self._scored(part, sampled_by, reference, micro)
@@ -182,6 +193,7 @@ class Updates:
                 self.allowed_tokens,
                 old,
                 of_reference,
+                frozen,
                 **self._optimizers(),
                 micro_batches=micro,
                 update_policy=update_policy,
@@ -189,7 +201,13 @@ class Updates:
 
         return step
 
-    def _by_tokens(self, part: Batch, sampled_by: Params | None, reference: Params | None) -> Step:
+    def _by_tokens(
+        self,
+        part: Batch,
+        sampled_by: Params | None,
+        reference: Params | None,
+        frozen: Params | None,
+    ) -> Step:
         # A value head learns from every row.
         drop = self.config.drop_zero_advantage and self.spec.value is None
         keep = has_advantage(part) if drop else None
@@ -201,7 +219,7 @@ class Updates:
         scored = [self._scored(micro, sampled_by, reference) for micro in kept]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            grads = self._add_up(state, scored, normalizers)
+            grads = self._add_up(state, scored, normalizers, frozen)
             moves = {"update_policy": update_policy, "has_tokens": normalizers.has_tokens}
             return apply_gradients(state, grads, **self._optimizers(), **moves)
 
@@ -221,11 +239,15 @@ class Updates:
         return dataclasses.replace(whole, count=np.float32(max(tokens[keep].sum(), 1)))
 
     def _add_up(
-        self, state: TrainState, scored: list[Scored], normalizers: LossNormalizers
+        self,
+        state: TrainState,
+        scored: list[Scored],
+        normalizers: LossNormalizers,
+        frozen: Params | None,
     ) -> Gradients:
         """Gradients of all micro-batches of an update."""
         parts = [
-            (state, micro, self.allowed_tokens, old, reference, normalizers)
+            (state, micro, self.allowed_tokens, old, reference, normalizers, frozen)
             for micro, old, reference in scored
         ]
         grads = no_gradients(*parts[0], spec=self.spec)

@@ -76,6 +76,7 @@ class Block(nn.Module):
         attend: Attend,
         condition: Callable[[Array], Array] | None = None,
         site: str = "after_block",
+        adapter: Params | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """One layer.
 
@@ -85,6 +86,7 @@ class Block(nn.Module):
           attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
           condition: adds the gated budget embedding to the residual stream; None: plain Qwen2.5.
           site: where `condition` is applied.
+          adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None: none.
 
         Returns:
           The residual stream after the layer, and what `attend` returned beside its output.
@@ -100,9 +102,15 @@ class Block(nn.Module):
         def weight(name: str, init: Any, *shape: int) -> Array:
             return self.param(name, init, shape, jnp.float32).astype(self.dtype)
 
+        def product(y: Array, name: str, width: int) -> Array:
+            out = matmul(y, weight(f"{name}_kernel", normal, y.shape[-1], width))
+            if adapter is None or f"{name}_a" not in adapter:
+                return out
+            down, up = (adapter[f"{name}_{part}"].astype(self.dtype) for part in "ab")
+            return out + matmul(matmul(y, down), up)
+
         def project(y: Array, name: str, heads: int) -> Array:
-            out = matmul(y, weight(f"{name}_kernel", normal, d, heads * h))
-            out = out + weight(f"{name}_bias", zeros, heads * h)
+            out = product(y, name, heads * h) + weight(f"{name}_bias", zeros, heads * h)
             return out.reshape(*y.shape[:-1], heads, h)
 
         if condition is not None and site == "before_block":
@@ -113,13 +121,13 @@ class Block(nn.Module):
         v = project(y, "v", c.num_kv_heads)
         mixed, extra = attend(q, k, v)
         mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
-        x = x + matmul(mixed, weight("o_kernel", normal, c.num_heads * h, d))
+        x = x + product(mixed, "o", d)
         if condition is not None and site == "after_attention":
             x = condition(x)
         y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
-        gate = nn.silu(matmul(y, weight("gate_kernel", normal, d, c.intermediate_size)))
-        up = matmul(y, weight("up_kernel", normal, d, c.intermediate_size))
-        x = x + matmul(gate * up, weight("down_kernel", normal, c.intermediate_size, d))
+        gate = nn.silu(product(y, "gate", c.intermediate_size))
+        up = product(y, "up", c.intermediate_size)
+        x = x + product(gate * up, "down", d)
         if condition is not None and site == "after_block":
             x = condition(x)
         return x, extra
@@ -137,12 +145,13 @@ def apply_block(
     conditioning: ConditioningConfig | None = None,
     mask: Bool[Array, "B T"] | None = None,
     which: Float[Array, "B T P"] | None = None,
+    adapter: Params | None = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
     """One layer with its budget gate; without `phi` no budget code is traced at all."""
     block = Block(config, x.dtype)
     if phi is None or gate is None or conditioning is None:
-        return block.apply({"params": layer}, x, by, attend)
+        return block.apply({"params": layer}, x, by, attend, adapter=adapter)
     condition = functools.partial(
         budget.add_gated, gate=gate, phi=phi, conditioning=conditioning, mask=mask, which=which
     )
-    return block.apply({"params": layer}, x, by, attend, condition, conditioning.site)
+    return block.apply({"params": layer}, x, by, attend, condition, conditioning.site, adapter)

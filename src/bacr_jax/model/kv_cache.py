@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bacr_jax.model.adapters import merged_layer, scaled
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import pytree
 
@@ -39,6 +40,7 @@ class DecodeParams:
       gates: w_g of each layer; None without conditioning.
       final_norm: scale of the last norm.
       head: output matrix.
+      adapters: scaled low-rank adapters of each block; None where there are none beside it.
     """
 
     embed: Float[Array, "V D"]
@@ -46,26 +48,42 @@ class DecodeParams:
     gates: tuple[Array, ...] | None
     final_norm: Float[Array, "D"]
     head: Float[Array, "V D"]
+    adapters: tuple[Params, ...] | None = None
 
 
 def decode_params(params: Params, *, dtype: Any, conditioned: bool) -> DecodeParams:
     """Slices stacked layers once, outside the decoding loop, and casts to the compute type.
 
+    Adapters of stacked layers are merged into the copy (W + A B, in fp32, then cast). Layers that
+    are a list are read where they lie, with the adapters beside them: where the types agree
+    nothing of the base is copied.
+
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
     """
-    num_layers = params["layers"]["o_kernel"].shape[0]
-    cast = lambda x: x.astype(dtype)
-    layer = lambda i: jax.tree.map(lambda x: cast(x[i]), params["layers"])
+    layers, adapter = params["layers"], scaled(params)
+    apart = not isinstance(layers, dict)
+    num_layers = len(layers) if apart else layers["o_kernel"].shape[0]
+    each = range(num_layers)
+    cast = lambda tree: jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), tree)
+    slice_of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+    if apart:
+        made = tuple(cast(layer) for layer in layers)
+    else:
+        made = tuple(cast(merged_layer(slice_of(layers, i), slice_of(adapter, i))) for i in each)
+    beside = None
+    if apart and adapter is not None:
+        beside = tuple(cast(slice_of(adapter, i)) for i in each)
     gates = None
     if conditioned:
-        gates = tuple(params["budget"]["gate"][i] for i in range(num_layers))
+        gates = tuple(params["budget"]["gate"][i] for i in each)
     embed = cast(params["embed"])
     return DecodeParams(
         embed=embed,
-        layers=tuple(layer(i) for i in range(num_layers)),
+        layers=made,
         gates=gates,
         final_norm=cast(params["final_norm"]),
         head=cast(params["lm_head"]) if "lm_head" in params else embed,
+        adapters=beside,
     )
 
 

@@ -9,6 +9,9 @@ Parameters (fp32 masters):
     final_norm  [D]
     lm_head     [V, D]      absent when embeddings are tied
     budget      w1, w2, gate   absent without a budget module
+
+A frozen base may be of another type and have low-rank adapters beside it (`adapters`); its layers
+may then be a list of one pytree each.
 """
 
 from collections.abc import Callable
@@ -22,7 +25,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.model import attention, budget
+from bacr_jax.model import adapters, attention, budget
 from bacr_jax.model.block import Block, Params, apply_block, rms_norm, rotation
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import constrain_rows
@@ -89,10 +92,21 @@ def _layer_inputs(
     """What differs from layer to layer, with a leading L, and the phi that all layers share."""
     shared_rank = 2 if which is None else 3
     per_layer: Params = {"layer": params["layers"]}
+    if (adapter := adapters.scaled(params)) is not None:
+        per_layer["adapter"] = adapter
     if phi is None:
         return per_layer, None
     per_layer["gate"] = params["budget"]["gate"]
     return (per_layer, phi) if phi.ndim == shared_rank else ({**per_layer, "phi": phi}, None)
+
+
+def _each_layer(per_layer: Params, num_layers: int) -> list[Params]:
+    """The inputs of each layer, whether the parameters of the layers are stacked or a list."""
+    layers = per_layer["layer"]
+    if isinstance(layers, dict):
+        return unstack(per_layer, num_layers)
+    rest = unstack({k: v for k, v in per_layer.items() if k != "layer"}, num_layers)
+    return [{**inputs, "layer": layer} for inputs, layer in zip(rest, layers)]
 
 
 def run_layers(
@@ -131,6 +145,7 @@ def run_layers(
     """
     by = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
     per_layer, shared = _layer_inputs(params, budget_embedding, which)
+    stacked = isinstance(params["layers"], dict)
 
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
         x, _ = apply_block(
@@ -144,17 +159,18 @@ def run_layers(
             conditioning=conditioning,
             mask=mask,
             which=which,
+            adapter=inputs.get("adapter"),
         )
         return x, None
 
     if remat:
         # Inside a scan the loop already keeps the compiler from merging the two computations.
-        body = jax.checkpoint(body, prevent_cse=not scan)
-    if scan:
+        body = jax.checkpoint(body, prevent_cse=not (scan and stacked))
+    if scan and stacked:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
-        for layer in unstack(per_layer, config.num_layers):
-            x, _ = body(x, layer)
+        for inputs in _each_layer(per_layer, config.num_layers):
+            x, _ = body(x, inputs)
     return rms_norm(constrain_rows(x, mesh), params["final_norm"], config.rms_norm_eps)
 
 

@@ -57,6 +57,21 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "w2": ("layers", None, "embed"),
     "gate": ("layers", None),
     "gates": ("layers", None),
+    # Low-rank adapters: split as the matrix beside them is, the rank whole.
+    "q_a": ("layers", "embed", None),
+    "k_a": ("layers", "embed", None),
+    "v_a": ("layers", "embed", None),
+    "o_a": ("layers", "heads", None),
+    "gate_a": ("layers", "embed", None),
+    "up_a": ("layers", "embed", None),
+    "down_a": ("layers", "mlp", None),
+    "q_b": ("layers", None, "heads"),
+    "k_b": ("layers", None, "heads"),
+    "v_b": ("layers", None, "heads"),
+    "o_b": ("layers", None, "embed"),
+    "gate_b": ("layers", None, "mlp"),
+    "up_b": ("layers", None, "mlp"),
+    "down_b": ("layers", None, "embed"),
 }
 
 

@@ -1,7 +1,7 @@
 """A checkpoint of a run as a Hugging Face folder that says by itself how it is asked."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.data.exported import describe
@@ -12,11 +12,11 @@ from bacr_jax.data.told import budget_words
 from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import model_shape
 from bacr_jax.methods.registry import declares_budget
-from bacr_jax.model import hf
-from bacr_jax.model.hf import names, writing
+from bacr_jax.model import adapters, hf
+from bacr_jax.model.hf import names, peft, writing
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.report.model_card import Exported, model_card
-from bacr_jax.runs.open import read_config, read_run
+from bacr_jax.runs.open import choose_step, read_config, read_params
 
 Params = dict[str, Any]
 
@@ -75,6 +75,7 @@ def export(
     dtype: str | None = None,
     step: int | str | None = None,
     merge_told_words: bool = False,
+    adapter: Literal["merged", "peft"] = "merged",
 ) -> list[str]:
     """Writes a checkpoint of a run as a Hugging Face folder.
 
@@ -85,6 +86,8 @@ def export(
       dtype: see `hf.save_policy`.
       step: of the checkpoint, or "best"; None: the newest.
       merge_told_words: leave out the code that holds budgets, for a policy told in words.
+      adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
+        alone in PEFT's layout.
 
     Returns:
       Names of the files written.
@@ -99,7 +102,10 @@ def export(
             f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
             ", which a chat template can't do; leave it out"
         )
-    config, number, params = read_run(run, step)
+    if adapter == "peft" and config.adapter.rank is None:
+        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
+    number = choose_step(run, step)
+    params = read_params(run, number, base=base)
     if base is None and config.model.path is not None:
         base = Path(config.model.path)
     if base is not None and not (base / "config.json").is_file():
@@ -113,6 +119,11 @@ def export(
     shape, style = _shape(config, base, params), trained_style(config)
     words = told_in(config, style)
     about = Exported(run, number, config, style, words, base, merge_told_words)
+    if adapter == "peft":
+        return peft.save_adapter(
+            out, params, config=shape, settings=config.adapter, module=module, base=base
+        )
+    params = adapters.merge(params)
     return hf.save_policy(
         out,
         params,

@@ -117,6 +117,7 @@ def run_blocks(
             conditioning=spec.conditioning,
             mask=mask,
             which=which,
+            adapter=params.adapters[index] if params.adapters else None,
         )
         cache.append(layer_cache)
     return x, tuple(cache)

@@ -97,6 +97,21 @@ def read_part(state: Path, *path: str) -> Any:
     return found
 
 
+def read_meta(state: Path) -> dict[str, Any]:
+    """What was saved beside a state.
+
+    Args:
+      state: folder `state` of a finished checkpoint.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    try:
+        return _unsealed(documents.read_object(state.parent / "meta" / "metadata"))[0]
+    except Exception as error:
+        raise damaged_policy(state, _reason(error)) from None
+
+
 def damaged_policy(state: Path, reason: str) -> UserError:
     """The refusal of a checkpoint that is opened to be used elsewhere."""
     older = sorted(int(p.name) for p in state.parents[1].iterdir() if p.name.isdecimal())

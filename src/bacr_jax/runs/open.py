@@ -76,17 +76,29 @@ def _best_step(folder: Path) -> int:
         ) from None
 
 
-def read_params(folder: Path, step: int) -> Params:
+def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
     """Policy parameters of a checkpoint, on the host.
 
-    Only the policy is read: optimizer states, data and devices of the run are not needed.
+    Only the policy is read: optimizer states, data and devices of the run are not needed. A
+    checkpoint of adapters holds no base; that is read from where the run had it.
+
+    Args:
+      folder: of the run.
+      step: of the checkpoint.
+      base: where `model.path` lies now; None: where the config says.
 
     Raises:
-      UserError: the checkpoint is damaged.
+      UserError: the checkpoint is damaged, or its base is not there or another one.
     """
     from bacr_jax.runs.checkpoint import read_part
 
-    return dict(read_part(_state_folder(folder, step), "train", "policy"))
+    state = _state_folder(folder, step)
+    trained = dict(read_part(state, "train", "policy"))
+    if "adapter" not in trained:
+        return trained
+    from bacr_jax.runs.base import read_base
+
+    return {**read_base(folder, read_config(folder), state, base), **trained}
 
 
 def _state_folder(folder: Path, step: int) -> Path:

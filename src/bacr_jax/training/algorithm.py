@@ -64,7 +64,7 @@ def iterate(
     )
     clock.lap("learn")
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
-    schedule, posterior, probed = adapt_schedule(run, state, train.policy, rounds[0], step)
+    schedule, posterior, probed = adapt_schedule(run, state, run.params(train), rounds[0], step)
     clock.lap("adapt")
     new = RunState(
         train=train,
@@ -118,7 +118,7 @@ def sample_round(
     prompts = run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
     clock.lap("plan")
     # 9: a trace under each budget, and an answer at each of its truncation points.
-    rollout = lines.generate_traces(run, state.train.policy, plan, prompts, rollout_key, poll)
+    rollout = lines.generate_traces(run, state, plan, prompts, rollout_key, poll)
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: the grader's word on every answer.
     outcomes, verdicts = lines.verify(run, plan, rollout, poll)

@@ -84,9 +84,10 @@ def in_stream_order(
 
 
 def generate_traces(
-    run: Run, params: Any, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
+    run: Run, state: RunState, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
 ) -> Rollout:
     """Line 9: trunks under their budgets, answers at every cut."""
+    params = run.params(state.train)
     return generate(
         run.policy.decode_params(params),
         prompts,
@@ -176,7 +177,7 @@ def predict_values(
     with phase_memory("value head", questions=len(plan.questions)):
         values, features = jax.block_until_ready(
             train_step.question_values(
-                train.policy,
+                run.params(train),
                 train.head,
                 batch.prompts,
                 plan.budgets.reshape(-1),
@@ -329,6 +330,7 @@ def update(
         train,
         batch,
         reference=reference,
+        frozen=run.frozen,
         update_policy=step >= settings.warmup_iterations or train.head is None,
     )
     if train.head is not None and settings.inner_steps:

@@ -15,7 +15,7 @@ from bacr_jax.config.selection import HOLDOUT, selection_set
 from bacr_jax.data.environment import Questions
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_set
-from bacr_jax.evaluation.summary import Summary
+from bacr_jax.evaluation.summary import Summary, anytime_score
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods.published import departures
@@ -46,16 +46,12 @@ from bacr_jax.training.traces import write_traces
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
+# Digests kept with every checkpoint: of all that the run began with, and of its frozen base.
+_ORIGIN = ("start_fingerprint", "base_fingerprint")
 
 
 class TrainingFailed(Exception):
     """Going on would be no use; the message says what went wrong and what to do."""
-
-
-def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
-    """A set's mean accuracy over budgets, greedy where that was measured; None: not evaluated."""
-    modes = anytime.get(name) if name else None
-    return float(modes.get("greedy", next(iter(modes.values())))["mean"]) if modes else None
 
 
 class Trainer:
@@ -71,7 +67,8 @@ class Trainer:
         """
         self.config, self.folder, self.poll = config, folder, poll
         self.started, self.earlier_seconds = time.monotonic(), 0.0
-        self.start_fingerprint: str | None = None
+        # Digests of what the run began with.
+        self.origin: dict[str, str] = {}
         # Of a run that was finished before: what its summary says.
         self.took: float | None = None
         self.writes = processes.is_first()
@@ -115,7 +112,7 @@ class Trainer:
 
     def _start(self) -> tuple[RunState, int]:
         if self.checkpoints.latest is None:
-            fresh = initial_state(self.run, self.folder, self.progress, self.poll)
+            self.run, fresh = initial_state(self.run, self.folder, self.progress, self.poll)
             self._refer_to(fresh)
             if self.writes:
                 self.folder.truncate_after(-1)
@@ -123,9 +120,9 @@ class Trainer:
         meta = self.checkpoints.meta(self.checkpoints.latest)
         self._compare(meta)
         step, self.earlier_seconds = meta["step"], meta["wall_seconds"]
-        self.start_fingerprint = meta["start_fingerprint"]
-        if self.config.loss.kl_coef > 0:
-            like = initial_state(self.run, self.folder, self.progress, self.poll)
+        self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
+        if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
+            self.run, like = initial_state(self.run, self.folder, self.progress, self.poll)
             self._refer_to(like)
         else:
             like = untrained_state(self.run)
@@ -147,22 +144,24 @@ class Trainer:
         return state, step
 
     def _refer_to(self, start: RunState) -> None:
-        """Keeps what the run began with: all of it as the reference of a KL term, or its digest.
+        """Keeps what the run began with: as the reference of a KL term, or its digest alone.
+
+        A frozen base is the reference's own: only what is trained is copied.
 
         Raises:
           UserError: a resumed run began with other weights.
         """
-        policy = start.train.policy
-        found = fingerprint(policy)
-        if self.start_fingerprint not in (None, found):
+        parts = (self.run.params(start.train), self.run.frozen)
+        found = {name: fingerprint(part) for name, part in zip(_ORIGIN, parts) if part}
+        if self.origin not in ({}, found):
             raise UserError(
                 f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup}: holds "
-                "other weights than those that the run began with, and loss.kl_coef refers to; "
-                "put them back, or write another output.dir"
+                "other weights than those that the run began with and still needs; put them back, "
+                "or write another output.dir"
             )
-        self.start_fingerprint = found
+        self.origin = found
         if self.config.loss.kl_coef > 0:
-            self.reference = jax.tree.map(lambda x: x.copy(), policy)
+            self.reference = jax.tree.map(lambda x: x.copy(), start.train.policy) | self.run.frozen
 
     def _note_evaluation(self, record: dict[str, Any]) -> None:
         """Remembers an evaluation, and whether it is the best so far."""
@@ -187,7 +186,7 @@ class Trainer:
             "step": step,
             "best": self.best,
             "wall_seconds": self.wall_seconds,
-            "start_fingerprint": self.start_fingerprint,
+            **self.origin,
             **provenance(self.config, questions, mesh, evaluated, verifier),
         }
 
@@ -307,7 +306,7 @@ class Trainer:
         made = {(r["when"], r["step"]) for r in self.evaluated}
         if when in self.evaluations or (when, step) in made:
             return
-        params, counted = state.train.policy, self.environment.grader.counters()
+        params, counted = self.run.params(state.train), self.environment.grader.counters()
         decode = self.policy.decode_params(params)
         found = {}
         first = "" if self.evaluated else "compiling"

@@ -20,6 +20,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.methods import RejectionSFT
+from bacr_jax.model import adapters
 from bacr_jax.rollout import Rollout, generate, sampling_params
 from bacr_jax.types import CLOSED_BY_TAG
 
@@ -157,7 +158,7 @@ def imitate(
     Args:
       config: the run's config.
       policy: settings of the policy.
-      params: the starting policy, without a budget module; donated.
+      params: the starting policy, without a budget module; what is trained of it is donated.
       tokens: rows.
       mask: tokens that are learned.
       start: steps, rate and tokens per step.
@@ -166,6 +167,7 @@ def imitate(
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     tx = supervised_optimizer()
+    frozen, params = adapters.split(params)
     opt_state = tx.init(params)
     rows = max(start.batch_tokens // tokens.shape[1], 1)
     rise = min(10, start.steps)
@@ -174,14 +176,14 @@ def imitate(
         chosen = rng.integers(len(tokens), size=rows)
         rate = start.learning_rate * min((step + 1) / rise, 1.0)
         params, opt_state, loss = supervised_step(
-            params, opt_state, tokens[chosen], mask[chosen], rate, spec=spec, tx=tx
+            params, opt_state, tokens[chosen], mask[chosen], rate, frozen, spec=spec, tx=tx
         )
         if (step + 1) % 20 == 0 or step + 1 == start.steps:
             if on_progress is not None:
                 on_progress(step + 1, float(loss))
             if poll is not None:
                 poll()
-    return params
+    return {**frozen, **params}
 
 
 def rejection_sft(

@@ -24,9 +24,12 @@ from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method
+from bacr_jax.model import adapters
 from bacr_jax.rollout import RolloutSpec, sampling_params
 from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.types import pytree
+
+Params = dict[str, Any]
 
 
 @pytree
@@ -71,6 +74,7 @@ class Run:
       group_sizes: questions in each group.
       coordinate: of each question on the scale of difficulty (continuous difficulty).
       stream: order of the questions within their groups; None: drawn anew.
+      frozen: base of the adapters, which no update changes; empty where all weights are trained.
     """
 
     config: Config
@@ -88,6 +92,11 @@ class Run:
     group_sizes: Int[Array, "K"]
     coordinate: Float[Array, "n"]
     stream: QuestionStream | None
+    frozen: Params = dataclasses.field(default_factory=dict)
+
+    def params(self, train: TrainState) -> Params:
+        """All parameters of the policy: those that are trained, and the frozen base."""
+        return {**self.frozen, **train.policy}
 
     @property
     def continuous(self) -> bool:
@@ -146,13 +155,19 @@ def difficulty_coordinate(
 
 
 def init_state(run: Run, params: Any, value_head: Any) -> RunState:
-    """A fresh state around given parameters (line 1 of Algorithm 1)."""
+    """A fresh state around given parameters (line 1 of Algorithm 1), of which it holds the trained.
+
+    Args:
+      run: what stays fixed.
+      params: of the policy, with or without a frozen base.
+      value_head: its parameters; None when the method has none.
+    """
     mu0: Any = run.config.curriculum.mu0
     if run.continuous and isinstance(mu0, tuple):
         mu0 = tuple(mu0[group] for group in run.levels)
     make = lambda params, head: train_step.init_state(params, head, run.policy_tx, run.value_tx)
     return RunState(
-        train=run.policy.make(make, params, value_head),
+        train=run.policy.make(make, adapters.split(params)[1], value_head),
         curriculum=curriculum.init_curriculum(run.num_groups, mu0=mu0),
         stream=np.zeros(run.num_groups, np.int32),
         generated_tokens=0,
@@ -177,7 +192,7 @@ def precompile(
         after the last; raises to leave the rest.
     """
     tell = lambda what: None if on_program is None else functools.partial(on_program, what)
-    params, settings = state.train.policy, run.config
+    params, settings = run.params(state.train), run.config
     everyone = np.arange(len(run.environment.train))
     prompts = run.environment.train.at(everyone, np.full_like(everyone, settings.budget.max))
     cuts = int(run.method.cuts(run.key, jnp.ones((1, 1), jnp.int32)).shape[-1])
@@ -206,4 +221,6 @@ def precompile(
         suffix=run.environment.rules.suffix_length,
         answer=rollout.answer_tokens,
     )
-    run.updates.compile(state.train, batch, reference=reference, on_program=tell("updates"))
+    run.updates.compile(
+        state.train, batch, reference=reference, frozen=run.frozen, on_program=tell("updates")
+    )

@@ -17,6 +17,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import Method, load_method
+from bacr_jax.model import adapters
 from bacr_jax.model.qwen2 import Qwen2Config
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
@@ -32,8 +33,12 @@ Params = Any
 Poll = Callable[[], None] | None
 
 
-def initial_state(run: Run, folder: RunFolder, progress: Progress, poll: Poll = None) -> RunState:
-    """A fresh state around the starting policy: of a folder, random, or warmed up.
+def initial_state(
+    run: Run, folder: RunFolder, progress: Progress, poll: Poll = None
+) -> tuple[Run, RunState]:
+    """The run with its frozen base, if it has one, and a fresh state around the starting policy.
+
+    The policy is that of a folder, random, or warmed up.
 
     Args:
       run: what stays fixed.
@@ -46,13 +51,14 @@ def initial_state(run: Run, folder: RunFolder, progress: Progress, poll: Poll = 
         params = _warmed_up(run, keys[0], folder, progress, poll)
     else:
         params = policies.initial_params(keys[0], run.policy, run.config.model.path)
-    return init_state(run, params, policies.random_head(keys[1], run.policy))
+    run = dataclasses.replace(run, frozen=adapters.split(params)[0])
+    return run, init_state(run, params, policies.random_head(keys[1], run.policy))
 
 
 def untrained_state(run: Run) -> RunState:
     """A state of the same shape and place as `initial_state`'s, to restore a checkpoint into."""
     keys = _keys(run)
-    params = policies.initial_params(keys[0], run.policy, None)
+    params = policies.untrained_params(keys[0], run.policy)
     return init_state(run, params, policies.random_head(keys[1], run.policy))
 
 
@@ -151,7 +157,7 @@ def after_rejection_sft(
             run.policy,
             shared_format_environment(run),
             run.environment,
-            fresh.train.policy,
+            run.params(fresh.train),
             fresh.method_state,
             start,
             on_progress=lambda step, loss: phase.update(step, loss=loss),
@@ -193,7 +199,8 @@ def _warmed_up(
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             poll=poll,
         )
-    return policies.with_budget_module(key, run.policy, params)
+    params = policies.with_budget_module(key, run.policy, params)
+    return policies.with_adapters(key, run.policy, params)
 
 
 def _accuracy(

@@ -83,6 +83,23 @@ def open_archive(folder: Path) -> Archive:
     """
     listed = _files(folder)
     paths = listed if isinstance(listed, list) else sorted(set(listed.values()))
+    archive = read_headers(paths)
+    if isinstance(listed, dict):
+        wrong = sorted(name for name in listed if archive.files.get(name) != listed[name])
+        if wrong:
+            raise UserError(
+                f"{folder / INDEX}: {wrong[0]} is not in {listed[wrong[0]].name}; "
+                "download both again"
+            )
+    return archive
+
+
+def read_headers(paths: Iterable[Path]) -> Archive:
+    """The tensors of some files.
+
+    Raises:
+      UserError: a truncated or missing file.
+    """
     archive = Archive({}, {}, {})
     for path in paths:
         with _opened(path) as file:
@@ -91,13 +108,6 @@ def open_archive(folder: Path) -> Archive:
                 archive.files[name] = path
                 archive.dtypes[name] = piece.get_dtype()
                 archive.shapes[name] = tuple(piece.get_shape())
-    if isinstance(listed, dict):
-        wrong = sorted(name for name in listed if archive.files.get(name) != listed[name])
-        if wrong:
-            raise UserError(
-                f"{folder / INDEX}: {wrong[0]} is not in {listed[wrong[0]].name}; "
-                "download both again"
-            )
     return archive
 
 

@@ -181,6 +181,11 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
     raw = read_json(path)
     if raw.get("architectures") != [CONDITIONED] and raw.get("model_type") != "bacr_qwen2":
         return None
+    return parse_module(raw, path)
+
+
+def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
+    """The description of a budget module in a parsed file; `path` is named in refusals."""
     inside = raw.get("budget_module")
     fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
     if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
@@ -243,6 +248,13 @@ def read_thinking(folder: str | Path) -> dict[str, Any] | None:
     return found
 
 
+def describe_module(module: BudgetModule) -> dict[str, Any]:
+    """How a budget module is used, as files say it."""
+    settings = dataclasses.asdict(module.conditioning)
+    own = {name: value for name, value in settings.items() if name not in _NOT_OF_THE_MODULE}
+    return {**own, "b_max": module.b_max}
+
+
 def _fresh(config: Qwen2Config) -> dict[str, Any]:
     """A config.json for a model that never had one, in the form old and new readers know."""
     return {
@@ -294,15 +306,11 @@ def to_json(
     architecture = PLAIN if module is None else CONDITIONED
     ours: dict[str, Any] = {"model_type": KIND, "architectures": [architecture]}
     if module is not None:
-        conditioning = dataclasses.asdict(module.conditioning)
         ours["auto_map"] = {
             "AutoConfig": f"{MODELING}.BacrQwen2Config",
             "AutoModelForCausalLM": f"{MODELING}.BacrQwen2ForCausalLM",
         }
-        ours["budget_module"] = {
-            **{k: v for k, v in conditioning.items() if k not in _NOT_OF_THE_MODULE},
-            "b_max": module.b_max,
-        }
+        ours["budget_module"] = describe_module(module)
     if budget_words is not None:
         # Engines that do not know the key keep it and do nothing with it.
         ours[WORDS] = budget_words

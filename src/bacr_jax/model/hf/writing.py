@@ -50,7 +50,7 @@ class Explained:
     held: bool = True
 
 
-def _fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
+def fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
     """Values of an entry on the host, in the checkpoint's orientation."""
     leaf: Any = params
     for key in entry.path:
@@ -62,9 +62,7 @@ def _fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
 def _holds(params: Params, entries: list[Entry], dtype: str) -> bool:
     """Whether a type stores every value exactly."""
     return all(
-        np.array_equal(
-            _fetch(params, entry, dtype).astype(np.float32), _fetch(params, entry, "F32")
-        )
+        np.array_equal(fetch(params, entry, dtype).astype(np.float32), fetch(params, entry, "F32"))
         for entry in entries
     )
 
@@ -158,7 +156,7 @@ def save_policy(
         described[hf_config.LEVELS] = dict(levels)
     if explained is not None:
         described[hf_config.THINKING] = explained.thinking
-    with _complete_or_absent(out) as folder:
+    with complete_or_absent(out) as folder:
         _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         for home, files in ((source, vocabulary.GENERATION), (words, vocabulary.TOKENIZER)):
@@ -209,7 +207,7 @@ def _describe(
 
 
 @contextlib.contextmanager
-def _complete_or_absent(out: Path) -> Iterator[Path]:
+def complete_or_absent(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its name at the end, or leaves nothing.
 
     Raises:
@@ -244,7 +242,7 @@ def _write_weights(
     max_shard_bytes: int,
 ) -> None:
     def tensor(entry: Entry, dtype: str) -> Stored:
-        return Stored(entry.name, entry.shape, dtype, lambda: _fetch(params, entry, dtype))
+        return Stored(entry.name, entry.shape, dtype, lambda: fetch(params, entry, dtype))
 
     shards = archives.into_shards(
         [tensor(entry, dtype) for entry in backbone], max_bytes=max_shard_bytes

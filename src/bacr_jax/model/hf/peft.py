@@ -1,0 +1,239 @@
+"""Adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
+
+A budget module stands beside them, in files that PEFT does not look at: budget.safetensors, and
+budget_module.json, which says how it is used.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bacr_jax import parallel
+from bacr_jax.config import AdapterConfig
+from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
+from bacr_jax.model import adapters
+from bacr_jax.model.hf import archive as archives
+from bacr_jax.model.hf import hf_config, names
+from bacr_jax.model.hf.archive import Archive, Stored
+from bacr_jax.model.hf.hf_config import BudgetModule
+from bacr_jax.model.hf.names import Entry
+from bacr_jax.model.hf.writing import (
+    BUDGET_FILE,
+    check_free,
+    complete_or_absent,
+    fetch,
+)
+from bacr_jax.model.sizes import Qwen2Config
+
+Params = dict[str, Any]
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+MODULE_FILE = "budget_module.json"
+_HOME = {
+    **dict.fromkeys(("q", "k", "v", "o"), "self_attn"),
+    **dict.fromkeys(("gate", "up", "down"), "mlp"),
+}
+# Kinds of LoRA that compute something else, with the values that switch them off.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_rslora": (False, None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layers_to_transform": (None,),
+    "lora_bias": (False, None),
+}
+
+
+def entries(config: Qwen2Config, *, rank: int, targets: Sequence[str]) -> list[Entry]:
+    """Tensors of an adapter: lora_A is [r, in], lora_B [out, r], the transposes of A and B here."""
+    found = []
+    for layer in range(config.num_layers):
+        for name, (fan_in, fan_out) in adapters.widths(config).items():
+            if name not in targets:
+                continue
+            prefix = f"base_model.model.model.layers.{layer}.{_HOME[name]}.{name}_proj."
+            for part, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
+                path = ("adapter", f"{name}_{part.lower()}")
+                full = f"{prefix}lora_{part}.weight"
+                found.append(Entry(full, shape, path, layer, transposed=True))
+    return found
+
+
+def _adapter_config(settings: AdapterConfig, base: Path | None) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None if base is None else str(base),
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": [f"{name}_proj" for name in settings.targets],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+def save_adapter(
+    out: Path,
+    params: Params,
+    *,
+    config: Qwen2Config,
+    settings: AdapterConfig,
+    module: BudgetModule | None = None,
+    base: Path | None = None,
+    card: str = "",
+) -> list[str]:
+    """Writes a folder that PEFT loads onto the base.
+
+    Args:
+      out: a folder that does not exist yet.
+      params: parameters with adapters.
+      config: shape of the base.
+      settings: rank, alpha and targets of the adapters.
+      module: how the budget module is used; None: there is none.
+      base: folder of the base, for adapter_config.json.
+      card: text of README.md.
+
+    Returns:
+      Names of the files written.
+
+    Raises:
+      UserError: the folder exists or can't be written.
+    """
+    check_free(out)
+    assert settings.rank is not None
+    own = entries(config, rank=settings.rank, targets=settings.targets)
+    tensor = lambda entry: Stored(
+        entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32")
+    )
+    with complete_or_absent(out) as folder:
+        archives.write_file(folder / WEIGHTS_FILE, [tensor(entry) for entry in own])
+        _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
+        if card:
+            (folder / "README.md").write_text(card, encoding="utf-8")
+        if module is not None:
+            per_layer = module.conditioning.sharing == "per_layer"
+            beside = names.budget_module(config, per_layer=per_layer)
+            archives.write_file(folder / BUDGET_FILE, [tensor(entry) for entry in beside])
+            described = {"budget_module": hf_config.describe_module(module)}
+            _write_json(folder / MODULE_FILE, described)
+    return sorted(path.name for path in out.iterdir())
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Archive:
+    """What `load_adapter` would refuse, without reading a value.
+
+    Args:
+      folder: in PEFT's layout.
+      config: shape of the base.
+      settings: rank, alpha and targets that the run asks for.
+
+    Raises:
+      UserError: the folder can't be used, or its adapters are of another kind than the run's.
+    """
+    folder = Path(folder)
+    path = folder / CONFIG_FILE
+    raw = hf_config.read_json(path)
+    for key, plain in _PLAIN.items():
+        if raw.get(key, plain[0]) not in plain:
+            raise UserError(
+                f"{path}: {key} is {shown(raw[key])}, which is not supported; only "
+                f"{shown(plain[0])} is"
+            )
+    own = {"r": ("adapter.rank", settings.rank), "lora_alpha": ("adapter.alpha", settings.alpha)}
+    for key, (name, wanted) in own.items():
+        if raw.get(key) != wanted:
+            raise UserError(
+                f"{path}: {key} is {shown(raw.get(key))}, but {name}={wanted:g}; write "
+                f"{name}={raw.get(key)}"
+            )
+    assert settings.rank is not None
+    archive = archives.read_headers([folder / WEIGHTS_FILE])
+    tensors = entries(config, rank=settings.rank, targets=settings.targets)
+    archives.check_tensors(archive, tensors, folder)
+    return archive
+
+
+def load_adapter(
+    folder: str | Path, config: Qwen2Config, settings: AdapterConfig, mesh: Mesh | None = None
+) -> Params:
+    """Adapters of a folder in PEFT's layout, fp32: `adapter` and `adapter_scale`.
+
+    Args:
+      folder: as `save_adapter` or PEFT writes it.
+      config: shape of the base.
+      settings: rank, alpha and targets that the run asks for.
+      mesh: devices that they are laid out on.
+
+    Raises:
+      UserError: as `check_adapter`.
+    """
+    archive = check_adapter(folder, config, settings)
+    assert settings.rank is not None
+    stacks: dict[str, list[np.ndarray]] = {}
+    for entry in entries(config, rank=settings.rank, targets=settings.targets):
+        with archive.open(entry.name) as file:
+            values = np.asarray(file.get_tensor(entry.name)).astype(np.float32)
+        stacks.setdefault(entry.path[-1], []).append(values.T)
+    found: Params = {
+        "adapter": {name: np.stack(layers) for name, layers in stacks.items()},
+        "adapter_scale": np.float32(settings.alpha / settings.rank),
+    }
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, found)
+    return parallel.place(found, parallel.shardings(found, mesh))
+
+
+def load_module(
+    folder: str | Path, config: Qwen2Config, wanted: BudgetModule | None
+) -> Params | None:
+    """The budget module beside adapters, on the host; None where there is none or none is wanted.
+
+    Args:
+      folder: in PEFT's layout.
+      config: shape of the base.
+      wanted: how the run's policy is conditioned; None: not at all.
+
+    Raises:
+      UserError: it is used otherwise than the run asks for, or damaged.
+    """
+    path = Path(folder) / MODULE_FILE
+    if wanted is None or not path.is_file():
+        return None
+    found = hf_config.parse_module(hf_config.read_json(path), path)
+    theirs, ours = hf_config.describe_module(found), hf_config.describe_module(wanted)
+    for key, value in ours.items():
+        if theirs[key] != value:
+            name = "budget.max" if key == "b_max" else f"conditioning.{key}"
+            raise UserError(
+                f"{path}: {key} is {shown(theirs[key])}, but the run has {shown(value)}; write "
+                f"{name}={theirs[key]}"
+            )
+    own = names.budget_module(config, per_layer=wanted.conditioning.sharing == "per_layer")
+    archive = archives.read_headers([Path(folder) / BUDGET_FILE])
+    archives.check_tensors(archive, own, Path(folder))
+    module: Params = {}
+    for entry in own:
+        with archive.open(entry.name) as file:
+            module[entry.path[-1]] = np.asarray(file.get_tensor(entry.name)).astype(np.float32)
+    return module

@@ -1,0 +1,70 @@
+"""The frozen base of a run's adapters, which its checkpoints do not hold."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_jax.config import Config
+from bacr_jax.config.adapter import param_dtype
+from bacr_jax.errors import UserError
+from bacr_jax.model.hf import load_policy
+from bacr_jax.runs.checkpoint import read_meta, read_part
+from bacr_jax.runs.digest import fingerprint
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
+
+Params = dict[str, Any]
+
+
+def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:
+    """The base that a checkpoint's adapters were trained on, layers stacked, and `adapter_scale`.
+
+    Args:
+      folder: of the run.
+      config: of the run.
+      state: folder `state` of the checkpoint.
+      moved: where `model.path` lies now; None: where the config says.
+
+    Raises:
+      UserError: it is not there, or holds other weights.
+    """
+    dtype = jnp.dtype(param_dtype(config))
+    if config.warmup.steps:
+        place = Path(config.warmup.dir) if config.warmup.dir else RunPaths(folder).warmup
+        params = _of_warmup(place, dtype)
+    else:
+        assert config.model.path is not None
+        place = moved or Path(config.model.path)
+        params = load_policy(place, dtype=dtype)[1]
+    params.pop("budget", None)
+    assert config.adapter.rank is not None
+    params["adapter_scale"] = np.float32(config.adapter.alpha / config.adapter.rank)
+    expected = read_meta(state).get("base_fingerprint")
+    if expected not in (None, fingerprint(_as_kept(params, config))):
+        raise UserError(
+            f"{place}: holds other weights than those that the adapters in {folder} were trained "
+            "on; put them back"
+        )
+    return params
+
+
+def _of_warmup(place: Path, dtype: Any) -> Params:
+    """Finished weights of a warm-up, on the host."""
+    weights = WarmupPaths(place.absolute()).weights
+    steps = sorted(int(path.name) for path in weights.glob("*") if path.name.isdecimal())
+    if not steps:
+        raise UserError(f"{place}: holds no finished warm-up, on which the adapters were trained")
+    params = read_part(weights / str(steps[-1]) / "state")
+    return dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+
+
+def _as_kept(params: Params, config: Config) -> Params:
+    """The base in the layout that the run keeps it in."""
+    if config.adapter.decode == "merged":
+        return params
+    stacks = params["layers"]
+    num_layers = len(next(iter(stacks.values())))
+    layers = [{name: leaf[i] for name, leaf in stacks.items()} for i in range(num_layers)]
+    return {**params, "layers": layers}

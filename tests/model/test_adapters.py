@@ -1,0 +1,216 @@
+"""Low-rank adapters: exact where they are zero, and the same model merged, beside or as PEFT's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bacr_jax.config import AdapterConfig, ConditioningConfig, OptimizerConfig
+from bacr_jax.errors import UserError
+from bacr_jax.learner.objective import loss_normalizers
+from bacr_jax.learner.optimizer import keep_moments, policy_optimizer
+from bacr_jax.learner.train_step import gradients, init_state, train_step
+from bacr_jax.model import adapters, hf, kv_cache
+from bacr_jax.model.hf import peft
+from bacr_jax.model.hf.hf_config import BudgetModule
+from bacr_jax.model.qwen2 import forward, logits
+from hf_world import TINY, random_params
+from learner_world import RULES, SPEC, WORLD, make_batch_by_hand
+
+SETTINGS = AdapterConfig(rank=3, alpha=6.0, targets=("q", "v", "o", "down"))
+TOKENS = jnp.asarray(np.random.default_rng(3).integers(0, TINY.vocab_size, (2, 7)))
+
+
+def make_adapters(config=TINY, settings=SETTINGS, seed=1, zero=False):
+    fresh = adapters.init(
+        jax.random.key(seed),
+        config,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=settings.targets,
+    )
+    if not zero:
+        rng = np.random.default_rng(seed)
+        fresh["adapter"] = jax.tree.map(
+            lambda x: jnp.asarray(0.3 * rng.standard_normal(x.shape, np.float32)), fresh["adapter"]
+        )
+    return fresh
+
+
+BASE = random_params()
+ADAPTED = {**BASE, **make_adapters()}
+
+
+def scores(params, **how):
+    hidden = forward(params, TOKENS, config=TINY, **how)
+    return logits(params, hidden)
+
+
+def test_fresh_adapters_change_no_bit():
+    fresh = {**BASE, **make_adapters(zero=True)}
+    for scan in (True, False):
+        np.testing.assert_array_equal(scores(fresh, scan=scan), scores(BASE, scan=scan))
+    merged = kv_cache.decode_params(fresh, dtype=jnp.float32, conditioned=False)
+    plain = kv_cache.decode_params(BASE, dtype=jnp.float32, conditioned=False)
+    jax.tree.map(np.testing.assert_array_equal, merged, plain)
+
+
+def test_a_matrix_by_hand():
+    kernel = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    params = {
+        "adapter": {"q_a": jnp.array([[1.0], [2.0]]), "q_b": jnp.array([[10.0, -1.0]])},
+        "adapter_scale": jnp.float32(0.5),
+    }
+    scaled = adapters.scaled(params)
+    # A (0.5 B) = [[1], [2]] [[5, -0.5]]
+    expected = np.array([[6.0, 1.5], [13.0, 3.0]])
+    np.testing.assert_array_equal(adapters.merged_kernel(kernel, scaled, "q"), expected)
+    assert adapters.merged_kernel(kernel, scaled, "k") is kernel
+
+
+@pytest.mark.parametrize("form", ["scanned", "unrolled", "apart"])
+def test_adapters_compute_what_merged_weights_compute(form):
+    params = dict(ADAPTED)
+    if form == "apart":
+        params["layers"] = adapters.per_layer(jax.tree.map(jnp.copy, BASE["layers"]))
+    found = scores(params, scan=form == "scanned", remat=form == "unrolled")
+    np.testing.assert_allclose(found, scores(adapters.merge(ADAPTED)), atol=1e-4)
+    assert np.abs(found - scores(BASE)).max() > 0.1
+
+
+def test_a_sampler_reads_the_base_where_it_lies():
+    stacked = jax.tree.map(jnp.copy, BASE["layers"])
+    layers = adapters.per_layer(dict(stacked))
+    assert all(stack.is_deleted() for stack in stacked.values())
+    params = {**ADAPTED, "layers": layers}
+    beside = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False)
+    for one, layer in zip(beside.layers, layers):
+        assert all(one[name] is layer[name] for name in layer)
+    assert beside.embed is params["embed"]
+    assert beside.adapters is not None and len(beside.adapters) == TINY.num_layers
+
+
+LEARNED = {
+    **WORLD.params,
+    **make_adapters(WORLD.shape, AdapterConfig(rank=2, alpha=4.0)),
+}
+FROZEN, TRAINED = adapters.split(LEARNED)
+
+
+def test_only_adapters_and_the_budget_module_are_trained():
+    batch = jax.tree.map(jnp.asarray, make_batch_by_hand())
+    spec = dataclasses.replace(SPEC, value=None)
+    tx = policy_optimizer(OptimizerConfig(learning_rate=1e-2), 10)
+    state = init_state(jax.tree.map(jnp.copy, TRAINED), None, tx, tx)
+    totals = loss_normalizers(batch, spec=spec)
+    grads = gradients(state, batch, RULES.allowed_tokens, None, None, totals, FROZEN, spec=spec)
+    assert set(grads.policy) == set(state.policy) == {"adapter", "budget"}
+    size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+    trained = size(state.policy)
+    # Two moments of each, and a few counters.
+    assert 2 * trained <= size(state.policy_opt) <= 2 * trained + 8
+    before = jax.tree.map(np.asarray, FROZEN)
+    new, _ = train_step(
+        state, batch, RULES.allowed_tokens, None, None, FROZEN, spec=spec, policy_tx=tx, head_tx=tx
+    )
+    jax.tree.map(np.testing.assert_array_equal, before, FROZEN)
+    assert all(
+        np.abs(new.policy["adapter"][name] - leaf).max() > 0
+        for name, leaf in TRAINED["adapter"].items()
+    )
+
+
+def test_gradients_are_those_of_the_merged_weights():
+    """dL/dB = s (A^T dL/dW), dL/dA = s (dL/dW B^T) for W' = W + s A B."""
+    batch = jax.tree.map(jnp.asarray, make_batch_by_hand())
+    spec = dataclasses.replace(SPEC, value=None)
+    tx = optax.sgd(1.0)
+    totals = loss_normalizers(batch, spec=spec)
+    given = (batch, RULES.allowed_tokens, None, None, totals)
+    own = gradients(init_state(TRAINED, None, tx, tx), *given, FROZEN, spec=spec).policy
+    whole = init_state(adapters.merge(LEARNED), None, tx, tx)
+    of_merged = gradients(whole, *given, spec=spec).policy["layers"]
+    scale = float(LEARNED["adapter_scale"])
+    for name in ("q", "o", "down"):
+        slope = np.asarray(of_merged[f"{name}_kernel"], np.float64)
+        a, b = (np.asarray(LEARNED["adapter"][f"{name}_{x}"], np.float64) for x in "ab")
+        close = lambda one, other: np.testing.assert_allclose(one, other, atol=2e-5, rtol=1e-3)
+        close(own["adapter"][f"{name}_a"], scale * slope @ b.transpose(0, 2, 1))
+        close(own["adapter"][f"{name}_b"], scale * a.transpose(0, 2, 1) @ slope)
+
+
+def test_narrow_moments_follow_wide_ones():
+    wide = optax.scale_by_adam(b1=0.9, b2=0.95)
+    narrow = keep_moments(wide, jnp.bfloat16)
+    params = {"w": jnp.zeros(64)}
+    states = [tx.init(params) for tx in (wide, narrow)]
+    assert jax.tree.leaves(states[1])[1].dtype == jnp.bfloat16
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        grads = {"w": jnp.asarray(1.0 + 0.5 * rng.standard_normal(64, np.float32))}
+        steps = []
+        for index, tx in enumerate((wide, narrow)):
+            step, states[index] = tx.update(grads, states[index], params)
+            steps.append(np.asarray(step["w"]))
+    np.testing.assert_allclose(steps[1], steps[0], rtol=0.05)
+
+
+def test_a_folder_of_adapters_comes_back(tmp_path):
+    conditioning = ConditioningConfig()
+    params = random_params(conditioning=conditioning) | make_adapters()
+    module = BudgetModule(conditioning, 64)
+    files = peft.save_adapter(
+        tmp_path / "out", params, config=TINY, settings=SETTINGS, module=module
+    )
+    assert peft.CONFIG_FILE in files and "budget.safetensors" in files
+    found = peft.load_adapter(tmp_path / "out", TINY, SETTINGS)
+    jax.tree.map(np.testing.assert_array_equal, found["adapter"], params["adapter"])
+    assert found["adapter_scale"] == 2.0
+    own = peft.load_module(tmp_path / "out", TINY, module)
+    jax.tree.map(np.testing.assert_array_equal, own, params["budget"])
+    other = dataclasses.replace(module, b_max=32)
+    with pytest.raises(UserError, match="write budget.max=64"):
+        peft.load_module(tmp_path / "out", TINY, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rank": 4}, "r is 3, but adapter.rank=4; write adapter.rank=3"),
+        ({"alpha": 8.0}, "lora_alpha is 6.0, but adapter.alpha=8; write adapter.alpha=6.0"),
+        ({"targets": ("q", "v")}, "extra tensor"),
+        ({"targets": ("q", "v", "o", "down", "up")}, "missing tensor"),
+    ],
+)
+def test_other_adapters_than_the_run_asks_for_are_refused(tmp_path, change, says):
+    peft.save_adapter(tmp_path / "out", ADAPTED, config=TINY, settings=SETTINGS)
+    with pytest.raises(UserError, match=says) as caught:
+        peft.load_adapter(tmp_path / "out", TINY, dataclasses.replace(SETTINGS, **change))
+    assert "\n" not in str(caught.value)
+
+
+def test_peft_and_we_read_each_other(tmp_path):
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    hf.save_policy(tmp_path / "base", BASE, config=TINY)
+    peft.save_adapter(tmp_path / "ours", ADAPTED, config=TINY, settings=SETTINGS)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = theirs.PeftModel.from_pretrained(base, tmp_path / "ours")
+    ids = torch.tensor(np.asarray(TOKENS))
+    with torch.no_grad():
+        expected = model(ids).logits.numpy()
+    np.testing.assert_allclose(scores(ADAPTED), expected, atol=1e-4)
+    # And back: other values, written by PEFT itself.
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.mul_(-0.5).add_(0.05)
+        expected = model(ids).logits.numpy()
+    model.save_pretrained(tmp_path / "theirs")
+    found = peft.load_adapter(tmp_path / "theirs", TINY, SETTINGS)
+    np.testing.assert_allclose(scores({**BASE, **found}), expected, atol=1e-4)

@@ -1,0 +1,93 @@
+"""A run of adapters: its checkpoints hold no base, it resumes exactly, and its policy is read back.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.report.exported_folder import export
+from bacr_jax.runs.folder import open_run
+from bacr_jax.runs.open import read_params
+from bacr_jax.training.loop import Trainer
+from hf_world import make_folder
+from whole_runs import state_of
+
+SMALL = """
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 2,
+        scan_layers: false, remat: false}
+adapter: {rank: 2, alpha: 4}
+data: {ledger: {train_size: 64}}
+budget: {min: 4, max: 8}
+curriculum: {mu0: 8, sigma: 4}
+rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4}
+value: {hidden_size: 8, inner_steps: 1}
+loss: {kl_coef: 0.1}
+optimizer: {learning_rate: 1.0e-2}
+train: {steps: 2, minibatches: 2}
+eval: {budgets: [8], size: 4, samples: 0}
+warmup: {steps: 2, target_accuracy: 0, hold_accuracy: 0}
+output: {tensorboard: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A run of two steps that was left after each and gone on with."""
+    place = tmp_path_factory.mktemp("adapters")
+    (place / "small.yaml").write_text(SMALL)
+    settings = config_io.load([place / "small.yaml"], [f"output.dir={place / 'run'}"])
+    sizes = []
+    for _ in range(2):
+        with open_run(place / "run", settings) as folder:
+            trainer = Trainer(settings, folder)
+            state, step = trainer.start()
+            state = trainer.iterate(state, step)
+            trainer.save(state, step + 1)
+            trainer.checkpoints.close()
+            sizes.append((trainer.run, state))
+    return place, settings, sizes
+
+
+def test_a_checkpoint_holds_what_is_trained_alone(world):
+    place, _, ((run, _), _) = world
+    saved = state_of(place / "run", 2)["train"]["policy"]
+    assert set(saved) == {"adapter", "budget"}
+    assert {"embed", "layers", "adapter_scale"} <= set(run.frozen)
+
+
+def test_a_resumed_run_has_the_same_base_and_goes_on(world):
+    _, _, ((first, one), (second, two)) = world
+    jax.tree.map(np.testing.assert_array_equal, first.frozen, second.frozen)
+    assert int(one.train.updates) == 2 and int(two.train.updates) == 4
+    moved = lambda state: np.abs(state.train.policy["adapter"]["q_b"]).max()
+    assert 0 < moved(one) != moved(two)
+
+
+def test_the_policy_is_read_back_whole(world):
+    place, _, (_, (run, state)) = world
+    params = read_params(place / "run", 2)
+    jax.tree.map(np.testing.assert_array_equal, params, run.params(state.train))
+
+
+def test_another_base_is_refused(world, tmp_path):
+    place, settings, _ = world
+    weights = place / "run" / "warmup"
+    other = dataclasses.replace(settings, seed=7, output=dataclasses.replace(
+        settings.output, dir=str(tmp_path / "other")))
+    with open_run(tmp_path / "other", other) as folder:
+        trainer = Trainer(other, folder)
+        trainer.start()
+        trainer.checkpoints.close()
+    kept = weights.rename(place / "kept")
+    (tmp_path / "other" / "warmup").rename(weights)
+    try:
+        with pytest.raises(UserError, match="other weights than those that the adapters"):
+            read_params(place / "run", 2)
+    finally:
+        weights.rename(tmp_path / "other" / "warmup")
+        kept.rename(weights)
