@@ -9,7 +9,8 @@ import numpy as np
 
 from bacr_jax.config import io as config_io
 from bacr_jax.data.prompts import format_for
-from bacr_jax.learner.policy import initial_params, make_policy, random_head
+from bacr_jax.learner.initial import initial_params, random_head
+from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods import GroupBatch, load_method
 from bacr_jax.methods.registry import problems
 from bacr_jax.training.run import init_state, make_run

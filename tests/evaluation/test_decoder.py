@@ -17,6 +17,7 @@ from bacr_jax.data.prompts import FORMATS, encode_prompts
 from bacr_jax.evaluation import decoder
 from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.decoder import declaration, for_grader, with_declared_budget
+from bacr_jax.learner import initial
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
 from bacr_jax.model import hf
@@ -100,7 +101,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
     tokenizer = ledger_tokenizer()
     policy = policies.make_policy(settings, load_method(settings), len(tokenizer))
-    params = policies.initial_params(jax.random.key(0), policy, None)
+    params = initial.initial_params(jax.random.key(0), policy, None)
     with open_run(run, settings) as folder:
         checkpoints = Checkpoints(folder.checkpoints, keep=1)
         checkpoints.save(1, {"train": {"policy": params}}, {})
@@ -158,7 +159,7 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     tokenizer = ledger_tokenizer()
     policy = policies.make_policy(settings, load_method(settings), len(tokenizer))
     environment = build_environment(settings, tokenizer, len(tokenizer))
-    params = policies.initial_params(jax.random.key(0), policy, None)
+    params = initial.initial_params(jax.random.key(0), policy, None)
     for budget in settings.eval.budgets:
         alone = dataclasses.replace(settings.eval, budgets=(budget,))
         ask_once(environment, policy, params, alone, policy.phi_of(params))

@@ -1,8 +1,6 @@
-"""A run of adapters: its checkpoints hold no base, it resumes exactly, and its policy is read back.
-"""
+"""A run of adapters: its checkpoints hold no base, and its policy is read back whole."""
 
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
@@ -10,11 +8,9 @@ import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.report.exported_folder import export
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.open import read_params
 from bacr_jax.training.loop import Trainer
-from hf_world import make_folder
 from whole_runs import state_of
 
 SMALL = """
@@ -77,8 +73,9 @@ def test_the_policy_is_read_back_whole(world):
 def test_another_base_is_refused(world, tmp_path):
     place, settings, _ = world
     weights = place / "run" / "warmup"
-    other = dataclasses.replace(settings, seed=7, output=dataclasses.replace(
-        settings.output, dir=str(tmp_path / "other")))
+    other = dataclasses.replace(
+        settings, seed=7, output=dataclasses.replace(settings.output, dir=str(tmp_path / "other"))
+    )
     with open_run(tmp_path / "other", other) as folder:
         trainer = Trainer(other, folder)
         trainer.start()

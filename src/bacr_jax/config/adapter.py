@@ -27,11 +27,6 @@ def adapter_problems(config: Config) -> Iterator[str]:
         return
     if not adapter.targets or len(set(adapter.targets)) < len(adapter.targets):
         yield "adapter.targets: write each matrix once, such as [q, v]"
-    if model.path is None and not config.warmup.steps:
-        yield (
-            f"adapter.rank={adapter.rank}: the frozen base would be random weights; write "
-            "model.path=FOLDER (or warmup.steps on the ledger)"
-        )
     if adapter.decode == "beside" and param_dtype(config) != model.compute_dtype:
         yield (
             f"adapter.decode=beside: reads the base as it is kept, in {param_dtype(config)}, but "

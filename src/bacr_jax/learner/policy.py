@@ -1,7 +1,6 @@
 """From a config to the policy of a run: shapes, parameters, compiled-form settings."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,8 @@ from bacr_jax.config.budgets import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.methods import Method
-from bacr_jax.model import adapters, budget, kv_cache, qwen2, value
-from bacr_jax.model.hf import BudgetModule, check_folder, load_policy, peft, read_hf_config
+from bacr_jax.model import budget, kv_cache
+from bacr_jax.model.hf import check_folder, peft, read_hf_config
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape
@@ -81,6 +80,11 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
     """
     if config.model.path is not None:
         check_folder(config.model.path)
+    if config.adapter.rank is not None and config.model.path is None and not config.warmup.steps:
+        raise UserError(
+            f"adapter.rank={config.adapter.rank}: the frozen base would be random weights; write "
+            "model.path=FOLDER (or warmup.steps on the ledger)"
+        )
     if config.adapter.path is not None:
         peft.check_adapter(config.adapter.path, shape, config.adapter)
     evaluated = largest_evaluated(config)
@@ -289,106 +293,3 @@ def make_policy(
         adapter=config.adapter if config.adapter.rank else None,
         param_dtype=jnp.dtype(param_dtype(config)),
     )
-
-
-def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """Parameters to start from: a Hugging Face folder's, or random ones; fp32 where trained.
-
-    Args:
-      key: of what is random.
-      policy: settings.
-      path: the folder; one that holds a budget module already keeps it.
-    """
-    if path is None:
-        params = policy.make(lambda: qwen2.init(key, policy.learner.model))
-    else:
-        mesh = policy.learner.mesh
-        where = None if mesh is None else parallel.sharding_of(mesh)
-        _, params = load_policy(path, dtype=policy.param_dtype, sharding_of=where)
-    return with_adapters(key, policy, with_budget_module(key, policy, params))
-
-
-def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """The parameters with low-rank adapters on a base in its own type, if the policy has any."""
-    settings, shape = policy.adapter, policy.learner.model
-    if settings is None:
-        return params
-    base, _ = adapters.split({**params, "adapter": {}})
-    # One leaf after the other, so that the base is never there twice.
-    base = jax.tree.map(lambda leaf: _kept_as(leaf, policy.param_dtype), base)
-    if settings.decode == "beside" and isinstance(base.get("layers"), dict):
-        base["layers"] = adapters.per_layer(base["layers"])
-    params = {**params, **base}
-    if settings.path is not None:
-        found = peft.load_adapter(settings.path, shape, settings, policy.learner.mesh)
-        module = peft.load_module(settings.path, shape, _module_of(policy))
-        if module is not None:
-            found["budget"] = policy.place(jax.tree.map(jnp.asarray, module))
-        return {**params, **found}
-    assert settings.rank is not None
-    fresh = functools.partial(
-        adapters.init,
-        config=shape,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=settings.targets,
-    )
-    return {**params, **policy.make(fresh, jax.random.fold_in(key, 1))}
-
-
-def _module_of(policy: Policy) -> BudgetModule | None:
-    conditioning = policy.learner.conditioning
-    return None if conditioning is None else BudgetModule(conditioning, policy.b_max)
-
-
-def untrained_params(key: jax.Array, policy: Policy) -> Params:
-    """Parameters of the shapes and places of `initial_params`; with adapters without the base."""
-    if policy.adapter is None:
-        return initial_params(key, policy, None)
-    return with_adapters(key, policy, with_budget_module(key, policy, {}))
-
-
-def _kept_as(leaf: jax.Array, dtype: Any) -> jax.Array:
-    """A weight in another type; the old one's memory is free again."""
-    if leaf.dtype == dtype:
-        return leaf
-    new = jax.block_until_ready(leaf.astype(dtype))
-    leaf.delete()
-    return new
-
-
-def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """The parameters with a fresh budget module, if the policy is conditioned and has none yet.
-
-    A policy that is not conditioned gets the plain model, whatever was there.
-    """
-    conditioning, shape = policy.learner.conditioning, policy.learner.model
-    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
-    if conditioning is None:
-        return plain
-    if "budget" in params:
-        return params
-    fresh = policy.make(
-        lambda: budget.init(
-            key,
-            conditioning,
-            width=shape.hidden_size,
-            layers=shape.num_layers,
-            b_max=policy.b_max,
-        )
-    )
-    return {**plain, "budget": fresh}
-
-
-def random_head(key: jax.Array, policy: Policy) -> Params | None:
-    """A fresh value head; None when the method has none."""
-    settings = policy.learner.value
-    if settings is None:
-        return None
-    width = value.num_features(
-        policy.learner.model.hidden_size,
-        conditioned=policy.learner.conditioning is not None,
-        kind=settings.input,
-    )
-    hidden_size = settings.hidden_size
-    return policy.make(lambda: value.init(key, num_features=width, hidden_size=hidden_size))

@@ -38,14 +38,22 @@ def vocabulary_matrix(model: Qwen2Config) -> int:
     return model.vocab_size * model.hidden_size
 
 
+def module_parameters(work: Workload) -> int:
+    """Numbers of the budget module: two [D, D] matrices and a gate per layer."""
+    if not work.conditioned:
+        return 0
+    d, copies = work.model.hidden_size, work.model.num_layers if work.per_layer_phi else 1
+    return 2 * copies * d * d + work.model.num_layers * d
+
+
 def policy_parameters(work: Workload) -> int:
-    """Numbers of the model and its budget module (two [D, D] matrices and a gate per layer)."""
-    model = work.model
-    total = model.num_parameters
-    if work.conditioned:
-        d, copies = model.hidden_size, model.num_layers if work.per_layer_phi else 1
-        total += 2 * copies * d * d + model.num_layers * d
-    return total
+    """Numbers of the model and its budget module."""
+    return work.model.num_parameters + module_parameters(work)
+
+
+def trained_parameters(work: Workload) -> int:
+    """Numbers that an update changes: adapters and budget module beside a frozen base, or all."""
+    return (work.adapters or work.model.num_parameters) + module_parameters(work)
 
 
 def head_parameters(work: Workload) -> int:
@@ -95,11 +103,13 @@ def forward_flops(work: Workload) -> float:
 def train_flops(work: Workload) -> float:
     """Forward and backward over one row: a backward pass is two forward ones, remat a third.
 
-    The output head is recomputed in any case.
+    The output head is recomputed in any case. A frozen matrix has no gradient of its own: one of
+    the two backward products is left out, and the adapters' are small beside it.
     """
     layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
     head = scored_tokens(work) * output_flops_per_token(work.model)
-    return layers * (4 if work.remat else 3) + head * 4
+    weights = 0 if work.adapters else 1
+    return layers * (2 + weights + work.remat) + head * (3 + weights)
 
 
 def decode_flops_per_token(work: Workload, cache: float) -> float:
@@ -141,15 +151,21 @@ def kv_bytes_per_token(work: Workload) -> int:
 
 
 def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
-    """The decode copy on one device, compute type; the budget module stays with the masters."""
-    return work.model.num_parameters * work.float_bytes / layout.decode_tensor
+    """The decode copy on one device, compute type; the budget module stays with the masters.
+
+    A sampler that reads a frozen base where it lies has a copy of the adapters alone.
+    """
+    copied = work.adapters if work.beside else work.model.num_parameters
+    return copied * work.float_bytes / layout.decode_tensor
 
 
 def decode_step_bytes(work: Workload, layout: MeshShape, window: float) -> float:
     """Bytes that one device reads to decode a token for each of its rows: weights and cache."""
     embedding = vocabulary_matrix(work.model) * work.float_bytes / layout.decode_tensor
     # Of an embedding that is not also the output head only a few rows are read.
-    weights = decode_copy_bytes(work, layout) - (0 if work.model.tie_embeddings else embedding)
+    read = work.model.num_parameters + (work.adapters if work.beside else 0)
+    weights = read * work.float_bytes / layout.decode_tensor
+    weights -= 0 if work.model.tie_embeddings else embedding
     rows = math.ceil(work.slots / layout.slot_shards)
     return weights + rows * window * kv_bytes_per_token(work) / layout.decode_tensor
 
@@ -173,7 +189,8 @@ def decode_bytes(work: Workload, layout: MeshShape) -> float:
 
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
     """Reads and writes of one Adam step on one device: master, two moments, and the gradient."""
-    return 7 * FP32 * policy_parameters(work) / layout.param_shards
+    each = 3 * FP32 + 4 * work.moment_bytes
+    return each * trained_parameters(work) / layout.param_shards
 
 
 def gathered_bytes(work: Workload, layout: MeshShape) -> float:
@@ -185,10 +202,11 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
     """
     tokens = work.update_rows * work.padded_tokens
     micro_batches = math.ceil(tokens / (work.micro_rows * work.row_tokens))
-    mine = policy_parameters(work) / layout.tensor
+    mine, trained = (n(work) / layout.tensor for n in (policy_parameters, trained_parameters))
     others = (layout.fsdp - 1) / layout.fsdp
-    per_micro_batch = mine * others * ((2 if work.remat else 1) * work.float_bytes + FP32)
-    copies = 2 * FP32 * mine / layout.fsdp * (layout.data - 1) / layout.data
+    gathers = mine * (2 if work.remat else 1) * work.float_bytes
+    per_micro_batch = others * (gathers + trained * FP32)
+    copies = 2 * FP32 * trained / layout.fsdp * (layout.data - 1) / layout.data
     return micro_batches * per_micro_batch + copies
 
 

@@ -36,8 +36,20 @@ class MemoryPhase:
 
 
 def parameter_bytes(work: Workload, layout: MeshShape) -> float:
-    """Masters of the policy, fp32."""
-    return FP32 * costs.policy_parameters(work) / layout.param_shards
+    """Masters of what is trained, fp32."""
+    return FP32 * costs.trained_parameters(work) / layout.param_shards
+
+
+def frozen_bytes(work: Workload, layout: MeshShape) -> float:
+    """The frozen base of adapters, in its own type."""
+    if not work.adapters:
+        return 0.0
+    return work.frozen_bytes * work.model.num_parameters / layout.param_shards
+
+
+def moment_bytes(work: Workload, layout: MeshShape) -> float:
+    """Adam's two moments."""
+    return 2 * work.moment_bytes * costs.trained_parameters(work) / layout.param_shards
 
 
 def head_bytes(work: Workload) -> float:
@@ -46,9 +58,13 @@ def head_bytes(work: Workload) -> float:
 
 
 def state_bytes(work: Workload, layout: MeshShape) -> float:
-    """The train state: masters, two moments, value head, and the reference policy if kept."""
-    copies = 4 if work.reference else 3
-    return copies * parameter_bytes(work, layout) + head_bytes(work)
+    """The train state: masters, two moments, value head, and the reference policy if kept.
+
+    Beside it the frozen base, which is the reference's too.
+    """
+    masters = parameter_bytes(work, layout) * (2 if work.reference else 1)
+    moments = moment_bytes(work, layout)
+    return masters + moments + head_bytes(work) + frozen_bytes(work, layout)
 
 
 def branch_scores(work: Workload, layout: MeshShape, rows: int) -> float:
@@ -85,14 +101,18 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
     Of the MLP: gate, up, silu, their product and a cotangent; of attention the scores, their
     exponentials in both types and the mask; half a dozen arrays as wide as the residual stream.
     This layer's weights and the next one's are gathered, and this layer's gradient, in fp32, is on
-    its way to its shards.
+    its way to its shards. A frozen layer has none, and one that is whole here is not gathered.
     """
     model = work.model
     tokens = rows * work.row_tokens
     mlp = 5 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = 6 * tokens * model.hidden_size * work.float_bytes
     scores = 3.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
-    weights = costs.layer_matrices(model) / layout.tensor * (2 * work.float_bytes + FP32)
+    each = 2.0 * work.float_bytes + FP32
+    if work.adapters:
+        in_place = layout.fsdp == 1 and work.frozen_bytes == work.float_bytes
+        each = 0.0 if in_place else 2.0 * work.float_bytes
+    weights = costs.layer_matrices(model) / layout.tensor * each
     return mlp + stream + scores + weights
 
 
@@ -100,6 +120,8 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
     """The output head, gathered, and one chunk of scores with what becomes of it."""
     head = costs.vocabulary_matrix(work.model) / layout.tensor
     chunk = work.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
+    if backward and work.adapters:
+        return head * work.float_bytes + 3 * chunk
     if backward:
         return head * (work.float_bytes + FP32) + 3 * chunk
     return head * work.float_bytes + 2 * chunk

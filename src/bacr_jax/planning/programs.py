@@ -15,6 +15,7 @@ from jax.stages import Lowered
 from bacr_jax import parallel
 from bacr_jax.config import Config
 from bacr_jax.data.decode_rules import Automaton, DecodeRules
+from bacr_jax.learner import initial
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch
@@ -22,7 +23,7 @@ from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.learner.objective import TokenScores, loss_normalizers
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.methods import load_method
-from bacr_jax.model import qwen2
+from bacr_jax.model import adapters
 from bacr_jax.model.kv_cache import decode_params
 from bacr_jax.planning.workload import SUFFIX_TOKENS, branches_per_trace
 from bacr_jax.rollout import RolloutSpec, sampling_params, trunks
@@ -71,10 +72,9 @@ class Programs:
         self.mesh = parallel.make_mesh(self.layout, devices)
         self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
         self.key = jax.eval_shape(lambda: jax.random.key(0))
-        self.params = jax.eval_shape(
-            lambda k: policies.with_budget_module(k, self.policy, qwen2.init(k, shape)), self.key
-        )
-        self.head = jax.eval_shape(lambda k: policies.random_head(k, self.policy), self.key)
+        self.params = initial.abstract_params(self.policy)
+        self.frozen, self.trained = adapters.split(self.params)
+        self.head = jax.eval_shape(lambda k: initial.random_head(k, self.policy), self.key)
 
     def train(self) -> Lowered:
         """One update: gradients over micro-batches, one Adam step."""
@@ -82,7 +82,7 @@ class Programs:
         policy_tx = policy_optimizer(config.optimizer, 1000)
         head_tx = value_optimizer(config.value, config.optimizer, 1000)
         fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
-        state = jax.eval_shape(fresh, self.params, self.head)
+        state = jax.eval_shape(fresh, self.trained, self.head)
         state = _laid_out(state, parallel.shardings(state, self.mesh))
         if config.train.micro_batch_tokens is not None:
             return self._accumulation(state, config.train.micro_batch_tokens)
@@ -90,6 +90,7 @@ class Programs:
         return learning.train_step.lower(
             state,
             *self._batch_arguments(self._batch(rows)),
+            self._frozen(),
             spec=self.learner,
             policy_tx=policy_tx,
             head_tx=head_tx,
@@ -102,10 +103,15 @@ class Programs:
         positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
         batch = self._batch(Shapes(tokens, multiple=self.layout.row_shards).rows(positions, 0))
         totals = jax.eval_shape(functools.partial(loss_normalizers, spec=self.learner), batch)
-        given = (state, *self._batch_arguments(batch), _whole(totals, self.mesh))
+        arguments = self._batch_arguments(batch)
+        given = (state, *arguments, _whole(totals, self.mesh), self._frozen())
         earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
         earlier = _laid_out(earlier, parallel.shardings(earlier, self.mesh))
         return learning.accumulate.lower(earlier, *given, spec=self.learner)
+
+    def _frozen(self) -> Any:
+        """The base of the adapters, in its place."""
+        return _laid_out(self.frozen, parallel.shardings(self.frozen, self.mesh))
 
     def decode(self) -> Lowered:
         """One chunk of decoding with every slot in use and the whole cache in the window."""

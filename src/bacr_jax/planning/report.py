@@ -79,6 +79,9 @@ def _corrected_phases(
         state = train.arguments + train.outputs + reference
     if decode is not None:
         own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
+        if work.beside:
+            # Counted with the state.
+            own -= memory.frozen_bytes(work, layout)
     if compilation.exact and train is not None and decode is not None:
         # The sum of earlier gradients is given to the program of a micro-batch.
         earlier = memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0
@@ -142,7 +145,7 @@ def parts(plan: Plan) -> dict[str, float]:
     gradients = memory.gradient_bytes(work, layout)
     bytes_of = {
         "parameters": memory.parameter_bytes(work, layout),
-        "optimizer": 2 * memory.parameter_bytes(work, layout),
+        "optimizer": memory.moment_bytes(work, layout),
         "value_head": memory.head_bytes(work),
         "gradients": gradients,
         "activations": max(plan.phases["update"].temporaries - gradients, 0.0),
@@ -151,6 +154,8 @@ def parts(plan: Plan) -> dict[str, float]:
         "kv_cache": memory.kv_cache_bytes(work, layout),
         "decode_temporaries": plan.phases["rollout"].temporaries,
     }
+    if work.adapters:
+        bytes_of["frozen_base"] = memory.frozen_bytes(work, layout)
     if work.reference:
         bytes_of["reference"] = memory.parameter_bytes(work, layout)
     return bytes_of
@@ -277,6 +282,13 @@ def _largest(plan: Plan) -> str:
     return "; ".join(parts)
 
 
+def _adapters(work: Workload) -> str:
+    """What is trained beside the frozen base, and what the sampler reads."""
+    million = costs.trained_parameters(work) / 1e6
+    read = "the base where it lies" if work.beside else "a copy with the adapters merged in"
+    return f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
+
+
 def as_text(plan: Plan) -> str:
     """The plan for a terminal."""
     work, layout = plan.work, plan.layout
@@ -301,6 +313,8 @@ def as_text(plan: Plan) -> str:
             lines.append(f"  {meaning:52}{_size(phases[name].peak)}")
     lines += ["", *_verdict(plan)]
     lines.append(_largest(plan))
+    if work.adapters:
+        lines.append(_adapters(work))
     flops, moved = costs.step_flops(work), traffic(plan)
     lines += [
         "",

@@ -33,12 +33,14 @@ class Choice:
       micro_rows: train.micro_batch_rows.
       slots: rollout.slots.
       peak: bytes on one device at the worst moment.
+      beside: the sampler reads the frozen base of adapters where it lies (adapter.decode).
     """
 
     layout: MeshShape
     micro_rows: int
     slots: int
     peak: float
+    beside: bool = False
 
     def overrides(self, work: Workload) -> str:
         """The choice as config keys of a run that splits its updates as `work` does."""
@@ -53,6 +55,7 @@ class Choice:
             "mesh.decode_tensor": layout.decode_tensor,
             **micro,
             "rollout.slots": self.slots,
+            **({"adapter.decode": "beside"} if self.beside else {}),
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())
 
@@ -114,7 +117,8 @@ def suggest(
 
     Portions are the config's own where they fit, else the largest that do. Worth having: enough
     slots that decoding takes at most eight waves. If no layout has as many, the one with the most
-    slots is taken.
+    slots is taken. Adapters are merged into the sampler's copy where that fits, else it reads the
+    base where it lies.
 
     Args:
       work: sizes.
@@ -122,8 +126,21 @@ def suggest(
       limit: bytes per device.
       correction: of the temporaries.
     """
+    if work.adapters and not work.beside:
+        merged = _suggest(work, num_devices, limit, correction)
+        apart = dataclasses.replace(work, beside=True)
+        return merged or _suggest(apart, num_devices, limit, correction)
+    return _suggest(work, num_devices, limit, correction)
+
+
+def _suggest(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> Choice | None:
+    """The same with the sampler's copy as `work` has it."""
     best: Choice | None = None
     for layout in layouts(work, num_devices):
+        if work.beside and layout.fsdp > 1:
+            continue
         most = largest_micro_batch(work, layout, limit, correction)
         if work.rows % layout.row_shards or not most:
             continue
@@ -139,7 +156,7 @@ def suggest(
             _corrected(memory.rollout_phase(chosen, layout), correction.rollout),
             scoring,
         )
-        choice = Choice(layout, micro, slots, peak)
+        choice = Choice(layout, micro, slots, peak, work.beside)
         if slots * 8 >= work.rows:
             return choice
         if best is None or slots > best.slots:

@@ -7,15 +7,18 @@ the config allows is taken, so that a plan errs on the safe side.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bacr_jax.config import Config, budgets
+from bacr_jax.config.adapter import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.methods import Method, load_method
+from bacr_jax.model import adapters
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 
@@ -52,6 +55,10 @@ class Workload:
       logprob_chunk: tokens per chunk of the output head.
       remat: layers are recomputed in the backward pass.
       fused_attention: the trunk's attention never stores its scores (cuDNN).
+      adapters: numbers in low-rank adapters; 0: all weights are trained.
+      frozen_bytes: bytes of a number of their frozen base.
+      beside: the sampler reads that base where it lies, without a copy.
+      moment_bytes: bytes of a number in each of Adam's moments.
     """
 
     model: Qwen2Config
@@ -78,6 +85,10 @@ class Workload:
     logprob_chunk: int
     remat: bool
     fused_attention: bool
+    adapters: int = 0
+    frozen_bytes: int = 0
+    beside: bool = False
+    moment_bytes: int = 4
 
     @property
     def branch(self) -> int:
@@ -219,6 +230,18 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     return _workload(config, shape, source, load_method(config), layout), layout
 
 
+def _adapters(config: Config, shape: Qwen2Config) -> dict[str, Any]:
+    """What low-rank adapters change."""
+    rank, targets = config.adapter.rank, config.adapter.targets
+    if rank is None:
+        return {}
+    return {
+        "adapters": adapters.num_parameters(shape, rank=rank, targets=targets),
+        "frozen_bytes": 2 if param_dtype(config) == "bfloat16" else 4,
+        "beside": config.adapter.decode == "beside",
+    }
+
+
 def _workload(
     config: Config, shape: Qwen2Config, source: str, method: Method, layout: MeshShape
 ) -> Workload:
@@ -255,6 +278,8 @@ def _workload(
         logprob_chunk=model.logprob_chunk,
         remat=model.remat,
         fused_attention=model.attention == "cudnn" or (model.attention == "auto" and bfloat16),
+        moment_bytes=2 if config.optimizer.moment_dtype == "bfloat16" else 4,
+        **_adapters(config, shape),
     )
     if train.micro_batch_tokens is None:
         return work

@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import rewards
 from bacr_jax.advantages import correctness_from_value
 from bacr_jax.data.environment import Questions
-from bacr_jax.learner import policy as policies
-from bacr_jax.learner import train_step
+from bacr_jax.learner import initial, train_step
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.value_loss import read_values
 from bacr_jax.model import value
@@ -119,7 +118,7 @@ def fit_value(
     """
     spec = _spec(frozen, kind)
     policy = dataclasses.replace(frozen.policy, learner=spec)
-    head = policies.random_head(jax.random.key(seed), policy)
+    head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
     outcomes = drawn.by_answer.mean(-1)

@@ -15,6 +15,7 @@ from bacr_jax.data.prompts import format_for
 from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
+from bacr_jax.learner import initial
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
@@ -50,16 +51,16 @@ def initial_state(
     if run.config.warmup.steps:
         params = _warmed_up(run, keys[0], folder, progress, poll)
     else:
-        params = policies.initial_params(keys[0], run.policy, run.config.model.path)
+        params = initial.initial_params(keys[0], run.policy, run.config.model.path)
     run = dataclasses.replace(run, frozen=adapters.split(params)[0])
-    return run, init_state(run, params, policies.random_head(keys[1], run.policy))
+    return run, init_state(run, params, initial.random_head(keys[1], run.policy))
 
 
 def untrained_state(run: Run) -> RunState:
     """A state of the same shape and place as `initial_state`'s, to restore a checkpoint into."""
     keys = _keys(run)
-    params = policies.untrained_params(keys[0], run.policy)
-    return init_state(run, params, policies.random_head(keys[1], run.policy))
+    params = initial.untrained_params(keys[0], run.policy)
+    return init_state(run, params, initial.random_head(keys[1], run.policy))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +200,8 @@ def _warmed_up(
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             poll=poll,
         )
-    params = policies.with_budget_module(key, run.policy, params)
-    return policies.with_adapters(key, run.policy, params)
+    params = initial.with_budget_module(key, run.policy, params)
+    return initial.with_adapters(key, run.policy, params)
 
 
 def _accuracy(
