@@ -118,6 +118,7 @@ RUN = {
     "bacr report": lambda text: in_a_clone(text),
     "bacr generate": lambda text: in_a_clone(text),
     "python -m bacr_jax.export --run runs/quickstart": as_is,
+    "python -m bacr_jax.export --run runs/lora": as_is,
     "python -m bacr_jax.generate --model hf": as_is,
     "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
     "python -m bacr_jax.train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
