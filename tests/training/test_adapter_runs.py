@@ -3,11 +3,16 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
+from bacr_jax.model.hf import load_policy
+from bacr_jax.model.qwen2 import forward, logits, unstack
+from bacr_jax.report.exported_folder import export
+from bacr_jax.rollout import generate, sampling_params
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.open import read_params
 from bacr_jax.training.loop import Trainer
@@ -88,3 +93,55 @@ def test_another_base_is_refused(world, tmp_path):
     finally:
         weights.rename(tmp_path / "other" / "warmup")
         kept.rename(weights)
+
+
+def test_a_sampler_beside_the_base_says_what_a_merged_one_says(world):
+    """The same state, decoded both ways: greedy answers and their log-probabilities."""
+    _, settings, (_, (run, state)) = world
+    params = run.params(state.train)
+    apart = {**params, "layers": unstack(params["layers"], 2)}
+    prompts = run.environment.train.at(np.arange(4), np.full(4, 8))
+    budgets = np.full(4, 8, np.int32)
+    found = [
+        generate(
+            run.policy.decode_params(one),
+            prompts,
+            budgets,
+            budgets[:, None],
+            jax.random.key(0),
+            spec=run.policy.rollout,
+            rules=run.environment.rules,
+            sampling=sampling_params(0.0),
+            phi_of=run.policy.phi_of(one),
+        )
+        for one in (params, apart)
+    ]
+    np.testing.assert_array_equal(found[0].trunks.tokens, found[1].trunks.tokens)
+    np.testing.assert_allclose(found[0].trunks.logprobs, found[1].trunks.logprobs, atol=1e-4)
+
+
+def test_exports_merged_and_as_peft(world, tmp_path):
+    place, _, (_, (run, state)) = world
+    files = export(place / "run", tmp_path / "hf")
+    assert "budget.safetensors" in files
+    _, merged = load_policy(tmp_path / "hf")
+    tokens = jnp.arange(10).reshape(2, 5)
+    shape = run.policy.learner.model
+    scores = lambda params: logits(params, forward(params, tokens, config=shape))
+    whole = run.params(state.train)
+    np.testing.assert_allclose(scores(merged), scores(whole), atol=1e-4)
+    files = export(place / "run", tmp_path / "peft", adapter="peft")
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(files)
+    size = (tmp_path / "peft" / "adapter_model.safetensors").stat().st_size
+    assert size < 4 * sum(x.size for x in jax.tree.leaves(whole["adapter"])) + 8000
+
+
+def test_an_export_as_peft_needs_adapters(world, tmp_path):
+    place, _, _ = world
+    text = (place / "run/config.yaml").read_text()
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole/config.yaml").write_text(
+        "\n".join(line for line in text.splitlines()[1:]).replace("rank: 2", "rank: null")
+    )
+    with pytest.raises(UserError, match="--adapter peft: the run trained all weights"):
+        export(tmp_path / "whole", tmp_path / "peft", adapter="peft")
