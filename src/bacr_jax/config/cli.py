@@ -12,6 +12,8 @@ from bacr_jax.errors import UserError, printable
 
 # Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
 BAD_INPUT, FAILED = 2, 1
+# sysexits.h's EX_TEMPFAIL, of a command that was asked to stop: the same command goes on.
+STOPPED = 75
 # What a shell says of a command that SIGINT ended.
 INTERRUPTED = 130
 # The words of a command line; None: those of the process.

@@ -6,10 +6,11 @@ import time
 import types
 from typing import Any
 
+from bacr_jax.config.cli import STOPPED
 from bacr_jax.parallel import processes
 
-# sysexits.h's EX_TEMPFAIL: nothing is wrong, the same command goes on.
-EXIT_CODE = 75
+# Nothing is wrong, the same command goes on.
+EXIT_CODE = STOPPED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # `timeout` and some schedulers send one request twice, to the process and to its group.
 _SAME_REQUEST_SECONDS = 0.5

@@ -9,7 +9,6 @@ from pathlib import Path
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError
-from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 from bacr_jax.runs.progress import Progress, duration
 from bacr_jax.study import schedule
 from bacr_jax.study.plan import (
@@ -102,6 +101,8 @@ def run_study(
     study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, arguments: argparse.Namespace
 ) -> int:
     """Makes every cell that is not there, then tables and figures."""
+    # Imports JAX, which neither --help nor a listing needs.
+    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
     from bacr_jax.study.report import write_report
 
     missing = [run for run in runs if not paths.has_cell(run)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from bacr_jax.config.cli import STOPPED
 from bacr_jax.errors import UserError
-from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.files import read_lines
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Phase, Progress
@@ -210,7 +210,7 @@ class Scheduler:
             self.running.remove(one)
             self.shares.append(one.share)
             code = one.process.returncode
-            if code and not (self.stopping and code == EXIT_CODE):
+            if code and not (self.stopping and code == STOPPED):
                 self.failed[one.run.id] = code
         return [one.run for one in ended]
 
