@@ -316,7 +316,7 @@ def evaluate(
     from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
 
-    saved = open_policy(arguments.run, arguments.model, arguments.step)
+    saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
     config, left_out = without_missing(settle(arguments, saved.config))
     saved = saved.under(config)
