@@ -24,7 +24,16 @@ copyright, version, release = author, __version__, __version__
 # nowhere here is a warning, and a warning is an error.
 CONTENTS = {
     "Start": ["../README", "quickstart", "notebook", "data", "runs", "report"],
-    "Train": ["methods", "told", "configuration", "metrics", "devices", "scaling", "performance"],
+    "Train": [
+        "recipes",
+        "methods",
+        "told",
+        "configuration",
+        "metrics",
+        "devices",
+        "scaling",
+        "performance",
+    ],
     "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
     "Serve": ["serving"],
     "The paper": ["equations", "paper", "theory"],

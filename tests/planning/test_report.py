@@ -110,9 +110,9 @@ def test_a_shorter_budget_is_named_where_it_fits_and_is_a_config():
     assert budget == 2048 and f"What would fit here: {' '.join(keys)} (" in as_text(plan)
     overrides = [model, *keys, *choice.overrides(workload(model)).split()]
     config_io.check(config_io.load([SEVEN], overrides))
-    portions = [key for key in overrides if not key.startswith("mesh.")]
-    again = planned(*portions, gib=gib, layout=choice.layout)
-    assert again.fits and again.peak == choice.peak
+    of_choice = {"micro_rows": choice.micro_rows, "slots": choice.slots}
+    shorter = workload(model, thinking=budget, eval_thinking=budget, **of_choice)
+    assert memory.update_phase(shorter, one).peak <= choice.peak <= 34.3 * GIB
 
 
 @pytest.mark.parametrize("memory_gib", [24, 4])
