@@ -23,17 +23,8 @@ copyright, version, release = author, __version__, __version__
 # Captions of the table of contents, and their pages in the order of reading. A page that stands
 # nowhere here is a warning, and a warning is an error.
 CONTENTS = {
-    "Start": ["../README", "quickstart", "notebook", "data", "runs", "report"],
-    "Train": [
-        "recipes",
-        "methods",
-        "told",
-        "configuration",
-        "metrics",
-        "devices",
-        "scaling",
-        "performance",
-    ],
+    "Start": ["../README", "quickstart", "recipes", "notebook", "data", "runs", "report"],
+    "Train": ["methods", "told", "configuration", "metrics", "devices", "scaling", "performance"],
     "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
     "Serve": ["serving"],
     "The paper": ["equations", "paper", "theory"],

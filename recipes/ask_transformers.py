@@ -1,7 +1,7 @@
 """Asks an exported folder in plain transformers, as somebody would who has no bacr_jax.
 
-`python recipes/ask_transformers.py --model HFDIR --budget 8 "question"` prints the response and how many
-tokens it has.
+`python recipes/ask_transformers.py --model HFDIR --budget 8 "question"` prints the response and how
+many tokens it has.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """A Hugging Face folder with the shape of Qwen2.5-0.5B-Instruct and random weights.
 
-`python recipes/random_weights.py --tokenizer DIR --out HFDIR` writes it with transformers and torch, as
-the published folder was written: bfloat16, tied embeddings, the tokenizer beside the weights.
+`python recipes/random_weights.py --tokenizer DIR --out HFDIR` writes it with transformers and
+torch: bfloat16, tied embeddings, the tokenizer beside the weights.
 """
 
 import argparse

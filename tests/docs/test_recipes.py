@@ -1,4 +1,4 @@
-"""The recipes: syntax, what they would run, and a page with each config's numbers as `plan` has them."""
+"""The recipes: syntax, what they would run, and a page that has one for each config."""
 
 import importlib
 import os

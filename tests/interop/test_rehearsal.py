@@ -89,10 +89,9 @@ def test_budgets_were_held_in_the_evaluation(rehearsed):
 
 def test_the_export_says_the_same_in_transformers_and_here(rehearsed):
     """Greedily, under a budget of 8, from the same float32 weights."""
+    asked = r"ask_transformers\.py [^\n]*\n(.*)\n\[budget 8, \d+ tokens"
     theirs, ours = re.search(
-        r"ask_transformers\.py [^\n]*\n(.*)\n\[budget 8, \d+ tokens[^\n]*\n[^\n]*generate [^\n]*\n(.*)",
-        rehearsed[1],
-        re.DOTALL,
+        asked + r"[^\n]*\n[^\n]*bacr_jax\.generate [^\n]*\n(.*)", rehearsed[1], re.DOTALL
     ).groups()
     thinking = int(re.search(r"\[(\d+) thinking tokens", ours)[1])
     assert thinking <= 8
