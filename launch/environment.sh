@@ -7,27 +7,44 @@ die() {
   exit 2
 }
 
-# a100 or hopper, after the first GPU of this machine.
+# What --gpu may say, for messages.
+gpu_names="a100, hopper, blackwell, pcie, geforce or a card of plan --device"
+
+# The settings' name (launch/*.env) for the first GPU of this machine.
 detect_gpu() {
   local name
   name="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)"
   case "$name" in
     *A100*) echo a100 ;;
     *H100* | *H200* | *H800* | *GH200*) echo hopper ;;
-    "") die "--gpu: nvidia-smi names no GPU here; write --gpu a100 or --gpu hopper" ;;
-    *) die "--gpu: no settings for '$name'; write --gpu a100 or --gpu hopper, the nearer one" ;;
+    *B200*) echo blackwell ;;
+    *GeForce*) echo geforce ;;
+    *" A10" | *" L4" | *" L40S" | *"RTX A6000") echo pcie ;;
+    "") die "--gpu: nvidia-smi names no GPU here; write $gpu_names" ;;
+    *) die "--gpu: no settings for '$name'; write the nearest of $gpu_names" ;;
+  esac
+}
+
+# The settings' name for what --gpu says: that name itself, or a card as `plan --device` calls it.
+settings_of() {
+  case "$1" in
+    a100 | hopper | blackwell | pcie | geforce) echo "$1" ;;
+    a100-*) echo a100 ;;
+    h100 | h200) echo hopper ;;
+    b200) echo blackwell ;;
+    a10 | l4 | l40s | a6000) echo pcie ;;
+    rtx-4090 | rtx-5090) echo geforce ;;
+    *) die "--gpu: found '$1'; write $gpu_names" ;;
   esac
 }
 
 # Reads the settings of $1 and exports them. XLA takes the last of two equal flags, so flags that
 # were set before stand behind ours and win.
 load_environment() {
-  case "$1" in
-    a100 | hopper) ;;
-    *) die "--gpu: found '$1'; write a100 or hopper" ;;
-  esac
+  local settings
+  settings="$(settings_of "$1")"
   # shellcheck source=/dev/null
-  . "$launch_dir/$1.env"
+  . "$launch_dir/$settings.env"
   if [ "${BACR_DETERMINISTIC:-0}" = 1 ]; then
     # Sums in a fixed order and no timing of kernels at the start: two runs agree bit for bit, at
     # the price of slower scatters (the embedding's gradient) and attention.

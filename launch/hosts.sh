@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several machines without Slurm: run this on every one of them, one process each.
 #
-#   launch/hosts.sh --coordinator HOST:PORT --processes N --process-id I [--gpu a100|hopper]
+#   launch/hosts.sh --coordinator HOST:PORT --processes N --process-id I [--gpu NAME]
 #       [--dry-run] --config F [key.sub=value ...]
 #
 #   --coordinator  machine 0 and a free port on it, the same everywhere

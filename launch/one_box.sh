@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # One machine, one process, all its GPUs.
 #
-#   launch/one_box.sh [--gpu a100|hopper] [--gpus N] [--dry-run] --config F [key.sub=value ...]
+#   launch/one_box.sh [--gpu NAME] [--gpus N] [--dry-run] --config F [key.sub=value ...]
 #
-#   --gpu      settings to use (launch/*.env); found out by nvidia-smi if not given
+#   --gpu      settings to use: a100, hopper, blackwell, pcie, geforce (launch/*.env), or a card as
+#              `plan --device` calls it; found out by nvidia-smi if not given
 #   --gpus     use the first N GPUs only
 #   --dry-run  print the settings and the command that would run, and do nothing
 # All else goes to `python -m bacr_jax.train`. PYTHON chooses another interpreter,

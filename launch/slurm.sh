@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several nodes under Slurm: one process per node, which drives all GPUs of its node.
 #
-#   sbatch --nodes 2 --gpus-per-node 8 launch/slurm.sh [--gpu a100|hopper] [--dry-run] \
+#   sbatch --nodes 2 --gpus-per-node 8 launch/slurm.sh [--gpu NAME] [--dry-run] \
 #       [--container-image IMAGE [--container-mounts A:B,...]] --config F [key.sub=value ...]
 #
 #   --gpu               settings to use (launch/*.env); by nvidia-smi on the first node if not given

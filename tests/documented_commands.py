@@ -11,7 +11,7 @@ SHELLS = ("bash", "sh", "shell", "console")
 # How a command begins, outside a block that says it holds commands.
 STARTS = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|bacr|pip|pytest|ruff|mypy|pre-commit|sphinx-build|sbatch|srun"
-    r"|wandb|kubectl|docker|cp|mkdir|for|\.ci/run|launch/\S+)(?: |$)"
+    r"|wandb|kubectl|docker|cp|mkdir|for|\.ci/run|launch/\S+|recipes/\S+)(?: |$)"
 )
 
 
@@ -158,6 +158,7 @@ NOT_RUN = {
     "sbatch": "cluster",
     "kubectl": "cluster",
     "launch/": "cluster",
+    "recipes/": "minutes; the rehearsal has a slow test of its own, their dry runs a quick one",
     "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
     "python -m bacr_jax.study": "hours",
     "python -m bacr_jax.data --show-prompts": "weights",
@@ -168,6 +169,9 @@ NOT_RUN = {
     "python -m bacr_jax.data --inspect": "data of the reader's own",
     "python -m bacr_jax.evaluate --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.report --run runs/mine": "a run of the reader's own",
+    "python -m bacr_jax.evaluate --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.evaluate --model": "weights",
     "python -m bacr_jax.generate --model": "weights",
 }

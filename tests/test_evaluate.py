@@ -117,6 +117,29 @@ def test_an_interrupted_evaluation_continues_to_the_same_results(
         assert (out / name).read_bytes() == (finished / name).read_bytes()
 
 
+def test_a_model_of_the_hub_is_got_when_asked_and_called_by_its_name(model, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.chdir(tmp_path)
+    kept = model.rename(model.with_name("0123abc"))
+    asked = []
+    get = lambda name, **how: asked.append((name, how["local_files_only"])) or kept
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", get)
+    try:
+        assert run("Qwen/Tiny", tmp_path / "out", "--download") == 0
+    finally:
+        kept.rename(model)
+    assert asked == [("Qwen/Tiny", False)]
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["name"] == "Tiny"
+
+
+def test_a_model_of_the_hub_that_is_not_here_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    line = refusal(capsys, "--model", "Qwen/Tiny", *OPTIONS)
+    assert "--model: found 'Qwen/Tiny'" in line and "add --download to get it" in line
+
+
 def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch):
     before = (finished / "results.json").read_bytes()
     monkeypatch.setattr(job, "draw_samples", lambda *a, **k: pytest.fail("drew again"))

@@ -50,6 +50,19 @@ def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, 
     assert len(parts) == 3 and parts[1] == short
 
 
+def test_a_model_of_the_hub_is_got_when_asked(capsys, model, question, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **how: model)
+    told = ask(capsys, "Qwen/Tiny", "--download", "--budget", "4", question)
+    assert told == ask(capsys, model, "--budget", "4", question)
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    code, _, error = ask(capsys, "Qwen/Tiny", "--budget", "4", question)
+    assert code == 2 and "--model: found 'Qwen/Tiny'" in error and "add --download" in error
+
+
 def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, model, question):
     found = []
 

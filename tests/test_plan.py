@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import hf_world
 from bacr_jax import __main__, plan
 from bacr_jax.errors import UserError
 from bacr_jax.planning import compiling
@@ -74,6 +75,29 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, wanted):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
     assert line in err
+
+
+def test_the_shape_of_a_model_of_the_hub_is_got_when_asked(capsys, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked, kept = [], tmp_path / "0123abc"
+
+    def snapshot(name, **how):
+        asked.append((how["allow_patterns"], how["local_files_only"]))
+        return kept
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    keys = ("model.path=somebody/else",)
+    code, _, error = run(capsys, *keys)
+    assert code == 2 and "add --download to get its config.json" in error
+    hf_world.make_folder(kept)
+    one = ("--devices", "1", "--download")
+    assert as_json(capsys, *one, *keys)["model"] == f"{kept}/config.json"
+    assert asked == [(["config.json"], True), (["config.json"], False)]
+    # A released model is known by its name.
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    assert "after the name" in as_json(capsys, "model.path=Qwen/Qwen2.5-7B")["model"]
 
 
 def test_a_config_is_needed(capsys):

@@ -250,12 +250,15 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     if arguments.budgets is not None:
         budgets, no_budget = _budgets(arguments.budgets, config.budget.levels)
     sets = tuple(arguments.data) or config.data.eval
+    asked = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
+    # A set that somebody names is wanted, whatever the run did without.
+    missing = config.data.eval_missing if asked or not arguments.data else "refuse"
     # What is trained on chooses prompt format and grader; a bare model takes them from the set.
     train = config.data.train if arguments.run is not None else sets[0]
     config = dataclasses.replace(
         config,
         seed=config.seed if arguments.seed is None else arguments.seed,
-        data=dataclasses.replace(config.data, train=train, eval=sets),
+        data=dataclasses.replace(config.data, train=train, eval=sets, eval_missing=missing),
         rollout=dataclasses.replace(config.rollout, slots=arguments.slots),
         eval=EvalConfig(
             every=None,
@@ -306,15 +309,16 @@ def evaluate(
       arguments: as `parse` gives them.
       poll: called regularly; raises to leave, after which the same arguments continue.
     """
+    from bacr_jax.data.missing import without_missing
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
     from bacr_jax.report.evaluation import write_tables
     from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
 
-    saved = open_policy(arguments.run, arguments.model, arguments.step)
+    saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
-    config = settle(arguments, saved.config)
+    config, left_out = without_missing(settle(arguments, saved.config))
     saved = saved.under(config)
     train, missing = training_set(arguments, config)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
@@ -330,8 +334,8 @@ def evaluate(
     )
     with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
         progress.say(f"evaluating {work.name}; everything goes to {out}")
-        if missing:
-            progress.say(missing)
+        for line in (*left_out, *filter(None, [missing])):
+            progress.say(line)
         results = job.run(work, folder, progress, poll)
         for table in write_tables(out, results):
             progress.say(table)

@@ -147,6 +147,8 @@ def open_session(
     model: Path | None,
     step: int | str | None = None,
     overrides: Sequence[str] = (),
+    *,
+    download: bool = False,
 ) -> "Session":
     """A policy on disk, ready to be asked.
 
@@ -155,13 +157,14 @@ def open_session(
       model: Hugging Face folder, if it is no run.
       step: checkpoint of the run: a number, or "best"; None: the newest.
       overrides: `key.sub=value` for how questions are read and answered.
+      download: gets a model that is not in the hub's cache.
 
     Raises:
       UserError: no policy there, or settings that can't be used.
     """
     from bacr_jax.runs.open import open_policy
 
-    saved = open_policy(run, model, step)
+    saved = open_policy(run, model, step, download=download)
     config = config_io.override(saved.config, overrides)
     check_ranges(config)
     for fault in level_problems(config):
@@ -362,7 +365,8 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
       UserError: the policy, a question or a budget can't be used.
       Stopped: Ctrl-C, where nobody can ask another question.
     """
-    session = open_session(arguments.run, arguments.model, arguments.step, arguments.overrides)
+    a = arguments
+    session = open_session(a.run, a.model, a.step, a.overrides, download=a.download)
     budgets = budgets_of(session, arguments.budget, "--budget")
     asking = Asking(budgets, arguments.temperature, arguments.top_p, arguments.seed)
     if arguments.question is not None:

@@ -74,6 +74,12 @@ def _parser(known_devices: Sequence[str]) -> Parser:
         help="compile the real programs with XLA's GPU compiler (extra `plan`; without it with the "
         "CPU compiler), with the CPU compiler, or not at all: arithmetic only, a second",
     )
+    add(
+        "--download",
+        action="store_true",
+        help="get the config.json of a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub "
+        "if it is not in its cache; the weights are not needed",
+    )
     add("--json", action="store_true", help="print one JSON object")
     add("overrides", nargs="*", metavar="key.sub=value")
     return parser
@@ -108,6 +114,7 @@ def parse(argv: Sequence[str] | None) -> PlanRequest:
     from bacr_jax.methods.registry import problems
 
     config_io.check(config, also=problems)
+    config = with_local_shape(config, download=arguments.download)
     return PlanRequest(
         config=config,
         num_devices=num_devices,
@@ -116,6 +123,32 @@ def parse(argv: Sequence[str] | None) -> PlanRequest:
         compiler=arguments.compile,
         as_json=arguments.json,
     )
+
+
+def with_local_shape(config: Config, *, download: bool) -> Config:
+    """The config with the folder of the hub's cache in place of a model's name, where it has one.
+
+    Released models are known by their names, so that nothing need be there.
+
+    Args:
+      config: the settings.
+      download: gets a shape that is not in the cache.
+
+    Raises:
+      UserError: a shape that was asked for and can't be had.
+    """
+    from bacr_jax.model.hf.hub import is_hub_name, local_folder
+
+    path = config.model.path
+    if path is None or not is_hub_name(path):
+        return config
+    try:
+        found = local_folder(path, download=download, where="model.path", weights=False)
+    except UserError:
+        if download:
+            raise
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=found))
 
 
 # A thousand times the memory of any GPU.

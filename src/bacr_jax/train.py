@@ -19,7 +19,15 @@ from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
-from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
+from bacr_jax.runs.folder import (
+    Resume,
+    RunFolder,
+    RunPaths,
+    check_run_folder,
+    follow_run,
+    open_run,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
@@ -88,6 +96,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     config, allowed = config_io.load(arguments.config, arguments.overrides), arguments.allow_change
     check(config, allowed)
     config = with_local_model(config, download=arguments.download)
+    config = with_sets_that_are_there(config)
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
 
@@ -137,6 +146,24 @@ def with_local_model(config: Config, *, download: bool) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
 
 
+def with_sets_that_are_there(config: Config) -> Config:
+    """The config without the evaluation sets that data.eval_missing leaves out; says which.
+
+    Raises:
+      UserError: none is there, or one is gone that the run to go on with has evaluated.
+    """
+    from bacr_jax.data.missing import without_missing
+
+    path, begun = run_path(config), None
+    # Whatever keeps it from being read is said where the folder is opened.
+    with contextlib.suppress(UserError, OSError, ValueError):
+        begun = read_config(RunPaths(path).config)
+    config, lines = without_missing(config, begun, path)
+    for line in lines:
+        print(line, flush=True)
+    return config
+
+
 def check_inputs(config: Config, resume: Resume, allowed: Sequence[str]) -> None:
     """What training would refuse before it uses a device: folders, data, tokenizer, model.
 
@@ -175,6 +202,13 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     path = run_path(config)
     if not processes.join():
         return open_run(path, config, resume=resume, allowed=allowed)
+    sets = ", ".join(config.data.eval)
+    of_first = processes.text_from_first(sets)
+    if sets != of_first:
+        raise UserError(
+            f"data.eval: the first process finds {of_first}, this one {sets}; write a data.dir "
+            "that all machines see"
+        )
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)
@@ -330,7 +364,7 @@ def run(
         config = config_io.load(files)
     config = config_io.override(config, overrides)
     check(config, allow_change)
-    config = with_local_model(config, download=False)
+    config = with_sets_that_are_there(with_local_model(config, download=False))
     make_reproducible(config)
     quieten_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:

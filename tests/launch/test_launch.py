@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.planning.devices import MEMORY_FRACTION
+from bacr_jax.planning.devices import DEVICES, MEMORY_FRACTION
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = ("one_box.sh", "slurm.sh", "hosts.sh")
@@ -136,7 +136,24 @@ def test_runs_that_agree_bit_for_bit_are_asked_for():
     assert deterministic in dry_run(*common, BACR_DETERMINISTIC="1")[0]["XLA_FLAGS"]
 
 
-@pytest.mark.parametrize("gpu", ["a100", "hopper"])
+@pytest.mark.parametrize("card", DEVICES)
+def test_every_card_that_can_be_planned_has_settings_of_its_own_kind(card, tmp_path):
+    """By the name that `plan` has for it, and by the name that its driver has."""
+    named, _ = dry_run("one_box.sh", "--gpu", card, "--config", "c", HOME="/h")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho '{DEVICES[card].name}'\n")
+    smi.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    found, _ = dry_run("one_box.sh", "--config", "c", HOME="/h", PATH=path)
+    assert found == named
+    assert named["XLA_PYTHON_CLIENT_MEM_FRACTION"] == str(MEMORY_FRACTION)
+    # No direct access among GeForce cards; one queue is for Ampere's and Hopper's large cards.
+    assert ("NCCL_P2P_DISABLE" in named) == card.startswith("rtx-")
+    large = card.startswith(("a100", "h100", "h200"))
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in named) == large
+
+
+@pytest.mark.parametrize("gpu", ["a100", "hopper", "blackwell", "geforce"])
 def test_xla_knows_the_flags(gpu):
     settings, _ = dry_run("one_box.sh", "--gpu", gpu, "--config", "c", BACR_DETERMINISTIC="1")
     # XLA ends the process at an unknown flag, on any backend.
@@ -153,7 +170,11 @@ def test_xla_knows_the_flags(gpu):
     ("script", "arguments", "line"),
     [
         ("one_box.sh", ["--gpu", "a100"], "nothing to run"),
-        ("one_box.sh", ["--gpu", "v100", "--config", "c"], "write a100 or hopper"),
+        (
+            "one_box.sh",
+            ["--gpu", "v100", "--config", "c"],
+            "found 'v100'; write a100, hopper",
+        ),
         ("one_box.sh", ["--gpu", "a100", "--gpus", "0", "--config", "c"], "1 or more"),
         ("one_box.sh", ["--config", "c", "--gpu"], "a value is missing"),
         ("slurm.sh", ["--gpu", "a100", "--config", "c"], "not in a Slurm job"),

@@ -62,15 +62,21 @@ def checkpoint_step(text: str) -> int | str:
 
 
 def add_saved_policy(parser: argparse.ArgumentParser) -> None:
-    """Options that name a policy on disk: --run with --step, or --model."""
+    """Options that name a policy: --run with --step, or --model with --download."""
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="run folder")
-    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder, instead of --run")
+    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder or name, instead of --run")
     add(
         "--step",
         type=checkpoint_step,
         metavar="N",
         help=f"checkpoint of the run, or `{BEST}`; the newest by default",
+    )
+    add(
+        "--download",
+        action="store_true",
+        help="get a --model such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not in its "
+        "cache",
     )
 
 
@@ -84,6 +90,8 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
         raise UserError("command line: write --run DIR or --model HFDIR")
     if arguments.model is not None and arguments.step is not None:
         raise UserError("--step: only a run has steps; leave it out")
+    if arguments.run is not None and arguments.download:
+        raise UserError("--download: a run holds its weights; leave it out")
 
 
 def whole_number(text: str, *, most: int) -> int | None:

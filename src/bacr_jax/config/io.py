@@ -52,6 +52,13 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
         False: "conditioning.told=nothing",
     }
 }
+# Keys that came after runs had been fingerprinted: at their defaults they change no fingerprint.
+_LATER = frozenset(
+    {
+        *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype"),
+        *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
+    }
+)
 
 
 @functools.cache
@@ -182,6 +189,7 @@ def fingerprint(config: Config, *sections: str) -> str:
         name: value
         for name, value in flatten(config).items()
         if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
+        if name not in _LATER or value != schema()[name].value
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -122,6 +122,9 @@ class DataConfig:
     eval: tuple[str, ...] = key(
         ("ledger",), "evaluation sets, alike (gsm8k, math, math500, aime24, minerva_math, jsonl ..)"
     )
+    eval_missing: Literal["skip", "refuse"] = key(
+        "refuse", "a set of data.eval that can't be had; skip: it is left out with a line"
+    )
     dir: str = key(".", "folder that relative paths of sets start from")
     question_column: str | None = key(None, "question column of a jsonl/parquet/csv set")
     answer_column: str | None = key(None, "answer column of a jsonl/parquet/csv set")

@@ -23,6 +23,7 @@ from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
 from bacr_jax.data.groups import check_levels
 from bacr_jax.data.ledger import Split, ledger_tokenizer
+from bacr_jax.data.missing import lines_about_missing
 from bacr_jax.data.prepare import prepare
 from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.sources import SOURCES
@@ -222,6 +223,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
       UserError: the set, the tokenizer or an override can't be used; what a run that trains on
         the set would be told about it, with the same words, is said after what there is to show.
     """
+    own = options.inspect is None
     config = _config(options)
     split: Split = options.split or ("test" if options.against else "train")
     questions = load_questions(options.inspect, config.data, config.seed, split)
@@ -239,6 +241,8 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
         yield from shown_prompts(config, style, questions, tokenizer, count=options.show_prompts)
         return
     yield from report(questions, config, against=against, tokenizer=tokenizer)
+    if own:
+        yield from lines_about_missing(config)
     if split == "train":
         check_levels(questions.levels, config.data)
 

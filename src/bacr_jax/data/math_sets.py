@@ -15,7 +15,8 @@ from jaxtyping import Int
 from bacr_jax.config import DataConfig
 from bacr_jax.data.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
 from bacr_jax.data.question_set import LeftOut, QuestionSet
-from bacr_jax.data.tables import Row, columns, read_rows
+from bacr_jax.data.sources import SOURCES
+from bacr_jax.data.tables import NotThere, Row, columns, read_rows
 from bacr_jax.errors import UserError, printable
 from bacr_jax.grading import parse_reference
 from bacr_jax.grading.extract import last_box
@@ -108,7 +109,13 @@ def load_table(
     if not path:
         raise UserError(f"{name}: found no path; write {name}:PATH")
     layout = _layout(name, config)
-    rows = read_rows(path, base=config.dir, split=split, any_split=layout.any_split, where=where)
+    try:
+        rows = read_rows(
+            path, base=config.dir, split=split, any_split=layout.any_split, where=where
+        )
+    except NotThere as error:
+        command = how_to_get(where, config.dir)
+        raise UserError(f"{error}; {command} gets it" if command else str(error)) from None
     present = columns(rows)
     question = _column(present, layout.question, where, "question", name)
     answers = [column for column in layout.answer if column in present]
@@ -146,6 +153,19 @@ def load_table(
         relative_tolerance=layout.relative_tolerance,
         note=layout.note,
     )
+
+
+def how_to_get(spec: str, folder: str) -> str:
+    """The command that puts a public set where a config looks for it; empty: none does.
+
+    Args:
+      spec: NAME:PATH.
+      folder: data.dir.
+    """
+    name, _, path = spec.partition(":")
+    splits = SOURCES[name].rows if name in SOURCES else ()
+    written = [f"{name}/{split}.jsonl" for split in splits]
+    return f"python -m bacr_jax.data --prepare {folder} {name}" if path in written else ""
 
 
 def _layout(name: str, config: DataConfig) -> Layout:

@@ -28,6 +28,19 @@ _HUB_NAME = re.compile(
 )
 
 
+class NotThere(UserError):
+    """A set that can't be had: no file is there, or the hub does not give it.
+
+    Attributes:
+      what: what was found instead, without the set's name and without advice.
+    """
+
+    def __init__(self, where: str, what: str, advice: str):
+        """Takes the parts of the message."""
+        super().__init__(f"{where}: {what}; {advice}")
+        self.what = what
+
+
 def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Row]:
     """Rows of a set.
 
@@ -42,22 +55,34 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
       Rows in the order of the files (by name) and of the lines in them.
 
     Raises:
-      UserError: nothing there, files that can't be read, or no row in them.
+      NotThere: nothing is there.
+      UserError: files that can't be read, or no row in them.
     """
-    local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
-    if local.is_dir():
-        files = _files_of(local, split, any_split, where)
-    elif local.is_file():
-        files = [local]
-    else:
-        raise UserError(
-            f"{where}: no file or folder {str(local)!r}; write a path, or hf://OWNER/NAME for a "
-            "dataset of the hub"
-        )
+    local = find(path, base=base, where=where)
+    files = _files_of(local, split, any_split, where) if local.is_dir() else [local]
     rows = [row for file in files for row in _read(file, where)]
     if not rows:
         raise UserError(f"{where}: found no row in {_names(files, local)}; write a set with rows")
     return rows
+
+
+def find(path: str, *, base: str, where: str) -> Path:
+    """The file or folder of a set; what the hub has and its cache has not is downloaded.
+
+    Args:
+      path: as `read_rows` takes it.
+      base: folder that a relative path starts from.
+      where: the set in the user's words, for messages.
+
+    Raises:
+      NotThere: nothing is there, or the hub does not give it.
+      UserError: no path at all, or the hub's library is not installed.
+    """
+    local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
+    if not local.is_dir() and not local.is_file():
+        advice = "write a path, or hf://OWNER/NAME for a dataset of the hub"
+        raise NotThere(where, f"no file or folder {str(local)!r}", advice)
+    return local
 
 
 def _local(path: str, base: str, where: str) -> Path:
@@ -132,9 +157,10 @@ def _download(path: str, where: str) -> Path:
     # Its errors come from several libraries: no network, no such name, no permission, a full disk.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{where}: can't get {match['repo']!r} from the hub ({reason}); check the name and the "
-            "network, or write the path of a downloaded copy"
+        raise NotThere(
+            where,
+            f"can't get {match['repo']!r} from the hub ({reason})",
+            "check the name and the network, or write the path of a downloaded copy",
         ) from None
     return Path(root) / inside
 

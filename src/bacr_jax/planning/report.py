@@ -32,8 +32,10 @@ class Plan:
       max_micro_batch: the most rows per gradient accumulation step that fit.
       max_slots: the most rows decoded together that fit.
       suggestion: what would fit on these devices, if the config does not; else None.
-      larger: what would fit on more such devices, if nothing fits on these.
       smaller: a smaller model that fits on these devices, and how, if this one does not.
+      shorter: a smaller largest budget that fits on these devices, and how, likewise.
+      larger: what would fit on more such devices, if nothing fits on these.
+      card: the known device with the least memory on as many of which it fits, likewise.
     """
 
     work: Workload
@@ -45,8 +47,10 @@ class Plan:
     max_micro_batch: int
     max_slots: int
     suggestion: Choice | None = None
-    larger: Choice | None = None
     smaller: tuple[str, Choice] | None = None
+    shorter: tuple[int, Choice] | None = None
+    larger: Choice | None = None
+    card: tuple[str, Choice] | None = None
 
     @property
     def limit(self) -> float:
@@ -134,9 +138,24 @@ def make_plan(
     larger = (suggest_on(layout.num_devices * factor) for factor in LARGER)
     return dataclasses.replace(
         plan,
-        larger=next((choice for choice in larger if choice is not None), None),
         smaller=search.smaller_model(work, layout.num_devices, limit, correction),
+        shorter=search.shorter_budget(work, layout.num_devices, limit, correction),
+        larger=next((choice for choice in larger if choice is not None), None),
+        card=_larger_card(work, layout.num_devices, memory_gib, correction),
     )
+
+
+def _larger_card(
+    work: Workload, num_devices: int, memory_gib: float, correction: Correction
+) -> tuple[str, Choice] | None:
+    """The device with the least memory above this on which a run fits, and how; None: none."""
+    for name, device in sorted(DEVICES.items(), key=lambda item: item[1].memory_gib):
+        if device.memory_gib > memory_gib:
+            limit = device.memory_gib * GIB * MEMORY_FRACTION
+            choice = search.suggest(work, num_devices, limit, correction)
+            if choice is not None:
+                return name, choice
+    return None
 
 
 def parts(plan: Plan) -> dict[str, float]:
@@ -194,9 +213,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
     flops = costs.step_flops(plan.work)
     seconds = predictions(plan)
     work = plan.work
-    smaller = None
-    if plan.smaller is not None:
-        smaller = {"model.preset": plan.smaller[0], **_choice(plan.smaller[1], work)}
+    named = lambda key, found: found and {key: found[0], **_choice(found[1], work)}
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -230,8 +247,10 @@ def as_object(plan: Plan) -> dict[str, Any]:
             name: round(one.seconds, 1) for name, one in plan.compilation.programs.items()
         },
         "suggestion": plan.suggestion and _choice(plan.suggestion, work),
+        "smaller_model": named("model.preset", plan.smaller),
+        "shorter_budget": named("budget.max", plan.shorter),
         "more_devices": plan.larger and _choice(plan.larger, work),
-        "smaller_model": smaller,
+        "larger_card": named("device", plan.card),
     }
 
 
@@ -257,15 +276,29 @@ def _verdict(plan: Plan) -> list[str]:
     if plan.suggestion is not None:
         return lines + _shown("What would fit here", plan.suggestion, plan.work)
     lines.append(
-        f"No mesh, micro-batch and number of slots fits {plan.layout.num_devices} of these."
+        f"No mesh, micro-batch and number of slots fits {plan.layout.num_devices} of these, not "
+        "even one row a device."
     )
-    if plan.larger is not None:
-        count = plan.larger.layout.num_devices
-        lines += _shown(f"What would fit on {count} of them", plan.larger, plan.work)
+    return lines + _changes(plan)
+
+
+def _changes(plan: Plan) -> list[str]:
+    """What would fit if something else were changed: the model, the budget, the devices."""
+    lines, work = [], plan.work
     if plan.smaller is not None:
         name, choice = plan.smaller
-        lines += _shown(f"What would fit here: model.preset={name}", choice, plan.work)
-    return lines
+        lines += _shown(f"What would fit here: model.preset={name}", choice, work)
+    if plan.shorter is not None:
+        budget, choice = plan.shorter
+        keys = f"budget.max={budget} eval.budgets=[{budget}]"
+        lines += _shown(f"What would fit here: {keys}", choice, work)
+    if plan.larger is not None:
+        count = plan.larger.layout.num_devices
+        lines += _shown(f"What would fit on {count} of them", plan.larger, work)
+    if plan.card is not None:
+        name, choice = plan.card
+        lines += _shown(f"What would fit on as many {name}", choice, work)
+    return lines or ["No smaller model, shorter budget, more or larger known GPUs would do."]
 
 
 def _shown(title: str, choice: Choice, work: Workload) -> list[str]:

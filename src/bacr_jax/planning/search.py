@@ -164,6 +164,21 @@ def _suggest(
     return best
 
 
+def shorter_budget(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> tuple[int, Choice] | None:
+    """A half, a quarter or an eighth of the largest budget that fits, and how; None: none does."""
+    largest = max(work.thinking, work.eval_thinking)
+    for budget in (largest // 2, largest // 4, largest // 8):
+        shorter = dataclasses.replace(
+            work, thinking=min(work.thinking, budget), eval_thinking=budget
+        )
+        choice = suggest(shorter, num_devices, limit, correction)
+        if choice is not None:
+            return budget, choice
+    return None
+
+
 def smaller_model(
     work: Workload, num_devices: int, limit: float, correction: Correction
 ) -> tuple[str, Choice] | None:

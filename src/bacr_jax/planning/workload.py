@@ -19,6 +19,7 @@ from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
+from bacr_jax.model.hf.hub import is_hub_name
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 
@@ -140,6 +141,7 @@ def _preset_of(path: str) -> str:
     raise UserError(
         f"model.path: no {path}/config.json here, and the name is not that of a "
         f"Qwen2.5 model; write its shape as model.preset (one of {', '.join(PRESETS)})"
+        + (", or add --download to get its config.json" if is_hub_name(path) else "")
     )
 
 

@@ -144,6 +144,7 @@ class SavedPolicy:
       config: settings it was trained with, or those that fit the folder.
       identity: what makes it this policy and no other, for records.
       style: prompt format that a Hugging Face folder names; None: the config says it.
+      called: what tables call it; None: what its folder is called.
     """
 
     folder: Path
@@ -151,6 +152,7 @@ class SavedPolicy:
     config: Config
     identity: dict[str, Any]
     style: PromptFormat | None = None
+    called: str | None = None
 
     def under(self, config: Config) -> "SavedPolicy":
         """The policy under other settings; its own prompt format goes where they say another."""
@@ -165,7 +167,7 @@ class SavedPolicy:
     @property
     def name(self) -> str:
         """For tables."""
-        name = self.folder.absolute().name
+        name = self.called or self.folder.absolute().name
         return name if self.step is None else f"{name}, step {self.step}"
 
     def check(self) -> None:
@@ -204,20 +206,32 @@ class SavedPolicy:
         return tokenizers.load_tokenizer(folder, where="model.tokenizer")
 
 
-def open_policy(run: Path | None, model: Path | None, step: int | str | None = None) -> SavedPolicy:
+def open_policy(
+    run: Path | None,
+    model: Path | None,
+    step: int | str | None = None,
+    *,
+    download: bool = False,
+) -> SavedPolicy:
     """A policy on disk; nothing but its config is read.
 
     Args:
       run: run folder, or None.
-      model: Hugging Face folder, if it is no run.
+      model: Hugging Face folder, or a name of its hub, if it is no run.
       step: checkpoint of the run, see `choose_step`.
+      download: gets a model that is not in the hub's cache.
 
     Raises:
       UserError: no policy there, or no such checkpoint.
     """
     if run is None:
         assert model is not None
-        return _policy_of_model(model)
+        from bacr_jax.model.hf.hub import local_folder
+
+        folder = Path(local_folder(str(model), download=download, where="--model"))
+        saved = _policy_of_model(folder)
+        # Folders of the hub's cache are called after commits.
+        return saved if folder == model else dataclasses.replace(saved, called=model.name)
     config = read_config(run)
     step = choose_step(run, step)
     identity = {"run": config_io.fingerprint(config), "method": config.method, "step": step}

@@ -60,3 +60,23 @@ def test_what_is_not_there_is_refused_with_the_command_that_gets_it(monkeypatch,
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(UserError, match=r"can't get 'Qwen.*' from the hub \(no route\); check"):
         local_folder(NAME, download=True, where="model.path")
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_a_folder_of_a_shipped_config_is_named_as_the_hub_has_it(monkeypatch, tmp_path, download):
+    monkeypatch.chdir(tmp_path)
+    line = "run hf download Qwen/Qwen2.5-7B --local-dir models/Qwen2.5-7B, or write Qwen/Qwen2.5-7B"
+    with pytest.raises(UserError, match=line):
+        local_folder("models/Qwen2.5-7B", download=download, where="model.path")
+
+
+def test_a_folder_without_weights_is_no_cached_model(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: tmp_path)
+    shape = local_folder(NAME, download=False, where="model.path", weights=False)
+    assert shape == str(tmp_path)
+    with pytest.raises(UserError, match="add --download to get it"):
+        local_folder(NAME, download=False, where="model.path")
+    (tmp_path / "model.safetensors").touch()
+    assert local_folder(NAME, download=False, where="model.path") == str(tmp_path)

@@ -10,6 +10,8 @@ from bacr_jax.errors import UserError
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 # What a policy is read from; not the same weights in other formats.
 _FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "LICENSE*")
+_RELEASED = re.compile(r"Qwen2\.5-[\w.-]+")
+_SHAPE = ("config.json",)
 
 
 def is_hub_name(path: str) -> bool:
@@ -17,13 +19,14 @@ def is_hub_name(path: str) -> bool:
     return _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
-def local_folder(path: str, *, download: bool, where: str) -> str:
+def local_folder(path: str, *, download: bool, where: str, weights: bool = True) -> str:
     """The folder of a model: as it is written, or where the hub's cache keeps it.
 
     Args:
       path: a folder, or OWNER/NAME[@REVISION].
       download: gets what is not in the cache, gigabytes of it.
       where: the setting in the user's words, for messages.
+      weights: what the model is read from; False: its config.json alone, a kilobyte.
 
     Returns:
       A folder; `path` itself if it is no name of the hub. The cache's folder is named by the
@@ -35,16 +38,21 @@ def local_folder(path: str, *, download: bool, where: str) -> str:
     if not is_hub_name(path):
         return path
     name, _, revision = path.partition("@")
+    _refuse_folder_of_released(path, name, where)
     hub = _hub(path, where)
     try:
-        return str(
+        found = Path(
             hub.snapshot_download(
                 name,
                 revision=revision or None,
-                allow_patterns=list(_FILES),
+                allow_patterns=list(_FILES if weights else _SHAPE),
                 local_files_only=not download,
             )
         )
+        # The cache also knows folders of which no more than the shape was got.
+        if not download and not any(found.glob("*.safetensors" if weights else _SHAPE[0])):
+            raise FileNotFoundError(found)
+        return str(found)
     # Its errors come from several libraries: no network, no such name, no permission, a full disk.
     except Exception as error:
         if not download:
@@ -58,6 +66,16 @@ def local_folder(path: str, *, download: bool, where: str) -> str:
             f"{where}: can't get {path!r} from the hub ({reason}); check the name and the network, "
             "or write the path of a downloaded folder"
         ) from None
+
+
+def _refuse_folder_of_released(path: str, name: str, where: str) -> None:
+    """Refuses models/Qwen2.5-7B-Instruct, a folder that is not there: nobody's on the hub."""
+    owner, _, released = name.partition("/")
+    if _RELEASED.fullmatch(released) and owner == "models":
+        raise UserError(
+            f"{where}: no folder {path!r} here; run hf download Qwen/{released} --local-dir "
+            f"{path}, or write Qwen/{released} and add --download"
+        )
 
 
 def _hub(path: str, where: str) -> Any:

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The quickstart from nothing to the table and an exported folder; no download, no GPU.
+#
+#   recipes/quickstart.sh [--dry-run] [--out DIR] [key.sub=value ...]
+#
+#   --dry-run  print the commands that would run, and do nothing
+#   --out      a new folder, runs/recipe-quickstart by default
+# All else is a key of the training's config. A recipe that was stopped goes on where it was.
+
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
+
+out=runs/recipe-quickstart keys=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *=*) keys+=("$1"); shift ;;
+    *) die "command line: found '$1'; see --help" ;;
+  esac
+done
+
+train=(--config quickstart "output.dir=$out/run" ${keys[@]+"${keys[@]}"})
+step "$python" -m bacr_jax.train --check "${train[@]}"
+step "$python" -m bacr_jax.plan --compile none --devices 1 "${train[@]}"
+step "$python" -m bacr_jax.train "${train[@]}"
+step "$python" -m bacr_jax.evaluate --run "$out/run" --size 500
+step "$python" -m bacr_jax.report --run "$out/run"
+[ -e "$out/hf" ] || step "$python" -m bacr_jax.export --run "$out/run" --out "$out/hf"
+step "$python" -m bacr_jax.generate --model "$out/hf" --budget 8,64 4a2b3c1

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Every step of a real run, rehearsed on a CPU: GSM8K, Qwen2.5's tokenizer and the shape of
+# Qwen2.5-0.5B with random weights. Prepares the data, checks, plans, trains two steps, is killed
+# after the first and goes on, evaluates, exports, asks in transformers and here. Nothing is learned.
+#
+#   recipes/rehearsal.sh [--dry-run] [--out DIR] [--data PATH] [--tokenizer DIR]
+#
+#   --dry-run    print the commands that would run, and do nothing
+#   --out        a new folder, runs/recipe-rehearsal by default; 16 GB
+#   --data       a folder or an archive with a copy of GSM8K; from the hub if not given
+#   --tokenizer  a folder with Qwen2.5's tokenizer, models/Qwen2.5-0.5B-Instruct by default
+# Needs torch (extra parity) and 16 GiB of memory. A quarter of an hour on two cores.
+
+set -euo pipefail
+here="$(dirname "${BASH_SOURCE[0]}")"
+. "$here/steps.sh"
+
+out=runs/recipe-rehearsal data="" tokenizer=models/Qwen2.5-0.5B-Instruct
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
+    --data) needs_value "$1" $#; data="$2"; shift 2 ;;
+    --tokenizer) needs_value "$1" $#; tokenizer="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *) die "command line: found '$1'; see --help" ;;
+  esac
+done
+if [ "$dry_run" = 0 ]; then
+  [ ! -e "$out" ] || die "--out $out: is there already; write a new folder"
+  [ -d "$tokenizer" ] || die "--tokenizer $tokenizer: no such folder; run hf download \
+Qwen/Qwen2.5-0.5B-Instruct --local-dir $tokenizer --exclude '*.safetensors', or write another"
+fi
+# The run that goes on compiles nothing again; transformers copies the folder's code to a cache.
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$out/xla}"
+export HF_MODULES_CACHE="${HF_MODULES_CACHE:-$out/modules}"
+question="A baker fills 12 trays with 15 rolls each. How many rolls are that?"
+
+# Trains until the first checkpoint is whole, and is then killed as a machine that goes off would.
+killed() {
+  printf '%q ' "$@"
+  echo "# killed after the first checkpoint"
+  [ "$dry_run" = 0 ] || return 0
+  "$@" &
+  local run=$!
+  until [ -d "$out/run/checkpoints/1" ]; do
+    kill -0 "$run" 2>/dev/null || die "training ended before its first checkpoint"
+    sleep 1
+  done
+  kill -KILL "$run"
+  wait "$run" || true
+  [ ! -e "$out/run/summary.json" ] || die "training ended before it was killed"
+}
+
+train=(--config "$here/rehearsal.yaml" "output.dir=$out/run" "model.path=$out/model")
+train+=("data.dir=$out/data")
+step "$python" "$here/random_weights.py" --tokenizer "$tokenizer" --out "$out/model"
+step "$python" -m bacr_jax.data --prepare "$out/data" gsm8k ${data:+--from "$data"}
+step "$python" -m bacr_jax.train --check "${train[@]}"
+step "$python" -m bacr_jax.plan --compile none --devices 1 "${train[@]}"
+killed "$python" -m bacr_jax.train "${train[@]}"
+step "$python" -m bacr_jax.train --resume required "${train[@]}"
+step "$python" -m bacr_jax.evaluate --run "$out/run" --budgets 4,16 --size 2 --out "$out/evaluation"
+step "$python" -m bacr_jax.export --run "$out/run" --out "$out/hf" --dtype float32
+step "$python" "$here/ask_transformers.py" --model "$out/hf" --budget 8 "$question"
+step "$python" -m bacr_jax.generate --model "$out/hf" --budget 8 "$question"

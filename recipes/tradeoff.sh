@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# A task where it pays to know the budget: BACR, and GRPO as published from the same warm-up, from
+# nothing to two tables and one page that compares them; no download, no GPU.
+#
+#   recipes/tradeoff.sh [--dry-run] [--out DIR] [key.sub=value ...]
+#
+#   --dry-run  print the commands that would run, and do nothing
+#   --out      a new folder, runs/recipe-tradeoff by default
+# All else is a key of both trainings' configs. A recipe that was stopped goes on where it was. For
+# several seeds and equal generated tokens see benchmarks/tradeoff.py.
+
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
+
+out=runs/recipe-tradeoff keys=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *=*) keys+=("$1"); shift ;;
+    *) die "command line: found '$1'; see --help" ;;
+  esac
+done
+
+shared=("warmup.dir=$out/warmup" ${keys[@]+"${keys[@]}"})
+bacr=(--config tradeoff "output.dir=$out/bacr" "${shared[@]}")
+grpo=(--config tradeoff --config grpo "output.dir=$out/grpo" "${shared[@]}")
+step "$python" -m bacr_jax.train --check "${bacr[@]}"
+step "$python" -m bacr_jax.train --check "${grpo[@]}"
+step "$python" -m bacr_jax.train "${bacr[@]}"
+step "$python" -m bacr_jax.train "${grpo[@]}"
+step "$python" -m bacr_jax.evaluate --run "$out/bacr" --size 500
+step "$python" -m bacr_jax.evaluate --run "$out/grpo" --size 500 --compare "$out/bacr"
+step "$python" -m bacr_jax.report --run "$out/bacr" --run "$out/grpo" --out "$out/compared.html"
+[ -e "$out/hf" ] || step "$python" -m bacr_jax.export --run "$out/bacr" --out "$out/hf"
