@@ -54,8 +54,9 @@ def test_a_dry_run_shows_commands_that_are_understood_and_does_nothing(name, tmp
         pass
 
     for kind in ("parse_args", "parse_intermixed_args"):
+        original = getattr(cli.Parser, kind)
 
-        def parse(self, *arguments, _original=getattr(cli.Parser, kind)):
+        def parse(self, *arguments, _original=original):
             raise Parsed(_original(self, *arguments))
 
         monkeypatch.setattr(cli.Parser, kind, parse)
