@@ -6,10 +6,10 @@
 #   recipes/rehearsal.sh [--dry-run] [--out DIR] [--data PATH] [--tokenizer DIR]
 #
 #   --dry-run    print the commands that would run, and do nothing
-#   --out        a new folder, runs/recipe-rehearsal by default; 16 GB
+#   --out        a new folder, runs/recipe-rehearsal by default; some GB
 #   --data       a folder or an archive with a copy of GSM8K; from the hub if not given
 #   --tokenizer  a folder with Qwen2.5's tokenizer, models/Qwen2.5-0.5B-Instruct by default
-# Needs torch (extra parity) and 16 GiB of memory. A quarter of an hour on two cores.
+# Needs torch (extra parity) and 16 GiB of memory. Twenty minutes of two cores are its limit.
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"

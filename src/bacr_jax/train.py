@@ -19,15 +19,8 @@ from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
-from bacr_jax.runs.folder import (
-    Resume,
-    RunFolder,
-    RunPaths,
-    check_run_folder,
-    follow_run,
-    open_run,
-    read_config,
-)
+from bacr_jax.runs import folder as run_folder
+from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
@@ -157,7 +150,7 @@ def with_sets_that_are_there(config: Config) -> Config:
     path, begun = run_path(config), None
     # Whatever keeps it from being read is said where the folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
-        begun = read_config(RunPaths(path).config)
+        begun = run_folder.read_config(run_folder.RunPaths(path).config)
     config, lines = without_missing(config, begun, path)
     for line in lines:
         print(line, flush=True)
