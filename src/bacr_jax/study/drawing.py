@@ -25,6 +25,11 @@ class Look:
     marker: str
     line: str
 
+    @property
+    def fill(self) -> str:
+        """Of the marker: arms of one colour are told apart where no line is drawn, too."""
+        return self.colour if self.line == "-" else "white"
+
 
 def looks_of(study: StudyInfo) -> dict[str, Look]:
     """A look for every arm: no two of 27 alike, and the first reference in grey."""
@@ -76,6 +81,7 @@ def bars(
         yerr=np.maximum([y - low, high - y], 0.0),
         color=look.colour,
         marker=look.marker,
+        markerfacecolor=look.fill,
         linestyle=style.pop("linestyle", look.line),
         markersize=4.5,
         linewidth=1.4,

@@ -41,6 +41,7 @@ def convergence_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
                         look = looks[variant.arm]
                         style: dict[str, Any] = {"color": look.colour, "linestyle": look.line}
                         style |= {"marker": look.marker, "markersize": 4}
+                        style["markerfacecolor"] = look.fill
                         style["markevery"] = 1 if kind == "accuracy" else 6
                         label = variant_label(study, variant)
                         band(axis, curve, scale, linewidth=1.5, label=label, **style)
