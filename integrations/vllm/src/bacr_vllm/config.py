@@ -1,5 +1,6 @@
 """What vLLM may not do with a folder of ours; run when its configuration is complete."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def check_thinking(thinking: Any) -> None:
         read_rules(thinking)
     except (KeyError, TypeError, ValueError, AttributeError):
         _refuse("config.json does not say how thinking is held (thinking); export the folder again")
+
+
+def is_ours(config: Any) -> bool:
+    """Whether the config of a Qwen2 folder was written by `python -m bacr_jax.export`."""
+    thinking = getattr(config, "thinking", None)
+    return isinstance(thinking, Mapping) and "prompt_format" in thinking
 
 
 def add_requests(model_config: Any) -> None:
@@ -110,19 +117,19 @@ class ConditionedChecks(VerifyAndUpdateConfig):
 
 
 class PlainChecks(VerifyAndUpdateConfig):
-    """For Qwen2: folders without a section `thinking` are none of ours and stay as they are."""
+    """For Qwen2: folders that are none of ours stay as they are."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
         """As of `ConditionedChecks`."""
-        if getattr(model_config.hf_config, "thinking", None) is not None:
+        if is_ours(model_config.hf_config):
             check_thinking(model_config.hf_config.thinking)
             add_requests(model_config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
         """As of `ConditionedChecks`."""
-        if getattr(vllm_config.model_config.hf_config, "thinking", None) is not None:
+        if is_ours(vllm_config.model_config.hf_config):
             check_engine(vllm_config)
 
 

@@ -178,8 +178,6 @@ class Server:
             body["prompt"] = prompt
         else:
             body |= {"messages": list(prompt), "chat_template_kwargs": {"budget": budget}}
-            body["add_generation_prompt"] = prompt[-1]["role"] == "user"
-            body["continue_final_message"] = prompt[-1]["role"] != "user"
         return list((await self._ask("/tokenize", body))["tokens"])
 
     async def text(self, tokens: Sequence[int]) -> str:
