@@ -151,7 +151,7 @@ def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     assert "is no address" in say("--url", "localhost:8000")
     assert "is no address" in say("--url", "http://localhost:99999")
     assert "no such file" in say("--engine-python", tmp_path / "none")
-    assert "started already" in say("--url", "http://a", "--engine-arguments", "--x")
+    assert "started already" in say("--url", "http://a", "--engine-arguments=--x")
     assert "close the quotation" in say(
         "--engine-python", sys.executable, "--engine-arguments", "'"
     )

@@ -50,7 +50,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add(
         "--engine-arguments",
         metavar="'...'",
-        help="what that server is started with, such as '--tensor-parallel-size 4'",
+        help="what that server is started with: --engine-arguments='--tensor-parallel-size 4'",
     )
 
 

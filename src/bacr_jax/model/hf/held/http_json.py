@@ -62,7 +62,7 @@ def _message(found: Any) -> str:
     """What a refusal says, in one line; the form is that of OpenAI's servers."""
     inside = found.get("error", found) if isinstance(found, dict) else None
     text = inside.get("message") if isinstance(inside, dict) else None
-    return " ".join(text.split()) if isinstance(text, str) else ""
+    return " ".join(text.split()).rstrip(".") if isinstance(text, str) else ""
 
 
 async def _exchange(method: str, url: str, body: Any, key: str | None) -> tuple[int, bytes]:
