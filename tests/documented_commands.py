@@ -173,6 +173,11 @@ NOT_RUN = {
     "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.evaluate --model": "weights",
+    "python -m bacr_jax.evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
+    "python -m venv serving": "integrations/vllm/test.sh",
+    "serving/bin/": "integrations/vllm/test.sh",
+    "curl": "vLLM",
+    "integrations/vllm/test.sh": "minutes",
     "python -m bacr_jax.generate --model": "weights",
 }
 

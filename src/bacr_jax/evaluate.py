@@ -20,6 +20,7 @@ from bacr_jax.config.cli import (
     failure,
     quieten_orbax,
 )
+from bacr_jax.config.engine import add_engine, engine_faults, read_engine
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -103,10 +104,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="OUT.jsonl",
         help="write each problem's avg@k, for data.groups=solve_rate",
     )
+    add_engine(parser)
     add("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_intermixed_args(argv)
     check_saved_policy(arguments)
-    for faults in (_faults_of_numbers, _faults_of_files, _faults_of_overrides):
+    for faults in (_faults_of_numbers, engine_faults, _faults_of_files, _faults_of_overrides):
         for fault in faults(arguments):
             raise UserError(fault)
     return arguments
@@ -331,6 +333,7 @@ def evaluate(
         compare=arguments.compare,
         labels=arguments.label_difficulty,
         name=arguments.name,
+        engine=read_engine(arguments),
     )
     with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
         progress.say(f"evaluating {work.name}; everything goes to {out}")

@@ -1,26 +1,14 @@
 """An exported folder in plain transformers says what this package says, token for token."""
 
-import json
-from dataclasses import replace
-
-import jax
-import numpy as np
 import pytest
 
-import export_world
-import hf_world
-from bacr_jax.config import ConditioningConfig
-from bacr_jax.config.budgets import cap
-from bacr_jax.data.environment import make_rules
-from bacr_jax.data.prompts import encode_prompts
-from bacr_jax.data.told import told_prompts
-from bacr_jax.evaluation.decoder import open_decoder
-from bacr_jax.model import hf
-from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.report import exported_folder
-from bacr_jax.rollout import generate, sampling_params
-from bacr_jax.runs.open import open_policy
-from bacr_jax.types import NO_BUDGET
+from interop_world import (
+    ledger_questions,
+    ledger_run,
+    math_questions,
+    ours,
+    qwen_run,
+)
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
 transformers = pytest.importorskip("transformers")
@@ -35,52 +23,6 @@ def own_modules(tmp_path, monkeypatch):
     modules = str(tmp_path / "modules")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
     monkeypatch.syspath_prepend(modules)
-
-
-def saved_policy(run):
-    saved = open_policy(run, None)
-    style = exported_folder.trained_style(saved.config)
-    return saved, style, saved.tokenizer(), exported_folder.told_in(saved.config, style)
-
-
-def asked(run, questions, budgets):
-    """Prompts of rows, as this package makes them."""
-    saved, style, tokenizer, words = saved_policy(run)
-    plain, _ = encode_prompts(tokenizer, questions, style, max_tokens=500)
-    if not words:
-        return plain
-    waiting, _ = told_prompts(tokenizer, questions, style, words, largest=999, max_tokens=500)
-    told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
-    return waiting.at(np.arange(len(questions)), told, plain)
-
-
-def ours(run, questions, budgets):
-    """Ids of each row's response, prompt left out, and the rollout they are from."""
-    saved, style, tokenizer, _ = saved_policy(run)
-    limits = np.array([cap(saved.config) if b is None else b for b in budgets], np.int32)
-    told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
-    rows = hf.load_policy(saved.config.model.path)[0].vocab_size if saved.config.model.path else 27
-    most = max(int(limits.max()), 1)
-    decoder = open_decoder(saved, rows, max_thinking=most, slots=min(len(questions), 100))
-    rollout = generate(
-        decoder.params,
-        asked(run, questions, budgets),
-        told,
-        limits[:, None],
-        jax.random.key(0),
-        spec=decoder.spec,
-        rules=make_rules(tokenizer, style, rows),
-        sampling=sampling_params(0.0),
-        phi_of=decoder.phi_of,
-        limits=limits,
-    )
-    trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
-    found = []
-    for row, start in enumerate(trunks.prompt_lengths):
-        thinking = trunks.tokens[row, start : branches.context[row, 0]].tolist()
-        written = branches.forced[row, 0] + branches.sampled[row, 0]
-        found.append(thinking + branches.tokens[row, 0, :written].tolist())
-    return found, trunks
 
 
 class Folder:
@@ -128,32 +70,6 @@ def check(run, out, questions):
 
 
 # The ledger ----------------------------------------------------------------------------------
-
-LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
-
-
-def ledger_run(tmp_path, told, seed=1):
-    conditioning = ConditioningConfig(told=told)
-    given = {"conditioning": conditioning} if conditioning.embeds else {}
-    params = hf_world.random_params(LEDGER, seed, **given)
-    # Far from uniform and far from ties, so that rounding decides nothing.
-    params["embed"] = params["embed"] * 3
-    model = {**export_world.MODEL, "hidden_size": 32, "head_dim": 8, "compute_dtype": "float32"}
-    settings = {
-        "model": model,
-        "conditioning": {"told": told},
-        "budget": {"min": 8, "max": 64, "levels": {"low": 16}},
-        "rollout": {"answer_tokens": 5},
-    }
-    run = export_world.make_run(tmp_path / "run", params, settings)
-    exported_folder.export(run, tmp_path / "out")
-    return run, tmp_path / "out"
-
-
-def ledger_questions():
-    from bacr_jax.data.ledger import make_problems
-
-    return [p.question for p in make_problems(0, 20, max_operand=3, split="test")]
 
 
 @pytest.mark.parametrize("told", ["embedding", "words", "both", "nothing"])
@@ -239,56 +155,6 @@ def test_a_length_of_the_caller_stands_and_samples_are_held_too(tmp_path):
 
 
 # A real tokenizer ----------------------------------------------------------------------------
-
-QWEN = Qwen2Config(
-    151_936, 32, 48, 4, 4, 2, 8, rope_theta=1e4, tie_embeddings=False, max_positions=2048
-)
-
-
-def writes_tags(tokenizer, params, seed=0):
-    """Parameters whose greedy text is of few tokens, among them those of both closing tags.
-
-    After `</` comes `think` or `answer`, and after these what ends the tag.
-    """
-    rng = np.random.default_rng(seed)
-    one = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
-    opened, think, end = one("</think>\n")
-    (answer,) = one("answer")
-    words = rng.choice(20_000, 30, replace=False) + 1000
-    embed = np.array(params["embed"])
-    active = np.unique([*words, opened, think, answer, end, tokenizer.eos_token_id, *one("\n")])
-    embed[active] = 2.0 * rng.standard_normal((len(active), 32))
-    head = np.zeros_like(embed)
-    head[active] = 2.0 * rng.standard_normal((len(active), 32))
-    follow = [(opened, think), (opened, answer), (think, end), (answer, end)]
-    for before, after in [*follow, *((word, opened) for word in words[:6])]:
-        head[after] += 6.0 * embed[before] / np.linalg.norm(embed[before])
-    return {**params, "embed": jax.numpy.asarray(embed), "lm_head": jax.numpy.asarray(head)}
-
-
-def qwen_run(tmp_path, tokens, conditioning, **settings):
-    how = ConditioningConfig(**conditioning)
-    given = {"conditioning": how} if how.embeds else {}
-    params = writes_tags(tokens, hf_world.random_params(QWEN, 3, **given))
-    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
-    hf.save_policy(tmp_path / "base", plain, config=QWEN, tokenizer=tokens)
-    settings = {
-        "model": {"path": str(tmp_path / "base"), "compute_dtype": "float32"},
-        "data": {"train": "math:somewhere"},
-        "conditioning": conditioning,
-        "budget": {"min": 8, "max": 64},
-        "rollout": {"answer_tokens": 12},
-        **settings,
-    }
-    run = export_world.make_run(tmp_path / "run", params, settings)
-    exported_folder.export(run, tmp_path / "out")
-    return run, tmp_path / "out"
-
-
-def math_questions(shared_data):
-    with (shared_data / "math500/test.jsonl").open() as file:
-        return [json.loads(next(file))["problem"] for _ in range(20)]
-
 
 RESPONSE = {"positions": "response", "sharing": "per_layer", "input": "log", "gate": "tanh"}
 

@@ -47,6 +47,7 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
 def test_it_says_how_a_budget_is_asked_for(about):
     card = cards.model_card(about)
     assert "model.generate(**inputs, budget=64)" in card and '"low" (16)' in card
+    assert 'generate_within(LLM("FOLDER"), [question], [64])' in card
     assert "refuses `budget=`" in card
     config = config_io.override(about.config, ["conditioning.told=words"])
     words = {"config": config, "words": "Use {budget} tokens."}

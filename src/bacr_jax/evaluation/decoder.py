@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,65 @@ class Decoder:
     def limit(self, budget: int) -> int:
         """Most thinking tokens under a budget, or without one."""
         return self.cap if budget == NO_BUDGET else budget
+
+    def traces(
+        self,
+        environment: Environment,
+        prompts: Prompts,
+        rows: Int[np.ndarray, "rows"],
+        settings: Sequence[EvalSetting],
+        key: jax.Array,
+        config: EvalConfig,
+        poll: Callable[[], None] | None,
+    ) -> tuple[Trunks, Branches]:
+        """Thinking up to the budget, and an answer at each cut, for each row; on the host."""
+        setting = settings[0]
+        limit = self.limit(setting.budget)
+        cuts = [limit if s.cut is None else s.cut for s in settings]
+        rollout = generate(
+            self.params,
+            prompts,
+            np.full(len(rows), setting.budget, np.int32),
+            np.tile(np.array(cuts, np.int32), (len(rows), 1)),
+            # Keys take numbers from 0 on.
+            jax.random.fold_in(key, setting.budget % 2**32),
+            spec=dataclasses.replace(self.spec, cuts_at_once=_CUTS_AT_ONCE),
+            rules=environment.rules,
+            sampling=sampling_params(0.0)
+            if setting.mode == GREEDY
+            else sampling_params(config.temperature, config.top_p),
+            phi_of=self.phi_of,
+            rows=rows.astype(np.int32),
+            limits=np.full(len(rows), limit, np.int32),
+            poll=poll,
+        )
+        return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+
+
+class TraceSource(Protocol):
+    """What draws the answers of an evaluation: a `Decoder`, or an engine elsewhere."""
+
+    def traces(
+        self,
+        environment: Environment,
+        prompts: Prompts,
+        rows: Int[np.ndarray, "rows"],
+        settings: Sequence[EvalSetting],
+        key: jax.Array,
+        config: EvalConfig,
+        poll: Callable[[], None] | None,
+    ) -> tuple[Trunks, Branches]:
+        """Thinking and answers of some rows.
+
+        Args:
+          environment: tokenizer, format and rules.
+          prompts: as they are fed.
+          rows: row numbers.
+          settings: decoding and budget; with several the same traces are cut at several places.
+          key: of the evaluation; what a row says depends on it, its number and its budget.
+          config: temperature and nucleus of sampled answers.
+          poll: called regularly, so that a caller can stop by raising.
+        """
 
 
 def open_decoder(
@@ -120,7 +179,7 @@ def with_declared_budget(
 
 
 def draw_samples(
-    decoder: Decoder,
+    decoder: TraceSource,
     environment: Environment,
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
@@ -135,7 +194,7 @@ def draw_samples(
     """Answers and grades some rows of a setting, or of several that differ in their cuts alone.
 
     Args:
-      decoder: the policy.
+      decoder: the policy, or what asks it.
       environment: tokenizer, rules and grader.
       questions: the set.
       chosen: places of the problems evaluated.
@@ -152,16 +211,12 @@ def draw_samples(
     """
     setting = settings[0]
     places, data = chosen[rows // setting.samples], questions.set
-    trunks, branches = _generate(
-        decoder,
-        environment,
-        questions.at(places, np.full_like(places, setting.budget)),
-        rows,
-        settings,
-        key,
-        config,
-        poll,
-    )
+    prompts = questions.at(places, np.full_like(places, setting.budget))
+    if setting.budget != NO_BUDGET:
+        prompts = with_declared_budget(
+            prompts, environment.tokenizer, environment.style, config, setting.budget
+        )
+    trunks, branches = decoder.traces(environment, prompts, rows, settings, key, config, poll)
     cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
     # A cut at the budget is the end of the trace.
     early = [None if s.cut == s.budget else s.cut for s in settings]
@@ -212,46 +267,6 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
 def for_grader(text: str, style: PromptFormat) -> str:
     """The text with the tag that ends thinking for the grader, whatever the format's own is."""
     return text.replace(style.think_close, "</think>", 1) if style.think_close else text
-
-
-def _generate(
-    decoder: Decoder,
-    environment: Environment,
-    prompts: Prompts,
-    rows: Int[np.ndarray, "rows"],
-    settings: Sequence[EvalSetting],
-    key: jax.Array,
-    config: EvalConfig,
-    poll: Callable[[], None] | None,
-) -> tuple[Trunks, Branches]:
-    """Thinking up to the budget, and an answer at each cut, for each row; on the host."""
-    setting = settings[0]
-    greedy = setting.mode == GREEDY
-    budgets = np.full(len(rows), setting.budget, np.int32)
-    limit = decoder.limit(setting.budget)
-    cuts = [limit if s.cut is None else s.cut for s in settings]
-    if setting.budget != NO_BUDGET:
-        prompts = with_declared_budget(
-            prompts, environment.tokenizer, environment.style, config, setting.budget
-        )
-    rollout = generate(
-        decoder.params,
-        prompts,
-        budgets,
-        np.tile(np.array(cuts, np.int32), (len(rows), 1)),
-        # Keys take numbers from 0 on.
-        jax.random.fold_in(key, setting.budget % 2**32),
-        spec=dataclasses.replace(decoder.spec, cuts_at_once=_CUTS_AT_ONCE),
-        rules=environment.rules,
-        sampling=sampling_params(0.0)
-        if greedy
-        else sampling_params(config.temperature, config.top_p),
-        phi_of=decoder.phi_of,
-        rows=rows.astype(np.int32),
-        limits=np.full(len(rows), limit, np.int32),
-        poll=poll,
-    )
-    return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
 
 
 def _kept(trunks: Trunks, row: int, cut: int | None) -> int:

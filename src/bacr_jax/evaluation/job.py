@@ -13,14 +13,15 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import Config
-from bacr_jax.config.budgets import cap, largest_evaluated
+from bacr_jax.config.budgets import cap
+from bacr_jax.config.engine import Engine
 from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
 from bacr_jax.data.graders import failures
 from bacr_jax.data.prompts import PromptFormat, format_for
 from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.data.told import budget_words
 from bacr_jax.evaluation import checks, comparison, labels
-from bacr_jax.evaluation.decoder import draw_samples, open_decoder
+from bacr_jax.evaluation.decoder import draw_samples
 from bacr_jax.evaluation.folder import (
     RESULTS,
     EvaluationFolder,
@@ -43,6 +44,8 @@ from bacr_jax.evaluation.samples import (
     subset,
     told_budgets,
 )
+from bacr_jax.evaluation.served import check_served
+from bacr_jax.evaluation.sources import open_source
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.grading import load_verifier
 from bacr_jax.learner import policy as policies
@@ -72,6 +75,7 @@ class Work:
       labels: where to write measured difficulty; None: nowhere.
       settings: what the samples depend on.
       style: prompt format.
+      engine: what decodes elsewhere; None: this package does.
     """
 
     name: str
@@ -84,6 +88,7 @@ class Work:
     labels: Path | None
     settings: dict[str, Any]
     style: PromptFormat
+    engine: Engine | None = None
 
     @property
     def config(self) -> Config:
@@ -168,6 +173,7 @@ def prepare(
     compare: Sequence[Path] = (),
     labels: Path | None = None,
     name: str | None = None,
+    engine: Engine | None = None,
 ) -> Work:
     """Reads questions and checks that everything fits together, before any device work.
 
@@ -180,11 +186,14 @@ def prepare(
       compare: evaluated runs, or folders of evaluations.
       labels: where to write measured difficulty.
       name: of the policy, for tables.
+      engine: what decodes elsewhere; None: this package does.
 
     Raises:
       UserError: something does not.
     """
     config = saved.config
+    if engine is not None:
+        check_served(saved)
     settings = eval_settings(config.eval, greedy=greedy)
     settings += checks.smaller_settings(config, self_consistency)
     dense = dense_settings(config.eval, greedy=greedy)
@@ -219,10 +228,14 @@ def prepare(
         settings={
             "policy": saved.identity,
             "sets": described,
-            "decoding": _decoding(config, style, settings, problems, modes),
+            "decoding": {
+                **_decoding(config, style, settings, problems, modes),
+                **({} if engine is None else {"engine": engine.name}),
+            },
             **grader,
         },
         style=style,
+        engine=engine,
     )
 
 
@@ -252,17 +265,18 @@ def _draw_missing(
     poll: Callable[[], None] | None,
 ) -> None:
     """Draws the batches that are not there yet, and adds them to the folder and to `done`."""
-    decoder = open_decoder(
-        work.saved,
-        environment.vocab_size,
-        max_thinking=largest_evaluated(work.config),
-        slots=work.settings["decoding"]["slots"],
-    )
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
     total, finished = sum(len(batch.keys) for batch in planned), sum(map(len, done))
     if finished:
         progress.say(f"continuing after {finished} of {total} answers")
-    with progress.phase("evaluation", total) as phase:
+    slots = work.settings["decoding"]["slots"]
+    source = open_source(
+        work.engine, work.saved, environment, work.sets, slots=slots, say=progress.say
+    )
+    with (
+        source as decoder,
+        progress.phase("evaluation", total) as phase,
+    ):
         for batch in planned[len(done) :]:
             samples = draw_samples(
                 decoder,

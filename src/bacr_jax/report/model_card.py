@@ -159,6 +159,16 @@ print(tokenizer.decode(model.generate(**inputs, budget=BUDGET)[0]))
 LEVELS, or a list with one of these per row. Thinking is cut there, the closing text is written, \
 and the answer follows: at most ANSWER tokens.
 `pipeline("text-generation", model=FOLDER, trust_remote_code=True)` takes `budget=` too.
+
+In vLLM with the plugin `bacr-vllm`, which lies beside bacr_jax; no code of this folder runs there:
+
+```python
+from bacr_vllm import generate_within
+from vllm import LLM
+
+(answer,) = generate_within(LLM(FOLDER), [question], [BUDGET])
+print(answer.text)
+```
 """
 _MERGED = """\
 A plain Qwen2 model without code of its own, for any engine. The chat template tells the budget, \

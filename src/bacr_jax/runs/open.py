@@ -1,12 +1,9 @@
 """Policies on disk, opened for reading: the checkpoint of a run, or a Hugging Face folder."""
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bacr_jax import documents
 from bacr_jax.config import Config
@@ -20,9 +17,6 @@ from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths
 
 Params = dict[str, Any]
-
-# Bytes of a weight file that are read to recognise it: many small pieces spread over the file.
-_PIECES, _PIECE_BYTES = 64, 4096
 
 
 def read_config(folder: Path) -> Config:
@@ -283,21 +277,21 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         where = folder / "config.json"
         style = exported.read_style(thinking, where)
         config = config_io.override(config, exported.read_settings(thinking, where))
-    identity = {"weights": _weights_fingerprint(folder)}
+    identity = {"weights": weights_fingerprint(folder)}
     return SavedPolicy(folder, None, config, identity, style)
 
 
-def _weights_fingerprint(folder: Path) -> str:
-    """A short hash of a folder's config and of pieces all over its weight files."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"{folder}: holds no safetensors weights; write a Hugging Face folder")
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for place in np.linspace(0, max(size - _PIECE_BYTES, 0), _PIECES).astype(int):
-                file.seek(int(place))
-                digest.update(file.read(_PIECE_BYTES))
-    return digest.hexdigest()[:12]
+def weights_fingerprint(folder: Path) -> str:
+    """A short hash of a folder's config and of pieces all over its weight files.
+
+    Raises:
+      UserError: it holds no weights.
+    """
+    from bacr_jax.model.hf.held import fingerprint
+
+    try:
+        return fingerprint(folder)
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: holds no safetensors weights; write a Hugging Face folder"
+        ) from None

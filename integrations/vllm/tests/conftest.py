@@ -1,0 +1,17 @@
+"""Folders and references that `make_world.py` made."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def world():
+    return Path(os.environ["BACR_VLLM_WORLD"])
+
+
+@pytest.fixture(scope="session")
+def reference(world):
+    return json.loads((world / "reference.json").read_text())

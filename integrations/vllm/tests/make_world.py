@@ -1,0 +1,81 @@
+"""Exported folders, and what bacr_jax says of them: run in its environment.
+
+python make_world.py OUT TOKENIZER
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+
+import interop_world  # noqa: E402
+
+# Every value of every key that says how the budget is told, and every way of telling it.
+LEDGER = {
+    "shared": ("embedding", {}),
+    "per_layer": (
+        "embedding",
+        {"sharing": "per_layer", "input": "log", "gate": "tanh", "site": "before_block"},
+    ),
+    "response": (
+        "embedding",
+        {
+            "positions": "response",
+            "input": "normalised",
+            "gate": "sigmoid_normed",
+            "site": "after_attention",
+        },
+    ),
+    "both": ("both", {}),
+    "words": ("words", {}),
+    "nothing": ("nothing", {}),
+}
+BUDGETS = [0, 8, 16, 64, None]
+QUESTIONS = 5
+# Inside the tokens of Qwen's `</think>` too, and with a window in which a cut waits.
+QWEN_BUDGETS = [0, *range(1, 9), 16, 64, None]
+GRACE = {"budget": {"min": 8, "max": 64, "grace": 6}}
+
+
+def rows_of(run, questions, budgets):
+    """Prompts and responses of every question at every budget."""
+    rows = [(question, budget) for budget in budgets for question in questions]
+    asked, told = map(list, zip(*rows))
+    prompts = interop_world.asked(run, asked, told)
+    found, trunks = interop_world.ours(run, asked, told)
+    lengths = prompts.lengths.tolist()
+    return [
+        {
+            "question": question,
+            "budget": budget,
+            "prompt": prompts.tokens[i][: lengths[i]].tolist(),
+            "response": found[i],
+            "close": int(trunks.close[i]),
+        }
+        for i, (question, budget) in enumerate(rows)
+    ]
+
+
+def main(out, tokenizer):
+    """Writes OUT/NAME/out and OUT/reference.json."""
+    from transformers import AutoTokenizer
+
+    reference = {}
+    questions = interop_world.ledger_questions()[:QUESTIONS]
+    for name, (told, how) in LEDGER.items():
+        (out / name).mkdir(parents=True)
+        run, _ = interop_world.ledger_run(out / name, told, **how)
+        reference[name] = rows_of(run, questions, BUDGETS)
+    (out / "qwen").mkdir()
+    tokens = AutoTokenizer.from_pretrained(tokenizer)
+    run, _ = interop_world.qwen_run(out / "qwen", tokens, {}, **GRACE)
+    reference["qwen"] = rows_of(run, ["What is 7 times 8?", "Is 91 prime?"], QWEN_BUDGETS)
+    (out / "reference.json").write_text(json.dumps(reference))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

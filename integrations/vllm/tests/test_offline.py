@@ -1,0 +1,172 @@
+"""An engine in this process says what the exported folder says elsewhere."""
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from vllm import SamplingParams
+from vllm_world import engine_of
+
+from bacr_vllm import cache_salt, generate_within
+
+NAMES = ["shared", "per_layer", "response", "both", "words", "nothing", "qwen"]
+NEW = 20
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def served(request, world):
+    """A name, its folder, and an engine; steps of 48 tokens cut prompts and mix requests."""
+    folder = world / request.param / "out"
+    with engine_of(folder, max_num_batched_tokens=48) as llm:
+        yield request.param, folder, llm
+
+
+def transformers_model(folder):
+    return AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, dtype=torch.float32
+    ).eval()
+
+
+def reference_logprobs(model, prompt, ids, budget):
+    """Log-probabilities [ids, V] of what follows each prefix, as the folder's own code says."""
+    whole, how = torch.tensor([prompt + ids]), {}
+    module = getattr(model.config, "budget_module", None)
+    if module is not None:
+        how["budget"] = budget
+        if budget is not None and module["positions"] == "response":
+            how["budget_mask"] = (torch.arange(whole.shape[1]) >= len(prompt))[None]
+    with torch.no_grad():
+        logits = model(whole, **how).logits[0].float()
+    return logits.log_softmax(-1)[len(prompt) - 1 : -1]
+
+
+def engine_logprobs(output, columns):
+    """The same from an engine's output, and the ids that it chose."""
+    rows = [[step[i].logprob for i in columns] for step in output.outputs[0].logprobs]
+    return list(output.outputs[0].token_ids), torch.tensor(rows)
+
+
+def greedy(llm, jobs, count=-1, **how):
+    """Outputs of (prompt, budget) in one batch."""
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=NEW,
+            logprobs=count,
+            ignore_eos=True,
+            extra_args=None if budget is None else {"budget": budget},
+            **how,
+        )
+        for _, budget in jobs
+    ]
+    return llm.generate([{"prompt_token_ids": ids} for ids, _ in jobs], params, use_tqdm=False)
+
+
+def test_log_probabilities_are_those_of_transformers(served, record_property):
+    name, folder, llm = served
+    model = transformers_model(folder)
+    size, ids = model.config.vocab_size, random.Random(0)
+    # Some columns of a large vocabulary: all of them in every step are slow to hand over.
+    columns = list(range(size)) if size < 100 else ids.sample(range(151_643), 100)
+    few = {} if size < 100 else {"logprob_token_ids": columns}
+    some = list(range(6, 24)) if size < 100 else range(151_643)
+    prompts = [ids.choices(some, k=n) for n in (3, 9, 17, 60)]
+    levels = ["low"] if getattr(model.config, "budget_levels", None) else []
+    jobs = [(prompt, b) for prompt in prompts for b in (0, 8, 64, None, *levels)]
+    worst = {}
+    for (prompt, budget), output in zip(jobs, greedy(llm, jobs, None if few else -1, **few)):
+        found, mine = engine_logprobs(output, columns)
+        budget = 16 if budget == "low" else budget
+        theirs = reference_logprobs(model, prompt, found, budget)[:, columns]
+        worst[budget] = max(worst.get(budget, 0.0), (mine - theirs).abs().max().item())
+        never = set(found) & never_sampled(model.config.thinking)
+        assert not never
+    print(f"\n{name}: largest difference of log-probabilities {max(worst.values()):.1e}")
+    assert max(worst.values()) < 1e-4
+
+
+def never_sampled(thinking):
+    from bacr_vllm.held.rules import numbers_in
+
+    return set(numbers_in(thinking["never_sampled"]))
+
+
+def test_the_cap_holds_as_in_bacr_jax_token_for_token(served, reference):
+    name, _, llm = served
+    rows = reference[name]
+    found = generate_within(llm, [r["prompt"] for r in rows], [r["budget"] for r in rows])
+    same = sum(list(one.tokens) == row["response"] for one, row in zip(found, rows))
+    print(f"\n{name}: {same} of {len(rows)} rows equal")
+    assert same == len(rows)
+    # The comparison is of something: thinking that was cut, and texts that differ.
+    assert {one.closed_by for one in found} >= {"budget"}
+    assert len({one.tokens for one in found}) > len(rows) // 3
+
+
+def test_chats_and_levels_are_read_as_the_folder_writes_them(served, reference):
+    name, _, llm = served
+    if name == "qwen":
+        pytest.skip("names no levels")
+    rows = [row for row in reference[name] if row["budget"] == 16]
+    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
+    found = generate_within(llm, chats, "low")
+    assert [list(one.tokens) for one in found] == [row["response"] for row in rows]
+    assert found[0].text == llm.get_tokenizer().decode(found[0].tokens)
+
+
+def test_sampled_rows_hold_their_budgets_and_come_again_with_their_seed(served, reference):
+    name, _, llm = served
+    prompt = reference[name][0]["prompt"]
+    draw = lambda seed: generate_within(llm, [prompt] * 6, 8, temperature=1.0, seed=seed)
+    one, again, other = draw(0), draw(0), draw(1)
+    grace = 6 if name == "qwen" else 0
+    assert one == again and one != other and len({row.tokens for row in one}) > 1
+    assert all(len(row.thinking) <= 8 + grace for row in [*one, *other])
+
+
+BAD = [-1, 8.5, 8.0, True, "8", "high", 2**31, 10**6, [8]]
+
+
+def test_bad_budgets_are_value_errors_that_name_the_field(served):
+    _, _, llm = served
+    for bad in BAD:
+        with pytest.raises(ValueError, match="budget: found"):
+            greedy(llm, [([7, 8], bad)])
+        with pytest.raises(ValueError, match="budget: found"):
+            generate_within(llm, [[7, 8], [7, 8]], bad)
+    for bad in (-1, 1.5, "3", True):
+        params = SamplingParams(max_tokens=1, extra_args={"response_from": bad})
+        with pytest.raises(ValueError, match="response_from: found"):
+            llm.generate([{"prompt_token_ids": [7]}], params, use_tqdm=False)
+
+
+def long_prompt(llm):
+    """More than two blocks of the cache."""
+    size = llm.llm_engine.vllm_config.cache_config.block_size
+    return size, random.Random(1).choices(range(6, 24), k=2 * size + 5)
+
+
+@pytest.mark.parametrize("name", ["shared", "response"])
+def test_requests_with_equal_prompts_do_not_share_their_budgets(world, name, monkeypatch):
+    folder = world / name / "out"
+    model = transformers_model(folder)
+
+    def difference(llm, prompt, budget):
+        (output,) = greedy(llm, [(prompt, budget)])
+        ids, mine = engine_logprobs(output, range(27))
+        theirs = reference_logprobs(model, prompt, ids, budget)
+        return (mine - theirs).abs().max().item(), output.num_cached_tokens
+
+    with engine_of(folder, enable_prefix_caching=True, block_size=32) as llm:
+        size, prompt = long_prompt(llm)
+        for budget, cached in [(8, 0), (None, 0), (64, 0), (8, 2), (None, 2), (64, 2)]:
+            worst, found = difference(llm, prompt, budget)
+            assert worst < 1e-4 and found == cached * size
+        if name == "shared":
+            # Without the salt they would: the test sees a leak where there is one.
+            monkeypatch.setattr(cache_salt, "budget_salt", lambda request: "")
+            other = prompt[1:]
+            assert difference(llm, other, 8)[0] < 1e-4
+            worst, found = difference(llm, other, 64)
+            assert worst > 1e-3 and found > 0

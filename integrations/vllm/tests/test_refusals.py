@@ -1,0 +1,91 @@
+"""What can't be done is refused in one line, before any weight is read."""
+
+import json
+import shutil
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+from vllm_world import ENGINE
+
+import bacr_vllm
+from bacr_vllm import requests
+
+
+def configured(folder, **how):
+    """What an engine would be started with."""
+    return EngineArgs(str(folder), **{**ENGINE, "max_model_len": 100, **how}).create_engine_config()
+
+
+def refusal(folder, **how):
+    """The line of ours in vLLM's refusal."""
+    with pytest.raises(ValueError) as refused:
+        configured(folder, **how)
+    lines = [line for line in str(refused.value).splitlines() if "bacr-vllm: " in line]
+    assert len(lines) == 1, refused.value
+    return lines[0].partition("bacr-vllm: ")[2]
+
+
+def changed(folder, to, **changes):
+    """A copy of a folder with another config.json."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    for name, value in changes.items():
+        if value is None:
+            del config[name]
+        else:
+            config[name] = {**config[name], **value} if isinstance(value, dict) else value
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0", "dev", ""])
+def test_other_versions_are_refused(version):
+    with pytest.raises(ImportError, match=r"install vllm>=0.32,<0.34, or leave bacr-vllm out"):
+        bacr_vllm.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.1.dev2+cpu"])
+def test_known_versions_are_not(version):
+    bacr_vllm.check_version(version)
+
+
+@pytest.mark.parametrize("name", ["shared", "words"])
+def test_what_the_engine_may_not_do(world, name, monkeypatch):
+    folder = world / name / "out"
+    draft = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    assert refusal(folder, speculative_config=draft).startswith("speculative decoding is not")
+    how = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+    assert refusal(folder, **how).startswith("pipeline parallelism is not supported; write --ten")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert refusal(folder).startswith("budgets per request need vLLM's model runner V2; set VLLM_")
+
+
+def test_folders_that_are_damaged(world, tmp_path):
+    folder = world / "shared" / "out"
+    cases = [
+        ({"budget_module": None}, "config.json has no budget_module; serve a folder of python -m"),
+        ({"thinking": None}, "config.json does not say how thinking is held"),
+        ({"thinking": {"closing_ids": 3}}, "config.json does not say how thinking is held"),
+        ({"budget_module": {"gate": "relu"}}, "budget_module.gate: found 'relu'; export the"),
+        ({"budget_module": {"site": None}}, "budget_module.site: found None; export the folder"),
+        ({"budget_module": {"b_max": "64"}}, "budget_module.b_max: found '64'; export the folder"),
+    ]
+    for number, (changes, expected) in enumerate(cases):
+        assert refusal(changed(folder, tmp_path / str(number), **changes)).startswith(expected)
+
+
+def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):
+    other = changed(world / "words" / "out", tmp_path / "other", thinking=None)
+    assert not configured(other).model_config.logits_processors
+    assert len(configured(world / "words" / "out").model_config.logits_processors) == 1
+
+
+def test_a_folder_is_known_in_every_process_by_its_name():
+    name = requests.processor_name({"low": 16}, 99, "abc")
+    module, _, attribute = name.partition(":")
+    assert module == "bacr_vllm.requests"
+    found = getattr(requests.FOLDERS, attribute.removeprefix("FOLDERS."))
+    assert (found.levels, found.most, found.folder) == ({"low": 16}, 99, "abc")
+    assert issubclass(found, requests.BudgetRequests)
+    with pytest.raises(AttributeError):
+        requests.FOLDERS.of_nothing  # noqa: B018

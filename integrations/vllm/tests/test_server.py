@@ -1,0 +1,133 @@
+"""The OpenAI-compatible server: the same answers over HTTP, and refusals with status 400."""
+
+import asyncio
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from vllm_world import OPTIONS, server_of
+
+from bacr_vllm import Server
+from bacr_vllm.held import EngineError, fingerprint, read_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+NAME = "both"
+
+
+@pytest.fixture(scope="module")
+def folder(world):
+    return world / NAME / "out"
+
+
+@pytest.fixture(scope="module")
+def url(folder, tmp_path_factory):
+    with server_of(folder, tmp_path_factory.mktemp("server") / "log") as address:
+        yield address
+
+
+def post(url, path, **body):
+    """Status and content of a request."""
+    raw = json.dumps({"model": "policy", **body}).encode()
+    request = urllib.request.Request(url + path, raw, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def connected(url, folder):
+    async def ready():
+        server = Server(url, folder=fingerprint(folder))
+        await server.connect()
+        return server
+
+    return asyncio.run(ready())
+
+
+def answers(server, folder, jobs, **how):
+    """Answers to (prompt, budget), all asked at once."""
+    rules, levels = read_folder(folder)
+
+    async def together():
+        calls = [server.answer(rules, p, b, levels=levels, **how) for p, b in jobs]
+        return await asyncio.gather(*calls)
+
+    return asyncio.run(together())
+
+
+def test_the_cap_holds_over_http_token_for_token(url, folder, reference):
+    rows = reference[NAME]
+    found = answers(connected(url, folder), folder, [(r["prompt"], r["budget"]) for r in rows])
+    same = sum(list(one.tokens) == row["response"] for one, row in zip(found, rows))
+    print(f"\nover HTTP: {same} of {len(rows)} rows equal")
+    assert same == len(rows)
+
+
+def test_chats_and_levels_over_http(url, folder, reference):
+    rows = [row for row in reference[NAME] if row["budget"] == 16]
+    jobs = [([{"role": "user", "content": row["question"]}], "low") for row in rows]
+    found = answers(connected(url, folder), folder, jobs)
+    assert [list(one.tokens) for one in found] == [row["response"] for row in rows]
+    assert all(one.text.endswith("</answer>") or not one.finished for one in found)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_bad_budgets_have_status_400(url, path):
+    chat = {"messages": [{"role": "user", "content": "4a2b3c1"}]}
+    asked = {"prompt": [7, 8]} if path == "/v1/completions" else chat
+    for bad in (-1, 8.5, "8", "high", 2**31, 10**6, [8]):
+        status, found = post(url, path, max_tokens=1, **asked, vllm_xargs={"budget": bad})
+        assert status == 400 and found["error"]["message"].startswith("budget: found"), found
+    for good in (0, 8, "low", "none"):
+        assert post(url, path, max_tokens=1, **asked, vllm_xargs={"budget": good})[0] == 200
+    status, found = post(url, path, max_tokens=1, **asked, vllm_xargs={"folder": "abc"})
+    assert status == 400 and found["error"]["message"].startswith("folder: found 'abc', this")
+
+
+def test_budgets_do_not_leak_between_equal_prompts(url, folder, reference):
+    # Thirty rows of one prompt at once, with prefix caching as the server has it by default.
+    row = next(row for row in reference["shared"] if row["budget"] == 64)
+    jobs = [(row["prompt"], budget) for budget in (8, 16, 64) for _ in range(10)]
+    server = connected(url, folder)
+    found = answers(server, folder, jobs)
+    alone = [answers(server, folder, [job])[0] for job in jobs[::10]]
+    for start, one in zip((0, 10, 20), alone):
+        assert {other.tokens for other in found[start : start + 10]} == {one.tokens}
+
+
+def test_another_folder_is_refused(url, world):
+    with pytest.raises(EngineError, match="serves another folder"):
+        connected(url, world / "shared" / "out")
+
+
+def evaluated(out, folder, *more):
+    """Runs `python -m bacr_jax.evaluate`; gives its table and its samples."""
+    words = [os.environ["BACR_PYTHON"], "-m", "bacr_jax.evaluate", "--model", str(folder)]
+    words += ["--data", "ledger", "--budgets", "0,8,low,64,none", "--every", "16", "--size", "16"]
+    words += ["--slots", "16", "--out", str(out), "data.ledger.max_operand=3"]
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([*words, *more], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return (out / "results.md").read_text(), (out / "samples.jsonl").read_text()
+
+
+def test_an_evaluation_over_http_is_ours(url, folder, tmp_path):
+    ours = evaluated(tmp_path / "ours", folder)
+    theirs = evaluated(tmp_path / "theirs", folder, "--engine", "vllm", "--url", url)
+    print(f"\nevaluate --engine vllm: {len(ours[1].splitlines())} samples compared")
+    assert ours == theirs
+
+
+def test_an_evaluation_starts_an_engine_of_its_own(folder, tmp_path):
+    import sys
+
+    arguments = " ".join(word for word in OPTIONS if word not in ("--dtype", "float32"))
+    how = ["--engine", "vllm", "--engine-python", sys.executable, "--engine-arguments", arguments]
+    table, samples = evaluated(tmp_path / "own", folder, *how)
+    assert "Ledger" in table and len(samples.splitlines()) == 16 * (5 + 4)

@@ -1,0 +1,68 @@
+"""Engines and servers for a CPU, small enough for a test."""
+
+import contextlib
+import gc
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+# One process, one small cache, no kernels but Triton's interpreted ones.
+ENGINE = {
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "dtype": "float32",
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "distributed_executor_backend": "uni",
+}
+OPTIONS = [
+    word
+    for name, value in ENGINE.items()
+    for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
+]
+
+
+@contextlib.contextmanager
+def engine_of(folder, **how):
+    """An engine in this process."""
+    from vllm import LLM
+
+    positions = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    length = min(ENGINE["max_model_len"], positions)
+    llm = LLM(str(folder), **{**ENGINE, "max_model_len": length, "max_logprobs": -1, **how})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+@contextlib.contextmanager
+def server_of(folder, log, *options):
+    """A server in a process of its own; gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"]
+    with log.open("wb") as file:
+        process = subprocess.Popen([*words, *OPTIONS, *options], stdout=file, stderr=file)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 240
+        while time.monotonic() < until and process.poll() is None:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                urllib.request.urlopen(f"{url}/health", timeout=5)
+                break
+            time.sleep(0.5)
+        else:
+            raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -1,0 +1,275 @@
+"""Answers drawn by a server elsewhere: ids cross the wire, everything else is done here."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax.config import EvalConfig
+from bacr_jax.config.budgets import largest_evaluated
+from bacr_jax.config.engine import Engine
+from bacr_jax.data.environment import Environment
+from bacr_jax.data.exported import describe
+from bacr_jax.data.stop_strings import compile_stop_strings, match
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.engine_process import started
+from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, EvalSetting
+from bacr_jax.model.hf import read_thinking
+from bacr_jax.model.hf.held import (
+    Answering,
+    EngineError,
+    Rules,
+    Sampling,
+    Server,
+    Thinking,
+    read_rules,
+)
+from bacr_jax.model.hf.held.server import extras
+from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
+from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
+
+_CODES = {name: code for code, name in CLOSE_NAMES.items()}
+# Seconds between two calls of `poll`.
+_PATIENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that has ended: its thinking, and an answer per cut."""
+
+    thinking: Thinking
+    answers: list[Answering]
+
+
+class ServedDecoder:
+    """A policy behind a server; stands where a `Decoder` does.
+
+    Attributes:
+      server: connected.
+      rules: how thinking and answer end.
+      at_once: rows that are asked for together.
+    """
+
+    def __init__(self, server: Server, rules: Rules, at_once: int):
+        self.server, self.rules, self.at_once = server, rules, at_once
+
+    def traces(
+        self,
+        environment: Environment,
+        prompts: Prompts,
+        rows: Int[np.ndarray, "rows"],
+        settings: Sequence[EvalSetting],
+        key: jax.Array,
+        config: EvalConfig,
+        poll: Callable[[], None] | None,
+    ) -> tuple[Trunks, Branches]:
+        """As of `Decoder`; sampled answers are others than there, and the same at every call.
+
+        Raises:
+          UserError: the server went away, or refuses a row.
+        """
+        setting = settings[0]
+        budget = None if setting.budget == NO_BUDGET else setting.budget
+        cuts = [s.cut for s in settings]
+        ids = [
+            np.asarray(tokens)[:length].tolist()
+            for tokens, length in zip(prompts.tokens, np.asarray(prompts.lengths))
+        ]
+        draw = lambda row: _sampling(key, setting, int(row), config)
+        drawn = [
+            self._row(environment, one, budget, cuts, draw(row)) for one, row in zip(ids, rows)
+        ]
+        try:
+            ended = asyncio.run(_together(drawn, self.at_once, poll))
+        except (EngineError, ValueError) as error:
+            raise UserError(f"{error}; what is done is kept, the same command goes on") from None
+        return _as_trunks(environment, ended), _as_branches(ended)
+
+    async def _row(
+        self,
+        environment: Environment,
+        prompt: list[int],
+        budget: int | None,
+        cuts: Sequence[int | None],
+        draw: Sampling,
+    ) -> Row:
+        """Thinks, and answers at each cut; cuts behind the thinking share their answer."""
+        xargs = extras(budget, len(prompt))
+        thinking = Thinking(self.rules, prompt, self.rules.limit(budget))
+        await self._finish(thinking, draw, 0, xargs)
+        length = _without_tag(environment, thinking)
+        places = [length if cut is None else min(cut, length) for cut in cuts]
+        answers: dict[int, Answering] = {}
+        for place in dict.fromkeys(places):
+            whole = place == length
+            answers[place] = thinking.answering() if whole else thinking.answering_at(place)
+            await self._finish(answers[place], draw, len(answers), xargs)
+        return Row(thinking, [answers[place] for place in places])
+
+    async def _finish(
+        self, part: Thinking | Answering, draw: Sampling, number: int, xargs: dict[str, Any]
+    ) -> None:
+        while (call := part.call()) is not None:
+            part.take(await self.server.complete(call, draw, number, xargs))
+
+
+def _sampling(key: jax.Array, setting: EvalSetting, row: int, config: EvalConfig) -> Sampling:
+    """How a row's tokens are drawn: a function of the evaluation's key, the budget and the row."""
+    if setting.mode == GREEDY:
+        return Sampling()
+    words = [*np.asarray(jax.random.key_data(key)).tolist(), setting.budget % 2**32, row]
+    seed = int(np.random.SeedSequence(words).generate_state(1)[0])
+    return Sampling(config.temperature, config.top_p, seed)
+
+
+async def _together(
+    rows: Sequence[Coroutine[Any, Any, Row]], at_once: int, poll: Callable[[], None] | None
+) -> list[Row]:
+    """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def admitted(row: Coroutine[Any, Any, Row]) -> Row:
+        async with gate:
+            return await row
+
+    tasks = [asyncio.ensure_future(admitted(row)) for row in rows]
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=_PATIENCE, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in done:
+                task.result()
+            if poll is not None:
+                poll()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for row in rows:
+            row.close()
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Int[np.ndarray, "B S"]:
+    width = max(map(len, rows), default=0)
+    found = np.zeros((len(rows), width), np.int32)
+    for row, ids in enumerate(rows):
+        found[row, : len(ids)] = ids
+    return found
+
+
+def _as_trunks(environment: Environment, rows: Sequence[Row]) -> Trunks:
+    """Thinking as rollouts give it."""
+    thoughts = [row.thinking for row in rows]
+    whole: Any = _padded([(*thought.prompt, *thought.tokens) for thought in thoughts])
+    numbers = lambda values: np.array(values, np.int32)
+    arrays: dict[str, Any] = {
+        "prompt_lengths": numbers([len(thought.prompt) for thought in thoughts]),
+        "sampled": numbers([len(thought.tokens) for thought in thoughts]),
+        "thinking": numbers([_without_tag(environment, thought) for thought in thoughts]),
+        "close": numbers([_CODES[thought.closed_by] for thought in thoughts]),
+        "budgets": numbers([thought.limit for thought in thoughts]),
+        "logprobs": np.zeros((len(rows), 0), np.float32),
+    }
+    return Trunks(tokens=whole, **arrays)
+
+
+def _without_tag(environment: Environment, thought: Thinking) -> int:
+    """Thinking tokens without those of the tag that closed it."""
+    if not thought.by_tag:
+        return len(thought.kept)
+    table = compile_stop_strings(
+        environment.tokenizer, [environment.style.think_close], vocab_size=environment.vocab_size
+    )
+    return match(table, thought.tokens)[1]
+
+
+def _as_branches(rows: Sequence[Row]) -> Branches:
+    """Answers as rollouts give them: [rows, cuts]."""
+    cuts = len(rows[0].answers)
+    flat = [answer for row in rows for answer in row.answers]
+    table = lambda values, kind: np.array(values, kind).reshape(len(rows), cuts)
+    whole = _padded([(*answer.forced, *answer.tokens) for answer in flat])
+    arrays: dict[str, Any] = {
+        "tokens": whole.reshape(len(rows), cuts, -1),
+        "context": table([len(answer.prompt) - len(answer.forced) for answer in flat], np.int32),
+        "forced": table([len(answer.forced) for answer in flat], np.int32),
+        "sampled": table([len(answer.tokens) for answer in flat], np.int32),
+        "finished": table([answer.finished for answer in flat], bool),
+        "source": np.tile(np.arange(cuts, dtype=np.int32), (len(rows), 1)),
+        "logprobs": np.zeros((len(rows), cuts, 0), np.float32),
+    }
+    return Branches(**arrays)
+
+
+def check_served(saved: SavedPolicy) -> None:
+    """The folder says itself how it is asked, which is what its server goes by.
+
+    Raises:
+      UserError: it does not.
+    """
+    if saved.step is not None or read_thinking(saved.folder) is None:
+        raise UserError(
+            f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
+            "of python -m bacr_jax.export"
+        )
+
+
+@contextlib.contextmanager
+def open_served(
+    engine: Engine,
+    saved: SavedPolicy,
+    environment: Environment,
+    *,
+    longest_prompt: int,
+    slots: int,
+    say: Callable[[str], None],
+) -> Iterator[ServedDecoder]:
+    """The policy behind its server, which is started if nobody has; stopped at the end then.
+
+    Args:
+      engine: where the server is, or how to start one.
+      saved: the policy, with the evaluation's config.
+      environment: tokenizer and prompt format of the evaluation.
+      longest_prompt: tokens.
+      slots: rows asked for together.
+      say: tells the reader what takes time.
+
+    Raises:
+      UserError: no server there, or it can't answer these rows with this policy.
+    """
+    config = saved.config
+    section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
+    folders_own = read_thinking(saved.folder) or {}
+    if section["never_sampled"] != folders_own.get("never_sampled"):
+        raise UserError(
+            f"data.prompt_format: an engine samples what {saved.folder} was trained to write; "
+            "leave prompt format and closing text as they are"
+        )
+    rules, key = read_rules(section), weights_fingerprint(saved.folder)
+    with contextlib.ExitStack() as stack:
+        url = engine.url
+        if engine.python:
+            say("starting vLLM")
+            dtype = config.model.compute_dtype
+            url = stack.enter_context(started(engine, Path(saved.folder), dtype=dtype, slots=slots))
+        server = Server(url, folder=key)
+        try:
+            asyncio.run(server.connect())
+        except EngineError as error:
+            raise UserError(f"--url {error}" if engine.url else str(error)) from None
+        needed = longest_prompt + rules.longest(largest_evaluated(config))
+        if needed > server.length:
+            raise UserError(
+                f"--engine vllm: the server's rows have {server.length} tokens and {needed} are "
+                f"needed; start it with --max-model-len {needed}, or write smaller --budgets"
+            )
+        yield ServedDecoder(server, rules, slots)

@@ -1,0 +1,190 @@
+"""`evaluate --engine vllm`, against a server whose answers are known beforehand."""
+
+import json
+import stat
+import sys
+
+import pytest
+
+import export_world
+import hf_world
+import served_world
+from bacr_jax import evaluate
+from bacr_jax.config import Config
+from bacr_jax.model.hf import held
+from bacr_jax.report import exported_folder
+from served_world import Served
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An exported policy of the ledger; nobody here asks its weights anything."""
+    where = tmp_path_factory.mktemp("served")
+    params = hf_world.random_params(export_world.LEDGER, conditioning=Config().conditioning)
+    settings = {
+        "model": export_world.MODEL,
+        "budget": {"min": 8, "max": 16, "levels": {"low": 4}},
+        "rollout": {"answer_tokens": 3},
+    }
+    run = export_world.make_run(where / "run", params, settings)
+    exported_folder.export(run, where / "hf")
+    return where / "hf"
+
+
+@pytest.fixture
+def key(folder):
+    return held.fingerprint(folder)
+
+
+def command(folder, out, *more, budgets="0,low,8,none"):
+    words = ["--model", folder, "--data", "ledger", "--budgets", budgets, "--size", "6"]
+    words += ["--slots", "2", "--out", out, "--engine", "vllm", *more]
+    return evaluate.main([str(word) for word in words])
+
+
+def samples(out):
+    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+
+
+def refusal(capsys, *arguments, **how):
+    capsys.readouterr()
+    assert command(*arguments, **how) == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("evaluating")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+# Budget: thinking tokens without tag, forced, all tokens, what ended it, text.
+EXPECTED = {
+    0: (0, 2, 4, "budget", "</think><answer>5</answer>"),
+    4: (4, 2, 8, "budget", "aaaa</think><answer>5</answer>"),
+    8: (5, 1, 9, "tag", "aaaaa</think><answer>5</answer>"),
+    -1: (5, 1, 9, "tag", "aaaaa</think><answer>5</answer>"),
+}
+
+
+def test_ids_of_a_server_become_samples_and_tables(folder, key, tmp_path):
+    out = tmp_path / "out"
+    with Served(key) as server:
+        assert command(folder, out, "--url", server.url) == 0
+    found = samples(out)
+    assert len(found) == 24
+    for sample in found:
+        thinking, forced, total, closed_by, text = EXPECTED[sample["budget"]]
+        assert sample["thinking_tokens"] == thinking and sample["forced_tokens"] == forced
+        assert sample["total_tokens"] == total and sample["closed_by"] == closed_by
+        assert sample["text"] == text and sample["answer_tokens"] == 2 and sample["finished"]
+        assert sample["extracted"] == "5" and sample["correct"] == (sample["gold"] == "5")
+    results = json.loads((out / "results.json").read_text())
+    assert results["settings"]["decoding"]["engine"] == "vllm"
+    # Thinking and answers: two calls, one where nothing is thought.
+    assert len(server.asked) == 6 * (1 + 2 + 2 + 2)
+    asked = {(body["vllm_xargs"]["budget"], body["max_tokens"]) for body in server.asked}
+    assert asked == {(0, 3), (4, 4), (4, 3), (8, 8), (8, 3), ("none", 16), ("none", 3)}
+    assert {body["vllm_xargs"]["folder"] for body in server.asked} == {key}
+
+
+def test_a_dense_curve_cuts_one_trace_at_several_places(folder, key, tmp_path):
+    out = tmp_path / "out"
+    with Served(key) as server:
+        assert command(folder, out, "--url", server.url, "--every", "3", budgets="8") == 0
+    found = [s for s in samples(out) if s["cut"] is not None]
+    counts = {(s["cut"], s["thinking_tokens"], s["forced_tokens"], s["closed_by"]) for s in found}
+    assert counts == {(3, 3, 2, "budget"), (6, 5, 1, "tag"), (8, 5, 1, "tag")}
+    # One trace, and an answer at each place: those behind the thinking are one.
+    assert len([b for b in server.asked if b["max_tokens"] == 3]) == 6 * (1 + 2)
+
+
+def test_samples_have_seeds_of_their_own_which_a_second_run_has_too(folder, key, tmp_path):
+    seeds = []
+    for name in ("one", "two"):
+        with Served(key) as server:
+            more = ["--url", server.url, "--samples", "3"]
+            assert command(folder, tmp_path / name, *more, budgets="4,8") == 0
+        seeds.append(sorted(body["seed"] for body in server.asked))
+        assert {(b["temperature"], b["top_p"]) for b in server.asked} == {(0.6, 0.95)}
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 6 * 3 * 2 * 2
+
+
+def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
+    folder, key, tmp_path, capsys
+):
+    with Served(key) as server:
+        assert command(folder, tmp_path / "whole", "--url", server.url) == 0
+    out = tmp_path / "out"
+    with Served(key, dies_after=20) as server:
+        line = refusal(capsys, folder, out, "--url", server.url)
+    assert "left in the middle of an answer; what is done is kept, the same command goes on" in line
+    done = samples(out)
+    assert 0 < len(done) < 24
+    with Served(key) as server:
+        assert command(folder, out, "--url", server.url) == 0
+    assert len(server.asked) < 6 * 7
+    assert samples(out) == samples(tmp_path / "whole") and samples(out)[: len(done)] == done
+
+
+def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys):
+    out = tmp_path / "out"
+    with Served(key) as server:
+        gone = server.url
+    assert "no server answers there (Connection refused)" in refusal(
+        capsys, folder, out, "--url", gone
+    )
+    cases = [
+        (Served("0123456789ab"), "serves another folder (folder: found"),
+        (Served(key, plugin=False), "no one there reads budgets; install the plugin bacr-vllm"),
+        (Served(key, models={"data": []}), "is no OpenAI-compatible server"),
+        (Served(key, models=[1]), "is no OpenAI-compatible server"),
+        (Served(key, length=20), "have 20 tokens and"),
+    ]
+    for server, expected in cases:
+        with server:
+            assert expected in refusal(capsys, folder, out, "--url", server.url)
+    # Nothing was evaluated: no folder stays.
+    assert not out.exists()
+
+
+def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
+    say = lambda *words: refusal(capsys, folder, tmp_path / "out", *words)
+    assert "write --url http://HOST:PORT or --engine-python" in say()
+    assert "write --url http://HOST:PORT or" in say("--url", "http://a", "--engine-python", "b")
+    assert "is no address" in say("--url", "localhost:8000")
+    assert "is no address" in say("--url", "http://localhost:99999")
+    assert "no such file" in say("--engine-python", tmp_path / "none")
+    assert "started already" in say("--url", "http://a", "--engine-arguments=--x")
+    assert "close the quotation" in say(
+        "--engine-python", sys.executable, "--engine-arguments", "'"
+    )
+    boxed = ["--url", "http://a", "data.prompt_format=think_answer"]
+    assert "prompt_format" in say(*boxed)
+    words = ["--run", "runs/a", "--data", "ledger", "--engine", "vllm", "--url", "http://a"]
+    assert evaluate.main(words) == 2
+    assert "write --model FOLDER of the run's export" in capsys.readouterr().err
+    assert evaluate.main(["--run", "runs/a", "--url", "http://a"]) == 2
+    assert "--url: is read with --engine vllm only" in capsys.readouterr().err
+
+
+def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
+    params = hf_world.random_params(export_world.LEDGER)
+    path = tmp_path / "plain"
+    from bacr_jax.model import hf
+
+    hf.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
+    line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
+    assert "does not say how its thinking is held; write a folder of python -m" in line
+
+
+def interpreter(path):
+    """What is started in place of an environment's python."""
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {served_world.__file__} "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_server_is_started_and_stopped(folder, tmp_path, capsys):
+    python = interpreter(tmp_path / "python")
+    assert command(folder, tmp_path / "out", "--engine-python", python, budgets="4") == 0
+    assert {s["text"] for s in samples(tmp_path / "out")} == {EXPECTED[4][4]}
+    more = ["--engine-python", python, "--engine-arguments", "--fail 'no such card'"]
+    line = refusal(capsys, folder, tmp_path / "other", *more)
+    assert "vLLM did not start (RuntimeError: no such card); see" in line
