@@ -72,14 +72,16 @@ def ours(run, questions, budgets):
 LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
 
 
-def ledger_run(tmp_path, told, seed=1, **how):
+def ledger_run(tmp_path, told, seed=1, shape=LEDGER, **how):
     """A run of a random policy of the ledger, and its export."""
     conditioning = ConditioningConfig(told=told, **how)
     given = {"conditioning": conditioning} if conditioning.embeds else {}
-    params = hf_world.random_params(LEDGER, seed, **given)
+    params = hf_world.random_params(shape, seed, **given)
     # Far from uniform and far from ties, so that rounding decides nothing.
     params["embed"] = params["embed"] * 3
-    model = {**export_world.MODEL, "hidden_size": 32, "head_dim": 8, "compute_dtype": "float32"}
+    names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim")
+    widths = {name: getattr(shape, name) for name in names}
+    model = {**export_world.MODEL, **widths, "compute_dtype": "float32"}
     settings = {
         "model": model,
         "conditioning": {"told": told, **how},
@@ -114,23 +116,24 @@ def writes_tags(tokenizer, params, seed=0):
     (answer,) = one("answer")
     words = rng.choice(20_000, 30, replace=False) + 1000
     embed = np.array(params["embed"])
+    width = embed.shape[1]
     active = np.unique([*words, opened, think, answer, end, tokenizer.eos_token_id, *one("\n")])
-    embed[active] = 2.0 * rng.standard_normal((len(active), 32))
+    embed[active] = 2.0 * rng.standard_normal((len(active), width))
     head = np.zeros_like(embed)
-    head[active] = 2.0 * rng.standard_normal((len(active), 32))
+    head[active] = 2.0 * rng.standard_normal((len(active), width))
     follow = [(opened, think), (opened, answer), (think, end), (answer, end)]
     for before, after in [*follow, *((word, opened) for word in words[:6])]:
         head[after] += 6.0 * embed[before] / np.linalg.norm(embed[before])
     return {**params, "embed": jax.numpy.asarray(embed), "lm_head": jax.numpy.asarray(head)}
 
 
-def qwen_run(tmp_path, tokens, conditioning, **settings):
+def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
     """A run of a 4-layer policy that writes tags with Qwen's tokens, and its export."""
     how = ConditioningConfig(**conditioning)
     given = {"conditioning": how} if how.embeds else {}
-    params = writes_tags(tokens, hf_world.random_params(QWEN, 3, **given))
+    params = writes_tags(tokens, hf_world.random_params(shape, 3, **given))
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
-    hf.save_policy(tmp_path / "base", plain, config=QWEN, tokenizer=tokens)
+    hf.save_policy(tmp_path / "base", plain, config=shape, tokenizer=tokens)
     settings = {
         "model": {"path": str(tmp_path / "base"), "compute_dtype": "float32"},
         "data": {"train": "math:somewhere"},

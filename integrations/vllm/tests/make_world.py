@@ -6,13 +6,20 @@ python make_world.py OUT TOKENIZER
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Many small programs that run once.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import interop_world  # noqa: E402
+from bacr_jax.config.cli import quieten_orbax  # noqa: E402
+
+# Heads of a width that vLLM's attention for a CPU knows.
+HEADS = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
 
 # Every value of every key that says how the budget is told, and every way of telling it.
 LEDGER = {
@@ -64,15 +71,17 @@ def main(out, tokenizer):
     """Writes OUT/NAME/out and OUT/reference.json."""
     from transformers import AutoTokenizer
 
-    reference = {}
+    quieten_orbax()
+    reference, ledger = {}, replace(interop_world.LEDGER, **HEADS)
     questions = interop_world.ledger_questions()[:QUESTIONS]
     for name, (told, how) in LEDGER.items():
         (out / name).mkdir(parents=True)
-        run, _ = interop_world.ledger_run(out / name, told, **how)
+        run, _ = interop_world.ledger_run(out / name, told, shape=ledger, **how)
         reference[name] = rows_of(run, questions, BUDGETS)
     (out / "qwen").mkdir()
+    qwen = replace(interop_world.QWEN, **HEADS)
     tokens = AutoTokenizer.from_pretrained(tokenizer)
-    run, _ = interop_world.qwen_run(out / "qwen", tokens, {}, **GRACE)
+    run, _ = interop_world.qwen_run(out / "qwen", tokens, {}, shape=qwen, **GRACE)
     reference["qwen"] = rows_of(run, ["What is 7 times 8?", "Is 91 prime?"], QWEN_BUDGETS)
     (out / "reference.json").write_text(json.dumps(reference))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm_world import engine_of
 
 from bacr_vllm import cache_salt, generate_within
@@ -128,16 +129,16 @@ def test_sampled_rows_hold_their_budgets_and_come_again_with_their_seed(served, 
 BAD = [-1, 8.5, 8.0, True, "8", "high", 2**31, 10**6, [8]]
 
 
-def test_bad_budgets_are_value_errors_that_name_the_field(served):
+def test_bad_budgets_are_refused_by_the_name_of_the_field(served):
     _, _, llm = served
     for bad in BAD:
-        with pytest.raises(ValueError, match="budget: found"):
+        with pytest.raises(VLLMValidationError, match="budget: found"):
             greedy(llm, [([7, 8], bad)])
         with pytest.raises(ValueError, match="budget: found"):
             generate_within(llm, [[7, 8], [7, 8]], bad)
     for bad in (-1, 1.5, "3", True):
         params = SamplingParams(max_tokens=1, extra_args={"response_from": bad})
-        with pytest.raises(ValueError, match="response_from: found"):
+        with pytest.raises(VLLMValidationError, match="response_from: found"):
             llm.generate([{"prompt_token_ids": [7]}], params, use_tqdm=False)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -125,9 +126,8 @@ def test_an_evaluation_over_http_is_ours(url, folder, tmp_path):
 
 
 def test_an_evaluation_starts_an_engine_of_its_own(folder, tmp_path):
-    import sys
-
     arguments = " ".join(word for word in OPTIONS if word not in ("--dtype", "float32"))
-    how = ["--engine", "vllm", "--engine-python", sys.executable, "--engine-arguments", arguments]
+    how = ["--engine", "vllm", "--engine-python", sys.executable]
+    how.append(f"--engine-arguments={arguments}")
     table, samples = evaluated(tmp_path / "own", folder, *how)
     assert "Ledger" in table and len(samples.splitlines()) == 16 * (5 + 4)

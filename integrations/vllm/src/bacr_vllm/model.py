@@ -53,9 +53,9 @@ class BudgetModule(nn.Module):
             b = _SCALE * b / b_max
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=device)
         angles = b * (10000.0 ** (-exponents / self.width)).float()
-        codes = torch.cat([torch.sin(angles), torch.cos(angles)])
+        codes = torch.cat([torch.sin(angles), torch.cos(angles)])[None]
         phi = nn.functional.silu(codes @ self.w1) @ self.w2
-        return phi if self.per_layer else phi[None]
+        return phi[:, 0] if self.per_layer else phi
 
     def conditioned(self, x: Tensor, layer: int, phi: Tensor) -> Tensor:
         """What joins the stream: g(w . x) phi, of the stream's type.
