@@ -8,7 +8,7 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.data import questions
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation import job
+from bacr_jax.evaluation import job, sources
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.open import SavedPolicy
@@ -57,7 +57,7 @@ def policy(monkeypatch):
             ]  # fmt: skip
 
     fake = Fake()
-    monkeypatch.setattr(job, "open_decoder", lambda *arguments, **options: None)
+    monkeypatch.setattr(sources, "open_decoder", lambda *arguments, **options: None)
     monkeypatch.setattr(job, "draw_samples", fake.draw)
     return fake
 

@@ -37,6 +37,10 @@ from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
 _CODES = {name: code for code, name in CLOSE_NAMES.items()}
 # Seconds between two calls of `poll`.
 _PATIENCE = 0.5
+_OTHER_FORMAT = (
+    "data.prompt_format: an engine samples what {} was trained to write; leave prompt format and "
+    "closing text as they are"
+)
 
 
 @dataclass(frozen=True)
@@ -214,13 +218,15 @@ def check_served(saved: SavedPolicy) -> None:
     """The folder says itself how it is asked, which is what its server goes by.
 
     Raises:
-      UserError: it does not.
+      UserError: it does not, or is to be asked otherwise.
     """
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
             f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
             "of python -m bacr_jax.export"
         )
+    if saved.style is None:
+        raise UserError(_OTHER_FORMAT.format(saved.folder))
 
 
 @contextlib.contextmanager
@@ -250,10 +256,7 @@ def open_served(
     section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
     folders_own = read_thinking(saved.folder) or {}
     if section["never_sampled"] != folders_own.get("never_sampled"):
-        raise UserError(
-            f"data.prompt_format: an engine samples what {saved.folder} was trained to write; "
-            "leave prompt format and closing text as they are"
-        )
+        raise UserError(_OTHER_FORMAT.format(saved.folder))
     rules, key = read_rules(section), weights_fingerprint(saved.folder)
     with contextlib.ExitStack() as stack:
         url = engine.url
