@@ -43,8 +43,8 @@ LEDGER = {
 }
 BUDGETS = [0, 8, 16, 64, None]
 QUESTIONS = 4
-# Inside the tokens of Qwen's `</think>` too, and with a window in which a cut waits. Few tokens, since
-# an interpreter takes a second over the scores of a large vocabulary.
+# Inside the tokens of Qwen's `</think>` too, and with a window in which a cut waits. Few tokens,
+# since an interpreter takes long over the scores of a large vocabulary.
 QWEN_BUDGETS = list(range(9))
 GRACE = {"budget": {"min": 4, "max": 8, "grace": 4}, "rollout": {"answer_tokens": 6}}
 
