@@ -72,13 +72,21 @@ def ours(run, questions, budgets):
 LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
 
 
-def ledger_run(tmp_path, told, seed=1, shape=LEDGER, **how):
-    """A run of a random policy of the ledger, and its export."""
+def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
+    """A run of a random policy of the ledger, and its export.
+
+    A quiet one has logits and attention scores of about 1, as a trained policy has; rounding then
+    stays small in log-probabilities.
+    """
     conditioning = ConditioningConfig(told=told, **how)
     given = {"conditioning": conditioning} if conditioning.embeds else {}
     params = hf_world.random_params(shape, seed, **given)
-    # Far from uniform and far from ties, so that rounding decides nothing.
-    params["embed"] = params["embed"] * 3
+    if quiet:
+        embed = params["embed"]
+        params = {**jax.tree.map(lambda x: 0.4 * x, params), "embed": embed}
+    else:
+        # Far from uniform and far from ties, so that rounding decides nothing.
+        params["embed"] = params["embed"] * 3
     names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim")
     widths = {name: getattr(shape, name) for name in names}
     model = {**export_world.MODEL, **widths, "compute_dtype": "float32"}
