@@ -75,7 +75,7 @@ LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=
 def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
     """A run of a random policy of the ledger, and its export.
 
-    A quiet one has logits and attention scores of about 1, as a trained policy has; rounding then
+    A quiet one has smaller logits and attention scores, as a trained policy has; rounding then
     stays small in log-probabilities.
     """
     conditioning = ConditioningConfig(told=told, **how)
@@ -83,7 +83,7 @@ def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
     params = hf_world.random_params(shape, seed, **given)
     if quiet:
         embed = params["embed"]
-        params = {**jax.tree.map(lambda x: 0.4 * x, params), "embed": embed}
+        params = {**jax.tree.map(lambda x: 0.6 * x, params), "embed": 1.5 * embed}
     else:
         # Far from uniform and far from ties, so that rounding decides nothing.
         params["embed"] = params["embed"] * 3

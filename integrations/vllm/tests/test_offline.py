@@ -111,7 +111,7 @@ def test_the_cap_holds_as_in_bacr_jax_token_for_token(served, reference):
     assert same == len(rows)
     # The comparison is of something: thinking that was cut, and texts that differ.
     assert {one.closed_by for one in found} >= {"budget"}
-    assert len({one.tokens for one in found}) > 5
+    assert len({one.tokens for one in found}) >= 4
 
 
 def test_chats_and_levels_are_read_as_the_folder_writes_them(served, reference):
