@@ -1,6 +1,7 @@
 """`evaluate --engine vllm`, against a server whose answers are known beforehand."""
 
 import json
+import shutil
 import stat
 import sys
 
@@ -172,6 +173,15 @@ def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
     hf.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
     line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
     assert "does not say how its thinking is held; write a folder of python -m" in line
+
+
+def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):
+    other = shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["thinking"]["never_sampled"] = "0"
+    (other / "config.json").write_text(json.dumps(config))
+    line = refusal(capsys, other, tmp_path / "out", "--url", "http://a")
+    assert "leave prompt format and closing text as they are" in line
 
 
 def interpreter(path):
