@@ -33,4 +33,13 @@ export VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERR
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
 export HF_MODULES_CACHE="$BACR_VLLM_WORLD/modules"
-"$venv/bin/python" -m pytest --durations=5 -rP "$@" | grep --line-buffered -v '^$\|Captured\|^---\|^___'
+
+# Offline and over HTTP side by side: each keeps one core busy.
+tests() {
+  "$venv/bin/python" -m pytest --durations=3 -rP "$@" 2>&1 | grep -v '^$\|Captured\|^---\|^___\|Loading\|NUMA'
+}
+tests tests/test_offline.py > "$BACR_VLLM_WORLD/offline.log" &
+tests tests/test_refusals.py tests/test_server.py || failed=1
+wait $! || failed=1
+cat "$BACR_VLLM_WORLD/offline.log"
+exit "${failed:-0}"
