@@ -175,6 +175,8 @@ NOT_RUN = {
     "python -m bacr_jax.evaluate --model": "weights",
     "python -m bacr_jax.evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
     "python -m venv serving": "integrations/vllm/test.sh",
+    "python3.11 -m venv serving": "integrations/vllm/test.sh",
+    ". integrations/vllm/cpu.env": "integrations/vllm/test.sh",
     "serving/bin/": "integrations/vllm/test.sh",
     "curl": "vLLM",
     "integrations/vllm/test.sh": "minutes",

@@ -27,11 +27,9 @@ export BACR_VLLM_WORLD
 trap 'rm -rf "$BACR_VLLM_WORLD"' EXIT
 "$BACR_PYTHON" tests/make_world.py "$BACR_VLLM_WORLD" "$data/qwen_tokenizer"
 
-# Model runner V2 with Triton's interpreter, in one process; nothing leaves this machine.
-export PYTHONPATH="$PWD/tests/interpreter" TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1
-export VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERROR
-export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
-export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
+# In one process; nothing leaves this machine.
+. ./cpu.env
+export OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export HF_MODULES_CACHE="$BACR_VLLM_WORLD/modules"
 
 # Offline and over HTTP side by side: each keeps one core busy.

@@ -274,6 +274,8 @@ def _fresh(config: Qwen2Config) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.max_positions,
+        # The layout's, not the writer's: without it transformers warns of Mistral's tokenizers.
+        "transformers_version": "4.57.0",
     }
 
 
