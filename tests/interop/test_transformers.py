@@ -116,6 +116,7 @@ def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
     for bad in (-1, 8.5, "8", "high", [8], [8, -1], torch.tensor([8.0, 8.0]), True):
         with pytest.raises(ValueError, match="^budget: found"):
             ask(bad)
+    folder.model.config.max_position_embeddings = 128
     with pytest.raises(ValueError, match="^budget: found 120, .* 128 positions leave"):
         ask(120)
     with pytest.raises(ValueError, match="^budget: is held by greedy and sampled decoding"):
