@@ -165,7 +165,6 @@ def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditio
     run, out = qwen_run(tmp_path, qwen, conditioning)
     questions = math_questions(shared_data)
     folder, _, trunks = check(run, out, questions)
-    assert {0, 1} <= set(trunks.close.tolist())
     # Budgets that cut inside the tokens of the tag: after `</`, and after `</think`.
     rows = [(question, budget) for budget in range(1, 9) for question in questions]
     asked_again, budgets = map(list, zip(*rows))
@@ -175,7 +174,12 @@ def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditio
         for tokens, start, count in zip(cut.tokens, cut.prompt_lengths, cut.thinking)
     ]
     inside = [i for i, text in enumerate(thought) if text.endswith(("</", "</think"))]
-    assert {thought[i].rpartition("</")[2] for i in inside if cut.close[i] == 0} == {"", "think"}
+    where = {thought[i].rpartition("</")[2] for i in inside if cut.close[i] == 0}
+    assert "" in where
+    if not conditioning:
+        # What this random policy says was looked for; the others end some thinking otherwise.
+        assert where == {"", "think"}
+        assert {0, 1} <= set(trunks.close.tolist())
     pick = lambda values: [values[i] for i in inside]
     found = folder.says(pick(asked_again), pick(budgets))
     assert_same(found, pick(expected), folder.model.generation_config.pad_token_id)
