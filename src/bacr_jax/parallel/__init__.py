@@ -7,13 +7,16 @@ from bacr_jax.parallel.shardings import (
     AnyMesh,
     constrain,
     constrain_cache,
+    constrain_logits,
     constrain_rows,
+    logits_sharding,
     place,
     replicated,
     row_sharding,
     row_shards,
     sharding_of,
     shardings,
+    splits_vocab,
 )
 
 __all__ = [
@@ -24,9 +27,11 @@ __all__ = [
     "MeshShape",
     "constrain",
     "constrain_cache",
+    "constrain_logits",
     "constrain_rows",
     "decode_mesh",
     "layouts",
+    "logits_sharding",
     "make_mesh",
     "place",
     "replicated",
@@ -35,4 +40,5 @@ __all__ = [
     "row_shards",
     "sharding_of",
     "shardings",
+    "splits_vocab",
 ]

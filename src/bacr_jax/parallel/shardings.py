@@ -48,6 +48,10 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "q_bias": ("layers", "heads"),
     "k_bias": ("layers", "heads"),
     "v_bias": ("layers", "heads"),
+    # Of the decode copy: columns of a tensor shard together (`kv_cache.join_products`).
+    "qkv_kernel": ("layers", "embed", "heads", None),
+    "qkv_bias": ("layers", "heads", None),
+    "gate_up_kernel": ("layers", "embed", "mlp", None),
     "o_kernel": ("layers", "heads", "embed"),
     "gate_kernel": ("layers", "embed", "mlp"),
     "up_kernel": ("layers", "embed", "mlp"),
@@ -187,6 +191,26 @@ def constrain_rows(tree: Any, mesh: AnyMesh | None, *, axis: int = 0) -> Any:
         return tree
     where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, ROW_AXES]))
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
+
+
+def splits_vocab(mesh: AnyMesh, vocab_size: int) -> bool:
+    """Whether output matrix and logits are split over `tensor`."""
+    tensor = mesh.shape["tensor"]
+    return tensor > 1 and vocab_size % tensor == 0
+
+
+def logits_sharding(mesh: AnyMesh, vocab_size: int) -> NamedSharding:
+    """Logits [R, V] as the output matrix leaves them: rows split, the vocabulary over `tensor`."""
+    tensor = "tensor" if splits_vocab(mesh, vocab_size) else None
+    return NamedSharding(mesh, _canonical(mesh, [ROW_AXES, tensor]))
+
+
+def constrain_logits(logits: Any, mesh: AnyMesh | None) -> Any:
+    """Inside jit: see `logits_sharding`."""
+    if mesh is None or mesh.size == 1:
+        return logits
+    where = logits_sharding(mesh, logits.shape[-1])
+    return jax.lax.with_sharding_constraint(logits, where)
 
 
 def constrain_cache(tree: Any, mesh: AnyMesh | None) -> Any:
