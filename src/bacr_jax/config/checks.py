@@ -102,11 +102,15 @@ def _model(config: Config) -> Iterator[str]:
             f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
             f"(possible: custom, {', '.join(PRESETS)})"
         )
-    if model.attention == "cudnn" and model.compute_dtype != "bfloat16":
-        yield (
-            f"model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype="
-            f"{model.compute_dtype}; write bfloat16, or model.attention=xla"
-        )
+    for key, attention in {
+        "model.attention": model.attention,
+        "rollout.attention": config.rollout.attention,
+    }.items():
+        if attention == "cudnn" and model.compute_dtype != "bfloat16":
+            yield (
+                f"{key}=cudnn: needs 16-bit numbers, found model.compute_dtype="
+                f"{model.compute_dtype}; write bfloat16, or {key}=xla"
+            )
     if model.preset == "custom" and model.path is None:
         yield from _custom_shape(config)
         if model.num_kv_heads % mesh.tensor:

@@ -56,6 +56,7 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
 _LATER = frozenset(
     {
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype"),
+        *("rollout.windows", "rollout.compact", "rollout.attention"),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )

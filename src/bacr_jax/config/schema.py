@@ -205,6 +205,18 @@ class RolloutConfig:
     answer_tokens: int = key(128, "most answer tokens, forced ones not counted", "[1, inf)")
     slots: int | None = key(None, "rows decoded together; null: all", "[1, inf)")
     chunk: int = key(16, "tokens decoded per call of the inner loop", "[1, inf)")
+    windows: int = key(
+        4, "lengths that caches may have; more read less and compile longer", "[1, inf)"
+    )
+    compact: bool = key(
+        False,
+        "once no row waits, rows that still think move into fewer slots; one device, more programs",
+    )
+    attention: Literal["auto", "xla", "cudnn"] = key(
+        "auto",
+        "attention of decoded tokens: cudnn reads each row's own keys, xla the caches' whole "
+        "length; auto: cudnn on GPUs in bfloat16",
+    )
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,16 @@ def partial_attention(
       The segment's partial result in fp32; a query that sees nothing has zero values and
       denominator.
     """
-    return _partial(q, k, v, mask, "bskh", k.shape[2])
+    return _partial(q, k, v, mask, "bskh", k.shape[2], "bskh")
 
 
 def cached_attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B K S H"],
+    k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
     v: Float[Array, "B K S H"],
     mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
+    *,
+    turned: bool = False,
 ) -> Partial:
     """`partial_attention` over keys and values as caches hold them.
 
@@ -81,20 +83,23 @@ def cached_attention(
       k: keys.
       v: values.
       mask: True where a query may see a key.
+      turned: keys are held [B, K, H, S].
 
     Returns:
       As `partial_attention`.
     """
-    return _partial(q, k, v, mask, "bksh", k.shape[1])
+    return _partial(q, k, v, mask, "bksh", k.shape[1], "bkhs" if turned else "bksh")
 
 
-def _partial(q: Array, k: Array, v: Array, mask: Array, axes: str, num_kv: int) -> Partial:
+def _partial(
+    q: Array, k: Array, v: Array, mask: Array, axes: str, num_kv: int, key_axes: str
+) -> Partial:
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     b, t, n, h = q.shape
     group = n // num_kv
     folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(b, num_kv, group * t, h)
-    scores = jnp.einsum(f"bkth,{axes}->bkts", folded, k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum(f"bkth,{key_axes}->bkts", folded, k, preferred_element_type=jnp.float32)
     scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
     maximum = jax.lax.stop_gradient(scores.max(-1))

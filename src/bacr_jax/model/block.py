@@ -5,7 +5,8 @@ block takes its attention as a function: `attend(q, k, v) -> (output, anything)`
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -55,6 +56,30 @@ def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array,
     """
     rows = x.reshape(-1, x.shape[-1]) @ weight
     return rows.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def joined_product(
+    y: Float[Array, "*B D"],
+    kernel: Float[Array, "D S C"],
+    bias: Float[Array, "S C"] | None,
+    widths: Sequence[int],
+) -> list[Float[Array, "*B E"]]:
+    """Several products of one input, whose matrices a decode copy has joined.
+
+    Args:
+      y: input.
+      kernel: columns of all of them, by tensor shard (`kv_cache.join_products`).
+      bias: the same of their biases.
+      widths: columns of each, all shards together.
+    """
+    out = matmul(y, kernel.reshape(kernel.shape[0], -1))
+    if bias is not None:
+        out = out + bias.reshape(-1)
+    shards = kernel.shape[1]
+    out = out.reshape(*y.shape[:-1], shards, -1)
+    ends = list(itertools.accumulate(width // shards for width in widths))
+    parts = jnp.split(out, ends[:-1], axis=-1)
+    return [part.reshape(*y.shape[:-1], width) for part, width in zip(parts, widths)]
 
 
 class Block(nn.Module):
@@ -113,21 +138,39 @@ class Block(nn.Module):
             out = product(y, name, heads * h) + weight(f"{name}_bias", zeros, heads * h)
             return out.reshape(*y.shape[:-1], heads, h)
 
+        def joined(y: Array, name: str, *widths: int) -> list[Array]:
+            kernel, bias = (self.get_variable("params", f"{name}_{x}") for x in ("kernel", "bias"))
+            return joined_product(
+                y,
+                kernel.astype(self.dtype),
+                None if bias is None else bias.astype(self.dtype),
+                widths,
+            )
+
+        is_joined = self.has_variable("params", "qkv_kernel")
         if condition is not None and site == "before_block":
             x = condition(x)
         y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
-        q = rotate(project(y, "q", c.num_heads), by)
-        k = rotate(project(y, "k", c.num_kv_heads), by)
-        v = project(y, "v", c.num_kv_heads)
+        if is_joined:
+            widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)
+            q, k, v = (x.reshape(*x.shape[:-1], -1, h) for x in joined(y, "qkv", *widths))
+        else:
+            q = project(y, "q", c.num_heads)
+            k = project(y, "k", c.num_kv_heads)
+            v = project(y, "v", c.num_kv_heads)
+        q, k = rotate(q, by), rotate(k, by)
         mixed, extra = attend(q, k, v)
         mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
         x = x + product(mixed, "o", d)
         if condition is not None and site == "after_attention":
             x = condition(x)
         y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
-        gate = nn.silu(product(y, "gate", c.intermediate_size))
-        up = product(y, "up", c.intermediate_size)
-        x = x + product(gate * up, "down", d)
+        if is_joined:
+            gate, up = joined(y, "gate_up", c.intermediate_size, c.intermediate_size)
+        else:
+            gate = product(y, "gate", c.intermediate_size)
+            up = product(y, "up", c.intermediate_size)
+        x = x + product(nn.silu(gate) * up, "down", d)
         if condition is not None and site == "after_block":
             x = condition(x)
         return x, extra

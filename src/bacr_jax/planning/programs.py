@@ -117,9 +117,8 @@ class Programs:
         """One chunk of decoding with every slot in use and the whole cache in the window."""
         mesh, spec = self._decode_mesh(), self._rollout_spec()
         conditioned = spec.conditioning is not None
-        copy = jax.eval_shape(
-            functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned), self.params
-        )
+        how = {"dtype": spec.dtype, "conditioned": conditioned, "shards": mesh.shape["tensor"]}
+        copy = jax.eval_shape(functools.partial(decode_params, **how), self.params)
         return trunks.decode_trunks.lower(
             _laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
             self._slots(),
@@ -152,6 +151,7 @@ class Programs:
             _laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row)),
             cache=_laid_out(state.cache, over(by_row, tensor)),
             phi=_laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
+            logits=_laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
         )
 
     def _rollout_spec(self) -> RolloutSpec:

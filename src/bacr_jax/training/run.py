@@ -103,9 +103,10 @@ class Run:
         """Whether every question has a pass rate of its own."""
         return self.config.curriculum.difficulty == "continuous"
 
-    def rollout_spec(self, answers: int) -> RolloutSpec:
-        """Shapes of training rollouts with so many answers per cut."""
-        return dataclasses.replace(self.policy.rollout, answers=answers)
+    def rollout_spec(self, answers: int, *, probe: bool = False) -> RolloutSpec:
+        """Shapes of training rollouts with so many answers per cut; a probe has no groups."""
+        spec = dataclasses.replace(self.policy.rollout, answers=answers)
+        return dataclasses.replace(spec, group_size=1) if probe else spec
 
 
 def make_run(
@@ -205,7 +206,7 @@ def precompile(
             run.policy.decode_params(params),
             prompts,
             num_cuts,
-            spec=run.rollout_spec(answers),
+            spec=run.rollout_spec(answers, probe=what == "probes"),
             rules=run.environment.rules,
             sampling=sampling_params(settings.rollout.temperature),
             phi_of=run.policy.phi_of(params),
