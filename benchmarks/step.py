@@ -81,7 +81,13 @@ class Step:
             natural_suffix=[int(tokens[0, 1])],
         )
         self.rollout = RolloutSpec(
-            shape, None, max_thinking=NEW, answer_tokens=ANSWER, slots=self.rows, windows=4
+            shape,
+            None,
+            max_thinking=NEW,
+            answer_tokens=ANSWER,
+            slots=self.rows,
+            windows=4,
+            group_size=arguments.group,
         )
         self.learner = LearnerSpec(
             model=shape,
