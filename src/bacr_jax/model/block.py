@@ -139,13 +139,10 @@ class Block(nn.Module):
             return out.reshape(*y.shape[:-1], heads, h)
 
         def joined(y: Array, name: str, *widths: int) -> list[Array]:
-            kernel, bias = (self.get_variable("params", f"{name}_{x}") for x in ("kernel", "bias"))
-            return joined_product(
-                y,
-                kernel.astype(self.dtype),
-                None if bias is None else bias.astype(self.dtype),
-                widths,
-            )
+            kernel: Array = self.get_variable("params", f"{name}_kernel")
+            bias: Array | None = self.get_variable("params", f"{name}_bias")
+            bias = None if bias is None else bias.astype(self.dtype)
+            return joined_product(y, kernel.astype(self.dtype), bias, widths)
 
         is_joined = self.has_variable("params", "qkv_kernel")
         if condition is not None and site == "before_block":

@@ -136,8 +136,9 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
         **{key: getattr(shape, key) for key in SHAPE_KEYS},
     )
     asked = config.rollout.attention
-    attention = "cudnn" if fused_attention and asked != "xla" else "xla"
-    rollout = dataclasses.replace(config.rollout, attention=attention)
+    rollout = dataclasses.replace(
+        config.rollout, attention="cudnn" if fused_attention and asked != "xla" else "xla"
+    )
     return dataclasses.replace(config, model=model, rollout=rollout)
 
 

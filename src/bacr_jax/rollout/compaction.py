@@ -8,6 +8,7 @@ layer by layer, so that no more than one layer is held twice.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,8 @@ def join(states: Sequence[TrunkState], parts: Sequence[np.ndarray]) -> TrunkStat
     phi = None
     if states[0].phi is not None:
         axis = states[0].phi.ndim - 2
-        phi = jnp.take(jnp.concatenate([s.phi for s in states], axis), order, axis=axis)
+        phis: Any = [state.phi for state in states]
+        phi = jnp.take(jnp.concatenate(phis, axis), order, axis=axis)
     cache = []
     for layers in zip(*[state.cache for state in states]):
         cache.append(jax.block_until_ready(_layer_whole(layers, order)))

@@ -6,6 +6,7 @@ key/value head are folded into the query axis, so that the cache, [B, K, S, H], 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -110,9 +111,10 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-    array = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
+    array: Callable[..., Any] = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
     number = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-    cache = LayerCache(*[array(rows, heads, length, head_dim)] * 2)
+    keys = array(rows, heads, length, head_dim)
+    cache = LayerCache(keys, keys)
     q = array(rows, 1, heads * group, head_dim)
     try:
         jax.jit(attend_rows).lower(q, cache, number(rows)).compile()

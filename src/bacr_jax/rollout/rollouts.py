@@ -107,15 +107,11 @@ def _programs(
             given = [zeros.astype(np.int32)] * 3
             engine.prefill(zeros, np.arange(count), *given, together=not refilled)
 
-    def decode(length: int) -> None:
+    def decode(length: int, size: int | None = None) -> None:
         with phase_memory("decode", **_sizes(engine)):
             engine.fit_caches(length)
-            engine.decode()
-
-    def decode_compacted(length: int, size: int) -> None:
-        with phase_memory("decode", **_sizes(engine)):
-            engine.fit_caches(length)
-            engine.compact(np.arange(engine.spec.slots) >= size)
+            if size is not None:
+                engine.compact(np.arange(engine.spec.slots) >= size)
             engine.decode()
             engine.restore()
 
@@ -127,13 +123,12 @@ def _programs(
 
     entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     answering = engine.sizes if refilled else [engine.spec.slots]
+    compacted = engine.sizes[:-1] if engine.spec.compact else []
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
         if length == engine.lengths[0] or refilled:
             programs += [functools.partial(prefill, length, count) for count in entering]
-        programs.append(functools.partial(decode, length))
-        for size in engine.sizes[:-1] if engine.spec.compact else []:
-            programs.append(functools.partial(decode_compacted, length, size))
+        programs += [functools.partial(decode, length, size) for size in (None, *compacted)]
         programs += [functools.partial(answer, count) for count in answering if num_cuts]
     # Back at the shortest: growing is compiled by now, and so is this.
     return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]
