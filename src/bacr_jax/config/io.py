@@ -56,6 +56,7 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
 _LATER = frozenset(
     {
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype"),
+        *("output.compile_cache", "rollout.refill", "rollout.windows"),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )

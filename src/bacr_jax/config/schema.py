@@ -37,6 +37,11 @@ class OutputConfig:
     report: bool = key(True, "report.html and pictures of a finished run")
     format_report: bool = key(True, "say before training how well answers keep to the format")
     wandb: bool = key(False, "also log to Weights & Biases (extra wandb; WANDB_MODE is honoured)")
+    compile_cache: Literal["none"] | str | None = key(
+        None,
+        "folder of compiled programs, for faster starts; null: JAX_COMPILATION_CACHE_DIR's, or the "
+        "user's own; none: they are not kept",
+    )
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,15 @@ class RolloutConfig:
     answer_tokens: int = key(128, "most answer tokens, forced ones not counted", "[1, inf)")
     slots: int | None = key(None, "rows decoded together; null: all", "[1, inf)")
     chunk: int = key(16, "tokens decoded per call of the inner loop", "[1, inf)")
+    windows: int = key(
+        4, "lengths that caches may have; more read less and compile longer", "[1, inf)"
+    )
+    refill: float = key(
+        0.25,
+        "share of the slots that must have ended before they are answered and refilled; 1 compiles "
+        "least",
+        "(0, 1]",
+    )
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,8 @@ def make_policy(
         answer_tokens=config.rollout.answer_tokens,
         slots=config.rollout.slots or rows,
         chunk=config.rollout.chunk,
+        windows=config.rollout.windows,
+        refill=config.rollout.refill,
         dtype=dtype,
         implementation=implementation,
         answers=method.answers,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -142,6 +143,14 @@ def make_run(
         coordinate=difficulty_coordinate(environment.train, config.curriculum.coordinate),
         stream=stream,
     )
+
+
+def total_steps(config: Config, questions: int) -> int:
+    """Iterations of a run on so many training questions."""
+    train = config.train
+    if train.steps is not None:
+        return train.steps
+    return math.ceil(train.epochs * questions / config.rollout.questions)
 
 
 def difficulty_coordinate(
