@@ -28,8 +28,8 @@ def test_the_work_is_waited_for_and_left_only_where_the_run_has_failed():
 
     def work(poll):
         started.set()
-        go_on.wait(10)
-        poll()
+        while not go_on.wait(0.01):
+            poll()
         seen.append("finished")
 
     with compiled_ahead(work) as begin:
@@ -39,6 +39,7 @@ def test_the_work_is_waited_for_and_left_only_where_the_run_has_failed():
         go_on.set()
     assert seen == ["finished"]
     started.clear()
+    go_on.clear()
     with pytest.raises(KeyError), compiled_ahead(work) as begin:
         begin()
         started.wait(10)
@@ -63,6 +64,7 @@ def compiled(monkeypatch):
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow  # two whole runs
 def test_nothing_of_the_loop_is_compiled_after_the_warm_up(compiled, tmp_path, monkeypatch):
     from bacr_jax.train import run
 

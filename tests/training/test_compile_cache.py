@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from bacr_jax.runs.metrics import without_timings
 from test_train import SMALL
 
@@ -20,6 +22,7 @@ def started(config, folder, **environment):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow  # two runs in processes of their own
 def test_programs_from_the_folder_give_the_same_bits(tmp_path):
     config = tmp_path / "small.yaml"
     config.write_text(SMALL)
