@@ -69,6 +69,7 @@ def make(folder: Path) -> None:
 
 
 def even_share(completion_ids: list[list[int]], **_: object) -> list[float]:
+    assert all(len(ids) == NEW for ids in completion_ids)
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
 
@@ -81,7 +82,7 @@ def main() -> None:
 
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -128,7 +129,9 @@ def main() -> None:
     )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(arguments.model, padding_side="left"),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(
+            arguments.model, padding_side="left"
+        ),
         reward_funcs=even_share,
         args=settings,
         train_dataset=Dataset.from_list(prompts),
