@@ -85,7 +85,7 @@ class LedgerTokenizer:
             return self.whole(text, **options)
         texts = [text] if isinstance(text, str) else text
         encoded = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-        rows = {"input_ids": [row.ids for row in encoded]}
+        rows: dict[str, list[Any]] = {"input_ids": [row.ids for row in encoded]}
         if options.get("return_offsets_mapping"):
             rows["offset_mapping"] = [row.offsets for row in encoded]
         return {name: row[0] for name, row in rows.items()} if isinstance(text, str) else rows
