@@ -90,7 +90,7 @@ class Step:
             value=None,
             b_max=NEW,
             scan=False,
-            remat=False,
+            remat="none",
             chunk=2048,
         )
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")

@@ -1,6 +1,7 @@
 """The model against itself: trees and sequences, padding, phi = 0 and none."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +124,48 @@ def test_remat_and_scan_change_no_gradient():
         total = lambda p: qwen2.forward(p, x, config=SHAPE, scan=scan, remat=remat).std()
         return jax.jit(jax.grad(total))(params)
 
-    want = gradient(scan=False, remat=False)
-    for scan in (True, False):
-        found = gradient(scan, remat=True)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, want)
+    want = gradient(scan=False, remat="none")
+    for scan, remat in itertools.product((True, False), ("full", "selective")):
+        found = gradient(scan, remat)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, want)
+
+
+def product_shapes(jaxpr):
+    """Shapes of all matrix products of a program, those of the programs inside of it too."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            found.append(equation.outvars[0].aval.shape)
+        for inner in equation.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            found += product_shapes(inner) if hasattr(inner, "eqns") else []
+    return found
+
+
+def test_selective_remat_makes_no_product_again():
+    """Of a told tree; the scores of attention are no named products, and are made again."""
+    conditioning = OPTIONS[0]
+    params, shape = make(conditioning), (2, 2, 3)
+
+    def products(remat):
+        def total(params):
+            states, _ = qwen2.forward_tree(
+                params,
+                tokens(2, 9),
+                jnp.ones(shape, int),
+                jnp.full((2, 2), 4),
+                config=SHAPE,
+                budget_embedding=phi_of(params, conditioning),
+                conditioning=conditioning,
+                scan=False,
+                remat=remat,
+            )
+            return states.std()
+
+        # Products over the 30 positions, by their width: q, o and the stream; k and v; gate and up.
+        shapes = product_shapes(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
+        return {width: shapes.count((30, width)) for width in (32, 16, 48)}
+
+    none, selective, full = (products(remat) for remat in ("none", "selective", "full"))
+    assert selective == none
+    assert all(full[width] > none[width] for width in none)

@@ -66,7 +66,7 @@ def test_a_causal_kernel_does_half_of_the_trunk():
 
 
 def test_remat_adds_a_forward_pass_of_the_layers():
-    with_remat, without = workload(), workload("model.remat=false")
+    with_remat, without = workload(), workload("model.remat=none")
     head = costs.scored_tokens(without) * costs.output_flops_per_token(without.model)
     layers = costs.forward_flops(without) - head
     assert costs.train_flops(with_remat) - costs.train_flops(without) == pytest.approx(layers)
@@ -85,7 +85,7 @@ def test_the_forward_count_is_that_of_xla(kv_heads, tied):
 
     def scores(params, trunk, branches, context):
         trunk, branch = qwen2.forward_tree(
-            params, trunk, branches, context, config=shape, scan=False, remat=False
+            params, trunk, branches, context, config=shape, scan=False, remat="none"
         )
         return qwen2.logits(params, trunk[:, :96]), qwen2.logits(params, branch[:, :, :8])
 

@@ -52,6 +52,9 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
         False: "conditioning.told=nothing",
     }
 }
+# Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
+# ones, so that runs of those versions can be told.
+_FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
 # Keys that came after runs had been fingerprinted: at their defaults they change no fingerprint.
 _LATER = frozenset(
     {
@@ -59,6 +62,12 @@ _LATER = frozenset(
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )
+
+
+def _as_formerly(name: str, value: Any) -> Any:
+    """A value as fingerprints have always had it."""
+    same = [old for old, new in _FORMERLY.get(name, {}).items() if new == value]
+    return same[0] if same else value
 
 
 @functools.cache
@@ -84,6 +93,8 @@ def _read(entry: Entry) -> Any:
             f"{entry.where}: {name}: found {entry.text}, but it is a section; write one of "
             f"{', '.join(inside)}"
         )
+    if name in _FORMERLY and isinstance(entry.value, bool):
+        return _FORMERLY[name][entry.value]
     fits, value = convert(key.hint, entry.value, text=entry.raw if entry.lenient else None)
     if not fits:
         wanted = expected(key.hint, entry.value)
@@ -186,7 +197,7 @@ def fingerprint(config: Config, *sections: str) -> str:
     for section in sections:
         schema()[section]
     chosen = {
-        name: value
+        name: _as_formerly(name, value)
         for name, value in flatten(config).items()
         if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
         if name not in _LATER or value != schema()[name].value

@@ -68,7 +68,11 @@ class ModelConfig:
         "auto", "attention implementation of learner and prefill; auto: cudnn on GPUs in bfloat16"
     )
     scan_layers: bool = key(True, "scan over layers in the learner; false unrolls (small models)")
-    remat: bool = key(True, "recompute each layer in the backward pass")
+    remat: Literal["full", "selective", "none"] = key(
+        "full",
+        "what the backward pass recomputes: full: every layer; selective: all but its matrix "
+        "products, which are kept; none: nothing (true and false of older configs: full and none)",
+    )
     logprob_chunk: int = key(
         512, "tokens per chunk of the vocabulary projection in the learner", "[1, inf)"
     )

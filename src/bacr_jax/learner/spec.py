@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
-from bacr_jax.model import attention, budget
+from bacr_jax.model import attention, block, budget
 from bacr_jax.model.sizes import Qwen2Config
 
 Params = dict[str, Any]
@@ -29,7 +29,7 @@ class LearnerSpec:
       dtype: compute type.
       implementation: attention of the trunk.
       scan: loop over layers.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes of a layer (`qwen2.run_layers`).
       chunk: tokens per chunk of the output head.
       mesh: devices that rows and parameters are split over; None for one device.
     """
@@ -44,7 +44,7 @@ class LearnerSpec:
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
     scan: bool = True
-    remat: bool = True
+    remat: block.Remat = "full"
     chunk: int = 512
     mesh: Mesh | None = None
 

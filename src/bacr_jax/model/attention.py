@@ -12,6 +12,7 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.errors import UserError
@@ -193,7 +194,7 @@ def causal_attention(
             q[:, start:stop], k[:, :stop], v[:, :stop], mask[:, start:stop, :stop]
         )
         blocks.append(merge([seen], q.dtype))
-    return jnp.concatenate(blocks, axis=1)
+    return checkpoint_name(jnp.concatenate(blocks, axis=1), "attention")
 
 
 def tree_attention(
@@ -244,4 +245,5 @@ def tree_attention(
         causal_mask(length),
     )
     over_branch = jax.tree.map(lambda x: x.reshape(b, num_cuts * length, *x.shape[2:]), over_branch)
-    return jnp.concatenate([trunk, merge([over_trunk, over_branch], q.dtype)], axis=1)
+    branches = checkpoint_name(merge([over_trunk, over_branch], q.dtype), "attention")
+    return jnp.concatenate([trunk, branches], axis=1)

@@ -6,11 +6,12 @@ block takes its attention as a function: `attend(q, k, v) -> (output, anything)`
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
@@ -19,6 +20,7 @@ from bacr_jax.model.sizes import Qwen2Config
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+Remat = Literal["full", "selective", "none"]
 Rotation = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
 
 
@@ -116,21 +118,50 @@ class Block(nn.Module):
         if condition is not None and site == "before_block":
             x = condition(x)
         y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
-        q = rotate(project(y, "q", c.num_heads), by)
-        k = rotate(project(y, "k", c.num_kv_heads), by)
-        v = project(y, "v", c.num_kv_heads)
+        q = checkpoint_name(rotate(project(y, "q", c.num_heads), by), "query")
+        k = checkpoint_name(rotate(project(y, "k", c.num_kv_heads), by), "key")
+        v = checkpoint_name(project(y, "v", c.num_kv_heads), "value")
         mixed, extra = attend(q, k, v)
         mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
-        x = x + product(mixed, "o", d)
+        x = checkpoint_name(x + product(mixed, "o", d), "middle")
         if condition is not None and site == "after_attention":
             x = condition(x)
         y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
-        gate = nn.silu(product(y, "gate", c.intermediate_size))
-        up = product(y, "up", c.intermediate_size)
+        gate = nn.silu(checkpoint_name(product(y, "gate", c.intermediate_size), "gate"))
+        up = checkpoint_name(product(y, "up", c.intermediate_size), "up")
         x = x + product(gate * up, "down", d)
         if condition is not None and site == "after_block":
-            x = condition(x)
+            # Without a gate nothing in the backward pass asks for this sum.
+            x = condition(checkpoint_name(x, "gated"))
         return x, extra
+
+
+# What `selective` keeps of a layer: everything that a matrix product made. Norms, silu, and the
+# scores of attention are made again; they are reads, not products.
+PRODUCTS = ("query", "key", "value", "attention", "middle", "gate", "up", "gated")
+_keep_named = jax.checkpoint_policies.save_only_these_names(*PRODUCTS)
+
+
+def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
+    """What cuDNN's attention returned is kept too: its output and what its backward pass reads."""
+    if primitive.name.startswith("dot_product_attention_fwd"):
+        return True
+    return _keep_named(primitive, *arguments, **parameters)
+
+
+def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
+    """A layer whose backward pass makes again what its forward pass did not keep.
+
+    Args:
+      body: the layer.
+      remat: full keeps its input alone; selective also `PRODUCTS`; none keeps everything.
+      prevent_cse: False inside of a loop, which already keeps the compiler from merging the two
+        computations.
+    """
+    if remat == "none":
+        return body
+    policy = _keep_products if remat == "selective" else None
+    return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
 
 
 def apply_block(

@@ -26,7 +26,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import adapters, attention, budget
-from bacr_jax.model.block import Block, Params, apply_block, rms_norm, rotation
+from bacr_jax.model.block import (
+    Block,
+    Params,
+    Remat,
+    apply_block,
+    rematerialised,
+    rms_norm,
+    rotation,
+)
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import constrain_rows
 
@@ -121,7 +129,7 @@ def run_layers(
     mask: Bool[Array, "B T"] | None = None,
     which: Float[Array, "B T P"] | None = None,
     scan: bool = True,
-    remat: bool = True,
+    remat: Remat = "full",
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """All layers and the final norm.
@@ -137,7 +145,8 @@ def run_layers(
       mask: positions that receive phi.
       which: which of P embeddings each position is told, where rows have several.
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
-      remat: recompute each layer in the backward pass instead of storing its inside.
+      remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
+        matrix products, which are kept; none: nothing.
       mesh: keeps rows split over its devices, so that weights travel and activations don't.
 
     Returns:
@@ -163,9 +172,7 @@ def run_layers(
         )
         return x, None
 
-    if remat:
-        # Inside a scan the loop already keeps the compiler from merging the two computations.
-        body = jax.checkpoint(body, prevent_cse=not (scan and stacked))
+    body = rematerialised(body, remat, prevent_cse=not (scan and stacked))
     if scan and stacked:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
@@ -209,7 +216,7 @@ def forward(
     dtype: Any = jnp.float32,
     implementation: attention.Implementation = "xla",
     scan: bool = True,
-    remat: bool = False,
+    remat: Remat = "none",
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """Final states of padded rows.
@@ -230,7 +237,7 @@ def forward(
       dtype: compute type.
       implementation: of the attention.
       scan: loop over layers.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes (`run_layers`).
       mesh: of the rows.
 
     Returns:
@@ -298,7 +305,7 @@ def forward_tree(
     dtype: Any = jnp.float32,
     implementation: attention.Implementation = "xla",
     scan: bool = True,
-    remat: bool = True,
+    remat: Remat = "full",
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"]]:
     """One pass over trunks and all their branches.
@@ -320,7 +327,7 @@ def forward_tree(
       dtype: compute type.
       implementation: of the trunk's attention.
       scan: loop over layers.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes (`run_layers`).
       mesh: of the rows.
 
     Returns:

@@ -101,7 +101,7 @@ def forward_flops(work: Workload) -> float:
 
 
 def train_flops(work: Workload) -> float:
-    """Forward and backward over one row: a backward pass is two forward ones, remat a third.
+    """Forward and backward over one row: a backward pass is two forward ones, full remat a third.
 
     The output head is recomputed in any case. A frozen matrix has no gradient of its own: one of
     the two backward products is left out, and the adapters' are small beside it.
@@ -109,7 +109,8 @@ def train_flops(work: Workload) -> float:
     layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
     head = scored_tokens(work) * output_flops_per_token(work.model)
     weights = 0 if work.adapters else 1
-    return layers * (2 + weights + work.remat) + head * (3 + weights)
+    recomputed = 1 if work.remat == "full" else 0
+    return layers * (2 + weights + recomputed) + head * (3 + weights)
 
 
 def decode_flops_per_token(work: Workload, cache: float) -> float:
@@ -204,7 +205,7 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
     micro_batches = math.ceil(tokens / (work.micro_rows * work.row_tokens))
     mine, trained = (n(work) / layout.tensor for n in (policy_parameters, trained_parameters))
     others = (layout.fsdp - 1) / layout.fsdp
-    gathers = mine * (2 if work.remat else 1) * work.float_bytes
+    gathers = mine * (1 if work.remat == "none" else 2) * work.float_bytes
     per_micro_batch = others * (gathers + trained * FP32)
     copies = 2 * FP32 * trained / layout.fsdp * (layout.data - 1) / layout.data
     return micro_batches * per_micro_batch + copies

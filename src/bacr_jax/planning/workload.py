@@ -19,6 +19,7 @@ from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
+from bacr_jax.model.block import Remat
 from bacr_jax.model.hf.hub import is_hub_name
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
@@ -54,7 +55,7 @@ class Workload:
       eval_thinking: largest budget of training and evaluation.
       float_bytes: bytes of the compute type.
       logprob_chunk: tokens per chunk of the output head.
-      remat: layers are recomputed in the backward pass.
+      remat: what the backward pass recomputes of a layer (model.remat).
       fused_attention: the trunk's attention never stores its scores (cuDNN).
       adapters: numbers in low-rank adapters; 0: all weights are trained.
       frozen_bytes: bytes of a number of their frozen base.
@@ -84,7 +85,7 @@ class Workload:
     eval_thinking: int
     float_bytes: int
     logprob_chunk: int
-    remat: bool
+    remat: Remat
     fused_attention: bool
     adapters: int = 0
     frozen_bytes: int = 0
