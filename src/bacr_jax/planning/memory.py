@@ -86,7 +86,9 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
 
     Selective remat also keeps what matrix products made (`model.block.PRODUCTS`): q, k, v, the
     attention's output with two fp32 numbers a head, the stream between attention and MLP, gate, up,
-    and the stream before the budget's gate. Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
+    and the stream before the budget's gate.
+
+    Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
     product, and silu's insides in fp32; scores of attention in both types and their mask.
     """
     model = work.model
@@ -95,7 +97,8 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
         return float(model.num_layers * tokens * model.hidden_size * work.float_bytes)
     if work.remat == "selective":
         heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        split = (heads + 2 * model.intermediate_size) * work.float_bytes + 2 * model.num_heads * FP32
+        split = (heads + 2 * model.intermediate_size) * work.float_bytes
+        split += 2 * model.num_heads * FP32
         stream = (2 + work.conditioned) * model.hidden_size * work.float_bytes
         return model.num_layers * tokens * (stream + split / layout.tensor)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
