@@ -52,6 +52,17 @@ def gradient(batch, spec=SPEC, old=None, value_head=VALUE_HEAD):
     return grads.policy, grads.head
 
 
+def test_packed_branches_give_the_same_gradient(batch):
+    lengths = batch.branch_lengths
+    assert lengths.tolist() == [[5, 4], [3, 5], [4, 4], [0, 5]]
+    packing = np.full((ROWS, 9), -1, np.int32)
+    for row, each in enumerate(lengths):
+        kept = [5 * m + a for m in range(CUTS) for a in range(each[m])]
+        packing[row, : len(kept)] = kept
+    packed = dataclasses.replace(batch, packing=packing)
+    close(gradient(packed), gradient(batch), atol=1e-6)
+
+
 @functools.cache
 def rolled(world=WORLD):
     """Rollouts of the policy itself; the second row's cuts lie at one token of thinking."""

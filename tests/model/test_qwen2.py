@@ -100,6 +100,27 @@ def test_a_tree_equals_its_branches_as_sequences(conditioning, scan):
         np.testing.assert_allclose(branch_states[row, cut], states[index, c : c + 3], atol=1e-5)
 
 
+@pytest.mark.parametrize("conditioning", [None, OPTIONS[0], OPTIONS[1]])
+def test_packed_branches_are_the_branches(conditioning):
+    params = make(conditioning)
+    params = params if conditioning is None else awake(params)
+    trunk, branches = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
+    phi = phi_of(params, conditioning)
+    # Each branch is told its own budget.
+    of_branches = None if phi is None else jnp.stack([phi, phi[..., ::-1, :]], axis=-2)
+    told = {"budget_embedding": phi, "branch_embedding": of_branches, "conditioning": conditioning}
+    context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, **told}
+    want_trunk, want = forward_tree(params, trunk, branches, context, **run)
+    # Branches of 2 and 3 tokens; of 0 and 1.
+    packing = jnp.array([[0, 1, 3, 4, 5, -1], [3, -1, -1, -1, -1, -1]])
+    found_trunk, found = forward_tree(params, trunk, branches, context, packing=packing, **run)
+    np.testing.assert_allclose(found_trunk, want_trunk, atol=1e-6)
+    want = want.reshape(2, 6, -1)
+    for row in range(2):
+        kept = np.asarray(packing[row][packing[row] >= 0])
+        np.testing.assert_allclose(found[row, : len(kept)], want[row, kept], atol=1e-6)
+
+
 def test_padding_does_not_touch_real_tokens():
     params, x = make(None), tokens(2, 8)
     short = forward(params, x[:, :5], config=SHAPE)

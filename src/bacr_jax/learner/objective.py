@@ -1,5 +1,7 @@
 """The objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -72,8 +74,12 @@ def chunked_logprobs(
       spec: temperature, chunk and mesh.
     """
     b, t, _ = states.shape
-    # Gathered once, not once per chunk.
-    lm_head = constrain({"lm_head": lm_head}, spec.mesh, rules=DECODE)["lm_head"]
+    # Cast and gathered once, not once per chunk; of the masters no value is read then.
+    whole = lambda head: constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
+    copy = None
+    if states.dtype != jnp.float32:
+        copy = whole(logprobs.head_copy(lm_head, states.dtype))
+    lm_head = whole(lm_head)
     shards = 1 if spec.mesh is None else row_shards(spec.mesh)
     width = min(max(spec.chunk * shards // b, 1), t)
 
@@ -86,6 +92,7 @@ def chunked_logprobs(
             allowed_tokens=allowed_tokens,
             temperature=spec.temperature,
             chunk=b * width,
+            copy=copy,
         )
         return jax.tree.map(lambda x: x.reshape(b, width), scores)
 
@@ -102,13 +109,40 @@ def chunked_logprobs(
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :t], scores)
 
 
+def _answer_targets(
+    branch: Float[Array, "B M A D"] | Float[Array, "B F D"], batch: Batch
+) -> tuple[Float[Array, "B F D"], Int[Array, "B F"], Callable[[Array], Array]]:
+    """States of branches, the tokens they predict, and where each answer token's score is found.
+
+    The state that predicts answer token t stands at suffix - 1 + t of its branch. Of packed
+    branches all positions are scored, and the scores of answer tokens picked from them.
+
+    Returns:
+      States and tokens, and a function from their scores [B, F] to those of the answer tokens.
+    """
+    b, m, a = batch.answer_logprobs.shape
+    within = batch.forced[..., None] + jnp.arange(a)
+    if batch.packing is None:
+        states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
+        tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
+        return states.reshape(b, m * a, -1), tokens.reshape(b, m * a), lambda scores: scores
+    tokens = jnp.take_along_axis(
+        batch.branches.reshape(b, -1), batch.packing + 1, axis=1, mode="clip"
+    )
+    lengths = batch.branch_lengths
+    start = jnp.cumsum(lengths, axis=1) - lengths
+    at = (start[..., None] + within - 1).reshape(b, -1)
+    return branch, tokens, lambda scores: jnp.take_along_axis(scores, at, axis=1, mode="clip")
+
+
 def score_tokens(
     params: Params, batch: Batch, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> TokenScores:
     """Log-probabilities and entropies of every sampled token, in one pass over trunk and branches.
 
     The state that predicts thinking token t stands at prompt_length - 1 + t; the one that predicts
-    answer token t at suffix - 1 + t of its branch. Forced tokens are inputs only.
+    answer token t at suffix - 1 + t of its branch (`_answer_targets`). Forced tokens are inputs
+    only.
     """
     trunk_mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
@@ -124,6 +158,7 @@ def score_tokens(
         branch_embedding=phi_of_branches(params, batch.cuts, spec),
         conditioning=spec.conditioning,
         trunk_mask=trunk_mask,
+        packing=batch.packing,
         dtype=spec.dtype,
         implementation=spec.implementation,
         scan=spec.scan,
@@ -135,18 +170,15 @@ def score_tokens(
     at = batch.prompt_lengths[:, None] + jnp.arange(t)
     thinking_states = jnp.take_along_axis(trunk, (at - 1)[..., None], axis=1, mode="clip")
     thinking_tokens = jnp.take_along_axis(batch.trunk, at, axis=1, mode="clip")
-    within = batch.forced[..., None] + jnp.arange(a)
-    answer_states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
-    answer_tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
-    flat = lambda x: x.reshape(b, m * a, *x.shape[3:])
+    answer_states, answer_tokens, unpack = _answer_targets(branch, batch)
     logp, entropy = chunked_logprobs(
-        jnp.concatenate([thinking_states, flat(answer_states)], axis=1),
+        jnp.concatenate([thinking_states, answer_states], axis=1),
         qwen2.output_head(params),
-        jnp.concatenate([thinking_tokens, flat(answer_tokens)], axis=1),
+        jnp.concatenate([thinking_tokens, answer_tokens], axis=1),
         allowed_tokens=allowed_tokens,
         spec=spec,
     )
-    fold = lambda x: (x[:, :t], x[:, t:].reshape(b, m, a))
+    fold = lambda x: (x[:, :t], unpack(x[:, t:]).reshape(b, m, a))
     (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
     return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)

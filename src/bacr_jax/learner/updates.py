@@ -22,6 +22,7 @@ from bacr_jax.learner.micro_batches import (
     empty_micro_batches,
     has_advantage,
     micro_batches,
+    num_shapes,
 )
 from bacr_jax.learner.objective import (
     LearnerSpec,
@@ -133,7 +134,7 @@ class Updates:
         sampled_by = {**(frozen or {}), **state.policy} if others else None
         normalizers = self._normalizers(part, None)
         with phase_memory("learner", **self._sizes(part)):
-            total = len(self._shapes().widths(part.trunk.shape[1]))
+            total = num_shapes(part, self._shapes())
             for done, micro in enumerate(empty_micro_batches(part, self._shapes())):
                 say(done, total)
                 scored = self._scored(micro, sampled_by, reference)

@@ -204,10 +204,13 @@ def tree_attention(
     context: Int[Array, "B M"],
     *,
     trunk_length: int,
+    branch_of: Int[Array, "B F"] | None = None,
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
+
+    Packed branches lie one after the other in F positions, each as long as it is, T = S + F.
 
     Trunk tokens are causal among themselves. A branch token sees the trunk up to its branch's
     context and its own branch up to itself; branches do not see each other:
@@ -222,6 +225,7 @@ def tree_attention(
       v: values of all T tokens.
       context: trunk tokens visible to each branch.
       trunk_length: S.
+      branch_of: branch of each packed position, -1 for none; None: M branches of A tokens.
       implementation: of the trunk's causal attention.
       lengths: real trunk tokens per row.
     """
@@ -234,15 +238,23 @@ def tree_attention(
     )
     if num_cuts == 0:
         return trunk
+    k_branch, v_branch = k[:, trunk_length:], v[:, trunk_length:]
     length = q_branch.shape[1] // num_cuts
-    sees_trunk = jnp.arange(trunk_length) < jnp.repeat(context, length, axis=1)[:, :, None]
+    if branch_of is None:
+        seen = jnp.repeat(context, length, axis=1)
+    else:
+        seen = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
+    sees_trunk = jnp.arange(trunk_length) < seen[:, :, None]
     over_trunk = partial_attention(q_branch, k_trunk, v_trunk, sees_trunk)
+    if branch_of is not None:
+        own = branch_of[:, :, None] == branch_of[:, None]
+        own = own & causal_mask(branch_of.shape[1])
+        over_branch = partial_attention(q_branch, k_branch, v_branch, own)
+        branches = checkpoint_name(merge([over_trunk, over_branch], q.dtype), "attention")
+        return jnp.concatenate([trunk, branches], axis=1)
     split = lambda x: x.reshape(b * num_cuts, length, *x.shape[2:])
     over_branch = partial_attention(
-        split(q_branch),
-        split(k[:, trunk_length:]),
-        split(v[:, trunk_length:]),
-        causal_mask(length),
+        split(q_branch), split(k_branch), split(v_branch), causal_mask(length)
     )
     over_branch = jax.tree.map(lambda x: x.reshape(b, num_cuts * length, *x.shape[2:]), over_branch)
     branches = checkpoint_name(merge([over_trunk, over_branch], q.dtype), "attention")

@@ -269,25 +269,34 @@ def _tree_rows(
     branches: Int[Array, "B M A"],
     context: Int[Array, "B M"],
     trunk_mask: Bool[Array, "B S"] | None,
+    packing: Int[Array, "B F"] | None,
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"] | None]:
     """Tokens, positions and mask of trunks and their branches as one row each, T = S + M A."""
     chex.assert_rank([trunk, branches, context], [2, 3, 2])
     b, s = trunk.shape
     _, m, a = branches.shape
-    tokens = jnp.concatenate([trunk, branches.reshape(b, m * a)], axis=1)
+    branch_tokens = branches.reshape(b, m * a)
     branch_positions = (context[:, :, None] + jnp.arange(a)).reshape(b, m * a)
+    if packing is not None:
+        pick = lambda x: jnp.take_along_axis(x, packing, axis=1, mode="clip")
+        branch_tokens, branch_positions = pick(branch_tokens), pick(branch_positions)
+    tokens = jnp.concatenate([trunk, branch_tokens], axis=1)
     trunk_positions = jnp.broadcast_to(jnp.arange(s), (b, s))
     positions = jnp.concatenate([trunk_positions, branch_positions], axis=1)
     if trunk_mask is None:
         return tokens, positions, None
-    branch_mask = jnp.ones((b, m * a), bool)
+    branch_mask = jnp.ones(branch_tokens.shape, bool)
     return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
 
 
-def _told(trunk: int, b: int, m: int, a: int) -> Float[Array, "B T P"]:
+def _told(
+    trunk: int, b: int, m: int, a: int, branch_of: Int[Array, "B F"] | None
+) -> Float[Array, "B T P"]:
     """One-hot: positions of the trunk are told embedding 0, those of branch j embedding 1 + j."""
-    index = jnp.concatenate([jnp.zeros(trunk, int), 1 + jnp.repeat(jnp.arange(m), a)])
-    return jnp.broadcast_to(jax.nn.one_hot(index, 1 + m), (b, trunk + m * a, 1 + m))
+    if branch_of is None:
+        branch_of = jnp.broadcast_to(jnp.repeat(jnp.arange(m), a), (b, m * a))
+    index = jnp.pad(1 + branch_of, ((0, 0), (trunk, 0)))
+    return jax.nn.one_hot(index, 1 + m)
 
 
 def forward_tree(
@@ -302,12 +311,13 @@ def forward_tree(
     branch_embedding: Float[Array, "*L B M D"] | None = None,
     conditioning: ConditioningConfig | None = None,
     trunk_mask: Bool[Array, "B S"] | None = None,
+    packing: Int[Array, "B F"] | None = None,
     dtype: Any = jnp.float32,
     implementation: attention.Implementation = "xla",
     scan: bool = True,
     remat: Remat = "full",
     mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"]]:
+) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
     """One pass over trunks and all their branches.
 
     Equal to running every branch as its own full sequence trunk[:context] + branch, at the cost of
@@ -324,6 +334,8 @@ def forward_tree(
       branch_embedding: phi(b_j) of each branch; None: branches use their trunk's.
       conditioning: how phi joins the stream.
       trunk_mask: trunk positions that receive phi; branch tokens always do.
+      packing: index m A + a of the branch tokens to run, a branch's together and in order, -1 for
+        none; None runs all M A.
       dtype: compute type.
       implementation: of the trunk's attention.
       scan: loop over layers.
@@ -331,18 +343,27 @@ def forward_tree(
       mesh: of the rows.
 
     Returns:
-      Final states of the trunk and of the branches.
+      Final states of the trunk and of the branches, or of the packed tokens of branches.
     """
     s = trunk.shape[1]
-    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask)
+    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask, packing)
+    # Rounded down: -1 stays -1.
+    branch_of = None if packing is None else packing // branches.shape[2]
     attend = lambda q, k, v: attention.tree_attention(
-        q, k, v, context, trunk_length=s, implementation=implementation, lengths=lengths
+        q,
+        k,
+        v,
+        context,
+        trunk_length=s,
+        branch_of=branch_of,
+        implementation=implementation,
+        lengths=lengths,
     )
     which = None
     if budget_embedding is not None and branch_embedding is not None:
         parts = (budget_embedding[..., None, :], branch_embedding)
         budget_embedding = jnp.concatenate(parts, axis=-2)
-        which = _told(s, *branches.shape)
+        which = _told(s, *branches.shape, branch_of)
     hidden = run_layers(
         params,
         embed_tokens(params, tokens, dtype),
@@ -357,4 +378,5 @@ def forward_tree(
         remat=remat,
         mesh=mesh,
     )
-    return hidden[:, :s], hidden[:, s:].reshape(*branches.shape, hidden.shape[-1])
+    shape = branches.shape if packing is None else packing.shape
+    return hidden[:, :s], hidden[:, s:].reshape(*shape, hidden.shape[-1])
