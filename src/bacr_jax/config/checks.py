@@ -286,6 +286,11 @@ def _loss(config: Config) -> Iterator[str]:
             f"value.inner_steps={value.inner_steps}: are steps of the head alone, but "
             "optimizer.single_rate=true has one joint step for all; write 0"
         )
+    if loss.old_logprobs == "sampler" and loss.importance_cap is None:
+        yield (
+            "loss.old_logprobs=sampler: sampler and learner differ, and nothing bounds the ratio "
+            "of a token with a negative advantage; write loss.importance_cap=2, or learner"
+        )
     if loss.ratio != "sequence":
         return
     if loss.aggregate != "seq_mean_token_mean":

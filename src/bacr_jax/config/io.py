@@ -58,7 +58,7 @@ _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", Fals
 # Keys that came after runs had been fingerprinted: at their defaults they change no fingerprint.
 _LATER = frozenset(
     {
-        *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype"),
+        *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )

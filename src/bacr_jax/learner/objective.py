@@ -1,5 +1,6 @@
 """The objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -234,15 +235,22 @@ def policy_terms(
 ) -> tuple[Float[Array, ""], Metrics]:
     """The clipped policy loss (paper Eq. 15) and metrics of the ratios and of the sampler.
 
+    With the sampler's own log-probabilities as the old ones the ratio is at most the importance
+    cap: above it a token has no gradient, whatever the sign of its advantage. What sampler and
+    learner differ by is then told from the policy as it is now.
+
     Args:
       scores: of the policy that learns.
-      before: of the policy when the batch was sampled, as the learner computes them.
+      before: of the policy when the batch was sampled, as the learner or the sampler computes them.
       batch: rows, with advantages and the sampler's own log-probabilities.
       normalizers: of the whole batch.
       spec: settings.
     """
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
+    is_capped = jnp.zeros(ratio.shape, bool)
+    if spec.loss.old_logprobs == "sampler" and (cap := spec.loss.importance_cap) is not None:
+        ratio, is_capped = jnp.minimum(ratio, cap), ratio > cap
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = _joined(batch.thinking_advantages, answers)
     clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
@@ -251,7 +259,9 @@ def policy_terms(
     logp_before = _joined(before.thinking, before.answers)
     token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / normalizers.count
     metrics = {}
-    if spec.loss.importance_cap is not None:
+    if spec.loss.old_logprobs == "sampler":
+        logp_before = jax.lax.stop_gradient(_joined(scores.thinking, scores.answers))
+    elif spec.loss.importance_cap is not None:
         weight = losses.truncated_importance_weight(
             logp_before, sampler, cap=spec.loss.importance_cap
         )
@@ -261,7 +271,9 @@ def policy_terms(
     gap = jnp.where(mask, logp_before - sampler, 0.0)
     return loss, {
         "loss/policy": loss,
-        "policy/clipped_share": token_mean(losses.is_clipped(ratio, advantages, **clip)),
+        "policy/clipped_share": token_mean(
+            is_capped | losses.is_clipped(ratio, advantages, **clip)
+        ),
         "policy/ratio": token_mean(ratio),
         "mismatch/k1": token_mean(-gap),
         "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
@@ -307,7 +319,7 @@ def objective(
       batch: rows.
       allowed_tokens: ids the sampler may draw.
       old: the policy's scores when the batch was sampled; None on the first update, where the
-        ratio is exactly 1.
+        ratio is exactly 1, and where the sampler's own are taken (loss.old_logprobs).
       reference: scores of the reference policy, needed with a KL term.
       normalizers: of the whole batch.
       spec: settings.
@@ -317,6 +329,9 @@ def objective(
     """
     scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
     before = old if old is not None else jax.lax.stop_gradient(scores)
+    if spec.loss.old_logprobs == "sampler":
+        sampler = {"thinking": batch.thinking_logprobs, "answers": batch.answer_logprobs}
+        before = dataclasses.replace(before, **sampler)
     policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     aggregate = lambda x: (

@@ -22,6 +22,7 @@ from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.learner.objective import TokenScores, loss_normalizers
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import load_method
 from bacr_jax.model import adapters
 from bacr_jax.model.kv_cache import decode_params
@@ -197,6 +198,7 @@ class Programs:
         answers = real(*batch.answer_logprobs.shape)
         hidden = real(batch.trunk.shape[0], self.learner.model.hidden_size)
         scores = TokenScores(thinking, answers, thinking, answers, hidden)
-        old = scores if self.config.train.minibatches > 1 else None
+        loss, minibatches = self.config.loss, self.config.train.minibatches
+        old = scores if num_scored(loss.old_logprobs, minibatches) else None
         reference = scores if self.config.loss.kl_coef > 0 else None
         return batch, _whole(allowed, self.mesh), old, reference

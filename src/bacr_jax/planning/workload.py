@@ -17,6 +17,7 @@ from bacr_jax.config.adapter import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
+from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
 from bacr_jax.model.block import Remat
@@ -72,7 +73,7 @@ class Workload:
     rows: int
     minibatches: int
     micro_rows: int
-    scored: int
+    scored: float
     by_tokens: bool
     buckets: int
     prompt: int
@@ -254,6 +255,7 @@ def _workload(
     update = rows // train.minibatches
     mean, longest = _thinking(config)
     reference = config.loss.kl_coef > 0
+    scored = num_scored(config.loss.old_logprobs, train.minibatches)
     bfloat16 = model.compute_dtype == "bfloat16"
     work = Workload(
         model=shape,
@@ -265,7 +267,7 @@ def _workload(
         rows=rows,
         minibatches=train.minibatches,
         micro_rows=min(train.micro_batch_rows or update, update),
-        scored=(train.minibatches > 1) + reference,
+        scored=scored / train.minibatches + reference,
         by_tokens=False,
         buckets=1,
         prompt=config.data.max_prompt_tokens,
