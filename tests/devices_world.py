@@ -1,9 +1,13 @@
 """Programs that need several devices, each in a process of its own."""
 
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 
 def run_on_devices(program, *arguments, devices=8):
@@ -24,3 +28,37 @@ def run_on_devices(program, *arguments, devices=8):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()
+
+
+def sums_between_copies(text, devices):
+    """Elements that copies exchange in a compiled program: in its loops, and outside of them.
+
+    Args:
+      text: HLO.
+      devices: of which the first half is one copy, the second the other.
+
+    Returns:
+      Two lists with a number for each all-reduce or reduce-scatter.
+    """
+    inside, outside, loops = [], [], set(re.findall(r"body=(%[\w.-]+)", text))
+    summed = re.compile(r"= (.*?) (?:all-reduce|reduce-scatter)[\w-]*\(.*replica_groups=(\S+)")
+    for block in re.split(r"\n(?=\S)", text):
+        found = inside if block.split(" ")[0] in loops else outside
+        for line in block.splitlines():
+            match = summed.search(line)
+            if match and _crosses(match[2], devices):
+                shapes = re.findall(r"f\d+\[([\d,]*)\]", match[1])
+                found.append(sum(math.prod(map(int, filter(None, s.split(",")))) for s in shapes))
+    return inside, outside
+
+
+def _crosses(groups, devices):
+    """Whether a group of replica_groups has devices of both halves."""
+    listed = [list(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", groups)]
+    iota = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups)
+    if iota:
+        numbers = lambda text: [int(n) for n in text.split(",")]
+        order = np.arange(devices).reshape(numbers(iota[2]))
+        order = order.transpose(numbers(iota[3])) if iota[3] else order
+        listed = order.reshape(numbers(iota[1])).tolist()
+    return any(min(group) < devices // 2 <= max(group) for group in listed)

@@ -12,6 +12,11 @@ from bacr_jax.planning.workload import sizes_of
 ROOT = Path(__file__).parents[1]
 SEVEN = ROOT / "configs" / "qwen2.5-7b-math.yaml"
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+# Numbers that are easy to follow by hand.
+BY_ROWS = (
+    *("train.micro_batch_tokens=null", "train.micro_batch_rows=16"),
+    *("model.remat=full", "model.logprob_chunk=512"),
+)
 TINY = """
 model: {hidden_size: 16, intermediate_size: 32, num_layers: 2, num_heads: 2, num_kv_heads: 2,
         compute_dtype: float32, logprob_chunk: 16}
@@ -25,7 +30,7 @@ eval: {budgets: [16]}
 
 @functools.cache
 def sizes(overrides):
-    return sizes_of(config_io.load([SEVEN], overrides), 8)[0]
+    return sizes_of(config_io.load([SEVEN], [*BY_ROWS, *overrides]), 8)[0]
 
 
 def workload(*overrides, **changed):

@@ -14,6 +14,7 @@ from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.train_step import init_state, train_step
 from bacr_jax.model import qwen2, value
 from bacr_jax.model.sizes import Qwen2Config
+from devices_world import sums_between_copies
 from rollout_world import World
 
 shape = Qwen2Config(16, 16, 32, 2, 4, 2, 4, tie_embeddings=False)
@@ -81,6 +82,9 @@ for sizes, parts in (((1, 8, 1), 1), ((1, 4, 2), 2), ((2, 4, 1), 2)):
     assert f"16,{32 // sizes[2]}" in gathered, gathered
     assert not {shape for shape in gathered if shape.startswith(("16,16,16", "16,26,16"))}
     assert "all-reduce" in text or "reduce-scatter" in text
+    if sizes[0] > 1:
+        in_loops, after = sums_between_copies(text, 8)
+        assert max(in_loops, default=0) < 16 * 16 < sum(after), (in_loops, after)
     assert held < 1.3 * whole / (sizes[1] * sizes[2]), (held, whole)
 print("fine")
 """

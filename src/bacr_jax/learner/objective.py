@@ -81,11 +81,11 @@ def chunked_logprobs(
     if states.dtype != jnp.float32:
         copy = whole(logprobs.head_copy(lm_head, states.dtype))
     lm_head = whole(lm_head)
-    shards = 1 if spec.mesh is None else row_shards(spec.mesh)
+    shards = 1 if spec.mesh is None else row_shards(spec.mesh, spec.row_axes)
     width = min(max(spec.chunk * shards // b, 1), t)
 
     def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-        states, ids = constrain_rows(inputs, spec.mesh)
+        states, ids = constrain_rows(inputs, spec.mesh, over=spec.row_axes)
         scores = logprobs.token_logprobs(
             states.reshape(b * width, -1),
             lm_head,
@@ -165,6 +165,7 @@ def score_tokens(
         scan=spec.scan,
         remat=spec.remat,
         mesh=spec.mesh,
+        row_axes=spec.row_axes,
     )
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape

@@ -36,7 +36,7 @@ from bacr_jax.model.block import (
     rotation,
 )
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.parallel import constrain_rows
+from bacr_jax.parallel import ROW_AXES, constrain_rows
 
 
 def init(
@@ -131,6 +131,7 @@ def run_layers(
     scan: bool = True,
     remat: Remat = "full",
     mesh: Mesh | None = None,
+    row_axes: tuple[str, ...] = ROW_AXES,
 ) -> Float[Array, "B T D"]:
     """All layers and the final norm.
 
@@ -148,6 +149,7 @@ def run_layers(
       remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
         matrix products, which are kept; none: nothing.
       mesh: keeps rows split over its devices, so that weights travel and activations don't.
+      row_axes: axes of the mesh that rows are split over.
 
     Returns:
       Final-norm output.
@@ -159,7 +161,7 @@ def run_layers(
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
         x, _ = apply_block(
             inputs["layer"],
-            constrain_rows(x, mesh),
+            constrain_rows(x, mesh, over=row_axes),
             by,
             lambda q, k, v: (attend(q, k, v), None),
             config=config,
@@ -178,7 +180,8 @@ def run_layers(
     else:
         for inputs in _each_layer(per_layer, config.num_layers):
             x, _ = body(x, inputs)
-    return rms_norm(constrain_rows(x, mesh), params["final_norm"], config.rms_norm_eps)
+    x = constrain_rows(x, mesh, over=row_axes)
+    return rms_norm(x, params["final_norm"], config.rms_norm_eps)
 
 
 def embed_tokens(params: Params, tokens: Int[Array, "*B"], dtype: Any) -> Float[Array, "*B D"]:
@@ -317,6 +320,7 @@ def forward_tree(
     scan: bool = True,
     remat: Remat = "full",
     mesh: Mesh | None = None,
+    row_axes: tuple[str, ...] = ROW_AXES,
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
     """One pass over trunks and all their branches.
 
@@ -341,6 +345,7 @@ def forward_tree(
       scan: loop over layers.
       remat: what the backward pass recomputes (`run_layers`).
       mesh: of the rows.
+      row_axes: axes of the mesh that rows are split over.
 
     Returns:
       Final states of the trunk and of the branches, or of the packed tokens of branches.
@@ -377,6 +382,7 @@ def forward_tree(
         scan=scan,
         remat=remat,
         mesh=mesh,
+        row_axes=row_axes,
     )
     shape = branches.shape if packing is None else packing.shape
     return hidden[:, :s], hidden[:, s:].reshape(*shape, hidden.shape[-1])

@@ -3,6 +3,7 @@
 from bacr_jax.parallel.mesh import AXES, MeshShape, decode_mesh, layouts, make_mesh, resolve
 from bacr_jax.parallel.shardings import (
     DECODE,
+    ROW_AXES,
     TRAIN,
     AnyMesh,
     constrain,
@@ -19,6 +20,7 @@ from bacr_jax.parallel.shardings import (
 __all__ = [
     "AXES",
     "DECODE",
+    "ROW_AXES",
     "TRAIN",
     "AnyMesh",
     "MeshShape",

@@ -139,9 +139,9 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, _canonical(mesh, [ROW_AXES]))
 
 
-def row_shards(mesh: AnyMesh) -> int:
+def row_shards(mesh: AnyMesh, over: Sequence[str] = ROW_AXES) -> int:
     """Parts that rows are split into; their number must be a multiple of it."""
-    return int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+    return int(np.prod([mesh.shape[axis] for axis in over]))
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:
@@ -181,11 +181,21 @@ def constrain(tree: Any, mesh: AnyMesh | None, *, rules: Rules = TRAIN) -> Any:
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules=rules))
 
 
-def constrain_rows(tree: Any, mesh: AnyMesh | None, *, axis: int = 0) -> Any:
-    """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole."""
+def constrain_rows(
+    tree: Any, mesh: AnyMesh | None, *, axis: int = 0, over: Sequence[str] = ROW_AXES
+) -> Any:
+    """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole.
+
+    Args:
+      tree: arrays.
+      mesh: from `make_mesh`.
+      axis: that of the rows.
+      over: mesh axes, if not both; what is done for each data-parallel copy by itself
+        (`jax.vmap` with `spmd_axis_name="data"`) leaves data out.
+    """
     if mesh is None or mesh.size == 1:
         return tree
-    where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, ROW_AXES]))
+    where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, tuple(over)]))
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
 
 

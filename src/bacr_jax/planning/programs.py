@@ -15,7 +15,7 @@ from jax.stages import Lowered
 from bacr_jax import parallel
 from bacr_jax.config import Config
 from bacr_jax.data.decode_rules import Automaton, DecodeRules
-from bacr_jax.learner import initial
+from bacr_jax.learner import copies, initial
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch
@@ -107,7 +107,7 @@ class Programs:
         arguments = self._batch_arguments(batch)
         given = (state, *arguments, _whole(totals, self.mesh), self._frozen())
         earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
-        earlier = _laid_out(earlier, parallel.shardings(earlier, self.mesh))
+        earlier = _laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
         return learning.accumulate.lower(earlier, *given, spec=self.learner)
 
     def _frozen(self) -> Any:
