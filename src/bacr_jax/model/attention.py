@@ -181,20 +181,62 @@ def causal_attention(
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    length = q.shape[1]
-    mask = causal_mask(length)
-    if real is not None:
-        mask = mask & real[:, None]
-    # Keys after a block's last query are never scored, which saves nearly half of the work.
+    blocks = jax.lax.split(q, _block_sizes(q.shape[1]), axis=1)
+    found = _causal_blocks(blocks, _heads_first(k), _heads_first(v), real)
+    return checkpoint_name(jnp.concatenate(found, axis=1), "attention")
+
+
+def _heads_first(x: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
+    """Keys or values as the products read them: moved once, not once per block of queries."""
+    return x.transpose(0, 2, 1, 3)
+
+
+def _block_sizes(length: int) -> list[int]:
+    """Queries of each block of causal attention."""
     rows = max(_BLOCK, -(-length // _MAX_BLOCKS))
-    blocks = []
-    for start in range(0, length, rows):
-        stop = min(start + rows, length)
-        seen = partial_attention(
-            q[:, start:stop], k[:, :stop], v[:, :stop], mask[:, start:stop, :stop]
-        )
-        blocks.append(merge([seen], q.dtype))
-    return checkpoint_name(jnp.concatenate(blocks, axis=1), "attention")
+    return [min(rows, length - start) for start in range(0, length, rows)]
+
+
+def _causal_blocks(
+    blocks: Sequence[Float[Array, "B _ N H"]],
+    k: Float[Array, "B K S H"],
+    v: Float[Array, "B K S H"],
+    real: Bool[Array, "B S"] | None,
+) -> list[Float[Array, "B _ N H"]]:
+    """Causal attention of consecutive blocks of queries from position 0 on.
+
+    Keys after a block's last query are never scored, which saves nearly half of the work.
+    """
+    found, start = [], 0
+    for q in blocks:
+        stop = start + q.shape[1]
+        mask = (jnp.arange(stop) <= jnp.arange(start, stop)[:, None])[None]
+        if real is not None:
+            mask = mask & real[:, None, :stop]
+        seen = cached_attention(q, k[:, :, :stop], v[:, :, :stop], mask)
+        found.append(merge([seen], q.dtype))
+        start = stop
+    return found
+
+
+def branch_mask(
+    context: Int[Array, "B M"], branch_of: Int[Array, "B F"] | None, trunk_length: int, count: int
+) -> Bool[Array, "B F T"]:
+    """Keys that each branch token sees: of the trunk up to its context, of its branch up to itself.
+
+    Args:
+      context: trunk tokens visible to each branch.
+      branch_of: branch of each packed position; None: branches of equal length.
+      trunk_length: S.
+      count: positions F of the branches.
+    """
+    b, num_cuts = context.shape
+    if branch_of is None:
+        branch_of = jnp.broadcast_to(jnp.arange(count) // (count // num_cuts), (b, count))
+    seen = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
+    of_trunk = jnp.arange(trunk_length) < seen[:, :, None]
+    own = branch_of[:, :, None] == branch_of[:, None]
+    return jnp.concatenate([of_trunk, own & causal_mask(count)], axis=2)
 
 
 def tree_attention(
@@ -229,33 +271,27 @@ def tree_attention(
       implementation: of the trunk's causal attention.
       lengths: real trunk tokens per row.
     """
-    b, _, n, h = q.shape
-    num_cuts = context.shape[1]
-    q_trunk, q_branch = q[:, :trunk_length], q[:, trunk_length:]
-    k_trunk, v_trunk = k[:, :trunk_length], v[:, :trunk_length]
-    trunk = causal_attention(
-        q_trunk, k_trunk, v_trunk, implementation=implementation, lengths=lengths
-    )
-    if num_cuts == 0:
-        return trunk
-    k_branch, v_branch = k[:, trunk_length:], v[:, trunk_length:]
-    length = q_branch.shape[1] // num_cuts
-    if branch_of is None:
-        seen = jnp.repeat(context, length, axis=1)
-    else:
-        seen = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
-    sees_trunk = jnp.arange(trunk_length) < seen[:, :, None]
-    over_trunk = partial_attention(q_branch, k_trunk, v_trunk, sees_trunk)
-    if branch_of is not None:
-        own = branch_of[:, :, None] == branch_of[:, None]
-        own = own & causal_mask(branch_of.shape[1])
-        over_branch = partial_attention(q_branch, k_branch, v_branch, own)
-        branches = checkpoint_name(merge([over_trunk, over_branch], q.dtype), "attention")
+    count = q.shape[1] - trunk_length
+    if implementation == "cudnn" or count == 0:
+        q_trunk, q_branch = jax.lax.split(q, [trunk_length, count], axis=1)
+        trunk = causal_attention(
+            q_trunk,
+            k[:, :trunk_length],
+            v[:, :trunk_length],
+            implementation=implementation,
+            lengths=lengths,
+        )
+        if count == 0:
+            return trunk
+        seen = partial_attention(
+            q_branch, k, v, branch_mask(context, branch_of, trunk_length, count)
+        )
+        branches = checkpoint_name(merge([seen], q.dtype), "attention")
         return jnp.concatenate([trunk, branches], axis=1)
-    split = lambda x: x.reshape(b * num_cuts, length, *x.shape[2:])
-    over_branch = partial_attention(
-        split(q_branch), split(k_branch), split(v_branch), causal_mask(length)
-    )
-    over_branch = jax.tree.map(lambda x: x.reshape(b, num_cuts * length, *x.shape[2:]), over_branch)
-    branches = checkpoint_name(merge([over_trunk, over_branch], q.dtype), "attention")
-    return jnp.concatenate([trunk, branches], axis=1)
+    # Split at once: the gradient of all blocks is then one concatenation.
+    *blocks, q_branch = jax.lax.split(q, [*_block_sizes(trunk_length), count], axis=1)
+    k, v = _heads_first(k), _heads_first(v)
+    found = _causal_blocks(blocks, k, v, None)
+    seen = cached_attention(q_branch, k, v, branch_mask(context, branch_of, trunk_length, count))
+    found.append(merge([seen], q.dtype))
+    return checkpoint_name(jnp.concatenate(found, axis=1), "attention")

@@ -385,4 +385,5 @@ def forward_tree(
         row_axes=row_axes,
     )
     shape = branches.shape if packing is None else packing.shape
-    return hidden[:, :s], hidden[:, s:].reshape(*shape, hidden.shape[-1])
+    of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)
+    return of_trunk, of_branches.reshape(*shape, hidden.shape[-1])
