@@ -79,7 +79,9 @@ def chunked_logprobs(
     whole = lambda head: constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
     copy = None
     if states.dtype != jnp.float32:
-        copy = whole(logprobs.head_copy(lm_head, states.dtype))
+        # Split first, so that what travels is already cast.
+        copy = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
+        copy = whole(constrain(copy, spec.mesh)["lm_head"])
     lm_head = whole(lm_head)
     shards = 1 if spec.mesh is None else row_shards(spec.mesh, spec.row_axes)
     width = min(max(spec.chunk * shards // b, 1), t)

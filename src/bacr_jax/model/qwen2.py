@@ -36,7 +36,7 @@ from bacr_jax.model.block import (
     rotation,
 )
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.parallel import ROW_AXES, constrain_rows
+from bacr_jax.parallel import ROW_AXES, constrain_embedded, constrain_rows
 
 
 def init(
@@ -371,7 +371,7 @@ def forward_tree(
         which = _told(s, *branches.shape, branch_of)
     hidden = run_layers(
         params,
-        embed_tokens(params, tokens, dtype),
+        constrain_embedded(embed_tokens(params, tokens, dtype), mesh, over=row_axes),
         positions,
         attend,
         config=config,

@@ -199,6 +199,19 @@ def constrain_rows(
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
 
 
+def constrain_embedded(x: jax.Array, mesh: AnyMesh | None, *, over: Sequence[str]) -> jax.Array:
+    """Inside jit: embedded tokens of one data-parallel copy, columns split as the embedding's are.
+
+    Without it the compiler fetches rows from other copies. Where rows are split over the copies
+    too (`over`) nothing is asked for.
+    """
+    if mesh is None or "data" in over or x.shape[-1] % mesh.shape["fsdp"]:
+        return x
+    return jax.lax.with_sharding_constraint(
+        x, NamedSharding(mesh, PartitionSpec(None, None, "fsdp"))
+    )
+
+
 def constrain_cache(tree: Any, mesh: AnyMesh | None) -> Any:
     """Inside jit: caches [B, ..., K, S, H] are split by rows, and by heads if `tensor` divides."""
     if mesh is None or mesh.size == 1:
