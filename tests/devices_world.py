@@ -41,7 +41,8 @@ def sums_between_copies(text, devices):
       Two lists with a number for each all-reduce or reduce-scatter.
     """
     inside, outside, loops = [], [], set(re.findall(r"body=(%[\w.-]+)", text))
-    summed = re.compile(r"= (.*?) (?:all-reduce|reduce-scatter)[\w-]*\(.*replica_groups=(\S+)")
+    groups = r"(mesh\[.*?\{.*?\}|\{\{.*?\}\}|\S+)"
+    summed = re.compile(rf"= (.*?) (?:all-reduce|reduce-scatter)[\w-]*\(.*replica_groups={groups}")
     for block in re.split(r"\n(?=\S)", text):
         found = inside if block.split(" ")[0] in loops else outside
         for line in block.splitlines():
@@ -53,12 +54,23 @@ def sums_between_copies(text, devices):
 
 
 def _crosses(groups, devices):
-    """Whether a group of replica_groups has devices of both halves."""
-    listed = [list(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", groups)]
-    iota = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups)
-    if iota:
-        numbers = lambda text: [int(n) for n in text.split(",")]
-        order = np.arange(devices).reshape(numbers(iota[2]))
-        order = order.transpose(numbers(iota[3])) if iota[3] else order
-        listed = order.reshape(numbers(iota[1])).tolist()
+    """Whether a group of replica_groups, in any of its three forms, has devices of both halves."""
+    numbers = lambda text: [int(n) for n in text.split(",")]
+    listed = [numbers(group) for group in re.findall(r"\{([\d,]+)\}", groups)]
+    order = np.arange(devices)
+    if iota := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups):
+        shape, sizes, moved = iota.groups()
+        order = order.reshape(numbers(sizes))
+        order = order.transpose(numbers(moved)) if moved else order
+        listed = order.reshape(numbers(shape)).tolist()
+    if mesh := re.match(r"mesh\[(.*?)\](?:.*\(\[([\d,]+)\]T\(([\d,]+)\)\))?[^{]*\{(.*)\}", groups):
+        axes, sizes, moved, over = mesh.groups()
+        if sizes:
+            order = order.reshape(numbers(sizes)).transpose(numbers(moved))
+        named = re.findall(r"'(\w+)'=(\d+)", axes)
+        order = order.reshape([int(size) for _, size in named])
+        inner = [i for i, (name, _) in enumerate(named) if f"'{name}'" in over]
+        outer = [i for i in range(len(named)) if i not in inner]
+        across = int(np.prod([order.shape[i] for i in inner]))
+        listed = order.transpose(outer + inner).reshape(-1, across).tolist()
     return any(min(group) < devices // 2 <= max(group) for group in listed)

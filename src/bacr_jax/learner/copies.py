@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bacr_jax.learner.spec import LearnerSpec, Params
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.parallel import constrain, constrain_rows, shardings
 
 
@@ -30,14 +30,15 @@ def split(rows: Any, spec: LearnerSpec) -> Any:
 
 
 def gradient_shardings(grads: Any, spec: LearnerSpec) -> Any:
-    """Places of `train_step.Gradients`: of the policy's those of its parameters, in every copy."""
+    """Places of `train_step.Gradients`: those of the parameters, in every copy."""
     assert spec.mesh is not None
     mesh, where = spec.mesh, shardings(grads, spec.mesh)
     if num_copies(spec) == 1:
         return where
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), grads.policy)
+    apart = {"policy": grads.policy, "head": grads.head}
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), apart)
     of_copy = lambda where: NamedSharding(mesh, PartitionSpec("data", *where.spec))
-    return dataclasses.replace(where, policy=jax.tree.map(of_copy, shardings(one, mesh)))
+    return dataclasses.replace(where, **jax.tree.map(of_copy, shardings(one, mesh)))
 
 
 def laid_out(grads: Any, spec: LearnerSpec) -> Any:
@@ -47,8 +48,8 @@ def laid_out(grads: Any, spec: LearnerSpec) -> Any:
     return jax.lax.with_sharding_constraint(grads, gradient_shardings(grads, spec))
 
 
-def summed(policy: Params, spec: LearnerSpec) -> Params:
+def summed(grads: Any, spec: LearnerSpec) -> Any:
     """Gradients of the whole batch from those of the copies, fp32."""
     if num_copies(spec) == 1:
-        return policy
-    return constrain(jax.tree.map(lambda x: x.sum(0), policy), spec.mesh)
+        return grads
+    return constrain(jax.tree.map(lambda x: x.sum(0), grads), spec.mesh)

@@ -80,9 +80,9 @@ class Gradients:
     """Sums over the micro-batches seen so far.
 
     Attributes:
-      policy: gradients of the policy, fp32; with several data-parallel copies (mesh.data) each
-        copy's own, with a leading axis of copies.
-      head: gradients of the value head; None without one.
+      policy: gradients of the policy, fp32.
+      head: gradients of the value head; None without one. With several data-parallel copies
+        (mesh.data) both are each copy's own, with a leading axis of copies.
       metrics: shares of every metric.
     """
 
@@ -135,8 +135,7 @@ def gradients(
         return part(rows, spec)
     own = dataclasses.replace(spec, row_axes=("fsdp",))
     each = jax.vmap(lambda rows: part(rows, own), spmd_axis_name="data")(copies.split(rows, spec))
-    total = lambda tree: jax.tree.map(lambda x: x.sum(0), tree)
-    return Gradients(each.policy, total(each.head), total(each.metrics))
+    return dataclasses.replace(each, metrics=jax.tree.map(lambda x: x.sum(0), each.metrics))
 
 
 def apply_update(
@@ -153,7 +152,8 @@ def apply_update(
 
     Without a token in the loss the policy has no step either: Adam would move it by its moments.
     """
-    grads = dataclasses.replace(grads, policy=copies.summed(grads.policy, spec))
+    policy, value_head = copies.summed((grads.policy, grads.head), spec)
+    grads = Gradients(policy, value_head, grads.metrics)
     norm = optax.global_norm(grads.policy)
     head_norm = optax.global_norm(grads.head) if grads.head is not None else jnp.float32(0.0)
     finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
