@@ -173,9 +173,9 @@ def test_old_log_probabilities_take_as_many_passes_as_they_need(
 ):
     assert num_scored(old_logprobs, 2) == passes and num_scored(old_logprobs, 1) == 0
     rows = counting_scores(monkeypatch)
-    loss = LossConfig(entropy_coef=0.0, importance_cap=1.5)
+    loss = LossConfig(entropy_coef=0.0, importance_cap=5.0)
     both = [dataclasses.replace(loss, old_logprobs=which) for which in ("scored", old_logprobs)]
-    small = optax.sgd(0.01)
+    small = optax.sgd(0.001)
     states = []
     for loss in both:
         rows.clear()
@@ -184,7 +184,7 @@ def test_old_log_probabilities_take_as_many_passes_as_they_need(
     assert rows == [ROWS // 2] * passes
     # The batch was sampled by this policy: all three are the same update but for rounding.
     jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6),
+        lambda one, other: np.testing.assert_allclose(one, other, atol=3e-7),
         states[0].policy,
         states[1].policy,
     )
