@@ -76,8 +76,8 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
 
     config, params = hf.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
-    # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=false gives.
-    states = lambda params: qwen2.forward(params, tokens, config=config, scan=False, remat=False)
+    # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=none gives.
+    states = lambda params: qwen2.forward(params, tokens, config=config, scan=False, remat="none")
 
     def loss(params: dict) -> jax.Array:
         hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)

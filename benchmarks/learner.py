@@ -161,7 +161,7 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
         None,
         arguments.thinking,
         scan=False,
-        remat=False,
+        remat="none",
         chunk=10**9,
     )
     normalizers = loss_normalizers(batch, spec=spec)

@@ -38,6 +38,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--preset", help="a real shape of random weights, on a GPU")
+    parser.add_argument(
+        "--attention", choices=("cudnn", "xla"), default="cudnn", help="of decoding, on a GPU"
+    )
     parser.add_argument("--without-transformers", action="store_true", help="skip (a)")
     return parser.parse_args()
 
@@ -272,7 +275,8 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     spec = world.spec(max_thinking=new, answer_tokens=answer, slots=rows, windows=1)
     engine = world.engine(prompts, spec)
     every = np.arange(rows)
-    engine.prefill(every, every, every.astype(np.int32), np.full(rows, new, np.int32))
+    budgets = np.full(rows, new, np.int32)
+    engine.prefill(every, every, every.astype(np.int32), budgets, budgets)
     for _ in range(-(-new // spec.chunk)):
         engine.decode()
     trunk = engine.tokens()
@@ -337,6 +341,7 @@ def on_gpu(arguments):
         "copy_gb_per_s": round(bandwidth / 1e9),
         "rows": rows,
         "cache_length": length,
+        "attention": arguments.attention,
         "finite": not bool(broken),
     }
 
@@ -358,11 +363,17 @@ def decode_seconds(arguments, world):
 
     rows, steps = arguments.rows, 16
     spec = world.spec(
-        max_thinking=arguments.new, answer_tokens=1, slots=rows, windows=1, chunk=steps
+        max_thinking=arguments.new,
+        answer_tokens=1,
+        slots=rows,
+        windows=1,
+        chunk=steps,
+        attention=arguments.attention,
     )
     engine = world.engine(world.prompts(rows, arguments.prompt), spec)
     every = np.arange(rows)
-    engine.prefill(every, every, every.astype(np.int32), np.full(rows, arguments.new, np.int32))
+    budgets = np.full(rows, arguments.new, np.int32)
+    engine.prefill(every, every, every.astype(np.int32), budgets, budgets)
     seconds = []
     for index in range(min(arguments.new // steps, arguments.rounds + 2)):
         started = time.perf_counter()

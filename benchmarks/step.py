@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument(
+        "--on-demand",
+        action="store_true",
+        help="instead: a step of each kind for each line on the standard input, seconds as JSON",
+    )
     return parser.parse_args()
 
 
@@ -81,7 +87,13 @@ class Step:
             natural_suffix=[int(tokens[0, 1])],
         )
         self.rollout = RolloutSpec(
-            shape, None, max_thinking=NEW, answer_tokens=ANSWER, slots=self.rows, windows=4
+            shape,
+            None,
+            max_thinking=NEW,
+            answer_tokens=ANSWER,
+            slots=self.rows,
+            windows=4,
+            group_size=arguments.group,
         )
         self.learner = LearnerSpec(
             model=shape,
@@ -90,7 +102,7 @@ class Step:
             value=None,
             b_max=NEW,
             scan=False,
-            remat=False,
+            remat="none",
             chunk=2048,
         )
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
@@ -164,6 +176,11 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     step = Step(arguments)
+    if arguments.on_demand:
+        for _ in sys.stdin:
+            taken = {"step_s": sum(step(0)), "bacr_step_s": sum(step(CUTS))}
+            print(json.dumps(taken), flush=True)
+        return
     found: dict[int, list[tuple[float, float]]] = {0: [], CUTS: []}
     for index in range(arguments.warm_up + arguments.rounds):
         for num_cuts, seconds in found.items():

@@ -20,7 +20,7 @@ NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: false}
+        scan_layers: false, remat: none}
 data: {ledger: {train_size: 64}}
 budget: {min: 4, max: 12}
 curriculum: {mu0: 8, sigma: 4, update_every: 2}

@@ -10,8 +10,22 @@ from bacr_jax.parallel import MeshShape
 from bacr_jax.planning.workload import sizes_of
 
 ROOT = Path(__file__).parents[1]
-SEVEN = ROOT / "configs" / "qwen2.5-7b-math.yaml"
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
+def _by_rows():
+    """The paper's 7B config with settings of memory whose numbers are easy to follow by hand."""
+    keys = (
+        *("train.micro_batch_tokens=null", "train.micro_batch_rows=16"),
+        *("model.remat=full", "model.logprob_chunk=512", "train.length_buckets=4"),
+    )
+    config = config_io.load([ROOT / "configs" / "qwen2.5-7b-math.yaml"], keys)
+    file = Path(tempfile.mkdtemp()) / "qwen2.5-7b-math.yaml"
+    file.write_text(config_io.to_yaml(config))
+    return file
+
+
+SEVEN = _by_rows()
 TINY = """
 model: {hidden_size: 16, intermediate_size: 32, num_layers: 2, num_heads: 2, num_kv_heads: 2,
         compute_dtype: float32, logprob_chunk: 16}

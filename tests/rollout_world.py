@@ -72,8 +72,10 @@ def no_cuts(rows):
 class World:
     """A conditioned policy with everything a rollout needs."""
 
-    def __init__(self, conditioning=None):
-        self.shape = Qwen2Config(VOCAB, 16, 32, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True)
+    def __init__(self, conditioning=None, num_kv_heads=1):
+        self.shape = Qwen2Config(
+            VOCAB, 16, 32, 2, 2, num_kv_heads, 8, rope_theta=1e4, tie_embeddings=True
+        )
         self.conditioning = conditioning or ConditioningConfig()
         params = qwen2.init(jax.random.key(0), self.shape, conditioning=self.conditioning, b_max=12)
         params["embed"] = params["embed"] * 30  # far from uniform, so mistakes show

@@ -10,7 +10,7 @@ budget: {min: 8, max: 64}
 curriculum: {mu0: 32, sigma: 16}
 rollout: {questions: 4, group_size: 2, answer_tokens: 3}
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: false}
+        scan_layers: false, remat: none}
 train: {minibatches: 1}
 eval: {budgets: [8, 64], size: 10, samples: 0}
 output: {tensorboard: false}

@@ -20,7 +20,7 @@ from whole_runs import StopAt, assert_same_run
 
 SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: false}
+        scan_layers: false, remat: none}
 data: {ledger: {train_size: 64}}
 warmup: {steps: 12, target_accuracy: 0.0, hold_accuracy: 0.0}
 budget: {min: 4, max: 12}

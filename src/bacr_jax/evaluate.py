@@ -51,6 +51,7 @@ OVERRIDABLE = (
     "model.compute_dtype",
     "model.path",
     "model.tokenizer",
+    "output.compile_cache",
     "rollout.answer_tokens",
     "rollout.chunk",
 )
@@ -314,6 +315,7 @@ def evaluate(
     from bacr_jax.data.missing import without_missing
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
+    from bacr_jax.parallel.compile_cache import keep_programs
     from bacr_jax.report.evaluation import write_tables
     from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
@@ -321,7 +323,7 @@ def evaluate(
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
     config, left_out = without_missing(settle(arguments, saved.config))
-    saved = saved.under(config)
+    saved, kept = saved.under(config), keep_programs(config.output.compile_cache)
     train, missing = training_set(arguments, config)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
     work = job.prepare(
@@ -337,7 +339,7 @@ def evaluate(
     )
     with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
         progress.say(f"evaluating {work.name}; everything goes to {out}")
-        for line in (*left_out, *filter(None, [missing])):
+        for line in (kept.line, *left_out, *filter(None, [missing])):
             progress.say(line)
         results = job.run(work, folder, progress, poll)
         for table in write_tables(out, results):

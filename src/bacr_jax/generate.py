@@ -169,9 +169,12 @@ def open_session(
     check_ranges(config)
     for fault in level_problems(config):
         raise UserError(fault)
-
     from bacr_jax.evaluation.ask import Session
+    from bacr_jax.parallel.compile_cache import keep_programs
 
+    kept = keep_programs(config.output.compile_cache)
+    if kept.refused:
+        print(kept.line, file=sys.stderr)
     saved = saved.under(config)
     style = saved.style or prompt_format(config, is_run=run is not None, overrides=overrides)
     return Session(saved, style)
@@ -367,10 +370,9 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     """
     a = arguments
     session = open_session(a.run, a.model, a.step, a.overrides, download=a.download)
-    budgets = budgets_of(session, arguments.budget, "--budget")
-    asking = Asking(budgets, arguments.temperature, arguments.top_p, arguments.seed)
-    if arguments.question is not None:
-        answer(session, arguments.question, asking, say)
+    asking = Asking(budgets_of(session, a.budget, "--budget"), a.temperature, a.top_p, a.seed)
+    if a.question is not None:
+        answer(session, a.question, asking, say)
     elif sys.stdin.isatty():
         converse(session, asking, say)
     else:

@@ -221,7 +221,8 @@ def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
     request = parse(argv)
     plan = answer(request)
-    from bacr_jax.planning.report import as_object, as_text
+    from bacr_jax.planning.report import as_object
+    from bacr_jax.planning.text import as_text
 
     print(json.dumps(as_object(plan)) if request.as_json else as_text(plan))
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
@@ -190,6 +188,8 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
       UserError: it can't be used.
       SystemExit: the first process has said why it can't.
     """
+    import numpy as np
+
     from bacr_jax.parallel import processes
 
     path = run_path(config)

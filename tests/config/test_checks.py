@@ -71,6 +71,10 @@ BAD_CONFIGS = [
         "loss.importance_cap=2: weighs tokens, but loss.ratio=sequence",
     ),
     (
+        {"loss": {"old_logprobs": "sampler"}},
+        "loss.old_logprobs=sampler: sampler and learner differ",
+    ),
+    (
         {"optimizer": {"single_rate": True}},
         "value.inner_steps=4: are steps of the head alone",
     ),

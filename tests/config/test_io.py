@@ -218,6 +218,17 @@ class TestFingerprint:
             same = config_io.fingerprint(Config(), section) == config_io.fingerprint(inner, section)
             assert not same
 
+    @pytest.mark.parametrize(("former", "now"), [("true", "full"), ("false", "none")])
+    def test_values_of_older_configs_mean_what_they_meant(self, former, now):
+        config = config_io.load([], [f"model.remat={former}"])
+        assert config == config_io.load([], [f"model.remat={now}"])
+        assert f"  remat: {now}\n" in config_io.to_yaml(config)
+
+    def test_values_with_new_names_keep_the_fingerprints_of_older_runs(self):
+        assert config_io.fingerprint(Config()) == "b6865888279c"
+        quickstart = config_io.load(["quickstart"])
+        assert config_io.fingerprint(quickstart) == "61c9b3032879"
+
     def test_an_unknown_section_is_a_mistake_of_the_caller(self):
         with pytest.raises(KeyError):
             config_io.fingerprint(Config(), "modle")

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.model.attention import causal_attention
+from bacr_jax.model import kv_cache
+from bacr_jax.model.attention import cached_attention, causal_attention, merge
+from bacr_jax.rollout.cudnn_decoding import attend_rows
 from bacr_jax.runs.metrics import same_metrics
 from rollout_world import make_prompts, make_rules
 
@@ -60,6 +62,27 @@ def attend(device, q, k, v):
     implementation = "cudnn" if device.platform == "gpu" else "xla"
     lengths = jnp.asarray(LENGTHS, jnp.int32)
     return causal_attention(q, k, v, implementation=implementation, lengths=lengths)
+
+
+def attend_cache(device, q, k, v):
+    """One query of each row over its own keys, as decoding does in bfloat16 on this device."""
+    lengths = jnp.asarray(LENGTHS, jnp.int32)
+    cache = kv_cache.make(k, v)
+    if device.platform == "gpu":
+        return attend_rows(q, cache, lengths)
+    seen = (jnp.arange(cache.length) < lengths[:, None])[:, None]
+    return merge([cached_attention(q, cache.k, cache.v, seen)], q.dtype)
+
+
+def test_a_token_over_the_keys_of_its_row_equals_fp32(device, rows):
+    q, k, v, _ = rows
+    last = jnp.take_along_axis(q, jnp.asarray(LENGTHS - 1)[:, None, None, None], axis=1)
+    with jax.default_device(device):
+        fused = np.asarray(jax.jit(attend_cache, static_argnums=0)(device, last, k, v), np.float32)
+        exact = np.asarray(jax.jit(attend_exactly)(q, k, v))
+    exact = np.take_along_axis(exact, (LENGTHS - 1)[:, None, None, None], axis=1)
+    largest = np.abs(np.where(real_tokens(), np.asarray(v, np.float32), 0.0)).max()
+    assert np.abs(fused - exact).max() <= 3 * ROUNDING * largest
 
 
 def attend_exactly(q, k, v):
@@ -137,13 +160,13 @@ SHORT = (
     *("warmup.steps=20", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"),
     *("rollout.questions=8", "train.steps=3", "eval.size=16", "eval.samples=1"),
     *("output.tensorboard=false", "reproducible=true"),
+    # The second run compiles anew, and chooses its kernels again.
+    "output.compile_cache=none",
 )
 
 
 def test_the_quickstart_repeats_bit_for_bit(device, tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cuda" if device.platform == "gpu" else "cpu"}
-    # The second run compiles anew too, and chooses its kernels again.
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, "-m", "bacr_jax.train", "--config", "configs/quickstart.yaml"]
     for name in ("one", "other"):
         line = [*command, *SHORT, f"output.dir={tmp_path / name}"]

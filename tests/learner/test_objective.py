@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
-from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import loss_normalizers, objective
+from bacr_jax.learner.batch import empty_batch, make_batch
+from bacr_jax.learner.objective import loss_normalizers, objective, score_tokens
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import attention, budget, qwen2
 from bacr_jax.rollout import generate, sampling_params
@@ -50,6 +50,24 @@ def gradient(batch, spec=SPEC, old=None, value_head=VALUE_HEAD):
         spec=spec,
     )
     return grads.policy, grads.head
+
+
+def test_packed_branches_give_the_same_gradient(batch):
+    lengths = batch.branch_lengths
+    assert lengths.tolist() == [[5, 4], [3, 5], [4, 4], [0, 5]]
+    packing = np.full((ROWS, 9), -1, np.int32)
+    for row, each in enumerate(lengths):
+        kept = [5 * m + a for m in range(CUTS) for a in range(each[m])]
+        packing[row, : len(kept)] = kept
+    packed = dataclasses.replace(batch, packing=packing)
+    close(gradient(packed), gradient(batch), atol=1e-6)
+
+
+def test_rows_without_branches_can_be_scored():
+    shapes = {"prompt": 3, "thinking": 4, "cuts": 0, "suffix": 2, "answer": 3}
+    score = functools.partial(score_tokens, spec=SPEC)
+    found = jax.eval_shape(score, WORLD.params, empty_batch(2, **shapes), RULES.allowed_tokens)
+    assert found.thinking.shape == (2, 4) and found.answers.shape == (2, 0, 3)
 
 
 @functools.cache
@@ -270,9 +288,11 @@ def written_out(new, old, ref, sampler, advantages, mask, loss):
     for row in range(mask.shape[0]):
         for t in np.flatnonzero(mask[row]):
             rho, a = np.exp(new[row, t] - old[row, t]), advantages[row, t]
+            if loss.old_logprobs == "sampler":
+                rho = min(np.exp(new[row, t] - sampler[row, t]), loss.importance_cap)
             clipped = min(max(rho, 1 - loss.clip_low), 1 + loss.clip_high)
             token = max(-a * rho, -a * clipped)
-            if loss.importance_cap is not None:
+            if loss.importance_cap is not None and loss.old_logprobs != "sampler":
                 token *= min(np.exp(old[row, t] - sampler[row, t]), loss.importance_cap)
             d = new[row, t] - ref[row, t]
             kl = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) + d - 1}[loss.kl_kind]
@@ -280,9 +300,25 @@ def written_out(new, old, ref, sampler, advantages, mask, loss):
     return total
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_the_objective_written_out(batch, kind):
-    loss = LossConfig(entropy_coef=0.0, kl_coef=0.7, kl_kind=kind, importance_cap=1.1, clip_low=0.1)
+@pytest.mark.parametrize(
+    ("kind", "old_logprobs"), [("k1", "scored"), ("k2", "scored"), ("k3", "sampler")]
+)
+def test_the_objective_written_out(batch, kind, old_logprobs):
+    loss = LossConfig(
+        entropy_coef=0.0,
+        kl_coef=0.7,
+        kl_kind=kind,
+        importance_cap=1.1,
+        clip_low=0.1,
+        old_logprobs=old_logprobs,
+    )
+    # A sampler that differs from the learner, in both directions.
+    wrong = lambda x: x + 0.2 * np.random.default_rng(2).normal(size=x.shape).astype(np.float32)
+    batch = dataclasses.replace(
+        batch,
+        thinking_logprobs=wrong(batch.thinking_logprobs),
+        answer_logprobs=wrong(batch.answer_logprobs),
+    )
     spec = dataclasses.replace(SPEC, loss=loss, value=None)
     scores = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
     rng = np.random.default_rng(1)
@@ -309,5 +345,10 @@ def test_the_objective_written_out(batch, kind):
     )
     want = written_out(tokens(scores), tokens(old), tokens(ref), sampler, advantages, mask, loss)
     assert float(found) == pytest.approx(want / (4 * spec.b_max), abs=1e-6)
+    if old_logprobs == "sampler":
+        ratios = np.minimum(np.exp(tokens(scores) - sampler), 1.1)[mask]
+        assert float(metrics["policy/ratio"]) == pytest.approx(ratios.mean(), abs=1e-5)
+        assert "mismatch/weight" not in metrics
+        return
     weights = np.minimum(np.exp(tokens(old) - sampler), 1.1)[mask]
     assert float(metrics["mismatch/weight"]) == pytest.approx(weights.mean(), abs=1e-5)

@@ -10,10 +10,13 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec
-from bacr_jax.learner.train_step import init_state, train_step
+from bacr_jax.learner.objective import LearnerSpec, loss_normalizers
+from bacr_jax.learner.train_step import (
+    accumulate, apply_gradients, init_state, no_gradients, train_step
+)
 from bacr_jax.model import qwen2, value
 from bacr_jax.model.sizes import Qwen2Config
+from devices_world import sums_between_copies
 from rollout_world import World
 
 shape = Qwen2Config(16, 16, 32, 2, 4, 2, 4, tie_embeddings=False)
@@ -81,7 +84,28 @@ for sizes, parts in (((1, 8, 1), 1), ((1, 4, 2), 2), ((2, 4, 1), 2)):
     assert f"16,{32 // sizes[2]}" in gathered, gathered
     assert not {shape for shape in gathered if shape.startswith(("16,16,16", "16,26,16"))}
     assert "all-reduce" in text or "reduce-scatter" in text
+    if sizes[0] > 1:
+        in_loops, after = sums_between_copies(text, 8)
+        assert max(in_loops, default=0) < 16 * 16 < sum(after), (in_loops, after)
     assert held < 1.3 * whole / (sizes[1] * sizes[2]), (held, whole)
+
+# One micro-batch at a time: every copy adds up gradients of its own, in fp32.
+mesh = parallel.make_mesh(parallel.MeshShape(2, 4, 1, 1), jax.devices())
+split = dict(spec=dataclasses.replace(spec, mesh=mesh))
+state = parallel.place(start, parallel.shardings(start, mesh))
+total = loss_normalizers(batch, **split)
+halves = [parallel.place(jax.tree.map(lambda x: x[part], batch), parallel.row_sharding(mesh))
+          for part in (slice(0, 8), slice(8, 16))]
+given = [(state, rows, np.ones(16, bool), None, None, total) for rows in halves]
+grads = no_gradients(*given[0], **split)
+for one in given:
+    grads = accumulate(grads, *one, **split)
+kernel = grads.policy["layers"]["q_kernel"]
+assert kernel.shape == (2, 2, 16, 16) and kernel.dtype == jnp.float32
+assert kernel.addressable_shards[0].data.shape == (1, 2, 4, 16)
+after, _ = apply_gradients(state, grads, **split, policy_tx=tx, head_tx=tx)
+gradient = jax.tree.map(lambda x, y: x - np.asarray(y), start.policy, after.policy)
+jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), gradient, want)
 print("fine")
 """
 

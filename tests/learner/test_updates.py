@@ -7,10 +7,12 @@ import numpy as np
 import optax
 import pytest
 
+import bacr_jax.learner.updates as updates_module
 from bacr_jax.config import LossConfig, OptimizerConfig, TrainConfig, ValueConfig
 from bacr_jax.learner.batch import empty_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
-from bacr_jax.learner.updates import Updates
+from bacr_jax.learner.train_step import score_batch
+from bacr_jax.learner.updates import Updates, num_scored
 from learner_world import (
     ANSWERS,
     CUTS,
@@ -149,6 +151,43 @@ def test_updates_skipped_in_a_row_are_counted_in_their_order(batch, spoilt, in_a
     broken = dataclasses.replace(batch, thinking_advantages=advantages)
     after, _ = updates(minibatches=2)(state_of(), broken)
     assert (int(after.skipped), int(after.skipped_in_a_row)) == (1, in_a_row)
+
+
+def counting_scores(monkeypatch):
+    """Rows that scoring passes ran over, in order."""
+    rows = []
+
+    def score(policy, batch, *arguments, **how):
+        rows.append(batch.trunk.shape[0])
+        return score_batch(policy, batch, *arguments, **how)
+
+    monkeypatch.setattr(updates_module, "score_batch", score)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("old_logprobs", "passes"), [("scored", 2), ("learner", 1), ("sampler", 0)]
+)
+def test_old_log_probabilities_take_as_many_passes_as_they_need(
+    batch, monkeypatch, old_logprobs, passes
+):
+    assert num_scored(old_logprobs, 2) == passes and num_scored(old_logprobs, 1) == 0
+    rows = counting_scores(monkeypatch)
+    loss = LossConfig(entropy_coef=0.0, importance_cap=5.0)
+    both = [dataclasses.replace(loss, old_logprobs=which) for which in ("scored", old_logprobs)]
+    small = optax.sgd(0.001)
+    states = []
+    for loss in both:
+        rows.clear()
+        update = updates(dataclasses.replace(SPEC, loss=loss), small, small, minibatches=2)
+        states.append(update(state_of(policy_tx=small, head_tx=small), batch)[0])
+    assert rows == [ROWS // 2] * passes
+    # The batch was sampled by this policy: all three are the same update but for rounding.
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=3e-7),
+        states[0].policy,
+        states[1].policy,
+    )
 
 
 def test_a_zero_learning_rate_leaves_every_metric_alone(batch):

@@ -50,7 +50,7 @@ def library(config, traces, params, state, extra):
         config.value if method.uses_value else None,
         b_max=BUDGET,
         progress=config.reward.coefficient,
-        remat=False,
+        remat="none",
         scan=False,
     )
     rows = [trace for pair in itertools.product(traces, repeat=2) for trace in pair]

@@ -18,31 +18,52 @@ def test_an_empty_cache_has_an_entry_a_layer():
     assert cache[0].k.dtype == jnp.bfloat16 and not cache[0].k.any()
 
 
-def test_a_token_is_written_at_its_own_position_and_past_the_end_nowhere():
-    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32)
+def straight(cache):
+    """Keys [B, K, S, H] of a cache of either kind."""
+    return cache.k.swapaxes(2, 3) if cache.turned else cache.k
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_token_is_written_at_its_own_position_and_past_the_end_nowhere(turned):
+    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32, turned=turned)
+    assert cache.k.shape == ((3, 1, 4, 5) if turned else (3, 1, 5, 4)) and cache.length == 5
     token = jnp.arange(1.0, 13.0).reshape(3, 1, 1, 4)
     written = kv_cache.write(cache, token, -token, jnp.array([0, 4, 5]))
     want = np.zeros((3, 1, 5, 4), np.float32)
     want[0, 0, 0], want[1, 0, 4] = token[0, 0, 0], token[1, 0, 0]
-    np.testing.assert_array_equal(written.k, want)
+    np.testing.assert_array_equal(straight(written), want)
     np.testing.assert_array_equal(written.v, -want)
 
 
-def test_keys_of_a_block_are_turned_heads_first():
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_cache_of_what_a_block_made_has_heads_first(turned):
     x = jnp.arange(24.0).reshape(1, 3, 2, 4)
-    turned = kv_cache.heads_first(x)
-    np.testing.assert_array_equal(turned[0, 1, 2], x[0, 2, 1])
+    cache = kv_cache.make(x, -x, turned=turned)
+    np.testing.assert_array_equal(straight(cache)[0, 1, 2], x[0, 2, 1])
+    np.testing.assert_array_equal(cache.v[0, 1, 2], -x[0, 2, 1])
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_go_to_their_places_with_the_positions_there_is_room_for(turned):
+    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32, turned=turned)
+    x = jnp.arange(1.0, 57.0).reshape(2, 7, 1, 4)
+    put = kv_cache.put_rows(cache, kv_cache.make(x, -x, turned=turned), jnp.array([2, 3]))
+    np.testing.assert_array_equal(straight(put)[2, 0], x[0, :5, 0])
+    np.testing.assert_array_equal(put.v[2, 0], -x[0, :5, 0])
+    assert not put.k[:2].any() and not put.v[:2].any()
+
+
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("length", [2, 5, 7])
-def test_another_length_keeps_the_positions(length):
+def test_another_length_keeps_the_positions(length, turned):
     values = jnp.arange(1.0, 21.0).reshape(1, 1, 5, 4)
-    resized = kv_cache.resize(kv_cache.LayerCache(values, -values), length)
+    keys = values.swapaxes(2, 3) if turned else values
+    resized = kv_cache.resize(kv_cache.LayerCache(keys, -values, turned), length)
     kept = min(length, 5)
-    assert resized.k.shape == (1, 1, length, 4)
-    np.testing.assert_array_equal(resized.k[:, :, :kept], values[:, :, :kept])
+    assert straight(resized).shape == (1, 1, length, 4) == resized.v.shape
+    np.testing.assert_array_equal(straight(resized)[:, :, :kept], values[:, :, :kept])
     np.testing.assert_array_equal(resized.v[:, :, :kept], -values[:, :, :kept])
-    assert not resized.k[:, :, kept:].any()
+    assert not straight(resized)[:, :, kept:].any()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -50,11 +71,50 @@ def test_decode_params_are_cast_and_cut_by_layer(tied):
     shape = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=tied)
     params = qwen2.init(jax.random.key(0), shape, conditioning=ConditioningConfig())
     decode = kv_cache.decode_params(params, dtype=jnp.bfloat16, conditioned=True)
-    kernel = params["layers"]["q_kernel"].astype(jnp.bfloat16)
-    np.testing.assert_array_equal(decode.layers[1]["q_kernel"], kernel[1])
+    kernel = params["layers"]["o_kernel"].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(decode.layers[1]["o_kernel"], kernel[1])
     head = params["embed"] if tied else params["lm_head"]
     np.testing.assert_array_equal(decode.head, head.astype(jnp.bfloat16))
     # Gates are multiplied in float32.
     assert len(decode.gates) == 2 and decode.gates[0].dtype == jnp.float32
     plain = kv_cache.decode_params(params, dtype=jnp.bfloat16, conditioned=False)
     assert plain.gates is None
+
+
+def test_joined_columns_stand_by_shard():
+    """Heads of 2: two of queries, one of keys, one of values on each of two shards."""
+    number = lambda start, width: start + np.arange(width, dtype=np.float32)[None]
+    layer = {
+        "q_kernel": number(0, 8),
+        "k_kernel": number(100, 4),
+        "v_kernel": number(200, 4),
+        "q_bias": number(0, 8)[0],
+        "k_bias": number(100, 4)[0],
+        "v_bias": number(200, 4)[0],
+        "gate_kernel": number(300, 4),
+        "up_kernel": number(400, 4),
+        "o_kernel": number(500, 3),
+    }
+    joined = kv_cache.join_products(layer, 2)
+    want = [[0, 1, 2, 3, 100, 101, 200, 201], [4, 5, 6, 7, 102, 103, 202, 203]]
+    np.testing.assert_array_equal(joined["qkv_kernel"][0], want)
+    np.testing.assert_array_equal(joined["qkv_bias"], want)
+    np.testing.assert_array_equal(
+        joined["gate_up_kernel"][0], [[300, 301, 400, 401], [302, 303, 402, 403]]
+    )
+    assert sorted(joined) == ["gate_up_kernel", "o_kernel", "qkv_bias", "qkv_kernel"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_joined_layer_computes_what_its_parts_compute(shards):
+    shape = Qwen2Config(13, 8, 16, 1, 4, 2, 4, tie_embeddings=True)
+    params = qwen2.init(jax.random.key(0), shape)
+    layer = jax.tree.map(lambda x: x[0], params["layers"])
+    bias = jax.random.normal(jax.random.key(1), (16,))
+    layer |= {"q_bias": bias, "k_bias": bias[:8], "v_bias": 2 * bias[:8]}
+    x = jax.random.normal(jax.random.key(2), (2, 3, 8))
+    by = qwen2.rotation(jnp.arange(6).reshape(2, 3), head_dim=4, theta=1e4)
+    seen = lambda q, k, v: (q + jnp.repeat(k - v, 2, axis=2), (q, k, v))
+    run = lambda layer: qwen2.apply_block(layer, x, by, seen, config=shape)
+    apart, joined = run(layer), run(kv_cache.join_products(layer, shards))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), apart, joined)

@@ -35,6 +35,41 @@ def test_values_and_gradients_equal_the_plain_form(chunk, temperature):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_the_gradient_in_bfloat16_is_that_of_fp32_but_for_rounding(chunk):
+    key = jax.random.key(3)
+    hidden = jax.random.normal(key, (64, 48)).astype(jnp.bfloat16)
+    # Values that bfloat16 holds, so that the products alone are rounded.
+    head = jax.random.normal(jax.random.key(4), (80, 48)).astype(jnp.bfloat16).astype(jnp.float32)
+    targets = jax.random.randint(key, (64,), 0, 80)
+
+    def gradient(hidden):
+        def total(hidden, head):
+            logp, entropy = token_logprobs(hidden, head, targets, chunk=chunk)
+            return (logp * jnp.linspace(-1, 1, 64)).sum() + 0.1 * entropy.sum()
+
+        return jax.grad(total, (0, 1))(hidden, head)
+
+    found, want = gradient(hidden), gradient(hidden.astype(jnp.float32))
+    assert [x.dtype for x in found] == [jnp.bfloat16, jnp.float32]
+    for one, other in zip(found, want):
+        gap = np.asarray(one, np.float32) - np.asarray(other)
+        assert 0 < np.linalg.norm(gap) < 0.004 * np.linalg.norm(other)
+
+
+def test_16_bit_states_make_no_fp32_product_and_cast_the_head_once():
+    hidden, head = jnp.zeros((8, 4), jnp.bfloat16), jnp.zeros((6, 4))
+    total = lambda h, w: token_logprobs(h, w, jnp.zeros(8, int), chunk=2)[0].sum()
+    text = jax.jit(jax.grad(total, (0, 1))).lower(hidden, head).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert len(products) >= 3
+    for line in products:
+        operands = line.split(" : ")[-1].split("->")[0]
+        assert "bf16" in operands and "f32" not in operands
+    casts = [line for line in text.splitlines() if "stablehlo.convert" in line]
+    assert sum("tensor<6x4xf32>) -> tensor<6x4xbf16>" in line for line in casts) == 1
+
+
 def test_illegal_ids_get_no_probability_and_no_gradient():
     grad = jax.grad(
         lambda head: token_logprobs(HIDDEN, head, TARGETS, allowed_tokens=LEGAL)[0].sum()

@@ -1,6 +1,7 @@
 """The model against itself: trees and sequences, padding, phi = 0 and none."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,27 @@ def test_a_tree_equals_its_branches_as_sequences(conditioning, scan):
         np.testing.assert_allclose(branch_states[row, cut], states[index, c : c + 3], atol=1e-5)
 
 
+@pytest.mark.parametrize("conditioning", [None, OPTIONS[0], OPTIONS[1]])
+def test_packed_branches_are_the_branches(conditioning):
+    params = make(conditioning)
+    params = params if conditioning is None else awake(params)
+    trunk, branches = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
+    phi = phi_of(params, conditioning)
+    # Each branch is told its own budget.
+    of_branches = None if phi is None else jnp.stack([phi, phi[..., ::-1, :]], axis=-2)
+    told = {"budget_embedding": phi, "branch_embedding": of_branches, "conditioning": conditioning}
+    context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, **told}
+    want_trunk, want = forward_tree(params, trunk, branches, context, **run)
+    # Branches of 2 and 3 tokens; of 0 and 1.
+    packing = jnp.array([[0, 1, 3, 4, 5, -1], [3, -1, -1, -1, -1, -1]])
+    found_trunk, found = forward_tree(params, trunk, branches, context, packing=packing, **run)
+    np.testing.assert_allclose(found_trunk, want_trunk, atol=1e-6)
+    want = want.reshape(2, 6, -1)
+    for row in range(2):
+        kept = np.asarray(packing[row][packing[row] >= 0])
+        np.testing.assert_allclose(found[row, : len(kept)], want[row, kept], atol=1e-6)
+
+
 def test_padding_does_not_touch_real_tokens():
     params, x = make(None), tokens(2, 8)
     short = forward(params, x[:, :5], config=SHAPE)
@@ -123,7 +145,48 @@ def test_remat_and_scan_change_no_gradient():
         total = lambda p: qwen2.forward(p, x, config=SHAPE, scan=scan, remat=remat).std()
         return jax.jit(jax.grad(total))(params)
 
-    want = gradient(scan=False, remat=False)
-    for scan in (True, False):
-        found = gradient(scan, remat=True)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, want)
+    want = gradient(scan=False, remat="none")
+    for scan, remat in itertools.product((True, False), ("full", "selective")):
+        found = gradient(scan, remat)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, want)
+
+
+def product_shapes(jaxpr):
+    """Shapes of all matrix products of a program, those of the programs inside of it too."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            found.append(equation.outvars[0].aval.shape)
+        for inner in equation.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            found += product_shapes(inner) if hasattr(inner, "eqns") else []
+    return found
+
+
+def test_selective_remat_makes_no_product_again():
+    """Of a told tree; the scores of attention are no named products, and are made again."""
+    conditioning = OPTIONS[0]
+    params, shape = make(conditioning), (2, 2, 3)
+
+    def products(remat):
+        def total(params):
+            states, _ = qwen2.forward_tree(
+                params,
+                tokens(2, 9),
+                jnp.ones(shape, int),
+                jnp.full((2, 2), 4),
+                config=SHAPE,
+                budget_embedding=phi_of(params, conditioning),
+                conditioning=conditioning,
+                scan=False,
+                remat=remat,
+            )
+            return states.std()
+
+        # Products over the 30 positions, by their width: q, o and the stream; k and v; gate and up.
+        shapes = product_shapes(jax.make_jaxpr(jax.grad(total))(params).jaxpr)
+        return {width: shapes.count((30, width)) for width in (32, 16, 48)}
+
+    none, selective, full = (products(remat) for remat in ("none", "selective", "full"))
+    assert selective == none
+    assert all(full[width] > none[width] for width in none)

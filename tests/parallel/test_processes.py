@@ -11,7 +11,19 @@ EXPLICIT = {
     "JAX_NUM_PROCESSES": "2",
     "JAX_PROCESS_ID": "1",
 }
-SLURM = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+# What srun sets for one task of a step of two, on two nodes.
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_GPUS_ON_NODE": "8",
+}
+TORCHRUN = {"WORLD_SIZE": "16", "RANK": "3", "LOCAL_RANK": "3", "MASTER_ADDR": "node1"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
 
 
 def test_one_process_joins_nobody():
@@ -51,3 +63,48 @@ def test_missing_variables_are_named():
 def test_one_process_tells_itself():
     assert processes.text_from_first("café") == "café"
     np.testing.assert_array_equal(processes.to_host({"x": np.arange(3)})["x"], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("environment", "found", "instead"),
+    [
+        (
+            TORCHRUN,
+            r"WORLD_SIZE=16 RANK=3 \(torchrun\)",
+            r"JAX_COORDINATOR_ADDRESS=\$MASTER_ADDR:1234 .*JAX_PROCESS_ID=\$RANK",
+        ),
+        (OPEN_MPI, r"OMPI_COMM_WORLD_SIZE=4 .*\(Open MPI\)", r"=\$OMPI_COMM_WORLD_RANK"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "1"}, r"PMI_SIZE=4 PMI_RANK=1 \(MPI\)", r"=\$PMI_RANK"),
+        # A pod of an indexed Job: nothing says how many there are.
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX=0", "launch/kubernetes.yaml"),
+        # mpirun inside of a step of one task a node: JAX would join the nodes' starters.
+        ({**SLURM, **OPEN_MPI}, "OMPI_COMM_WORLD_SIZE=4", "HOST_OF_PROCESS_0:1234"),
+        # A container that passed half of what srun set.
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1", "--export=ALL"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "without SLURM_JOB_ID, SLURM_STEP_NODELIST", "srun"),
+        ({"SLURM_STEP_NUM_TASKS": "two"}, "SLURM_STEP_NUM_TASKS=two", "whole number"),
+    ],
+)
+def test_a_process_beside_others_does_not_train_alone(environment, found, instead):
+    with pytest.raises(UserError, match=f"{found}.*{instead}") as refused:
+        processes.settings(environment)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"JAX_NUM_PROCESSES": "1", "JOB_COMPLETION_INDEX": "3"},
+        {"JAX_NUM_PROCESSES": "1", **TORCHRUN},
+        # Launchers of one process, srun's other name for its tasks, a batch script's own step.
+        {"WORLD_SIZE": "1", "RANK": "0", "PMI_SIZE": "1"},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"},
+    ],
+)
+def test_a_process_that_is_alone_or_says_so_joins_nobody(environment):
+    assert processes.settings(environment) is None
+
+
+def test_a_step_of_slurm_with_its_own_pmi_is_joined():
+    assert processes.settings({**SLURM, "PMI_SIZE": "2", "PMI_RANK": "1"})["num_processes"] == 2

@@ -66,10 +66,11 @@ def test_moments_are_split_like_their_parameters():
 
 def test_the_decode_copy_is_split_over_tensor_only():
     decode = jax.eval_shape(
-        lambda p: kv_cache.decode_params(p, dtype=jnp.bfloat16, conditioned=True), PARAMS
+        lambda p: kv_cache.decode_params(p, dtype=jnp.bfloat16, conditioned=True, shards=2), PARAMS
     )
     found = specs(decode, rules=DECODE)
-    assert found[".layers[3]['q_kernel']"] == P(None, "tensor")
+    assert found[".layers[3]['qkv_kernel']"] == P(None, "tensor")
+    assert found[".layers[3]['qkv_bias']"] == P("tensor")
     assert found[".layers[3]['down_kernel']"] == P("tensor")
     assert found[".embed"] == found[".head"] == P("tensor")
     assert found[".gates[0]"] == P()

@@ -1,17 +1,24 @@
 """Work and traffic of a run, against numbers worked out by hand and against XLA's count."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bacr_jax.model import qwen2
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
-from bacr_jax.planning import costs
+from bacr_jax.planning import costs, seconds
 from bacr_jax.planning.devices import DEVICES
+from bacr_jax.planning.lengths import Lengths
+from bacr_jax.planning.schedule import Chunk, Padded, Schedule
 from plan_world import mesh, workload
 
 # Parameters of the released checkpoints.
 SEVEN_B, FOURTEEN_B = 7_615_616_512, 14_770_033_664
+# A row of 1,024 + 4,096 tokens and four branches of 136.
+WHOLE = Padded(1, 5120, 544)
 
 
 def test_the_released_counts_come_out():
@@ -60,70 +67,113 @@ def test_products_of_a_7b_layer():
 
 
 def test_a_causal_kernel_does_half_of_the_trunk():
-    fused, plain = workload(cuts=1), workload(cuts=1, fused_attention=False)
+    fused, plain = workload(), workload(fused_attention=False)
     trunk = 4 * 28 * 28 * 128 * 5120**2
-    assert costs.attention_flops(plain) - costs.attention_flops(fused) == trunk / 2
+    flops = lambda work: costs.attention_flops(work, WHOLE)
+    assert flops(plain) - flops(fused) == trunk / 2
+
+
+def test_branches_see_their_trunk_and_themselves():
+    none, four = Padded(1, 5120, 0), WHOLE
+    flops = lambda made: costs.attention_flops(workload(), made)
+    assert flops(four) - flops(none) == 4 * 28 * 28 * 128 * 4 * 136 * (5120 + 136)
 
 
 def test_remat_adds_a_forward_pass_of_the_layers():
-    with_remat, without = workload(), workload("model.remat=false")
-    head = costs.scored_tokens(without) * costs.output_flops_per_token(without.model)
-    layers = costs.forward_flops(without) - head
-    assert costs.train_flops(with_remat) - costs.train_flops(without) == pytest.approx(layers)
+    with_remat, without = workload(), workload("model.remat=none")
+    head = costs.scored_tokens(without, WHOLE) * costs.output_flops_per_token(without.model)
+    # 4,096 thinking tokens and 128 of each of four answers.
+    assert costs.scored_tokens(without, WHOLE) == 4096 + 4 * 128
+    layers = costs.forward_flops(without, WHOLE) - head
+    more = costs.train_flops(with_remat, WHOLE) - costs.train_flops(without, WHOLE)
+    assert more == pytest.approx(layers)
 
 
 @pytest.mark.parametrize(("kv_heads", "tied"), [(4, False), (2, True)])
 def test_the_forward_count_is_that_of_xla(kv_heads, tied):
     # Without a loop XLA counts everything; wide enough that norms and softmax hardly matter.
     shape = Qwen2Config(512, 256, 1024, 2, 4, kv_heads, 64, tie_embeddings=tied)
-    work = workload(cuts=1, conditioned=False, value_hidden=0, fused_attention=False)
-    import dataclasses
-
-    work = dataclasses.replace(work, model=shape, prompt=16, thinking=96, answer=8)
+    sizes = {"cuts": 1, "prompt": 16, "thinking": 96, "answer": 8}
+    work = workload(conditioned=False, value_hidden=0, fused_attention=False, **sizes, model=shape)
     params = jax.eval_shape(lambda: qwen2.init(jax.random.key(0), shape))
     ids = lambda *size: jax.ShapeDtypeStruct(size, jnp.int32)
 
     def scores(params, trunk, branches, context):
         trunk, branch = qwen2.forward_tree(
-            params, trunk, branches, context, config=shape, scan=False, remat=False
+            params, trunk, branches, context, config=shape, scan=False, remat="none"
         )
         return qwen2.logits(params, trunk[:, :96]), qwen2.logits(params, branch[:, :, :8])
 
     lowered = jax.jit(scores).lower(params, ids(1, 112), ids(1, 1, work.branch), ids(1, 1))
-    assert costs.forward_flops(work) == pytest.approx(lowered.cost_analysis()["flops"], rel=0.05)
+    counted = lowered.cost_analysis()["flops"]
+    made = Padded(1, 112, work.branch)
+    assert costs.forward_flops(work, made) == pytest.approx(counted, rel=0.05)
 
 
-def test_a_step_is_the_sum_over_its_rows():
-    one, two = workload("rollout.questions=32"), workload("rollout.questions=64")
-    for phase, flops in costs.step_flops(two).items():
-        assert flops == pytest.approx(2 * costs.step_flops(one)[phase])
+def phases(*overrides, layout=None, device="a100-80", **changed):
+    work = workload(*overrides, **changed)
+    return seconds.step_seconds(work, layout or mesh(), DEVICES[device])
 
 
 def test_old_scores_are_only_computed_when_a_batch_is_used_twice():
-    assert costs.step_flops(workload("train.minibatches=1"))["score"] == 0
-    assert costs.step_flops(workload("train.minibatches=1", "loss.kl_coef=0.1"))["score"] > 0
+    assert phases("train.minibatches=1")["score"] == 0
+    assert phases("train.minibatches=1", "loss.kl_coef=0.1")["score"] > 0
 
 
-def test_a_decoding_step_reads_the_weights_and_the_cache_of_its_rows():
+def test_a_decoding_step_reads_the_weights_and_the_windows_of_its_rows():
     # 64 of 512 rows on a device; everything but the embedding's 152064 x 3584.
-    weights = 2 * (SEVEN_B - 152_064 * 3584)
-    read = costs.decode_step_bytes(workload(), mesh(), window=1000.0)
-    assert read == weights + 64 * 1000 * 57_344
+    work, weights = workload(own_keys=False), 2 * (SEVEN_B - 152_064 * 3584)
+    live = np.full((16, 8), 100)
+    moved = costs.chunk_bytes(work, mesh(), Chunk(512, 1280, live, live))
+    logits = 64 * 5 * 4 * 152_064
+    # Scores of 4 x 8 query heads a layer, 22 bytes each: 31 % more than keys and values.
+    position = 57_344 + 28 * 4 * 8 * (4 * 4 + 2 * 2)
+    assert moved == 16 * (weights + logits + 64 * 1280 * position)
+
+
+def test_rows_that_read_their_own_keys_wait_for_the_slowest_device():
+    work, weights = workload(own_keys=True), 2 * (SEVEN_B - 152_064 * 3584)
+    tiles = np.full((16, 8), 6400)
+    tiles[:, 3] = 12_800
+    moved = costs.chunk_bytes(work, mesh(), Chunk(512, 5120, tiles, tiles))
+    assert moved == 16 * (weights + 64 * 5 * 4 * 152_064 + 12_800 * 57_344)
+
+
+def test_answers_of_a_row_read_its_cache_once():
+    one, four = (workload("rollout.attention=xla", cuts=cuts) for cuts in (1, 4))
+    assert costs.answer_positions(one, 1280) == costs.answer_positions(four, 1280) == 1280
+    # Seven query heads share a key/value head: four answers are 28 queries, padded to 32.
+    assert costs.key_bytes(four, mesh(), 4) == 57_344 + 28 * 4 * 32 * (4 * 4 + 2 * 2)
+
+
+def test_answers_that_are_told_lengths_read_it_once_each_up_to_their_cut():
+    work = workload(draw=lambda: Lengths(np.array([100]), np.array([400]), np.ones((1, 4))))
+    assert work.own_keys and work.cuts == 4
+    # Four prompts, and 100 + 200 + 300 + 400 thinking tokens.
+    assert costs.answer_positions(work, 5120) == 4 * 100 + 1000
 
 
 def test_one_device_sends_nothing():
     assert costs.gathered_bytes(workload(), mesh(fsdp=1)) == 0
 
 
-def test_data_parallel_copies_send_gradients_only():
-    # One micro-batch or many: the gradient of a shard goes round once, 4 bytes twice, half of it.
+def test_gradients_travel_in_the_compute_type_but_those_of_the_vocabulary():
+    # Each micro-batch: all but an eighth of two gathers and the gradients.
     params = costs.policy_parameters(workload())
-    assert costs.gathered_bytes(workload(), mesh(data=2, fsdp=1)) == 4.0 * params
+    vocabulary = 2 * 152_064 * 3584
+    by_hand = 7 / 8 * (2 * 2 * params + 2 * (params - vocabulary) + 4 * vocabulary)
+    assert costs.gathered_bytes(workload(), mesh()) == by_hand
+
+
+def test_data_parallel_copies_send_gradients_once_an_update():
+    # Round once, both ways, half of it each, 4 bytes.
+    two = mesh(data=2, fsdp=1)
+    assert costs.copied_bytes(workload(), two) == 4.0 * costs.policy_parameters(workload())
+    assert costs.gathered_bytes(workload(), two) == costs.copied_bytes(workload(), mesh()) == 0
 
 
 def test_faster_devices_are_faster_and_more_of_them_too():
-    work = workload()
-    total = lambda name, layout: sum(costs.step_seconds(work, layout, DEVICES[name]).values())
+    total = lambda name, layout: sum(phases(device=name, layout=layout).values())
     eight, sixteen = mesh(), mesh(fsdp=16)
     assert total("h200", eight) < total("h100", eight) < total("a100-80", eight)
     assert total("a100-80", sixteen) < total("a100-80", eight)
@@ -131,8 +181,56 @@ def test_faster_devices_are_faster_and_more_of_them_too():
 
 def test_an_update_takes_its_operations_over_the_rate():
     work, device = workload("train.minibatches=1"), DEVICES["h100"]
-    seconds = costs.step_seconds(work, mesh(fsdp=1), device)
-    # Eight copies of an H100 would need an eighth; a single one all of it, and Adam on top.
-    products = costs.step_flops(work)["update"] / (989e12 * costs.MATMUL_SHARE)
-    adam = 28 * costs.policy_parameters(work) / (3350e9 * costs.BANDWIDTH_SHARE)
-    assert seconds["update"] == pytest.approx(products + adam)
+    taken = seconds.step_seconds(work, mesh(fsdp=1), device)
+    # 512 rows, all padded to the longest, and Adam on top.
+    products = 512 * costs.train_flops(work, WHOLE) / (989e12 * 0.5)
+    adam = 28 * costs.policy_parameters(work) / (3350e9 * 0.7)
+    assert taken["update"] == pytest.approx(products + adam)
+
+
+def test_a_decoding_step_takes_its_bytes_over_the_bandwidth():
+    # 8 rows a device: too few for products to take longer.
+    work, device = workload(own_keys=True, slots=64), DEVICES["a100-80"]
+    keys = np.full((16, 8), 128)
+    made = Schedule(chunks=[Chunk(64, 5120, keys, keys)])
+    taken = seconds.rollout_seconds(work, mesh(), device, made)["decode"]
+    moved = costs.chunk_bytes(work, mesh(), made.chunks[0])
+    assert taken == pytest.approx(moved / (2039e9 * 0.7))
+
+
+def test_tensor_shards_read_a_part_of_the_weights_and_wait_for_sums():
+    work, device = workload(own_keys=True, slots=64), DEVICES["a100-80"]
+    keys = np.full((16, 2), 128)
+    made = Schedule(chunks=[Chunk(64, 5120, keys, keys)])
+    four = mesh(decode_tensor=4)
+    taken = seconds.rollout_seconds(work, four, device, made)["decode"]
+    read = costs.chunk_bytes(work, four, made.chunks[0]) / (2039e9 * 0.7)
+    # Two sums a layer: 20 microseconds, and 32 rows of 3,584 numbers round three of four.
+    sent = 56 * 32 * 3584 * 2 * 2 * 3 / 4 / (300e9 * 0.7)
+    assert taken == pytest.approx(read + 16 * (56 * 20e-6 + sent))
+
+
+def test_an_evaluation_is_the_sum_of_its_calls():
+    work = workload("eval.size=16", "rollout.slots=16")
+    price = lambda *calls: seconds.evaluation_seconds(
+        dataclasses.replace(work, evaluated=calls), mesh(), DEVICES["a100-80"]
+    )
+    assert price((16, 512), (64, 512)) == pytest.approx(price((16, 512)) + price((64, 512)))
+    assert price((16, 2048)) > price((16, 512)) > 0
+    # Four sets, four budgets, greedy and sampled four times.
+    assert sorted(set(work.evaluated)) == [
+        (n, b) for n in (16, 64) for b in (512, 1024, 2048, 4096)
+    ]
+    assert len(work.evaluated) == 32
+
+
+def test_many_rows_on_few_weights_take_their_products():
+    work, device = workload(own_keys=True), DEVICES["a100-80"]
+    keys = np.full((16, 2), 128)
+    made = Schedule(chunks=[Chunk(512, 5120, keys, keys)])
+    four = mesh(decode_tensor=4)
+    taken = seconds.rollout_seconds(work, four, device, made)["decode"]
+    products = costs.chunk_flops(work, made.chunks[0]) / (8 * 312e12 * 0.5)
+    assert costs.chunk_bytes(work, four, made.chunks[0]) / (2039e9 * 0.7) < products
+    sent = 56 * 256 * 3584 * 2 * 2 * 3 / 4 / (300e9 * 0.7)
+    assert taken == pytest.approx(products + 16 * (56 * 20e-6 + sent))

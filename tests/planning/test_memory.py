@@ -38,6 +38,23 @@ def test_remat_keeps_the_input_of_every_layer():
     assert saved == 2 * 5664 * 28 * 3584 * 2
 
 
+def test_selective_remat_keeps_what_products_made():
+    # q, attention, the stream twice and before the gate; k and v; gate and up; 2 x 28 statistics.
+    saved = memory.saved_activations(workload("model.remat=selective"), mesh(), 2)
+    assert saved == 2 * 5664 * 28 * (2 * (5 * 3584 + 2 * 512 + 2 * 18944) + 4 * 2 * 28)
+    # The two tensor shards of a layer hold half of the heads and of the MLP each.
+    split = memory.saved_activations(workload("model.remat=selective"), mesh(fsdp=4, tensor=2), 2)
+    assert saved - split == 5664 * 28 * (2 * (2 * 3584 + 2 * 512 + 2 * 18944) + 4 * 2 * 28)
+
+
+def test_the_least_that_fits_is_recomputed():
+    peak = lambda remat: memory.update_phase(workload(f"model.remat={remat}"), mesh()).peak
+    choice = lambda limit: memory.least_remat(workload(), mesh(), limit)
+    assert choice(peak("none")) == "none"
+    assert choice(peak("none") - 1) == choice(peak("selective")) == "selective"
+    assert choice(peak("selective") - 1) == choice(0.0) == "full"
+
+
 def test_the_cache_holds_trunks_and_branches_of_the_rows_of_a_device():
     assert memory.trunk_cache_bytes(workload(), mesh()) == 64 * 5120 * 57_344
     assert memory.answer_cache_bytes(workload(), mesh()) == 64 * 544 * 57_344
@@ -96,4 +113,4 @@ def test_more_refilled_slots_need_more(slots):
 
 def test_keeping_all_activations_needs_more_than_recomputing_them():
     needs = lambda *keys: memory.update_phase(workload(*keys), mesh()).peak
-    assert needs("model.remat=false") > 2 * needs("model.remat=true")
+    assert needs("model.remat=none") > 2 * needs("model.remat=full")

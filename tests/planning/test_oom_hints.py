@@ -65,8 +65,8 @@ def test_the_line_is_a_config_that_the_plan_says_fits(box):
 
 
 def test_the_learner_is_told_of_remat_only_if_it_is_off(box):
-    off = config_io.override(CONFIG, ["model.remat=false"])
-    assert oom_hints.explain(ran_out("learner"), off).endswith(" model.remat=true")
+    off = config_io.override(CONFIG, ["model.remat=none"])
+    assert oom_hints.explain(ran_out("learner"), off).endswith(" model.remat=full")
     assert "remat" not in oom_hints.explain(ran_out("learner"), CONFIG)
     assert "remat" not in oom_hints.explain(ran_out("decode"), off)
 

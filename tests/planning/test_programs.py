@@ -33,3 +33,10 @@ def test_a_decoding_step_can_be_lowered():
     # Keys and values of two layers: 4 slots of 8 + 16 positions, 2 heads of 8.
     cached = [x for x in shapes if math.prod(x) == 4 * 24 * 2 * 8 and x[0] == 4 and len(x) == 4]
     assert len(cached) == 4
+
+
+def test_answers_at_every_cut_can_be_lowered():
+    programs, _ = programs_of("rollout.slots=4")
+    shapes = [leaf.shape for leaf in jax.tree.leaves(programs.answers().args_info)]
+    # Two branches of each of 4 slots: suffix and answer, 8 + 4 tokens, keys and values of 2 layers.
+    assert shapes.count((4, 2, 2, 12, 8)) == 4

@@ -1,5 +1,6 @@
 """A plan: arithmetic, what a compiler knows better, and the two ways to print it."""
 
+import functools
 import json
 
 import pytest
@@ -8,7 +9,8 @@ from bacr_jax.config import io as config_io
 from bacr_jax.planning import memory
 from bacr_jax.planning.compiling import Compilation, Measured
 from bacr_jax.planning.devices import DEVICES, GIB, MEMORY_FRACTION
-from bacr_jax.planning.report import as_object, as_text, make_plan
+from bacr_jax.planning.report import as_object, make_plan
+from bacr_jax.planning.text import as_text
 from plan_world import SEVEN, mesh, workload
 
 ARITHMETIC = Compilation("arithmetic", {}, exact=False)
@@ -21,7 +23,18 @@ PROGRAMS = {
 BOX = mesh()
 
 
-def planned(*overrides, gib=80, layout=BOX, compilation=ARITHMETIC):
+def planned(*overrides, gib=80, layout=BOX, compilation=None):
+    if compilation is None:
+        return by_arithmetic(overrides, gib, layout)
+    return compiled(overrides, gib, layout, compilation)
+
+
+@functools.cache
+def by_arithmetic(overrides, gib, layout):
+    return compiled(overrides, gib, layout, ARITHMETIC)
+
+
+def compiled(overrides, gib, layout, compilation):
     return make_plan(
         workload(*overrides),
         layout,
@@ -156,3 +169,16 @@ def test_of_the_cpu_compilers_numbers_only_arguments_are_taken():
     assert cpu["update"].resident == cpu["score"].resident == 11 * GIB
     assert cpu["update"].temporaries == own["update"].temporaries
     assert cpu["rollout"].temporaries == own["rollout"].temporaries
+
+
+def test_what_is_faster_and_fits_is_named_with_its_seconds():
+    plan = planned()
+    answers, text = as_object(plan), as_text(plan)
+    assert answers["faster"]["mesh.decode_tensor"] == 4
+    assert answers["less_remat"]["model.remat"] == "selective"
+    assert answers["less_remat"]["update_s"] < answers["predicted_s_by_phase"]["a100-80"]["update"]
+    assert "Faster here, and it fits: mesh.decode_tensor=4 (" in text
+    assert "model.remat=selective (updates in " in text
+    # With 29 GiB there is room for neither.
+    tight = planned("rollout.slots=64", gib=45)
+    assert tight.fits and tight.remat is None

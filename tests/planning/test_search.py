@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bacr_jax.config import io as config_io
 from bacr_jax.learner.policy import mesh_shape
 from bacr_jax.planning import memory, search
-from bacr_jax.planning.devices import GIB
+from bacr_jax.planning.devices import DEVICES, GIB
 from bacr_jax.planning.search import Correction
 from plan_world import SEVEN, mesh, workload
 
@@ -97,3 +97,22 @@ def test_a_smaller_model_is_the_largest_that_fits():
     assert name == "qwen2.5-3b"
     assert choice.peak <= 36.8 * GIB
     assert search.smaller_model(workload("model.preset=qwen2.5-0.5b"), 1, 1.0 * GIB, NONE) is None
+
+
+def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
+    work, a100 = workload(), DEVICES["a100-80"]
+    fastest = lambda limit: search.fastest_decoding(work, mesh(), limit, NONE, a100)
+    layout, taken = fastest(73.6 * GIB)
+    assert layout.decode_tensor == 4
+    # Where nothing else fits the given layout stays; a part of the weights only is read faster.
+    kept, longer = fastest(0.0)
+    assert kept == mesh() and longer > taken
+
+
+def test_another_layout_has_its_own_peak():
+    work = workload()
+    choice = search.suggest(work, 8, 73.6 * GIB, NONE)
+    own = dataclasses.replace(work, slots=choice.slots)
+    assert search.with_layout(choice, choice.layout, own, NONE) == choice
+    other = search.with_layout(choice, mesh(decode_tensor=4), own, NONE)
+    assert other.peak < choice.peak and "mesh.decode_tensor=4" in other.overrides(work)

@@ -4,11 +4,13 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
+from bacr_jax.planning import lengths
 from bacr_jax.planning.workload import SUFFIX_TOKENS, planned_shape, sizes_of
 from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
@@ -83,7 +85,7 @@ def test_portions_are_never_larger_than_the_whole():
 def test_micro_batches_by_tokens_hold_as_many_rows_as_fit():
     # 90624 = 16 rows of 5664 tokens.
     work = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
-    assert (work.by_tokens, work.micro_rows, work.buckets) == (True, 16, 4)
+    assert (work.micro_tokens, work.micro_rows, work.buckets) == (90624, 16, 4)
 
 
 def test_slots_for_every_device_are_asked_for():
@@ -93,19 +95,49 @@ def test_slots_for_every_device_are_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "mean", "longest"),
+    ("overrides", "mean"),
     [
-        ((), 1500, 1500 + 3 * 512),
-        (("budget.prior=fixed",), 4096, 4096),
-        (("budget.prior=uniform",), (256 + 4096) / 2, 4096),
-        (("budget.prior=choices", "budget.choices=[512,1024]"), 768, 1024),
-        (("method=grpo",), 4096, 4096),
-        (("curriculum.mu0=[500,1000,2000,4000]",), 1875, 4096),
+        # The normal one is cut at 256 and 4,096: hardly anything.
+        ((), 1500),
+        (("budget.prior=fixed",), 4096),
+        (("budget.prior=uniform",), (256 + 4096) / 2),
+        (("budget.prior=choices", "budget.choices=[512,1024]"), 768),
+        (("method=grpo",), 4096),
+        (("curriculum.mu0=[500,1000,2000,4000]",), 1875),
     ],
 )
-def test_thinking_is_expected_to_use_the_budget_up(overrides, mean, longest):
+def test_thinking_is_expected_to_use_the_budget_up(overrides, mean):
     work = workload(*overrides)
-    assert (work.mean_thinking, work.longest_thinking) == (mean, longest)
+    assert work.mean_thinking == pytest.approx(mean, rel=0.05)
+    assert work.lengths.thinking.min() >= 256 and work.lengths.thinking.max() <= 4096
+
+
+def test_equal_settings_have_equal_lengths_and_a_group_shares_its_prompt():
+    one = planned_lengths()
+    other = planned_lengths()
+    np.testing.assert_array_equal(one.thinking, other.thinking)
+    by_question = one.prompts.reshape(64, 8)
+    assert (by_question == by_question[:, :1]).all() and len(set(by_question[:, 0])) > 10
+
+
+def planned_lengths(*overrides):
+    config = config_io.load([SEVEN], overrides)
+    return lengths.rows_of(config, lengths.prompt_lengths(config), cuts=4)
+
+
+def test_without_the_data_prompts_are_as_long_as_those_of_math():
+    rows = planned_lengths()
+    assert "MATH's training problems, mean 119" in rows.source
+    # Counted over all 7,498 problems; 64 of them here, in groups of 8.
+    assert lengths.MATH.mean == pytest.approx(118.2, rel=0.03)
+    assert rows.prompts.mean() == pytest.approx(118.2, rel=0.2)
+    assert planned_lengths("data.max_prompt_tokens=100").prompts.max() <= 100
+
+
+def test_data_that_is_here_says_its_own_lengths():
+    rows = lengths.prompt_lengths(config_io.load([QUICKSTART]))
+    assert rows.source.startswith("ledger")
+    assert 0 < rows.mean <= rows.longest <= config_io.load([QUICKSTART]).data.max_prompt_tokens
 
 
 def test_the_suffix_has_room_for_the_real_one():

@@ -1,11 +1,14 @@
 """Phases on the device: caches as long as needed, answers beside each other."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from bacr_jax.rollout import engine as engines
 from bacr_jax.rollout import sampling_params
-from bacr_jax.rollout.engine import Engine, prompt_widths
+from bacr_jax.rollout.engine import Engine, distinct_prompts, prompt_widths
 from bacr_jax.types import CLOSED_BY_BUDGET
 from rollout_world import make_prompts, make_rules, quarters
 
@@ -71,3 +74,41 @@ def test_several_answers_of_a_cut_stand_side_by_side(world, slots):
     np.testing.assert_array_equal(
         context[forced, :, 0], (trunks.prompt_lengths[:, None] + cuts)[forced]
     )
+
+
+def test_different_prompts_and_where_each_row_finds_its_own():
+    prompts = make_prompts([2, 3, 2, 3], 5)
+    prompts = dataclasses.replace(prompts, tokens=prompts.tokens[[1, 0, 1, 0]])
+    tokens = np.where(np.arange(5) < prompts.lengths[:, None], prompts.tokens, 0)
+    prompts = dataclasses.replace(prompts, tokens=tokens)
+    first, places = distinct_prompts(prompts, 3)
+    assert len(first) == 3 and set(first[:2]) == {0, 1}
+    np.testing.assert_array_equal(first[places], [0, 1, 0, 1])
+    assert distinct_prompts(prompts, 1)[1] is None
+
+
+@pytest.mark.parametrize("positions", [None, "response"])
+def test_a_group_prefills_its_prompt_once_and_says_the_same(world, positions, monkeypatch):
+    conditioning = positions and dataclasses.replace(world.conditioning, positions=positions)
+    policy = {
+        "spec": world.spec(6, conditioning=conditioning, group_size=3),
+        "params": world.decode if conditioning else dataclasses.replace(world.decode, gates=None),
+        "phi_of": world.phi_of if conditioning else None,
+    }
+    prompts = jax.tree.map(lambda x: np.repeat(x, 3, axis=0), make_prompts([4, 2], 5))
+    budgets, seen = np.array([12, 5, 0, 7, 12, 3]), []
+    whole = engines._prefill_prompts
+
+    def counted(params, prompts, **how):
+        seen.append(len(prompts.lengths))
+        return whole(params, prompts, **how)
+
+    monkeypatch.setattr(engines, "_prefill_prompts", counted)
+    shared = world.roll(prompts, budgets, **policy)
+    policy["spec"] = dataclasses.replace(policy["spec"], group_size=1)
+    apart = world.roll(prompts, budgets, **policy)
+    assert seen == [2, 6]
+    np.testing.assert_array_equal(shared.trunks.tokens, apart.trunks.tokens)
+    np.testing.assert_array_equal(shared.branches.tokens, apart.branches.tokens)
+    np.testing.assert_allclose(shared.trunks.logprobs, apart.trunks.logprobs, atol=1e-5)
+    assert not world.spec(6, group_size=3).shares_prompts

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bacr_jax.rollout import sampling
 from bacr_jax.rollout.sampling import row_keys, sample_tokens, sampling_params, truncate
 
 LOGITS = jnp.array([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
@@ -59,6 +60,40 @@ def test_a_nucleus_always_holds_the_best_token_and_breaks_ties_by_id():
     scores = jnp.zeros((1, 4))
     kept = np.asarray(truncate(scores, sampling_params(1.0, 0.3))) > -1e29
     np.testing.assert_array_equal(kept, [[True, True, False, False]])
+
+
+def sorted_truncation(scores, top_p, top_k):
+    """The same by a stable sort, in fp64: what is kept is a prefix of the sorted row."""
+    kept = np.zeros(scores.shape, bool)
+    for row, out in zip(scores.astype(np.float64), kept):
+        order = np.argsort(-row, kind="stable")
+        p = np.exp(row[order] - row.max())
+        p /= p.sum()
+        inside = (np.cumsum(p) - p) < top_p
+        if top_k:
+            inside &= np.arange(len(p)) < top_k
+        out[order[: max(inside.sum(), 1)]] = True
+    return kept
+
+
+@pytest.mark.parametrize("vocab", [7, 256, 700])
+@pytest.mark.parametrize("numbers", [(0.9, 0), (0.5, 3), (1.0, 5), (0.999, 0), (1e-6, 0)])
+def test_what_is_kept_is_a_prefix_of_the_sorted_row(vocab, numbers):
+    rng = np.random.default_rng(vocab)
+    scores = rng.normal(0, 3, (9, vocab)).astype(np.float32)
+    scores[3:6] = np.round(scores[3:6])  # many ties
+    scores[6] = -1e30
+    scores[6, [1, 4]] = 2.0, 0.0  # all but two are forbidden
+    scores[7] = 0.0
+    kept = np.asarray(jax.jit(truncate)(scores, sampling_params(1.0, *numbers))) > -1e29
+    want = sorted_truncation(scores, *numbers) & (scores > -1e29)
+    np.testing.assert_array_equal(kept, want)
+
+
+def test_the_bits_of_numbers_keep_their_order():
+    x = np.array([-np.inf, -1e30, -2.5, -1e-30, 0.0, 1e-30, 1.0, 3e38], np.float32)
+    order = np.asarray(sampling._order(jnp.asarray(x)))
+    assert (np.diff(order) > 0).all()
 
 
 def test_keys_depend_on_row_position_and_stream_alone():

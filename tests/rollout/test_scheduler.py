@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.rollout.scheduler import Scheduler, doubling_sizes
+from bacr_jax.rollout.scheduler import Scheduler, deal, doubling_sizes, prefill_batches
 
 
 def test_sizes_double_from_the_share_to_the_half_and_all():
@@ -24,6 +24,38 @@ def test_the_longest_budgets_enter_first_and_ties_keep_their_order():
     np.testing.assert_array_equal(scheduler.release(np.array([1])), [2])
     rows, slots = scheduler.assign()
     assert rows == [0] and slots == [1]
+
+
+def test_slots_are_dealt_to_and_fro_over_the_devices():
+    np.testing.assert_array_equal(deal(np.arange(8), 8, 2), [0, 4, 5, 1, 2, 6, 7, 3])
+    np.testing.assert_array_equal(deal(np.arange(4), 4, 1), [0, 1, 2, 3])
+    # three free slots on the first device of two, one on the second
+    np.testing.assert_array_equal(deal(np.array([0, 1, 3, 6]), 8, 2), [0, 6, 1, 3])
+    scheduler = Scheduler(np.array([4, 3, 2, 1]), 4, [4], shards=2)
+    rows, slots = scheduler.assign()
+    np.testing.assert_array_equal(scheduler.slot_row, [0, 3, 1, 2])
+    np.testing.assert_array_equal(rows, [0, 1, 2, 3])
+
+
+def test_wide_prompts_are_prefilled_apart_where_that_saves_positions():
+    def batches(widths, sizes):
+        return [batch.tolist() for batch in prefill_batches(np.array(widths), sizes)]
+
+    assert batches([128] * 3, [2, 4]) == [[0, 1, 2]]
+    # 2 x 512 + 4 x 128 positions, not 8 x 512
+    assert batches([128, 512, 128, 128, 512, 128], [2, 4, 8]) == [[1, 4], [0, 2, 3, 5]]
+    # a wide row alone takes the smallest batch, and a free place of it a narrow one
+    assert batches([128, 512, 128], [2, 4]) == [[0, 1], [2]]
+
+
+@given(st.lists(st.sampled_from([128, 256, 1024]), min_size=1, max_size=40), st.integers(0, 3))
+def test_every_prompt_is_prefilled_once_at_no_more_positions_than_all_at_once(widths, kind):
+    sizes = [[40], [8, 16, 40], [1, 40], [3, 6, 12, 24, 40]][kind]
+    batches = prefill_batches(np.array(widths), sizes)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(widths)))
+    holding = lambda n: next(size for size in sizes if size >= n)
+    positions = sum(holding(len(b)) * max(widths[i] for i in b) for b in batches)
+    assert positions <= holding(len(widths)) * max(widths)
 
 
 def test_ended_rows_wait_until_enough_have_ended_or_nothing_else_is_left():

@@ -20,6 +20,8 @@ from bacr_jax.study.plan import (
 from bacr_jax.study.spec_file import kind_of, read_study
 from study_world import STUDY, planned
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
 
 def test_votes_have_no_runs_of_their_own_and_seeds_are_outermost(tmp_path):
     _, runs, _ = planned(tmp_path)
@@ -124,3 +126,15 @@ def test_a_cell_of_other_settings_is_refused_and_one_of_a_later_version_is_not(t
     paths.cell(run.id).write_text(json.dumps({"config_sha": "0123"}))
     with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
         paths.has_cell(run)
+
+
+def test_committed_results_are_those_of_the_shipped_study():
+    """What only a run's speed depends on has changed since they were made."""
+    made = {
+        cell["id"]: cell["config_sha"]
+        for path in (RESULTS / "main-cpu" / "cells").glob("*.json")
+        for cell in [json.loads(path.read_text())]
+    }
+    (main,) = (path for path in STUDIES if path.stem == "main")
+    now = {run.id: run.folder.name.rpartition("-")[2] for run in shipped(main)}
+    assert now == {name: made[name] for name in now}

@@ -14,7 +14,7 @@ from bacr_jax.learner.train_step import gradients
 from bacr_jax.study import sketches
 from learner_world import CUTS, ROWS, RULES, SPEC, THINKING, WORLD, make_batch_by_hand, state_of
 
-SPEC = dataclasses.replace(SPEC, loss=LossConfig(entropy_coef=0.0), value=None, remat=False)
+SPEC = dataclasses.replace(SPEC, loss=LossConfig(entropy_coef=0.0), value=None, remat="none")
 
 
 def test_a_sketch_is_linear_and_keeps_inner_products():

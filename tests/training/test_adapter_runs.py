@@ -20,7 +20,7 @@ from whole_runs import state_of
 
 SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 2,
-        scan_layers: false, remat: false}
+        scan_layers: false, remat: none}
 adapter: {rank: 2, alpha: 4}
 data: {ledger: {train_size: 64}}
 budget: {min: 4, max: 8}

@@ -16,7 +16,7 @@ pytest.importorskip("grain", reason="Grain is not installed")
 
 SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: false}
+        scan_layers: false, remat: none}
 data: {ledger: {train_size: 22}, order: shuffled, num_groups: 1} # 20 without those held out
 budget: {min: 4, max: 8}
 curriculum: {mu0: 8, sigma: 4}

@@ -12,7 +12,7 @@ from bacr_jax.training.loop import Trainer
 
 SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: false}
+        scan_layers: false, remat: none}
 data: {ledger: {train_size: 20}, num_groups: 1}
 budget: {min: 4, max: 8}
 curriculum: {mu0: 8, sigma: 4}

@@ -102,11 +102,15 @@ def _model(config: Config) -> Iterator[str]:
             f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
             f"(possible: custom, {', '.join(PRESETS)})"
         )
-    if model.attention == "cudnn" and model.compute_dtype != "bfloat16":
-        yield (
-            f"model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype="
-            f"{model.compute_dtype}; write bfloat16, or model.attention=xla"
-        )
+    for key, attention in {
+        "model.attention": model.attention,
+        "rollout.attention": config.rollout.attention,
+    }.items():
+        if attention == "cudnn" and model.compute_dtype != "bfloat16":
+            yield (
+                f"{key}=cudnn: needs 16-bit numbers, found model.compute_dtype="
+                f"{model.compute_dtype}; write bfloat16, or {key}=xla"
+            )
     if model.preset == "custom" and model.path is None:
         yield from _custom_shape(config)
         if model.num_kv_heads % mesh.tensor:
@@ -285,6 +289,11 @@ def _loss(config: Config) -> Iterator[str]:
         yield (
             f"value.inner_steps={value.inner_steps}: are steps of the head alone, but "
             "optimizer.single_rate=true has one joint step for all; write 0"
+        )
+    if loss.old_logprobs == "sampler" and loss.importance_cap is None:
+        yield (
+            "loss.old_logprobs=sampler: sampler and learner differ, and nothing bounds the ratio "
+            "of a token with a negative advantage; write loss.importance_cap=2, or learner"
         )
     if loss.ratio != "sequence":
         return

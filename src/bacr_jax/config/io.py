@@ -52,13 +52,33 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
         False: "conditioning.told=nothing",
     }
 }
+# Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
+# ones, so that runs of those versions can be told.
+_FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
 # Keys that came after runs had been fingerprinted: at their defaults they change no fingerprint.
 _LATER = frozenset(
     {
-        *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype"),
+        *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
+        "rollout.attention",
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )
+# Keys of speed alone: no sample depends on them, log-probabilities of the sampler in their last
+# bits. They are in no fingerprint.
+_OF_SPEED = frozenset(
+    {"output.compile_cache", "rollout.compact", "rollout.refill", "rollout.windows"}
+)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What a run's samples depend on: keys and values, as fingerprints have always had them."""
+
+    def formerly(name: str, value: Any) -> Any:
+        same = [old for old, new in _FORMERLY.get(name, {}).items() if new == value]
+        return same[0] if same else value
+
+    items = flatten(config).items()
+    return {name: formerly(name, value) for name, value in items if name not in _OF_SPEED}
 
 
 @functools.cache
@@ -84,6 +104,8 @@ def _read(entry: Entry) -> Any:
             f"{entry.where}: {name}: found {entry.text}, but it is a section; write one of "
             f"{', '.join(inside)}"
         )
+    if name in _FORMERLY and isinstance(entry.value, bool):
+        return _FORMERLY[name][entry.value]
     fits, value = convert(key.hint, entry.value, text=entry.raw if entry.lenient else None)
     if not fits:
         wanted = expected(key.hint, entry.value)
@@ -187,7 +209,7 @@ def fingerprint(config: Config, *sections: str) -> str:
         schema()[section]
     chosen = {
         name: value
-        for name, value in flatten(config).items()
+        for name, value in identity(config).items()
         if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
         if name not in _LATER or value != schema()[name].value
     }

@@ -295,3 +295,9 @@ class LossConfig:
         "largest weight p(learner)/p(sampler) of a token (truncated importance); null: off",
         "[1, inf)",
     )
+    old_logprobs: Literal["scored", "learner", "sampler"] = key(
+        "scored",
+        "pi_old of the ratio: scored: a pass of the learner over all rows; learner: that of the "
+        "first update itself, where the ratio is 1, and a pass over the others' rows; sampler: "
+        "what was sampled with, no pass (importance_cap is then the largest ratio)",
+    )

@@ -37,6 +37,11 @@ class OutputConfig:
     report: bool = key(True, "report.html and pictures of a finished run")
     format_report: bool = key(True, "say before training how well answers keep to the format")
     wandb: bool = key(False, "also log to Weights & Biases (extra wandb; WANDB_MODE is honoured)")
+    compile_cache: Literal["none"] | str | None = key(
+        None,
+        "folder of compiled programs, for faster starts; null: JAX_COMPILATION_CACHE_DIR's, or the "
+        "user's own; none: they are not kept",
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,11 @@ class ModelConfig:
         "auto", "attention implementation of learner and prefill; auto: cudnn on GPUs in bfloat16"
     )
     scan_layers: bool = key(True, "scan over layers in the learner; false unrolls (small models)")
-    remat: bool = key(True, "recompute each layer in the backward pass")
+    remat: Literal["full", "selective", "none"] = key(
+        "full",
+        "what the backward pass recomputes: full: every layer; selective: all but its matrix "
+        "products, which are kept; none: nothing (true and false of older configs: full and none)",
+    )
     logprob_chunk: int = key(
         512, "tokens per chunk of the vocabulary projection in the learner", "[1, inf)"
     )
@@ -205,6 +214,24 @@ class RolloutConfig:
     answer_tokens: int = key(128, "most answer tokens, forced ones not counted", "[1, inf)")
     slots: int | None = key(None, "rows decoded together; null: all", "[1, inf)")
     chunk: int = key(16, "tokens decoded per call of the inner loop", "[1, inf)")
+    windows: int = key(
+        4, "lengths that caches may have; more read less and compile longer", "[1, inf)"
+    )
+    refill: float = key(
+        0.25,
+        "share of the slots that must have ended before they are answered and refilled; 1 compiles "
+        "least",
+        "(0, 1]",
+    )
+    compact: bool = key(
+        False,
+        "once no row waits, rows that still think move into fewer slots; one device, more programs",
+    )
+    attention: Literal["auto", "xla", "cudnn"] = key(
+        "auto",
+        "attention of decoded tokens: cudnn reads each row's own keys, xla the caches' whole "
+        "length; auto: cudnn on GPUs in bfloat16",
+    )
 
 
 @dataclass(frozen=True)

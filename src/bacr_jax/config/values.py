@@ -125,13 +125,19 @@ def convert(hint: Any, value: Any, *, text: str | None = None) -> tuple[bool, An
       Whether it fits, and the converted value.
     """
     members = alternatives(hint)
-    if type(None) in members and value in _NOT_NULL:
+    if _means_null(members, value):
         return False, None
     for member in members:
         fits, converted = _convert_one(member, value, text)
         if fits:
             return True, converted
     return False, None
+
+
+def _means_null(members: Sequence[Any], value: Any) -> bool:
+    """Whether a text was meant to be null; not where it is a choice of its own."""
+    choices = [item for member in members for item in typing.get_args(member)]
+    return type(None) in members and value in _NOT_NULL and value not in choices
 
 
 def _convert_one(hint: Any, value: Any, text: str | None) -> tuple[bool, Any]:
@@ -191,7 +197,7 @@ def _encodable(text: str) -> bool:
 def expected(hint: Any, value: Any) -> str:
     """What to write where `value` did not fit `hint`: the nearest value if there is one."""
     members = alternatives(hint)
-    if type(None) in members and value in _NOT_NULL:
+    if _means_null(members, value):
         return "null"
     if isinstance(value, str):
         choices = [m for m in members if typing.get_origin(m) is Literal]

@@ -12,24 +12,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, entry_point
-from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
-from bacr_jax.data.groups import check_levels
-from bacr_jax.data.ledger import Split, ledger_tokenizer
-from bacr_jax.data.missing import lines_about_missing
-from bacr_jax.data.prepare import prepare
-from bacr_jax.data.questions import QuestionSet, load_questions
 from bacr_jax.data.sources import SOURCES
-from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
-from bacr_jax.grading import parse_reference
+
+if TYPE_CHECKING:
+    from bacr_jax.data.ledger import Split
+    from bacr_jax.data.questions import QuestionSet
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
@@ -100,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def report(
-    questions: QuestionSet, config: Config, *, against: QuestionSet | None, tokenizer: Any
+    questions: "QuestionSet", config: Config, *, against: "QuestionSet | None", tokenizer: Any
 ) -> Iterator[str]:
     """Lines that describe a set.
 
@@ -110,6 +104,10 @@ def report(
       against: training set to look for near-duplicates in.
       tokenizer: for prompt lengths; None: they are left out.
     """
+    import numpy as np
+
+    from bacr_jax.data.duplicates import THRESHOLD, mark_duplicates, repeated
+
     if against is not None:
         questions = mark_duplicates(questions, against)
     yield from questions.summary()
@@ -143,6 +141,8 @@ def report(
 
 def _kinds(answers: Sequence[str]) -> str:
     """Forms of the gold answers, with examples."""
+    from bacr_jax.grading import parse_reference
+
     forms: dict[str, list[str]] = {}
     for answer in answers:
         gold = parse_reference(answer)
@@ -156,13 +156,15 @@ def _kinds(answers: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
-def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
+def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     """Quantiles of the prompts' lengths.
 
     Raises:
       UserError: every prompt is longer than the limit.
     """
-    # They import JAX, which nothing else here needs.
+    # Most of these import JAX, which nothing else here needs.
+    import numpy as np
+
     from bacr_jax.data.prompts import encode_prompts, format_for
     from bacr_jax.data.told import budget_words, largest_told, told_prompts
     from bacr_jax.methods.registry import declares_budget
@@ -187,6 +189,9 @@ def _lengths(questions: QuestionSet, config: Config, tokenizer: Any) -> str:
 
 
 def _tokenizer(spec: str, folder: str | None) -> Any:
+    from bacr_jax.data.ledger import ledger_tokenizer
+    from bacr_jax.data.tokenizers import load_tokenizer
+
     if spec.partition(":")[0] == "ledger":
         return ledger_tokenizer()
     return None if folder is None else load_tokenizer(folder, where="--tokenizer")
@@ -223,6 +228,10 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
       UserError: the set, the tokenizer or an override can't be used; what a run that trains on
         the set would be told about it, with the same words, is said after what there is to show.
     """
+    from bacr_jax.data.groups import check_levels
+    from bacr_jax.data.missing import lines_about_missing
+    from bacr_jax.data.questions import load_questions
+
     own = options.inspect is None
     config = _config(options)
     split: Split = options.split or ("test" if options.against else "train")
@@ -254,6 +263,8 @@ def main(argv: Sequence[str] | None) -> None:
         options = parse(argv)
         lines = inspect(options)
         if options.prepare is not None:
+            from bacr_jax.data.prepare import prepare
+
             lines = prepare(options.prepare, options.overrides, options.origin)
         for line in lines:
             print(line, flush=True)

@@ -60,7 +60,7 @@ class Scorer:
         self.session = session
         learner = policies.make_policy(config, load_method(config), session.vocab_size).learner
         # One pass without a gradient keeps nothing that could be recomputed.
-        self.spec = dataclasses.replace(learner, temperature=1.0, value=None, remat=False)
+        self.spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         self.params: Any = jax.tree.map(jnp.asarray, session.saved.params())
 
     def score(

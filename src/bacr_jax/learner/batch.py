@@ -31,6 +31,8 @@ class Batch:
       returns: R at each cut, the value head's target.
       thinking_logprobs: sampler's log-probabilities.
       answer_logprobs: sampler's log-probabilities.
+      packing: index m A + a of the branch tokens that the learner runs, -1 for none
+        (`qwen2.forward_tree`); None: all M A positions of the branches.
     """
 
     trunk: Int[Array, "B S"]
@@ -49,6 +51,7 @@ class Batch:
     returns: Float[Array, "B M"]
     thinking_logprobs: Float[Array, "B T"]
     answer_logprobs: Float[Array, "B M T"]
+    packing: Int[Array, "B F"] | None = None
 
     @property
     def real(self) -> Bool[Array, "B"]:
@@ -59,6 +62,11 @@ class Batch:
     def thinking_mask(self) -> Bool[Array, "B T"]:
         """Sampled thinking tokens."""
         return jnp.arange(self.thinking_advantages.shape[1]) < self.sampled[:, None]
+
+    @property
+    def branch_lengths(self) -> Int[Array, "B M"] | Int[np.ndarray, "B M"]:
+        """Tokens of each branch that matter: up to the last sampled one, none where none is."""
+        return (self.forced + self.answered) * (self.answered > 0)
 
     @property
     def answer_mask(self) -> Bool[Array, "B M T"]:

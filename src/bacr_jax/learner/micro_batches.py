@@ -1,17 +1,15 @@
 """Micro-batches of nearly equal token counts, in a few padded shapes.
 
 Rows of a rollout differ in length by an order of magnitude. Rows of similar length go together, as
-many as the token allowance holds:
-
-    bucket width    rows of a micro-batch
-    S / 4           4 R         R = allowance / (S + branches)
-    S / 2           2 R
-    S               R
-
-so that a compiled program exists once per bucket and little of it runs on padding. Host only.
+many as the token allowance holds; the widths of trunks are evenly spaced in their logarithm, from
+an eighth of the longest to the longest. Rows whose branches have a quarter of the positions that
+there are for them, or fewer, go together too, with branches packed one after the other
+(`Batch.packing`). So a compiled program exists for each of a few shapes, and little of it runs on
+padding. Host only.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +17,13 @@ import jax
 import numpy as np
 
 from bacr_jax.learner.batch import Batch
+
+# The narrowest trunks have this part of the longest one's positions, packed branches this one.
+_NARROWEST, _PACKED = 1 / 8, 1 / 4
+# Widths come in multiples that matrix units like, if the longest is that long.
+_ALIGNMENT, _WIDE = 64, 1024
+# Parts of a batch, sorted by length, in which rows with short branches are put together.
+_WINDOWS = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +41,43 @@ class Shapes:
     multiple: int = 1
 
     def widths(self, longest: int) -> list[int]:
-        """Trunk widths, evenly spaced up to the longest."""
-        return sorted({-(-longest * i // self.buckets) for i in range(1, self.buckets + 1)})
+        """Trunk widths, up to the longest."""
+        align = _ALIGNMENT if longest >= _WIDE else 1
+        ratio = _NARROWEST ** (1 / max(self.buckets - 1, 1))
+        exact = [longest * ratio**i for i in range(self.buckets)]
+        # Rounded first: powers are not exact.
+        return sorted({min(math.ceil(round(x, 6) / align) * align, longest) for x in exact})
+
+    def branch_widths(self, positions: int) -> list[int]:
+        """Positions for the branches of a row: packed, and all that there are."""
+        return sorted({math.ceil(positions * _PACKED), positions})
 
     def rows(self, width: int, branch_positions: int) -> int:
         """Rows of a micro-batch; at least one per row shard, whatever the allowance."""
         fit = self.tokens // (width + branch_positions)
         return max(fit // self.multiple, 1) * self.multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One micro-batch to be.
+
+    Attributes:
+      width: positions of its trunks.
+      branches: positions of a row's branches.
+      rows: its rows, empty ones included.
+      index: rows of the batch that it holds.
+    """
+
+    width: int
+    branches: int
+    rows: int
+    index: np.ndarray
+
+    @property
+    def positions(self) -> int:
+        """Positions that the learner computes, padding included."""
+        return self.rows * (self.width + self.branches)
 
 
 def has_advantage(batch: Batch) -> np.ndarray:
@@ -64,46 +99,109 @@ def _narrowed(batch: Batch, width: int) -> Batch:
     )
 
 
-def padded_rows(batch: Batch, index: np.ndarray, *, width: int, rows: int) -> Batch:
-    """Rows `index` at trunk width `width`, filled up to `rows` with empty rows (no prompt)."""
+def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
+    """Indices m A + a of each row's branch tokens, one branch after the other, then -1."""
+    real = np.arange(longest) < lengths[:, :, None]
+    packed = np.full((len(lengths), positions), -1, np.int32)
+    for row, flags in enumerate(real.reshape(len(lengths), -1)):
+        found = np.flatnonzero(flags)
+        packed[row, : len(found)] = found
+    return packed
+
+
+def padded_rows(batch: Batch, part: Part) -> Batch:
+    """The rows of a micro-batch at its widths, filled up with empty rows (no prompt)."""
 
     def pick(leaf: Any) -> np.ndarray:
-        chosen = np.asarray(leaf)[index]
-        return np.pad(chosen, [(0, rows - len(index))] + [(0, 0)] * (chosen.ndim - 1))
+        chosen = np.asarray(leaf)[part.index]
+        return np.pad(chosen, [(0, part.rows - len(part.index))] + [(0, 0)] * (chosen.ndim - 1))
 
-    return jax.tree.map(pick, _narrowed(batch, width))
+    rows = jax.tree.map(pick, _narrowed(batch, part.width))
+    _, cuts, longest = batch.branches.shape
+    if part.branches == cuts * longest:
+        return rows
+    lengths = np.asarray(rows.branch_lengths)
+    return dataclasses.replace(rows, packing=_packing(lengths, longest, part.branches))
 
 
-def micro_batches(
-    batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = None
-) -> Iterator[Batch]:
-    """All rows of a batch, each in one micro-batch of the narrowest bucket that holds it.
+def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
+    """The narrowest width that holds each."""
+    return np.asarray(widths)[np.searchsorted(widths, needed)]
+
+
+def _filled(
+    order: np.ndarray, trunks: np.ndarray, branches: np.ndarray, shapes: Shapes
+) -> list[Part]:
+    """Micro-batches filled in the given order; the first row left decides the widths of the next.
+
+    Args:
+      order: rows of the batch.
+      trunks: width that each row's trunk needs.
+      branches: positions that each row's branches need.
+      shapes: padded shapes.
+    """
+    parts, left = [], order
+    while len(left):
+        width, positions = int(trunks[left[0]]), int(branches[left[0]])
+        rows = shapes.rows(width, positions)
+        fits = (trunks[left] <= width) & (branches[left] <= positions)
+        taken = np.flatnonzero(fits)[:rows]
+        parts.append(Part(width, positions, rows, left[taken]))
+        left = np.delete(left, taken)
+    return parts
+
+
+def planned_parts(batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = None) -> list[Part]:
+    """The micro-batches of a batch: of several ways to sort its rows the one with least padding.
+
+    Longest rows first, so that the last micro-batch, which may not be full, is the cheapest; rows
+    with few branch positions are put together over all lengths, or over a part of them.
 
     Args:
       batch: arrays of the host.
       shapes: padded shapes.
       keep: [B] rows to take; None for all.
 
-    Yields:
-      Micro-batches, the widest last.
+    Returns:
+      The widest last.
     """
-    longest = batch.trunk.shape[1]
-    branch_positions = batch.branches.shape[1] * batch.branches.shape[2]
+    _, cuts, longest = batch.branches.shape
     lengths = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)
+    trunks = _at_least(shapes.widths(batch.trunk.shape[1]), lengths)
+    needed = np.asarray(batch.branch_lengths).sum(1)
+    branches = _at_least(shapes.branch_widths(cuts * longest), needed)
     wanted = np.ones(len(lengths), bool) if keep is None else keep
-    shortest = -1
-    for width in shapes.widths(longest):
-        index = np.flatnonzero(wanted & (lengths > shortest) & (lengths <= width))
-        index = index[np.argsort(lengths[index], kind="stable")]
-        rows = shapes.rows(width, branch_positions)
-        for start in range(0, len(index), rows):
-            yield padded_rows(batch, index[start : start + rows], width=width, rows=rows)
-        shortest = width
+    by_length = np.lexsort((np.arange(len(lengths)), -lengths))
+    by_length = by_length[wanted[by_length]]
+
+    def order(windows: int) -> np.ndarray:
+        parts = [part[np.argsort(-branches[part], kind="stable")] for part in windowed(windows)]
+        return np.concatenate([by_length[:0], *parts])
+
+    windowed = lambda windows: np.array_split(by_length, windows)
+    plans = [_filled(order(windows), trunks, branches, shapes) for windows in _WINDOWS]
+    best = min(plans, key=lambda parts: sum(part.positions for part in parts))
+    return sorted(best, key=lambda part: (part.width, part.branches))
+
+
+def micro_batches(
+    batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = None
+) -> Iterator[Batch]:
+    """All rows of a batch, each in one micro-batch that holds it (`planned_parts`)."""
+    for part in planned_parts(batch, shapes, keep=keep):
+        yield padded_rows(batch, part)
+
+
+def num_shapes(batch: Batch, shapes: Shapes) -> int:
+    """Shapes that micro-batches can have."""
+    _, cuts, longest = batch.branches.shape
+    return len(shapes.widths(batch.trunk.shape[1])) * len(shapes.branch_widths(cuts * longest))
 
 
 def empty_micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
     """One micro-batch without rows of every shape, to compile them all."""
-    branch_positions = batch.branches.shape[1] * batch.branches.shape[2]
+    _, cuts, longest = batch.branches.shape
     for width in shapes.widths(batch.trunk.shape[1]):
-        rows = shapes.rows(width, branch_positions)
-        yield padded_rows(batch, np.zeros(0, int), width=width, rows=rows)
+        for positions in shapes.branch_widths(cuts * longest):
+            rows = shapes.rows(width, positions)
+            yield padded_rows(batch, Part(width, positions, rows, np.zeros(0, int)))

@@ -1,5 +1,8 @@
 """The objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16."""
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -72,13 +75,19 @@ def chunked_logprobs(
       spec: temperature, chunk and mesh.
     """
     b, t, _ = states.shape
-    # Gathered once, not once per chunk.
-    lm_head = constrain({"lm_head": lm_head}, spec.mesh, rules=DECODE)["lm_head"]
-    shards = 1 if spec.mesh is None else row_shards(spec.mesh)
+    # Cast and gathered once, not once per chunk; of the masters no value is read then.
+    whole = lambda head: constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
+    copy = None
+    if states.dtype != jnp.float32:
+        # Split first, so that what travels is already cast.
+        cast = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
+        copy = whole(constrain(cast, spec.mesh)["lm_head"])
+    lm_head = whole(lm_head)
+    shards = 1 if spec.mesh is None else row_shards(spec.mesh, spec.row_axes)
     width = min(max(spec.chunk * shards // b, 1), t)
 
     def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-        states, ids = constrain_rows(inputs, spec.mesh)
+        states, ids = constrain_rows(inputs, spec.mesh, over=spec.row_axes)
         scores = logprobs.token_logprobs(
             states.reshape(b * width, -1),
             lm_head,
@@ -86,6 +95,7 @@ def chunked_logprobs(
             allowed_tokens=allowed_tokens,
             temperature=spec.temperature,
             chunk=b * width,
+            copy=copy,
         )
         return jax.tree.map(lambda x: x.reshape(b, width), scores)
 
@@ -102,13 +112,41 @@ def chunked_logprobs(
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :t], scores)
 
 
+def _answer_targets(
+    branch: Float[Array, "B M A D"] | Float[Array, "B F D"], batch: Batch
+) -> tuple[Float[Array, "B F D"], Int[Array, "B F"], Callable[[Array], Array]]:
+    """States of branches, the tokens they predict, and where each answer token's score is found.
+
+    The state that predicts answer token t stands at suffix - 1 + t of its branch. Of packed
+    branches all positions are scored, and the scores of answer tokens picked from them.
+
+    Returns:
+      States and tokens, and a function from their scores [B, F] to those of the answer tokens.
+    """
+    b, m, a = batch.answer_logprobs.shape
+    within = batch.forced[..., None] + jnp.arange(a)
+    if batch.packing is None:
+        states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
+        tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
+        states = states.reshape(b, m * a, states.shape[-1])
+        return states, tokens.reshape(b, m * a), lambda scores: scores
+    tokens = jnp.take_along_axis(
+        batch.branches.reshape(b, -1), batch.packing + 1, axis=1, mode="clip"
+    )
+    lengths = batch.branch_lengths
+    start = jnp.cumsum(lengths, axis=1) - lengths
+    at = (start[..., None] + within - 1).reshape(b, -1)
+    return branch, tokens, lambda scores: jnp.take_along_axis(scores, at, axis=1, mode="clip")
+
+
 def score_tokens(
     params: Params, batch: Batch, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> TokenScores:
     """Log-probabilities and entropies of every sampled token, in one pass over trunk and branches.
 
     The state that predicts thinking token t stands at prompt_length - 1 + t; the one that predicts
-    answer token t at suffix - 1 + t of its branch. Forced tokens are inputs only.
+    answer token t at suffix - 1 + t of its branch (`_answer_targets`). Forced tokens are inputs
+    only.
     """
     trunk_mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
@@ -124,29 +162,28 @@ def score_tokens(
         branch_embedding=phi_of_branches(params, batch.cuts, spec),
         conditioning=spec.conditioning,
         trunk_mask=trunk_mask,
+        packing=batch.packing,
         dtype=spec.dtype,
         implementation=spec.implementation,
         scan=spec.scan,
         remat=spec.remat,
         mesh=spec.mesh,
+        row_axes=spec.row_axes,
     )
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
     at = batch.prompt_lengths[:, None] + jnp.arange(t)
     thinking_states = jnp.take_along_axis(trunk, (at - 1)[..., None], axis=1, mode="clip")
     thinking_tokens = jnp.take_along_axis(batch.trunk, at, axis=1, mode="clip")
-    within = batch.forced[..., None] + jnp.arange(a)
-    answer_states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
-    answer_tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
-    flat = lambda x: x.reshape(b, m * a, *x.shape[3:])
+    answer_states, answer_tokens, unpack = _answer_targets(branch, batch)
     logp, entropy = chunked_logprobs(
-        jnp.concatenate([thinking_states, flat(answer_states)], axis=1),
+        jnp.concatenate([thinking_states, answer_states], axis=1),
         qwen2.output_head(params),
-        jnp.concatenate([thinking_tokens, flat(answer_tokens)], axis=1),
+        jnp.concatenate([thinking_tokens, answer_tokens], axis=1),
         allowed_tokens=allowed_tokens,
         spec=spec,
     )
-    fold = lambda x: (x[:, :t], x[:, t:].reshape(b, m, a))
+    fold = lambda x: (x[:, :t], unpack(x[:, t:]).reshape(b, m, a))
     (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
     return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
@@ -202,15 +239,22 @@ def policy_terms(
 ) -> tuple[Float[Array, ""], Metrics]:
     """The clipped policy loss (paper Eq. 15) and metrics of the ratios and of the sampler.
 
+    With the sampler's own log-probabilities as the old ones the ratio is at most the importance
+    cap: above it a token has no gradient, whatever the sign of its advantage. What sampler and
+    learner differ by is then told from the policy as it is now.
+
     Args:
       scores: of the policy that learns.
-      before: of the policy when the batch was sampled, as the learner computes them.
+      before: of the policy when the batch was sampled, as the learner or the sampler computes them.
       batch: rows, with advantages and the sampler's own log-probabilities.
       normalizers: of the whole batch.
       spec: settings.
     """
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
+    is_capped = jnp.zeros(ratio.shape, bool)
+    if spec.loss.old_logprobs == "sampler" and (cap := spec.loss.importance_cap) is not None:
+        ratio, is_capped = jnp.minimum(ratio, cap), ratio > cap
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = _joined(batch.thinking_advantages, answers)
     clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
@@ -219,7 +263,9 @@ def policy_terms(
     logp_before = _joined(before.thinking, before.answers)
     token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / normalizers.count
     metrics = {}
-    if spec.loss.importance_cap is not None:
+    if spec.loss.old_logprobs == "sampler":
+        logp_before = jax.lax.stop_gradient(_joined(scores.thinking, scores.answers))
+    elif spec.loss.importance_cap is not None:
         weight = losses.truncated_importance_weight(
             logp_before, sampler, cap=spec.loss.importance_cap
         )
@@ -229,7 +275,9 @@ def policy_terms(
     gap = jnp.where(mask, logp_before - sampler, 0.0)
     return loss, {
         "loss/policy": loss,
-        "policy/clipped_share": token_mean(losses.is_clipped(ratio, advantages, **clip)),
+        "policy/clipped_share": token_mean(
+            is_capped | losses.is_clipped(ratio, advantages, **clip)
+        ),
         "policy/ratio": token_mean(ratio),
         "mismatch/k1": token_mean(-gap),
         "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
@@ -275,7 +323,7 @@ def objective(
       batch: rows.
       allowed_tokens: ids the sampler may draw.
       old: the policy's scores when the batch was sampled; None on the first update, where the
-        ratio is exactly 1.
+        ratio is exactly 1, and where the sampler's own are taken (loss.old_logprobs).
       reference: scores of the reference policy, needed with a KL term.
       normalizers: of the whole batch.
       spec: settings.
@@ -285,6 +333,9 @@ def objective(
     """
     scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
     before = old if old is not None else jax.lax.stop_gradient(scores)
+    if spec.loss.old_logprobs == "sampler":
+        sampler = {"thinking": batch.thinking_logprobs, "answers": batch.answer_logprobs}
+        before = dataclasses.replace(before, **sampler)
     policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     aggregate = lambda x: (

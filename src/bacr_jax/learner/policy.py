@@ -100,9 +100,10 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
         )
 
 
-def _implementation(config: Config) -> Any:
-    if config.model.attention != "auto":
-        return config.model.attention
+def _implementation(config: Config, wanted: str) -> Any:
+    """The attention that a key asks for; auto: cuDNN's where it can be."""
+    if wanted != "auto":
+        return wanted
     on_gpu = jax.default_backend() == "gpu"
     return "cudnn" if on_gpu and config.model.compute_dtype == "bfloat16" else "xla"
 
@@ -213,7 +214,8 @@ class Policy:
 def _decode_params_fn(
     params: Params, dtype: Any, conditioned: bool, mesh: Mesh | None
 ) -> DecodeParams:
-    copy = kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned)
+    shards = 1 if mesh is None else mesh.shape["tensor"]
+    copy = kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned, shards=shards)
     return parallel.constrain(copy, mesh, rules=parallel.DECODE)
 
 
@@ -246,9 +248,14 @@ def make_policy(
             f"{mesh.fsdp} spreads over several; write merged, or mesh.data={mesh.fsdp * mesh.data} "
             "mesh.fsdp=1"
         )
+    if mesh is not None and mesh.num_devices > 1 and config.rollout.compact:
+        raise UserError(
+            f"rollout.compact=true: would move caches between the {mesh.num_devices} devices; "
+            "write false"
+        )
     dtype = jnp.dtype(config.model.compute_dtype)
     conditioning = config.conditioning if method.conditioned else None
-    implementation = _implementation(config)
+    implementation = _implementation(config, config.model.attention)
     learner_mesh = None if mesh is None else parallel.make_mesh(mesh)
     decode_mesh = None
     if mesh is not None and learner_mesh is not None and mesh.num_devices > 1:
@@ -276,14 +283,19 @@ def make_policy(
         answer_tokens=config.rollout.answer_tokens,
         slots=config.rollout.slots or rows,
         chunk=config.rollout.chunk,
+        windows=config.rollout.windows,
+        refill=config.rollout.refill,
+        compact=config.rollout.compact,
         dtype=dtype,
         implementation=implementation,
+        attention=_implementation(config, config.rollout.attention),
         answers=method.answers,
+        group_size=config.rollout.group_size,
         grace=config.budget.grace,
         mesh=decode_mesh,
     )
     longest = max(config.budget.max, largest_evaluated(config))
-    evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1)
+    evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1, group_size=1)
     return Policy(
         learner,
         rollout,

@@ -8,8 +8,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
-from bacr_jax.model import attention, budget
+from bacr_jax.model import attention, block, budget
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.parallel import ROW_AXES
 
 Params = dict[str, Any]
 
@@ -29,9 +30,10 @@ class LearnerSpec:
       dtype: compute type.
       implementation: attention of the trunk.
       scan: loop over layers.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes of a layer (`qwen2.run_layers`).
       chunk: tokens per chunk of the output head.
       mesh: devices that rows and parameters are split over; None for one device.
+      row_axes: axes of the mesh that rows are split over.
     """
 
     model: Qwen2Config
@@ -44,9 +46,10 @@ class LearnerSpec:
     dtype: Any = jnp.float32
     implementation: attention.Implementation = "xla"
     scan: bool = True
-    remat: bool = True
+    remat: block.Remat = "full"
     chunk: int = 512
     mesh: Mesh | None = None
+    row_axes: tuple[str, ...] = ROW_AXES
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:

@@ -1,5 +1,6 @@
 """One update of the policy and the value head, and the value head's own extra steps."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax.learner import copies
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
     LearnerSpec,
@@ -25,6 +27,8 @@ from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Prompts, pytree
 
 Params = dict[str, Any]
+# A part of a batch, and its scores under the policy that sampled it and under the reference.
+Rows = tuple[Batch, TokenScores | None, TokenScores | None]
 
 
 @pytree
@@ -77,7 +81,8 @@ class Gradients:
 
     Attributes:
       policy: gradients of the policy, fp32.
-      head: gradients of the value head; None without one.
+      head: gradients of the value head; None without one. With several data-parallel copies
+        (mesh.data) both are each copy's own, with a leading axis of copies.
       metrics: shares of every metric.
     """
 
@@ -107,17 +112,30 @@ def gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments."""
+    """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments.
 
-    def loss(policy: Params, head: Params | None) -> tuple[Array, Metrics]:
-        rest = (batch, allowed_tokens, old, reference, normalizers)
-        return objective({**(frozen or {}), **policy}, head, *rest, spec=spec)
+    Data-parallel copies take rows of their own and keep the policy's gradients apart (`copies`).
+    """
 
-    (_, metrics), (policy, value_head) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-        state.policy, state.head
-    )
-    policy, value_head = constrain((policy, value_head), spec.mesh)
-    return Gradients(policy, value_head, metrics)
+    def part(rows: Rows, spec: LearnerSpec) -> Gradients:
+        batch, old, reference = rows
+
+        def loss(policy: Params, head: Params | None) -> tuple[Array, Metrics]:
+            rest = (batch, allowed_tokens, old, reference, normalizers)
+            return objective({**(frozen or {}), **policy}, head, *rest, spec=spec)
+
+        (_, metrics), (policy, value_head) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+            state.policy, state.head
+        )
+        policy, value_head = constrain((policy, value_head), spec.mesh)
+        return Gradients(policy, value_head, metrics)
+
+    rows: Rows = (batch, old, reference)
+    if copies.num_copies(spec) == 1:
+        return part(rows, spec)
+    own = dataclasses.replace(spec, row_axes=("fsdp",))
+    each = jax.vmap(lambda rows: part(rows, own), spmd_axis_name="data")(copies.split(rows, spec))
+    return dataclasses.replace(each, metrics=jax.tree.map(lambda x: x.sum(0), each.metrics))
 
 
 def apply_update(
@@ -134,6 +152,8 @@ def apply_update(
 
     Without a token in the loss the policy has no step either: Adam would move it by its moments.
     """
+    policy, value_head = copies.summed((grads.policy, grads.head), spec)
+    grads = Gradients(policy, value_head, grads.metrics)
     norm = optax.global_norm(grads.policy)
     head_norm = optax.global_norm(grads.head) if grads.head is not None else jnp.float32(0.0)
     finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
@@ -220,6 +240,8 @@ def train_step(
         split = _split(rows, micro_batches, spec)
         shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], split))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        if copies.num_copies(spec) > 1:
+            zeros = copies.laid_out(zeros, spec)
         add = lambda total, rows: (jax.tree.map(jnp.add, total, part(rows)), None)
         grads, _ = jax.lax.scan(add, zeros, split)
     return apply_update(
@@ -267,8 +289,7 @@ def no_gradients(
     rows = (batch, allowed_tokens, old, reference, normalizers, frozen)
     shapes = jax.eval_shape(functools.partial(gradients, spec=spec), state, *rows)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    policy, value_head = constrain((zeros.policy, zeros.head), spec.mesh)
-    return Gradients(policy, value_head, zeros.metrics)
+    return copies.laid_out(zeros, spec)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,))

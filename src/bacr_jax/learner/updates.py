@@ -6,6 +6,7 @@ Two ways to split an update: equal numbers of rows, scanned inside one program
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from bacr_jax.learner.micro_batches import (
     empty_micro_batches,
     has_advantage,
     micro_batches,
+    num_shapes,
 )
 from bacr_jax.learner.objective import (
     LearnerSpec,
@@ -48,6 +50,18 @@ Scored = tuple[Batch, TokenScores | None, TokenScores | None]
 Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
 
 _normalizers = jax.jit(loss_normalizers, static_argnames=("spec",))
+
+
+def num_scored(old_logprobs: str, minibatches: int) -> int:
+    """Minibatches, the last ones, whose old log-probabilities need a pass of their own.
+
+    Args:
+      old_logprobs: loss.old_logprobs.
+      minibatches: updates per iteration.
+    """
+    if minibatches == 1 or old_logprobs == "sampler":
+        return 0
+    return minibatches - (old_logprobs == "learner")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +107,13 @@ class Updates:
         split = self._by_rows if self.config.micro_batch_tokens is None else self._by_tokens
         sizes = self._sizes(parts[0])
         with phase_memory("scoring", **sizes):
-            # With one update the policy is still the one that sampled: its scores are the old ones.
-            sampled_by = {**(frozen or {}), **state.policy} if len(parts) > 1 else None
-            steps = [split(part, sampled_by, reference, frozen) for part in parts]
+            # In the first update the policy is still the one that sampled.
+            policy = {**(frozen or {}), **state.policy}
+            unscored = len(parts) - self._num_scored()
+            steps = [
+                split(part, None if index < unscored else policy, reference, frozen)
+                for index, part in enumerate(parts)
+            ]
         history = []
         with phase_memory("learner", **sizes):
             for step in steps:
@@ -129,16 +147,22 @@ class Updates:
         if self.config.micro_batch_tokens is None:
             return
         say = on_program or (lambda done, total: None)
-        part, *others = self._minibatches(batch)
-        sampled_by = {**(frozen or {}), **state.policy} if others else None
-        normalizers = self._normalizers(part, None)
+        part, *_ = self._minibatches(batch)
+        normalizers, shapes = self._normalizers(part, None), self._shapes()
+        policy = {**(frozen or {}), **state.policy}
+        variants: list[Params | None] = [policy] if self._num_scored() else []
+        variants += [None] if self._num_scored() < self.config.minibatches else []
         with phase_memory("learner", **self._sizes(part)):
-            total = len(self._shapes().widths(part.trunk.shape[1]))
-            for done, micro in enumerate(empty_micro_batches(part, self._shapes())):
+            forms = itertools.product(empty_micro_batches(part, shapes), variants)
+            total = num_shapes(part, shapes) * len(variants)
+            for done, (micro, sampled_by) in enumerate(forms):
                 say(done, total)
                 scored = self._scored(micro, sampled_by, reference)
                 jax.block_until_ready(self._add_up(state, [scored], normalizers, frozen))
             say(total, total)
+
+    def _num_scored(self) -> int:
+        return num_scored(self.spec.loss.old_logprobs, self.config.minibatches)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:
         """Consecutive rows, on the host."""

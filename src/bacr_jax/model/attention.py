@@ -12,6 +12,7 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.errors import UserError
@@ -62,14 +63,16 @@ def partial_attention(
       The segment's partial result in fp32; a query that sees nothing has zero values and
       denominator.
     """
-    return _partial(q, k, v, mask, "bskh", k.shape[2])
+    return _partial(q, k, v, mask, "bskh", k.shape[2], "bskh")
 
 
 def cached_attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B K S H"],
+    k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
     v: Float[Array, "B K S H"],
     mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
+    *,
+    turned: bool = False,
 ) -> Partial:
     """`partial_attention` over keys and values as caches hold them.
 
@@ -81,20 +84,23 @@ def cached_attention(
       k: keys.
       v: values.
       mask: True where a query may see a key.
+      turned: keys are held [B, K, H, S].
 
     Returns:
       As `partial_attention`.
     """
-    return _partial(q, k, v, mask, "bksh", k.shape[1])
+    return _partial(q, k, v, mask, "bksh", k.shape[1], "bkhs" if turned else "bksh")
 
 
-def _partial(q: Array, k: Array, v: Array, mask: Array, axes: str, num_kv: int) -> Partial:
+def _partial(
+    q: Array, k: Array, v: Array, mask: Array, axes: str, num_kv: int, key_axes: str
+) -> Partial:
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     b, t, n, h = q.shape
     group = n // num_kv
     folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(b, num_kv, group * t, h)
-    scores = jnp.einsum(f"bkth,{axes}->bkts", folded, k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum(f"bkth,{key_axes}->bkts", folded, k, preferred_element_type=jnp.float32)
     scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
     maximum = jax.lax.stop_gradient(scores.max(-1))
@@ -180,20 +186,62 @@ def causal_attention(
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    length = q.shape[1]
-    mask = causal_mask(length)
-    if real is not None:
-        mask = mask & real[:, None]
-    # Keys after a block's last query are never scored, which saves nearly half of the work.
+    blocks = jax.lax.split(q, _block_sizes(q.shape[1]), axis=1)
+    found = _causal_blocks(blocks, _heads_first(k), _heads_first(v), real)
+    return checkpoint_name(jnp.concatenate(found, axis=1), "attention")
+
+
+def _heads_first(x: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
+    """Keys or values as the products read them: moved once, not once per block of queries."""
+    return x.transpose(0, 2, 1, 3)
+
+
+def _block_sizes(length: int) -> list[int]:
+    """Queries of each block of causal attention."""
     rows = max(_BLOCK, -(-length // _MAX_BLOCKS))
-    blocks = []
-    for start in range(0, length, rows):
-        stop = min(start + rows, length)
-        seen = partial_attention(
-            q[:, start:stop], k[:, :stop], v[:, :stop], mask[:, start:stop, :stop]
-        )
-        blocks.append(merge([seen], q.dtype))
-    return jnp.concatenate(blocks, axis=1)
+    return [min(rows, length - start) for start in range(0, length, rows)]
+
+
+def _causal_blocks(
+    blocks: Sequence[Float[Array, "B _ N H"]],
+    k: Float[Array, "B K S H"],
+    v: Float[Array, "B K S H"],
+    real: Bool[Array, "B S"] | None,
+) -> list[Float[Array, "B _ N H"]]:
+    """Causal attention of consecutive blocks of queries from position 0 on.
+
+    Keys after a block's last query are never scored, which saves nearly half of the work.
+    """
+    found, start = [], 0
+    for q in blocks:
+        stop = start + q.shape[1]
+        mask = (jnp.arange(stop) <= jnp.arange(start, stop)[:, None])[None]
+        if real is not None:
+            mask = mask & real[:, None, :stop]
+        seen = cached_attention(q, k[:, :, :stop], v[:, :, :stop], mask)
+        found.append(merge([seen], q.dtype))
+        start = stop
+    return found
+
+
+def branch_mask(
+    context: Int[Array, "B M"], branch_of: Int[Array, "B F"] | None, trunk_length: int, count: int
+) -> Bool[Array, "B F T"]:
+    """Keys that each branch token sees: of the trunk up to its context, of its branch up to itself.
+
+    Args:
+      context: trunk tokens visible to each branch.
+      branch_of: branch of each packed position; None: branches of equal length.
+      trunk_length: S.
+      count: positions F of the branches.
+    """
+    b, num_cuts = context.shape
+    if branch_of is None:
+        branch_of = jnp.broadcast_to(jnp.arange(count) // (count // num_cuts), (b, count))
+    seen = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
+    of_trunk = jnp.arange(trunk_length) < seen[:, :, None]
+    own = branch_of[:, :, None] == branch_of[:, None]
+    return jnp.concatenate([of_trunk, own & causal_mask(count)], axis=2)
 
 
 def tree_attention(
@@ -203,10 +251,13 @@ def tree_attention(
     context: Int[Array, "B M"],
     *,
     trunk_length: int,
+    branch_of: Int[Array, "B F"] | None = None,
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
+
+    Packed branches lie one after the other in F positions, each as long as it is, T = S + F.
 
     Trunk tokens are causal among themselves. A branch token sees the trunk up to its branch's
     context and its own branch up to itself; branches do not see each other:
@@ -221,27 +272,31 @@ def tree_attention(
       v: values of all T tokens.
       context: trunk tokens visible to each branch.
       trunk_length: S.
+      branch_of: branch of each packed position, -1 for none; None: M branches of A tokens.
       implementation: of the trunk's causal attention.
       lengths: real trunk tokens per row.
     """
-    b, _, n, h = q.shape
-    num_cuts = context.shape[1]
-    q_trunk, q_branch = q[:, :trunk_length], q[:, trunk_length:]
-    k_trunk, v_trunk = k[:, :trunk_length], v[:, :trunk_length]
-    trunk = causal_attention(
-        q_trunk, k_trunk, v_trunk, implementation=implementation, lengths=lengths
-    )
-    if num_cuts == 0:
-        return trunk
-    length = q_branch.shape[1] // num_cuts
-    sees_trunk = jnp.arange(trunk_length) < jnp.repeat(context, length, axis=1)[:, :, None]
-    over_trunk = partial_attention(q_branch, k_trunk, v_trunk, sees_trunk)
-    split = lambda x: x.reshape(b * num_cuts, length, *x.shape[2:])
-    over_branch = partial_attention(
-        split(q_branch),
-        split(k[:, trunk_length:]),
-        split(v[:, trunk_length:]),
-        causal_mask(length),
-    )
-    over_branch = jax.tree.map(lambda x: x.reshape(b, num_cuts * length, *x.shape[2:]), over_branch)
-    return jnp.concatenate([trunk, merge([over_trunk, over_branch], q.dtype)], axis=1)
+    count = q.shape[1] - trunk_length
+    if implementation == "cudnn" or count == 0:
+        q_trunk, q_branch = jax.lax.split(q, [trunk_length, count], axis=1)
+        trunk = causal_attention(
+            q_trunk,
+            k[:, :trunk_length],
+            v[:, :trunk_length],
+            implementation=implementation,
+            lengths=lengths,
+        )
+        if count == 0:
+            return trunk
+        seen = partial_attention(
+            q_branch, k, v, branch_mask(context, branch_of, trunk_length, count)
+        )
+        branches = checkpoint_name(merge([seen], q.dtype), "attention")
+        return jnp.concatenate([trunk, branches], axis=1)
+    # Split at once: the gradient of all blocks is then one concatenation.
+    *blocks, q_branch = jax.lax.split(q, [*_block_sizes(trunk_length), count], axis=1)
+    k, v = _heads_first(k), _heads_first(v)
+    found = _causal_blocks(blocks, k, v, None)
+    seen = cached_attention(q_branch, k, v, branch_mask(context, branch_of, trunk_length, count))
+    found.append(merge([seen], q.dtype))
+    return checkpoint_name(jnp.concatenate(found, axis=1), "attention")

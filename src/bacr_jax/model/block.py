@@ -5,12 +5,14 @@ block takes its attention as a function: `attend(q, k, v) -> (output, anything)`
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
@@ -19,6 +21,7 @@ from bacr_jax.model.sizes import Qwen2Config
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+Remat = Literal["full", "selective", "none"]
 Rotation = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
 
 
@@ -55,6 +58,30 @@ def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array,
     """
     rows = x.reshape(-1, x.shape[-1]) @ weight
     return rows.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def joined_product(
+    y: Float[Array, "*B D"],
+    kernel: Float[Array, "D S C"],
+    bias: Float[Array, "S C"] | None,
+    widths: Sequence[int],
+) -> list[Float[Array, "*B E"]]:
+    """Several products of one input, whose matrices a decode copy has joined.
+
+    Args:
+      y: input.
+      kernel: columns of all of them, by tensor shard (`kv_cache.join_products`).
+      bias: the same of their biases.
+      widths: columns of each, all shards together.
+    """
+    out = matmul(y, kernel.reshape(kernel.shape[0], -1))
+    if bias is not None:
+        out = out + bias.reshape(-1)
+    shards = kernel.shape[1]
+    out = out.reshape(*y.shape[:-1], shards, -1)
+    ends = list(itertools.accumulate(width // shards for width in widths))
+    parts = jnp.split(out, ends[:-1], axis=-1)
+    return [part.reshape(*y.shape[:-1], width) for part, width in zip(parts, widths)]
 
 
 class Block(nn.Module):
@@ -113,24 +140,71 @@ class Block(nn.Module):
             out = product(y, name, heads * h) + weight(f"{name}_bias", zeros, heads * h)
             return out.reshape(*y.shape[:-1], heads, h)
 
+        def joined(y: Array, name: str, *widths: int) -> list[Array]:
+            kernel: Array = self.get_variable("params", f"{name}_kernel")
+            bias: Array | None = self.get_variable("params", f"{name}_bias")
+            bias = None if bias is None else bias.astype(self.dtype)
+            return joined_product(y, kernel.astype(self.dtype), bias, widths)
+
+        is_joined = self.has_variable("params", "qkv_kernel")
         if condition is not None and site == "before_block":
             x = condition(x)
         y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
-        q = rotate(project(y, "q", c.num_heads), by)
-        k = rotate(project(y, "k", c.num_kv_heads), by)
-        v = project(y, "v", c.num_kv_heads)
+        if is_joined:
+            widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)
+            q, k, v = (x.reshape(*x.shape[:-1], -1, h) for x in joined(y, "qkv", *widths))
+        else:
+            q = project(y, "q", c.num_heads)
+            k = project(y, "k", c.num_kv_heads)
+            v = project(y, "v", c.num_kv_heads)
+        q = checkpoint_name(rotate(q, by), "query")
+        k = checkpoint_name(rotate(k, by), "key")
+        v = checkpoint_name(v, "value")
         mixed, extra = attend(q, k, v)
         mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
-        x = x + product(mixed, "o", d)
+        x = checkpoint_name(x + product(mixed, "o", d), "middle")
         if condition is not None and site == "after_attention":
             x = condition(x)
         y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
-        gate = nn.silu(product(y, "gate", c.intermediate_size))
-        up = product(y, "up", c.intermediate_size)
-        x = x + product(gate * up, "down", d)
+        if is_joined:
+            gate, up = joined(y, "gate_up", c.intermediate_size, c.intermediate_size)
+        else:
+            gate = product(y, "gate", c.intermediate_size)
+            up = product(y, "up", c.intermediate_size)
+        gate, up = checkpoint_name(gate, "gate"), checkpoint_name(up, "up")
+        x = x + product(nn.silu(gate) * up, "down", d)
         if condition is not None and site == "after_block":
-            x = condition(x)
+            # Without a gate nothing in the backward pass asks for this sum.
+            x = condition(checkpoint_name(x, "gated"))
         return x, extra
+
+
+# What `selective` keeps of a layer: everything that a matrix product made. Norms, silu, and the
+# scores of attention are made again; they are reads, not products.
+PRODUCTS = ("query", "key", "value", "attention", "middle", "gate", "up", "gated")
+_keep_named = jax.checkpoint_policies.save_only_these_names(*PRODUCTS)
+
+
+def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
+    """What cuDNN's attention returned is kept too: its output and what its backward pass reads."""
+    if primitive.name.startswith("dot_product_attention_fwd"):
+        return True
+    return _keep_named(primitive, *arguments, **parameters)
+
+
+def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
+    """A layer whose backward pass makes again what its forward pass did not keep.
+
+    Args:
+      body: the layer.
+      remat: full keeps its input alone; selective also `PRODUCTS`; none keeps everything.
+      prevent_cse: False inside of a loop, which already keeps the compiler from merging the two
+        computations.
+    """
+    if remat == "none":
+        return body
+    policy = _keep_products if remat == "selective" else None
+    return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
 
 
 def apply_block(

@@ -1,5 +1,6 @@
 """Log-probabilities and entropies of given tokens, without ever forming [B, T, V]."""
 
+import functools
 from typing import Any
 
 import chex
@@ -10,16 +11,58 @@ from jaxtyping import Array, Bool, Float, Int
 _IMPOSSIBLE = -1e30
 
 
+@jax.custom_vjp
+def _rounded_product(
+    hidden: Float[Array, "R D"], copy: Float[Array, "V D"], lm_head: Float[Array, "V D"]
+) -> Float[Array, "R V"]:
+    """Scores in fp32 of a copy of the head in the states' type; the gradient is the head's.
+
+    The backward products round what comes from above to that type too, and sum in fp32: without
+    this they would be products of fp32 matrices, at a fraction of the rate.
+    """
+    return jnp.einsum("rd,vd->rv", hidden, copy, preferred_element_type=jnp.float32)
+
+
+def _rounded_product_forward(hidden: Array, copy: Array, lm_head: Array) -> tuple[Array, Any]:
+    # Of the head only the type is kept.
+    return _rounded_product(hidden, copy, lm_head), (hidden, copy, jnp.zeros((), lm_head.dtype))
+
+
+def _rounded_product_gradient(kept: Any, upstream: Array) -> tuple[Array, None, Array]:
+    hidden, copy, like = kept
+    upstream = upstream.astype(hidden.dtype)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    of_hidden = product("rv,vd->rd", upstream, copy).astype(hidden.dtype)
+    return of_hidden, None, product("rv,rd->vd", upstream, hidden).astype(like.dtype)
+
+
+_rounded_product.defvjp(_rounded_product_forward, _rounded_product_gradient)
+
+
+def head_copy(lm_head: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
+    """The head in the type that products are computed in, outside of any loop; no gradient."""
+    return jax.lax.stop_gradient(lm_head.astype(dtype))
+
+
 def masked_logits(
     hidden: Float[Array, "R D"],
     lm_head: Float[Array, "V D"],
     allowed_tokens: Bool[Array, "V"] | None,
     temperature: float = 1.0,
+    copy: Float[Array, "V D"] | None = None,
 ) -> Float[Array, "R V"]:
-    """Logits / temperature in fp32, ids that may never be sampled pushed to the bottom."""
-    scores = jnp.einsum(
-        "rd,vd->rv", hidden, lm_head.astype(hidden.dtype), preferred_element_type=jnp.float32
-    )
+    """Logits / temperature in fp32, ids that may never be sampled pushed to the bottom.
+
+    In fp32 all products are fp32; in 16-bit types those of the backward pass are 16-bit too, with
+    fp32 sums. `copy` is `head_copy` of the head, if there is one already.
+    """
+    if hidden.dtype == jnp.float32:
+        scores = jnp.einsum(
+            "rd,vd->rv", hidden, lm_head.astype(hidden.dtype), preferred_element_type=jnp.float32
+        )
+    else:
+        copy = head_copy(lm_head, hidden.dtype) if copy is None else copy
+        scores = _rounded_product(hidden, copy, lm_head)
     scores = scores / temperature
     return scores if allowed_tokens is None else jnp.where(allowed_tokens, scores, _IMPOSSIBLE)
 
@@ -74,6 +117,7 @@ def token_logprobs(
     allowed_tokens: Bool[Array, "V"] | None = None,
     temperature: float = 1.0,
     chunk: int = 512,
+    copy: Float[Array, "V D"] | None = None,
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
     """Log p(target) and the entropy of p at each row, computed chunk by chunk.
 
@@ -87,16 +131,20 @@ def token_logprobs(
       allowed_tokens: ids that the sampler may draw; the same mask it uses.
       temperature: divides the logits, as in the sampler.
       chunk: rows per chunk.
+      copy: `head_copy` of the head in the states' type, if there is one already.
 
     Returns:
       Log-probabilities (nats) and entropies (nats), fp32.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
     rows, width = hidden.shape
+    if copy is None and hidden.dtype != jnp.float32:
+        copy = head_copy(lm_head, hidden.dtype)
 
     def of_chunk(inputs: Any) -> tuple[Array, Array]:
         states, ids = inputs
-        return logprob_and_entropy(masked_logits(states, lm_head, allowed_tokens, temperature), ids)
+        scores = masked_logits(states, lm_head, allowed_tokens, temperature, copy)
+        return logprob_and_entropy(scores, ids)
 
     if rows <= chunk:
         return of_chunk((hidden, targets))

@@ -26,9 +26,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import adapters, attention, budget
-from bacr_jax.model.block import Block, Params, apply_block, rms_norm, rotation
+from bacr_jax.model.block import (
+    Block,
+    Params,
+    Remat,
+    apply_block,
+    rematerialised,
+    rms_norm,
+    rotation,
+)
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.parallel import constrain_rows
+from bacr_jax.parallel import ROW_AXES, constrain_embedded, constrain_rows
 
 
 def init(
@@ -121,8 +129,9 @@ def run_layers(
     mask: Bool[Array, "B T"] | None = None,
     which: Float[Array, "B T P"] | None = None,
     scan: bool = True,
-    remat: bool = True,
+    remat: Remat = "full",
     mesh: Mesh | None = None,
+    row_axes: tuple[str, ...] = ROW_AXES,
 ) -> Float[Array, "B T D"]:
     """All layers and the final norm.
 
@@ -137,8 +146,10 @@ def run_layers(
       mask: positions that receive phi.
       which: which of P embeddings each position is told, where rows have several.
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
-      remat: recompute each layer in the backward pass instead of storing its inside.
+      remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
+        matrix products, which are kept; none: nothing.
       mesh: keeps rows split over its devices, so that weights travel and activations don't.
+      row_axes: axes of the mesh that rows are split over.
 
     Returns:
       Final-norm output.
@@ -150,7 +161,7 @@ def run_layers(
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
         x, _ = apply_block(
             inputs["layer"],
-            constrain_rows(x, mesh),
+            constrain_rows(x, mesh, over=row_axes),
             by,
             lambda q, k, v: (attend(q, k, v), None),
             config=config,
@@ -163,15 +174,14 @@ def run_layers(
         )
         return x, None
 
-    if remat:
-        # Inside a scan the loop already keeps the compiler from merging the two computations.
-        body = jax.checkpoint(body, prevent_cse=not (scan and stacked))
+    body = rematerialised(body, remat, prevent_cse=not (scan and stacked))
     if scan and stacked:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
         for inputs in _each_layer(per_layer, config.num_layers):
             x, _ = body(x, inputs)
-    return rms_norm(constrain_rows(x, mesh), params["final_norm"], config.rms_norm_eps)
+    x = constrain_rows(x, mesh, over=row_axes)
+    return rms_norm(x, params["final_norm"], config.rms_norm_eps)
 
 
 def embed_tokens(params: Params, tokens: Int[Array, "*B"], dtype: Any) -> Float[Array, "*B D"]:
@@ -209,7 +219,7 @@ def forward(
     dtype: Any = jnp.float32,
     implementation: attention.Implementation = "xla",
     scan: bool = True,
-    remat: bool = False,
+    remat: Remat = "none",
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """Final states of padded rows.
@@ -230,7 +240,7 @@ def forward(
       dtype: compute type.
       implementation: of the attention.
       scan: loop over layers.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes (`run_layers`).
       mesh: of the rows.
 
     Returns:
@@ -262,25 +272,34 @@ def _tree_rows(
     branches: Int[Array, "B M A"],
     context: Int[Array, "B M"],
     trunk_mask: Bool[Array, "B S"] | None,
+    packing: Int[Array, "B F"] | None,
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"] | None]:
     """Tokens, positions and mask of trunks and their branches as one row each, T = S + M A."""
     chex.assert_rank([trunk, branches, context], [2, 3, 2])
     b, s = trunk.shape
     _, m, a = branches.shape
-    tokens = jnp.concatenate([trunk, branches.reshape(b, m * a)], axis=1)
+    branch_tokens = branches.reshape(b, m * a)
     branch_positions = (context[:, :, None] + jnp.arange(a)).reshape(b, m * a)
+    if packing is not None:
+        pick = lambda x: jnp.take_along_axis(x, packing, axis=1, mode="clip")
+        branch_tokens, branch_positions = pick(branch_tokens), pick(branch_positions)
+    tokens = jnp.concatenate([trunk, branch_tokens], axis=1)
     trunk_positions = jnp.broadcast_to(jnp.arange(s), (b, s))
     positions = jnp.concatenate([trunk_positions, branch_positions], axis=1)
     if trunk_mask is None:
         return tokens, positions, None
-    branch_mask = jnp.ones((b, m * a), bool)
+    branch_mask = jnp.ones(branch_tokens.shape, bool)
     return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
 
 
-def _told(trunk: int, b: int, m: int, a: int) -> Float[Array, "B T P"]:
+def _told(
+    trunk: int, b: int, m: int, a: int, branch_of: Int[Array, "B F"] | None
+) -> Float[Array, "B T P"]:
     """One-hot: positions of the trunk are told embedding 0, those of branch j embedding 1 + j."""
-    index = jnp.concatenate([jnp.zeros(trunk, int), 1 + jnp.repeat(jnp.arange(m), a)])
-    return jnp.broadcast_to(jax.nn.one_hot(index, 1 + m), (b, trunk + m * a, 1 + m))
+    if branch_of is None:
+        branch_of = jnp.broadcast_to(jnp.repeat(jnp.arange(m), a), (b, m * a))
+    index = jnp.pad(1 + branch_of, ((0, 0), (trunk, 0)))
+    return jax.nn.one_hot(index, 1 + m)
 
 
 def forward_tree(
@@ -295,12 +314,14 @@ def forward_tree(
     branch_embedding: Float[Array, "*L B M D"] | None = None,
     conditioning: ConditioningConfig | None = None,
     trunk_mask: Bool[Array, "B S"] | None = None,
+    packing: Int[Array, "B F"] | None = None,
     dtype: Any = jnp.float32,
     implementation: attention.Implementation = "xla",
     scan: bool = True,
-    remat: bool = True,
+    remat: Remat = "full",
     mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"]]:
+    row_axes: tuple[str, ...] = ROW_AXES,
+) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
     """One pass over trunks and all their branches.
 
     Equal to running every branch as its own full sequence trunk[:context] + branch, at the cost of
@@ -317,28 +338,41 @@ def forward_tree(
       branch_embedding: phi(b_j) of each branch; None: branches use their trunk's.
       conditioning: how phi joins the stream.
       trunk_mask: trunk positions that receive phi; branch tokens always do.
+      packing: index m A + a of the branch tokens to run, a branch's together and in order, -1 for
+        none; None runs all M A.
       dtype: compute type.
       implementation: of the trunk's attention.
       scan: loop over layers.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes (`run_layers`).
       mesh: of the rows.
+      row_axes: axes of the mesh that rows are split over.
 
     Returns:
-      Final states of the trunk and of the branches.
+      Final states of the trunk and of the branches, or of the packed tokens of branches.
     """
     s = trunk.shape[1]
-    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask)
+    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask, packing)
+    # Rounded down: -1 stays -1.
+    branch_of = None if packing is None else packing // branches.shape[2]
     attend = lambda q, k, v: attention.tree_attention(
-        q, k, v, context, trunk_length=s, implementation=implementation, lengths=lengths
+        q,
+        k,
+        v,
+        context,
+        trunk_length=s,
+        branch_of=branch_of,
+        implementation=implementation,
+        lengths=lengths,
     )
     which = None
     if budget_embedding is not None and branch_embedding is not None:
         parts = (budget_embedding[..., None, :], branch_embedding)
         budget_embedding = jnp.concatenate(parts, axis=-2)
-        which = _told(s, *branches.shape)
+        b, m, a = branches.shape
+        which = _told(s, b, m, a, branch_of)
     hidden = run_layers(
         params,
-        embed_tokens(params, tokens, dtype),
+        constrain_embedded(embed_tokens(params, tokens, dtype), mesh, over=row_axes),
         positions,
         attend,
         config=config,
@@ -349,5 +383,8 @@ def forward_tree(
         scan=scan,
         remat=remat,
         mesh=mesh,
+        row_axes=row_axes,
     )
-    return hidden[:, :s], hidden[:, s:].reshape(*branches.shape, hidden.shape[-1])
+    shape = branches.shape if packing is None else packing.shape
+    of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)
+    return of_trunk, of_branches.reshape(*shape, hidden.shape[-1])

@@ -14,8 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from bacr_jax.errors import UserError
-
-COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+from bacr_jax.parallel.launched import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_half_told
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
@@ -23,12 +22,16 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
     Explicit: JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
     Else a Slurm step (srun) of several tasks: one task per node drives all its GPUs, several tasks
-    per node one GPU each. JAX_LOCAL_DEVICE_IDS chooses other GPUs.
+    per node one GPU each. JAX_LOCAL_DEVICE_IDS chooses other GPUs. JAX_NUM_PROCESSES=1 alone says
+    that this process is a run of its own, whatever started it.
 
     Raises:
-      UserError: only some of the explicit variables are set, or they are not numbers.
+      UserError: only some of the explicit variables are set, or they are not numbers; or others
+        were started beside this process, and what would join them is missing.
     """
     given = {name: environment[name] for name in (COORDINATOR, COUNT, INDEX) if name in environment}
+    if given == {COUNT: "1"}:
+        return None
     if given:
         missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in given]
         if missing:
@@ -53,8 +56,8 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
             "process_id": index,
             "cluster_detection_method": "deactivate",
         }
-    # Set by srun only: the batch script itself knows SLURM_NTASKS too, but runs alone.
-    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    refuse_half_told(environment)
+    tasks = int(environment.get(SLURM_TASKS, "1"))
     if tasks == 1:
         return None
     step: dict[str, Any] = {"num_processes": tasks}

@@ -48,6 +48,10 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "q_bias": ("layers", "heads"),
     "k_bias": ("layers", "heads"),
     "v_bias": ("layers", "heads"),
+    # Of the decode copy: columns of a tensor shard together (`kv_cache.join_products`).
+    "qkv_kernel": ("layers", "embed", "heads", None),
+    "qkv_bias": ("layers", "heads", None),
+    "gate_up_kernel": ("layers", "embed", "mlp", None),
     "o_kernel": ("layers", "heads", "embed"),
     "gate_kernel": ("layers", "embed", "mlp"),
     "up_kernel": ("layers", "embed", "mlp"),
@@ -139,9 +143,9 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, _canonical(mesh, [ROW_AXES]))
 
 
-def row_shards(mesh: AnyMesh) -> int:
+def row_shards(mesh: AnyMesh, over: Sequence[str] = ROW_AXES) -> int:
     """Parts that rows are split into; their number must be a multiple of it."""
-    return int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+    return int(np.prod([mesh.shape[axis] for axis in over]))
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:
@@ -181,12 +185,55 @@ def constrain(tree: Any, mesh: AnyMesh | None, *, rules: Rules = TRAIN) -> Any:
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules=rules))
 
 
-def constrain_rows(tree: Any, mesh: AnyMesh | None, *, axis: int = 0) -> Any:
-    """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole."""
+def constrain_rows(
+    tree: Any, mesh: AnyMesh | None, *, axis: int = 0, over: Sequence[str] = ROW_AXES
+) -> Any:
+    """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole.
+
+    Args:
+      tree: arrays.
+      mesh: from `make_mesh`.
+      axis: that of the rows.
+      over: mesh axes, if not both; what is done for each data-parallel copy by itself
+        (`jax.vmap` with `spmd_axis_name="data"`) leaves data out.
+    """
     if mesh is None or mesh.size == 1:
         return tree
-    where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, ROW_AXES]))
+    where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, tuple(over)]))
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
+
+
+def constrain_embedded(x: jax.Array, mesh: AnyMesh | None, *, over: Sequence[str]) -> jax.Array:
+    """Inside jit: embedded tokens of one data-parallel copy, columns split as the embedding's are.
+
+    Without it the compiler fetches rows from other copies. Where rows are split over the copies
+    too (`over`) nothing is asked for.
+    """
+    if mesh is None or "data" in over or x.shape[-1] % mesh.shape["fsdp"]:
+        return x
+    return jax.lax.with_sharding_constraint(
+        x, NamedSharding(mesh, PartitionSpec(None, None, "fsdp"))
+    )
+
+
+def splits_vocab(mesh: AnyMesh, vocab_size: int) -> bool:
+    """Whether output matrix and logits are split over `tensor`."""
+    tensor = mesh.shape["tensor"]
+    return tensor > 1 and vocab_size % tensor == 0
+
+
+def logits_sharding(mesh: AnyMesh, vocab_size: int) -> NamedSharding:
+    """Logits [R, V] as the output matrix leaves them: rows split, the vocabulary over `tensor`."""
+    tensor = "tensor" if splits_vocab(mesh, vocab_size) else None
+    return NamedSharding(mesh, _canonical(mesh, [ROW_AXES, tensor]))
+
+
+def constrain_logits(logits: Any, mesh: AnyMesh | None) -> Any:
+    """Inside jit: see `logits_sharding`."""
+    if mesh is None or mesh.size == 1:
+        return logits
+    where = logits_sharding(mesh, logits.shape[-1])
+    return jax.lax.with_sharding_constraint(logits, where)
 
 
 def constrain_cache(tree: Any, mesh: AnyMesh | None) -> Any:

@@ -135,7 +135,11 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
         attention="cudnn" if fused_attention else "xla",
         **{key: getattr(shape, key) for key in SHAPE_KEYS},
     )
-    return dataclasses.replace(config, model=model)
+    asked = config.rollout.attention
+    rollout = dataclasses.replace(
+        config.rollout, attention="cudnn" if fused_attention and asked != "xla" else "xla"
+    )
+    return dataclasses.replace(config, model=model, rollout=rollout)
 
 
 def measure(

@@ -1,26 +1,19 @@
-"""What a run costs, by arithmetic: parameters, bytes moved, floating-point operations, seconds.
+"""What a run costs, by arithmetic: parameters, floating-point operations, bytes of a step.
 
 Pure functions of a `Workload` and a mesh. A product of [m, k] and [k, n] matrices is 2 m k n
 operations; norms, activations and softmax are left out (below 1 % at these widths). Nothing here
 asks XLA: its own cost analysis counts the body of a loop once, whatever the number of rounds.
-Memory is in `memory`.
+Memory is in `memory`, seconds are in `seconds`.
 """
 
 import math
 
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning.devices import Device
-from bacr_jax.planning.workload import Workload
+from bacr_jax.planning.schedule import Chunk, Padded, Schedule
+from bacr_jax.planning.workload import SUFFIX_TOKENS, Workload
 
 FP32 = 4
-
-# Shares of the data-sheet ceilings that well-made programs of this kind reach: matrix products of
-# a large remat + FSDP step, reads of weights and cache while decoding, collectives in a box.
-# Assumptions, printed with every prediction, until they are measured.
-MATMUL_SHARE = 0.45
-BANDWIDTH_SHARE = 0.6
-LINK_SHARE = 0.7
 
 
 # Parameters ---------------------------------------------------------------------------------------
@@ -72,14 +65,14 @@ def forward_flops_per_token(model: Qwen2Config) -> int:
     return 2 * model.num_layers * layer_matrices(model)
 
 
-def attention_flops(work: Workload) -> float:
+def attention_flops(work: Workload, made: Padded) -> float:
     """Scores and weighted values of one row's trunk and branches, all layers, forward.
 
     A fused causal kernel skips the half above the diagonal; XLA's own attention computes and masks
     it. Branches see the whole padded trunk in either case.
     """
-    trunk = work.padded_trunk**2 * (0.5 if work.fused_attention else 1.0)
-    branches = work.cuts * work.branch * (work.padded_trunk + work.branch)
+    trunk = made.trunk**2 * (0.5 if work.fused_attention else 1.0)
+    branches = made.branches * (made.trunk + made.branches / max(work.cuts, 1))
     per_pair = 4 * work.model.num_heads * work.model.head_dim
     return work.model.num_layers * per_pair * (trunk + branches)
 
@@ -89,27 +82,33 @@ def output_flops_per_token(model: Qwen2Config) -> int:
     return 2 * vocabulary_matrix(model)
 
 
-def scored_tokens(work: Workload) -> float:
-    """Tokens of a row that go through the output head in the learner."""
-    return float(min(work.thinking, work.padded_trunk) + work.cuts * work.answer)
+def scored_tokens(work: Workload, made: Padded) -> float:
+    """Positions of a row that go through the output head in the learner."""
+    suffixes = made.branches / work.branch * SUFFIX_TOKENS
+    return min(work.thinking, made.trunk) + made.branches - suffixes
 
 
-def forward_flops(work: Workload) -> float:
-    """The learner's forward pass over one row."""
-    layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
-    return layers + float(scored_tokens(work) * output_flops_per_token(work.model))
+def forward_flops(work: Workload, made: Padded) -> float:
+    """The learner's forward pass over a micro-batch."""
+    positions = made.trunk + made.branches
+    layers = positions * forward_flops_per_token(work.model) + attention_flops(work, made)
+    head = scored_tokens(work, made) * output_flops_per_token(work.model)
+    return made.rows * (layers + head)
 
 
-def train_flops(work: Workload) -> float:
-    """Forward and backward over one row: a backward pass is two forward ones, remat a third.
+def train_flops(work: Workload, made: Padded) -> float:
+    """Forward and backward over a micro-batch: a backward pass is two forward ones.
 
-    The output head is recomputed in any case. A frozen matrix has no gradient of its own: one of
-    the two backward products is left out, and the adapters' are small beside it.
+    Full remat adds a third. The output head is recomputed in any case. A frozen matrix has no
+    gradient of its own: one of the two backward products is left out, and the adapters' are small
+    beside it.
     """
-    layers = work.padded_tokens * forward_flops_per_token(work.model) + attention_flops(work)
-    head = scored_tokens(work) * output_flops_per_token(work.model)
+    positions = made.trunk + made.branches
+    layers = positions * forward_flops_per_token(work.model) + attention_flops(work, made)
+    head = scored_tokens(work, made) * output_flops_per_token(work.model)
     weights = 0 if work.adapters else 1
-    return layers * (2 + weights + work.remat) + head * (3 + weights)
+    recomputed = 1 if work.remat == "full" else 0
+    return made.rows * (layers * (2 + weights + recomputed) + head * (3 + weights))
 
 
 def decode_flops_per_token(work: Workload, cache: float) -> float:
@@ -119,25 +118,37 @@ def decode_flops_per_token(work: Workload, cache: float) -> float:
     return forward_flops_per_token(model) + output_flops_per_token(model) + attention
 
 
-def mean_window(work: Workload) -> float:
-    """Cache positions that a decoding step reads, averaged over a trace of mean length."""
-    return work.prompt + work.mean_thinking / 2
+def chunk_flops(work: Workload, chunk: Chunk) -> float:
+    """Operations of a chunk of decoding, all devices: every slot's token, and live rows' keys."""
+    model = work.model
+    tokens = chunk.steps * chunk.slots
+    keys = 4 * model.num_layers * model.num_heads * model.head_dim * float(chunk.live.sum())
+    return tokens * (forward_flops_per_token(model) + output_flops_per_token(model)) + keys
 
 
-def step_flops(work: Workload) -> dict[str, float]:
+def answer_flops(work: Workload, rows: int, steps: int) -> float:
+    """Operations of answers at every cut of so many rows, all devices."""
+    at_end = float((work.lengths.prompts + work.lengths.thinking).mean())
+    return rows * steps * work.cuts * decode_flops_per_token(work, at_end)
+
+
+def prefill_flops(work: Workload, rows: int, width: int) -> float:
+    """Operations of a prefill, all devices; one position of each row gets logits."""
+    model = work.model
+    attention = 2 * model.num_layers * model.num_heads * model.head_dim * width**2
+    return rows * (width * forward_flops_per_token(model) + attention)
+
+
+def step_flops(work: Workload, rollout: Schedule, updates: list[list[Padded]]) -> dict[str, float]:
     """Operations of one iteration on all devices, by phase, padding and recomputation included."""
-    answers = work.rows * work.cuts * work.branch
-    thinking = work.rows * work.mean_thinking
-    layers = forward_flops_per_token(work.model)
-    prefill_attention = (
-        4 * work.model.num_layers * work.model.num_heads * work.model.head_dim * work.prompt**2 / 2
-    )
+    made = [one for update in updates for one in update]
+    trunks = sum(chunk_flops(work, chunk) for chunk in rollout.chunks)
+    answers = sum(answer_flops(work, rows, steps) for rows, _, steps in rollout.answers)
     return {
-        "update": work.rows * train_flops(work),
-        "score": work.rows * work.scored * forward_flops(work),
-        "prefill": work.rows * (work.prompt * layers + prefill_attention),
-        "decode": thinking * decode_flops_per_token(work, mean_window(work))
-        + answers * decode_flops_per_token(work, work.prompt + work.mean_thinking),
+        "update": sum(train_flops(work, one) for one in made),
+        "score": work.scored * sum(forward_flops(work, one) for one in made),
+        "prefill": sum(prefill_flops(work, *one) for one in rollout.prefills),
+        "decode": trunks + answers,
     }
 
 
@@ -159,32 +170,75 @@ def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
     return copied * work.float_bytes / layout.decode_tensor
 
 
-def decode_step_bytes(work: Workload, layout: MeshShape, window: float) -> float:
-    """Bytes that one device reads to decode a token for each of its rows: weights and cache."""
-    embedding = vocabulary_matrix(work.model) * work.float_bytes / layout.decode_tensor
-    # Of an embedding that is not also the output head only a few rows are read.
+def weight_bytes(work: Workload, layout: MeshShape) -> float:
+    """Bytes of weights that one device reads at a decoding step.
+
+    Of an embedding that is not also the output head only a few rows are read.
+    """
     read = work.model.num_parameters + (work.adapters if work.beside else 0)
-    weights = read * work.float_bytes / layout.decode_tensor
-    weights -= 0 if work.model.tie_embeddings else embedding
-    rows = math.ceil(work.slots / layout.slot_shards)
-    return weights + rows * window * kv_bytes_per_token(work) / layout.decode_tensor
+    if not work.model.tie_embeddings:
+        read -= vocabulary_matrix(work.model)
+    return read * work.float_bytes / layout.decode_tensor
 
 
-def decode_steps(work: Workload) -> tuple[float, float]:
-    """Steps of an iteration for thinking and for answers, if slots are refilled when they end."""
-    waves = work.rows / work.slots
-    answers = float(math.ceil(waves) * work.branch)
-    return max(waves * work.mean_thinking, work.longest_thinking), answers
+def logits_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
+    """Bytes of logits at a decoding step: written, then read by the sampler four times, fp32."""
+    return rows * 5 * FP32 * work.model.vocab_size / layout.decode_tensor
 
 
-def decode_bytes(work: Workload, layout: MeshShape) -> float:
-    """Bytes that one device reads in an iteration's decoding."""
-    thinking, answers = decode_steps(work)
-    # M branches read the same trunk, and so M times its cache.
-    cached = work.cuts * (work.prompt + work.mean_thinking)
-    return thinking * decode_step_bytes(work, layout, mean_window(work)) + (
-        answers * decode_step_bytes(work, layout, cached)
-    )
+def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
+    """Bytes read for a position of the cache at a decoding step: its key and value, all layers.
+
+    XLA's products also write scores in fp32, read them three times, and write and read them once in
+    the compute type; queries that share a key/value head are padded to a multiple of eight.
+
+    Args:
+      work: sizes.
+      layout: mesh.
+      queries: of a row that read the position, one for each of its answers.
+    """
+    model = work.model
+    read = kv_bytes_per_token(work)
+    if not work.own_keys:
+        group = math.ceil(queries * model.num_heads / model.num_kv_heads / 8) * 8
+        each = 4 * FP32 + 2 * work.float_bytes
+        read += model.num_layers * model.num_kv_heads * group * each
+    return read / layout.decode_tensor
+
+
+def chunk_bytes(work: Workload, layout: MeshShape, chunk: Chunk) -> float:
+    """Bytes that the slowest device moves in a chunk of decoding."""
+    rows = chunk.slots / layout.slot_shards
+    fixed = weight_bytes(work, layout) + logits_bytes(work, layout, rows)
+    window = float(chunk.steps * rows * chunk.length)
+    keys = float(chunk.tiles.max(1).sum()) if work.own_keys else window
+    return chunk.steps * fixed + keys * key_bytes(work, layout)
+
+
+def answer_positions(work: Workload, length: int) -> float:
+    """Positions of its trunk's cache that a row's answers read at a step, all of them together.
+
+    In XLA's product all answers of a row are queries of one pass over the whole cache. Attention
+    that is told lengths passes over it once for each answer, up to its cut; cuts lie evenly.
+    """
+    if not work.own_keys:
+        return float(length)
+    rows = work.lengths
+    return float(work.cuts * rows.prompts.mean() + (work.cuts + 1) / 2 * rows.thinking.mean())
+
+
+def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, steps: int) -> float:
+    """Bytes that one device moves while answers of so many rows are decoded."""
+    mine = rows / layout.slot_shards
+    fixed = weight_bytes(work, layout) + logits_bytes(work, layout, mine * work.cuts)
+    positions = answer_positions(work, length)
+    return steps * (fixed + mine * positions * key_bytes(work, layout, work.cuts))
+
+
+def decode_bytes(work: Workload, layout: MeshShape, rollout: Schedule) -> float:
+    """Bytes that the slowest device moves in an iteration's decoding."""
+    trunks = sum(chunk_bytes(work, layout, chunk) for chunk in rollout.chunks)
+    return trunks + sum(answer_bytes(work, layout, *one) for one in rollout.answers)
 
 
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
@@ -194,42 +248,30 @@ def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def gathered_bytes(work: Workload, layout: MeshShape) -> float:
-    """Bytes that one device receives in an update: FSDP's gathers and its share of the gradients.
+    """Bytes that one device receives in a micro-batch: FSDP's gathers and its share of gradients.
 
-    Per micro-batch the layers are gathered in the compute type for the forward pass and once more
-    for the recomputed backward one; gradients travel in fp32. Data-parallel copies add one
-    all-reduce of the shard.
+    The layers are gathered in the compute type for the forward pass and once more for the
+    recomputed backward one; their gradients travel in the compute type too, those of embedding and
+    output head in fp32.
     """
-    tokens = work.update_rows * work.padded_tokens
-    micro_batches = math.ceil(tokens / (work.micro_rows * work.row_tokens))
-    mine, trained = (n(work) / layout.tensor for n in (policy_parameters, trained_parameters))
+    vocabulary = vocabulary_matrix(work.model) * (1 if work.model.tie_embeddings else 2)
+    mine = policy_parameters(work) / layout.tensor
+    own = (0 if work.adapters else vocabulary) / layout.tensor
+    trained = trained_parameters(work) / layout.tensor
     others = (layout.fsdp - 1) / layout.fsdp
-    gathers = mine * (2 if work.remat else 1) * work.float_bytes
-    per_micro_batch = others * (gathers + trained * FP32)
-    copies = 2 * FP32 * trained / layout.fsdp * (layout.data - 1) / layout.data
-    return micro_batches * per_micro_batch + copies
+    gathers = mine * (1 if work.remat == "none" else 2) * work.float_bytes
+    gradients = (trained - own) * work.float_bytes + own * FP32
+    return others * (gathers + gradients)
 
 
-# Seconds ------------------------------------------------------------------------------------------
+def copied_bytes(work: Workload, layout: MeshShape) -> float:
+    """Bytes that one device receives in an update from other copies: its shard's sum, in fp32."""
+    shard = trained_parameters(work) / layout.param_shards
+    return 2 * FP32 * shard * (layout.data - 1) / layout.data
 
 
-def step_seconds(work: Workload, layout: MeshShape, device: Device) -> dict[str, float]:
-    """Predicted seconds of one iteration by phase, from the device's ceilings; grading left out.
-
-    Products and collectives of the learner are added, not overlapped. Tensor parallelism inside a
-    layer is taken as free.
-    """
-    flops = step_flops(work)
-    rate = device.matmul_flops * MATMUL_SHARE * (1.0 if work.float_bytes == 2 else 0.5)
-    bandwidth = device.memory_bandwidth * BANDWIDTH_SHARE
-    links = device.link_bandwidth * LINK_SHARE
-    compute = {name: count / layout.num_devices / rate for name, count in flops.items()}
-    update = work.minibatches * (
-        gathered_bytes(work, layout) / links + optimizer_bytes(work, layout) / bandwidth
-    )
-    return {
-        "update": compute["update"] + update,
-        "score": compute["score"],
-        "prefill": compute["prefill"],
-        "decode": max(decode_bytes(work, layout) / bandwidth, compute["decode"]),
-    }
+def decode_link_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
+    """Bytes that one device receives at a decoding step with tensor shards: two sums a layer."""
+    shards = layout.decode_tensor
+    each = rows * work.model.hidden_size * work.float_bytes
+    return 2 * work.model.num_layers * each * 2 * (shards - 1) / shards

@@ -6,9 +6,11 @@ factors in front of it were read off XLA's buffer assignments for A100 and are c
 whole compiles (`tests/planning/test_against_xla.py`).
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
+from bacr_jax.model.block import Remat
 from bacr_jax.parallel import MeshShape
 from bacr_jax.planning import costs
 from bacr_jax.planning.costs import FP32
@@ -80,15 +82,25 @@ def trunk_scores(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
-    """What the forward pass keeps for the backward one: with remat the input of every layer.
+    """What the forward pass keeps for the backward one: with full remat the input of every layer.
+
+    Selective remat also keeps what matrix products made (`model.block.PRODUCTS`): q, k, v, the
+    attention's output with two fp32 numbers a head, the stream between attention and MLP, gate, up,
+    and the stream before the budget's gate.
 
     Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
     product, and silu's insides in fp32; scores of attention in both types and their mask.
     """
     model = work.model
     tokens = rows * work.row_tokens
-    if work.remat:
+    if work.remat == "full":
         return float(model.num_layers * tokens * model.hidden_size * work.float_bytes)
+    if work.remat == "selective":
+        heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        split = (heads + 2 * model.intermediate_size) * work.float_bytes
+        split += 2 * model.num_heads * FP32
+        stream = (2 + work.conditioned) * model.hidden_size * work.float_bytes
+        return model.num_layers * tokens * (stream + split / layout.tensor)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     width = 6 * model.hidden_size + (heads + 6 * model.intermediate_size) / layout.tensor
     scores = 2.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
@@ -151,6 +163,25 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
         own=0.0,
         temporaries=kept + saved_activations(work, layout, rows) + alive,
     )
+
+
+def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
+    """The setting of model.remat that recomputes least among those whose update fits.
+
+    Args:
+      work: sizes of the run.
+      layout: its mesh.
+      limit: bytes of a device that may be used.
+      temporaries: factor of the update's, where a compiler knows them better.
+
+    Returns:
+      full also where not even that fits.
+    """
+    for remat in ("none", "selective"):
+        phase = update_phase(dataclasses.replace(work, remat=remat), layout)
+        if phase.peak + (temporaries - 1.0) * phase.temporaries <= limit:
+            return remat
+    return "full"
 
 
 def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:

@@ -77,7 +77,8 @@ def explain(error: OutOfMemory, config: Config) -> str:
     if error.on_host:
         return f"{error}; free some, or write a smaller rollout.questions or data set"
     phase, limit, num_devices = error.phases[0], device_memory(), jax.device_count()
-    remat = "" if config.model.remat or phase != "learner" else " model.remat=true"
+    least = config.model.remat == "full" or phase != "learner"
+    remat = "" if least else " model.remat=full"
     if limit is not None:
         try:
             work, layout = sizes_of(config, num_devices)

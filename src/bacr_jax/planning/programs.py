@@ -15,18 +15,20 @@ from jax.stages import Lowered
 from bacr_jax import parallel
 from bacr_jax.config import Config
 from bacr_jax.data.decode_rules import Automaton, DecodeRules
-from bacr_jax.learner import initial
+from bacr_jax.learner import copies, initial
 from bacr_jax.learner import policy as policies
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.learner.objective import TokenScores, loss_normalizers
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import load_method
 from bacr_jax.model import adapters
 from bacr_jax.model.kv_cache import decode_params
 from bacr_jax.planning.workload import SUFFIX_TOKENS, branches_per_trace
 from bacr_jax.rollout import RolloutSpec, sampling_params, trunks
+from bacr_jax.rollout import branches as branching
 
 
 def _laid_out(tree: Any, shardings: Any) -> Any:
@@ -106,7 +108,7 @@ class Programs:
         arguments = self._batch_arguments(batch)
         given = (state, *arguments, _whole(totals, self.mesh), self._frozen())
         earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
-        earlier = _laid_out(earlier, parallel.shardings(earlier, self.mesh))
+        earlier = _laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
         return learning.accumulate.lower(earlier, *given, spec=self.learner)
 
     def _frozen(self) -> Any:
@@ -115,19 +117,68 @@ class Programs:
 
     def decode(self) -> Lowered:
         """One chunk of decoding with every slot in use and the whole cache in the window."""
-        mesh, spec = self._decode_mesh(), self._rollout_spec()
-        conditioned = spec.conditioning is not None
-        copy = jax.eval_shape(
-            functools.partial(decode_params, dtype=spec.dtype, conditioned=conditioned), self.params
-        )
+        spec = self._rollout_spec()
         return trunks.decode_trunks.lower(
-            _laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE)),
+            self._decode_copy(),
             self._slots(),
-            _whole(self.key, mesh),
-            _whole(_decode_rules(self.learner.model.vocab_size), mesh),
-            _whole(jax.eval_shape(lambda: sampling_params(1.0)), mesh),
+            *self._drawing(),
             spec=spec.decode,
             num_steps=spec.chunk,
+        )
+
+    def answers(self) -> Lowered:
+        """One chunk of answers at every cut of every slot, which read the caches in their place."""
+        spec, state = self._rollout_spec(), self._slots()
+        number = _whole(jax.ShapeDtypeStruct((), jnp.int32), self._decode_mesh())
+        return branching.decode_branches.lower(
+            self._decode_copy(),
+            state.cache,
+            self._branches(state),
+            number,
+            *self._drawing(),
+            number,
+            spec=spec.decode,
+            num_steps=spec.chunk,
+        )
+
+    def _decode_copy(self) -> Any:
+        """The parameters as decoding reads them."""
+        mesh, spec = self._decode_mesh(), self._rollout_spec()
+        conditioned = spec.conditioning is not None
+        how = {"dtype": spec.dtype, "conditioned": conditioned, "shards": mesh.shape["tensor"]}
+        copy = jax.eval_shape(functools.partial(decode_params, **how), self.params)
+        return _laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
+
+    def _drawing(self) -> tuple[Any, Any, Any]:
+        """Key, rules and temperature, whole on every device."""
+        rules = _decode_rules(self.learner.model.vocab_size)
+        sampling = jax.eval_shape(lambda: sampling_params(1.0))
+        key, rules, sampling = _whole((self.key, rules, sampling), self._decode_mesh())
+        return key, rules, sampling
+
+    def _branches(self, state: Any) -> Any:
+        """Answers in flight at every cut of the slots."""
+        spec, mesh = self._rollout_spec(), self._decode_mesh()
+        cuts = jax.ShapeDtypeStruct((spec.slots, branches_per_trace(self.method)), jnp.int32)
+        opened = functools.partial(
+            branching.open_branches, spec=spec.decode, answer_tokens=spec.answer_tokens
+        )
+        branches = jax.eval_shape(
+            lambda state, cuts, rules: opened(trunks.trunks_of(state), cuts, state.rows, rules),
+            state,
+            cuts,
+            _decode_rules(self.learner.model.vocab_size),
+        )
+        by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
+        over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+        phi = state.phi
+        if phi is not None and spec.tells_cuts:
+            told = (*phi.shape[:-1], cuts.shape[1], phi.shape[-1])
+            phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
+        return dataclasses.replace(
+            _laid_out(dataclasses.replace(branches, cache=()), over(by_row)),
+            cache=_laid_out(branches.cache, over(by_row, None, tensor)),
+            phi=phi,
         )
 
     def _slots(self) -> Any:
@@ -152,6 +203,7 @@ class Programs:
             _laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row)),
             cache=_laid_out(state.cache, over(by_row, tensor)),
             phi=_laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
+            logits=_laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
         )
 
     def _rollout_spec(self) -> RolloutSpec:
@@ -197,6 +249,7 @@ class Programs:
         answers = real(*batch.answer_logprobs.shape)
         hidden = real(batch.trunk.shape[0], self.learner.model.hidden_size)
         scores = TokenScores(thinking, answers, thinking, answers, hidden)
-        old = scores if self.config.train.minibatches > 1 else None
+        loss, minibatches = self.config.loss, self.config.train.minibatches
+        old = scores if num_scored(loss.old_logprobs, minibatches) else None
         reference = scores if self.config.loss.kl_coef > 0 else None
         return batch, _whole(allowed, self.mesh), old, reference

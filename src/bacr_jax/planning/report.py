@@ -1,15 +1,18 @@
-"""A plan: does it fit, what does it cost, what would fit; as an object and as text."""
+"""A plan: does it fit, what does it cost, what would fit; as an object (as text: `text`)."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
+from bacr_jax.model.block import Remat
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning import costs, memory, search
+from bacr_jax.planning import costs, memory, schedule, search, seconds
 from bacr_jax.planning.compiling import Compilation
 from bacr_jax.planning.devices import DEVICES, GIB, MEMORY_FRACTION, Device
 from bacr_jax.planning.memory import MemoryPhase
 from bacr_jax.planning.search import Choice, Correction
+from bacr_jax.planning.seconds import ASSUMED, Iteration
 from bacr_jax.planning.workload import Workload
 
 # Boxes tried when a run doesn't fit into the given one, as multiples of its devices.
@@ -36,6 +39,8 @@ class Plan:
       shorter: a smaller largest budget that fits on these devices, and how, likewise.
       larger: what would fit on more such devices, if nothing fits on these.
       card: the known device with the least memory on as many of which it fits, likewise.
+      faster: a layout with which decoding takes less, and its seconds, if there is one that fits.
+      remat: the model.remat that recomputes less and fits, if there is one.
     """
 
     work: Workload
@@ -51,6 +56,18 @@ class Plan:
     shorter: tuple[int, Choice] | None = None
     larger: Choice | None = None
     card: tuple[str, Choice] | None = None
+    faster: tuple[MeshShape, float] | None = None
+    remat: Remat | None = None
+
+    @functools.cached_property
+    def iteration(self) -> Iteration:
+        """What an iteration runs."""
+        return seconds.iteration(self.work, self.layout)
+
+    @functools.cached_property
+    def evaluation(self) -> float:
+        """Seconds of an evaluation."""
+        return seconds.evaluation_seconds(self.work, self.layout, self.device)
 
     @property
     def limit(self) -> float:
@@ -130,11 +147,20 @@ def make_plan(
         max_slots=search.largest_slots(work, layout, limit, correction),
     )
     if plan.fits:
-        return plan
+        remat = memory.least_remat(work, layout, limit, correction.update)
+        return dataclasses.replace(
+            plan,
+            faster=_faster(plan, correction),
+            remat=None if remat in (work.remat, "full") else remat,
+        )
     suggest_on = lambda count: search.suggest(work, count, limit, correction)
     suggestion = suggest_on(layout.num_devices)
     if suggestion is not None:
-        return dataclasses.replace(plan, suggestion=suggestion)
+        own = dataclasses.replace(work, slots=suggestion.slots, beside=suggestion.beside)
+        best, _ = search.fastest_decoding(own, suggestion.layout, limit, correction, device)
+        return dataclasses.replace(
+            plan, suggestion=search.with_layout(suggestion, best, own, correction)
+        )
     larger = (suggest_on(layout.num_devices * factor) for factor in LARGER)
     return dataclasses.replace(
         plan,
@@ -143,6 +169,24 @@ def make_plan(
         larger=next((choice for choice in larger if choice is not None), None),
         card=_larger_card(work, layout.num_devices, memory_gib, correction),
     )
+
+
+def updates_in(plan: Plan, remat: Remat) -> float:
+    """Seconds of an iteration's updates with another model.remat."""
+    work = dataclasses.replace(plan.work, remat=remat)
+    return seconds.step_seconds(work, plan.layout, plan.device, plan.iteration)["update"]
+
+
+# What a change of layout must save before a plan speaks of it: it is a prediction.
+_WORTH = 0.95
+
+
+def _faster(plan: Plan, correction: Correction) -> tuple[MeshShape, float] | None:
+    """The layout with which decoding takes least, if that is worth a line."""
+    work, layout, device = plan.work, plan.layout, plan.device
+    best, taken = search.fastest_decoding(work, layout, plan.limit, correction, device)
+    now = seconds.rollout_seconds(work, layout, device, plan.iteration.rollout)
+    return (best, taken) if taken < _WORTH * sum(now.values()) else None
 
 
 def _larger_card(
@@ -183,11 +227,23 @@ def parts(plan: Plan) -> dict[str, float]:
 def traffic(plan: Plan) -> dict[str, float]:
     """Bytes that one device moves in an iteration."""
     work, layout = plan.work, plan.layout
+    parts = sum(map(len, plan.iteration.updates))
     return {
-        "decode": costs.decode_bytes(work, layout),
+        "decode": costs.decode_bytes(work, layout, plan.iteration.rollout),
         "optimizer": work.minibatches * costs.optimizer_bytes(work, layout),
-        "links": work.minibatches * costs.gathered_bytes(work, layout),
+        "links": parts * costs.gathered_bytes(work, layout)
+        + work.minibatches * costs.copied_bytes(work, layout),
     }
+
+
+def operations(plan: Plan) -> dict[str, float]:
+    """Operations of an iteration by phase."""
+    return costs.step_flops(plan.work, plan.iteration.rollout, plan.iteration.updates)
+
+
+def real_share(plan: Plan) -> float:
+    """Share of the learner's positions that hold a token."""
+    return schedule.real_share(plan.work, plan.iteration.updates)
 
 
 def predictions(plan: Plan) -> dict[str, dict[str, float]]:
@@ -196,7 +252,8 @@ def predictions(plan: Plan) -> dict[str, dict[str, float]]:
     own = next(name for name, device in DEVICES.items() if device == plan.device)
     if own not in names:
         names.insert(0, own)
-    return {name: costs.step_seconds(plan.work, plan.layout, DEVICES[name]) for name in names}
+    of = lambda name: seconds.step_seconds(plan.work, plan.layout, DEVICES[name], plan.iteration)
+    return {name: of(name) for name in names}
 
 
 def _choice(choice: Choice, work: Workload) -> dict[str, Any]:
@@ -210,9 +267,7 @@ def _choice(choice: Choice, work: Workload) -> dict[str, Any]:
 def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
-    flops = costs.step_flops(plan.work)
-    seconds = predictions(plan)
-    work = plan.work
+    flops, predicted, work = operations(plan), predictions(plan), plan.work
     named = lambda key, found: found and {key: found[0], **_choice(found[1], work)}
     return {
         "fits": plan.fits,
@@ -224,17 +279,27 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "flops_by_phase": flops,
         "bytes_per_device": traffic(plan),
         "predicted_step_s": {
-            name: round(sum(phases.values()), 1) for name, phases in seconds.items()
+            name: round(sum(phases.values()), 1) for name, phases in predicted.items()
         },
         "predicted_s_by_phase": {
             name: {phase: round(value, 1) for phase, value in phases.items()}
-            for name, phases in seconds.items()
+            for name, phases in predicted.items()
         },
+        "predicted_evaluation_s": round(plan.evaluation, 1),
         "assumed_shares": {
-            "matmul": costs.MATMUL_SHARE,
-            "memory_bandwidth": costs.BANDWIDTH_SHARE,
-            "links": costs.LINK_SHARE,
+            "matmul": ASSUMED.matmul,
+            "memory_bandwidth": ASSUMED.bandwidth,
+            "links": ASSUMED.links,
         },
+        "prompts": work.lengths.source,
+        "positions_real": round(real_share(plan), 3),
+        "faster": plan.faster
+        and {
+            "mesh.decode_tensor": plan.faster[0].decode_tensor,
+            "rollout_s": round(plan.faster[1], 1),
+        },
+        "less_remat": plan.remat
+        and {"model.remat": plan.remat, "update_s": round(updates_in(plan, plan.remat), 1)},
         "max_micro_batch": plan.max_micro_batch,
         "max_slots": plan.max_slots,
         "model": plan.work.shape_source,
@@ -252,123 +317,3 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "more_devices": plan.larger and _choice(plan.larger, work),
         "larger_card": named("device", plan.card),
     }
-
-
-_PHASE_NAMES = {
-    "rollout": "rollout (state, decode copy, cache, temporaries)",
-    "score": "scoring (state, temporaries)",
-    "update": "update (state, gradients, activations)",
-}
-
-
-def _size(value: float) -> str:
-    return f"{value / GIB:7.2f}"
-
-
-def _verdict(plan: Plan) -> list[str]:
-    share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
-    limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
-    if plan.fits:
-        spare = (plan.limit - plan.peak) / GIB
-        return [f"FITS: peak {plan.peak / GIB:.1f} of {limit}, {spare:.1f} GiB to spare"]
-    over = (plan.peak - plan.limit) / GIB
-    lines = [f"DOES NOT FIT: peak {plan.peak / GIB:.1f} of {limit}, {over:.1f} GiB too much"]
-    if plan.suggestion is not None:
-        return lines + _shown("What would fit here", plan.suggestion, plan.work)
-    lines.append(
-        f"No mesh, micro-batch and number of slots fits {plan.layout.num_devices} of these, not "
-        "even one row a device."
-    )
-    return lines + _changes(plan)
-
-
-def _changes(plan: Plan) -> list[str]:
-    """What would fit if something else were changed: the model, the budget, the devices."""
-    lines, work = [], plan.work
-    if plan.smaller is not None:
-        name, choice = plan.smaller
-        lines += _shown(f"What would fit here: model.preset={name}", choice, work)
-    if plan.shorter is not None:
-        budget, choice = plan.shorter
-        keys = f"budget.max={budget} eval.budgets=[{budget}]"
-        lines += _shown(f"What would fit here: {keys}", choice, work)
-    if plan.larger is not None:
-        count = plan.larger.layout.num_devices
-        lines += _shown(f"What would fit on {count} of them", plan.larger, work)
-    if plan.card is not None:
-        name, choice = plan.card
-        lines += _shown(f"What would fit on as many {name}", choice, work)
-    return lines or ["No smaller model, shorter budget, more or larger known GPUs would do."]
-
-
-def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
-    return [f"{title} ({choice.peak / GIB:.1f} GiB):", f"  {choice.overrides(work)}"]
-
-
-def _largest(plan: Plan) -> str:
-    """The largest portions that fit; nobody can write a portion of 0 rows."""
-    most = {"train.micro_batch_rows": plan.max_micro_batch, "rollout.slots": plan.max_slots}
-    fits = ", ".join(f"{key}={rows}" for key, rows in most.items() if rows)
-    none = " and ".join(key for key, rows in most.items() if not rows)
-    parts = [f"Largest on this mesh: {fits}"] if fits else []
-    parts += [f"On this mesh no {none} fits, not even one row a device"] if none else []
-    return "; ".join(parts)
-
-
-def _adapters(work: Workload) -> str:
-    """What is trained beside the frozen base, and what the sampler reads."""
-    million = costs.trained_parameters(work) / 1e6
-    read = "the base where it lies" if work.beside else "a copy with the adapters merged in"
-    return f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
-
-
-def as_text(plan: Plan) -> str:
-    """The plan for a terminal."""
-    work, layout = plan.work, plan.layout
-    mesh = f"data {layout.data}, fsdp {layout.fsdp}, tensor {layout.tensor}"
-    phases = plan.phases
-    lines = [
-        f"Model    {costs.policy_parameters(work) / 1e9:.2f}e9 parameters ({work.shape_source})",
-        f"Devices  {layout.num_devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, "
-        f"decode tensor {layout.decode_tensor}",
-        f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
-        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} in "
-        "branches",
-        f"Memory   {plan.compilation.source}",
-        "",
-        "Per device, GiB",
-    ]
-    for name, value in parts(plan).items():
-        lines.append(f"  {name.replace('_', ' '):52}{_size(value)}")
-    lines += ["", "Peak of each phase, GiB"]
-    for name, meaning in _PHASE_NAMES.items():
-        if name != "score" or work.scored:
-            lines.append(f"  {meaning:52}{_size(phases[name].peak)}")
-    lines += ["", *_verdict(plan)]
-    lines.append(_largest(plan))
-    if work.adapters:
-        lines.append(_adapters(work))
-    flops, moved = costs.step_flops(work), traffic(plan)
-    lines += [
-        "",
-        f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("
-        + ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
-        + ")",
-        "Bytes moved by each device: "
-        + ", ".join(f"{name} {value:.2g}" for name, value in moved.items()),
-        "",
-        "Predicted seconds of an iteration, grading left out",
-        f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
-    ]
-    for name, seconds in predictions(plan).items():
-        rollout = seconds["prefill"] + seconds["decode"]
-        lines.append(
-            f"  {name:10}{sum(seconds.values()):8.0f}{rollout:9.0f}{seconds['score']:8.0f}"
-            f"{seconds['update']:8.0f}"
-        )
-    lines.append(
-        f"  if products reach {costs.MATMUL_SHARE:.0%} of the data sheet's rate, memory "
-        f"{costs.BANDWIDTH_SHARE:.0%}, links {costs.LINK_SHARE:.0%}, and every trace uses its "
-        f"budget up ({work.mean_thinking:.0f} tokens on average)"
-    )
-    return "\n".join(lines)

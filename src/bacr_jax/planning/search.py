@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from bacr_jax import parallel
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning import memory
+from bacr_jax.planning import memory, schedule, seconds
+from bacr_jax.planning.devices import Device
 from bacr_jax.planning.memory import MemoryPhase
 from bacr_jax.planning.workload import Workload
 
@@ -162,6 +163,46 @@ def _suggest(
         if best is None or slots > best.slots:
             best = choice
     return best
+
+
+def with_layout(
+    choice: Choice, layout: MeshShape, work: Workload, correction: Correction
+) -> Choice:
+    """The same portions on another layout of the decode copy; `work` has the choice's slots."""
+    rollout = _corrected(memory.rollout_phase(work, layout), correction.rollout)
+    others = choice.peak if layout == choice.layout else 0.0
+    chosen = dataclasses.replace(work, micro_rows=choice.micro_rows)
+    update = _corrected(memory.update_phase(chosen, layout), correction.update)
+    scoring = memory.score_phase(chosen, layout).peak
+    return dataclasses.replace(choice, layout=layout, peak=max(others, rollout, update, scoring))
+
+
+def fastest_decoding(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction, device: Device
+) -> tuple[MeshShape, float]:
+    """The mesh.decode_tensor with which a rollout takes least, of those that fit.
+
+    A step reads a part of the weights only, and fewer rows wait for the longest one; two sums a
+    layer come on top.
+
+    Returns:
+      The layout and its seconds of prefill and decoding; the given one where no other fits.
+    """
+    found = []
+    for count in range(1, work.model.num_kv_heads + 1):
+        tried = layout._replace(decode_tensor=count)
+        if work.model.num_kv_heads % count or layout.num_devices % count:
+            continue
+        if work.slots % tried.slot_shards or (count > 1 and work.beside):
+            continue
+        phase = memory.rollout_phase(work, tried)
+        if _corrected(phase, correction.rollout) > limit and tried != layout:
+            continue
+        made = schedule.rollout(schedule.rollout_spec(work, tried), work.lengths, work.prompt)
+        taken = sum(seconds.rollout_seconds(work, tried, device, made).values())
+        found.append((taken, tried))
+    taken, best = min(found)
+    return best, taken
 
 
 def shorter_budget(

@@ -1,10 +1,12 @@
-"""What a run asks of the devices, read from its config: shapes, rows, widths; no weights, no data.
+"""What a run asks of the devices, read from its config: shapes, rows, widths; no weights.
 
-Where the real sizes depend on data (prompt lengths, how long a trace thinks), the largest one that
-the config allows is taken, so that a plan errs on the safe side.
+Memory goes with the largest sizes that the config allows (prompts, budgets), so that a plan errs on
+the safe side; seconds go with the lengths to be expected (`lengths`).
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,19 @@ from bacr_jax.config.adapter import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.learner import policy
 from bacr_jax.learner.micro_batches import Shapes
+from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
+from bacr_jax.model.block import Remat
 from bacr_jax.model.hf.hub import is_hub_name
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
+from bacr_jax.planning.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 
-# Tokens of the longer suffix, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
-SUFFIX_TOKENS = 8
+# Problems of the public test sets; others are not read, and taken to have 500.
+_PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
+# The scheduler's own defaults (`rollout.RolloutSpec`).
+_REFILL = 0.25
 
 
 @dataclass(frozen=True)
@@ -42,19 +49,24 @@ class Workload:
       minibatches: updates per iteration.
       micro_rows: traces per gradient accumulation step, of all devices.
       scored: passes over all rows that only score them (old and reference log-probabilities).
-      by_tokens: micro-batches hold equal numbers of tokens (train.micro_batch_tokens).
+      micro_tokens: positions of a micro-batch (train.micro_batch_tokens); 0: they hold rows.
       buckets: padded lengths that rows are sorted into for that; 1: none.
       prompt: prompt tokens, padded.
       thinking: thinking tokens, padded: the largest budget.
-      mean_thinking: expected thinking tokens of a trace.
-      longest_thinking: expected thinking tokens of an iteration's longest trace.
+      draw: gives the tokens of the rows to be expected (`lengths`); reads the data if it is there.
       cuts: branches per trace: M, or M times the answers that a method samples at each cut.
       answer: sampled answer tokens of a branch, padded.
       slots: rows decoded together, on all devices.
+      chunk: decoding steps of a call.
+      windows: lengths that caches may have.
+      refill: share of the slots that must have ended before they are answered and refilled.
+      compact: rows that think are moved into fewer slots once none waits.
+      own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
+      evaluated: rows and largest budget of each call of an evaluation.
       eval_thinking: largest budget of training and evaluation.
       float_bytes: bytes of the compute type.
       logprob_chunk: tokens per chunk of the output head.
-      remat: layers are recomputed in the backward pass.
+      remat: what the backward pass recomputes of a layer (model.remat).
       fused_attention: the trunk's attention never stores its scores (cuDNN).
       adapters: numbers in low-rank adapters; 0: all weights are trained.
       frozen_bytes: bytes of a number of their frozen base.
@@ -71,20 +83,25 @@ class Workload:
     rows: int
     minibatches: int
     micro_rows: int
-    scored: int
-    by_tokens: bool
+    scored: float
+    micro_tokens: int
     buckets: int
     prompt: int
     thinking: int
-    mean_thinking: float
-    longest_thinking: float
+    draw: Callable[[], Lengths] = dataclasses.field(compare=False, repr=False)
     cuts: int
     answer: int
     slots: int
+    chunk: int
+    windows: int
+    refill: float
+    compact: bool
+    own_keys: bool
+    evaluated: tuple[tuple[int, int], ...]
     eval_thinking: int
     float_bytes: int
     logprob_chunk: int
-    remat: bool
+    remat: Remat
     fused_attention: bool
     adapters: int = 0
     frozen_bytes: int = 0
@@ -112,19 +129,19 @@ class Workload:
         return self.trunk + self.cuts * self.branch
 
     @property
-    def padded_trunk(self) -> float:
-        """Tokens of a trunk as the learner computes them, padding included, on average.
-
-        Sorted rows are padded to the end of their bucket, half a bucket too much on average.
-        """
-        if self.buckets == 1:
-            return float(self.trunk)
-        return min(self.prompt + self.mean_thinking + self.trunk / self.buckets / 2, self.trunk)
+    def by_tokens(self) -> bool:
+        """Whether micro-batches hold nearly equal numbers of tokens."""
+        return self.micro_tokens > 0
 
     @property
-    def padded_tokens(self) -> float:
-        """The same for a row, its branches included."""
-        return self.padded_trunk + self.cuts * self.branch
+    def lengths(self) -> Lengths:
+        """Tokens of the rows to be expected."""
+        return self.draw()
+
+    @property
+    def mean_thinking(self) -> float:
+        """Expected thinking tokens of a trace."""
+        return float(self.lengths.thinking.mean())
 
     @property
     def update_rows(self) -> int:
@@ -193,22 +210,17 @@ def branches_per_trace(method: Method) -> int:
     return method.answers * int(jax.eval_shape(method.cuts, key, one_budget).shape[-1])
 
 
-def _thinking(config: Config) -> tuple[float, float]:
-    """Mean and longest thinking of an iteration, if every trace uses its budget up."""
-    budget, curriculum = config.budget, config.curriculum
-    if budget.prior == "fixed" or config.method != "bacr":
-        return float(budget.max), float(budget.max)
-    if budget.prior == "uniform":
-        return (budget.min + budget.max) / 2, float(budget.max)
-    if budget.prior == "choices":
-        choices = budgets.drawn(config)
-        return sum(choices) / len(choices), float(choices[-1])
-    mu0 = curriculum.mu0
-    means = list(mu0) if isinstance(mu0, tuple) else [mu0]
-    inside = [min(max(mu, budget.min), budget.max) for mu in means]
-    # The largest of a few hundred normal draws stands about three deviations out.
-    longest = min(max(inside) + 3 * curriculum.sigma, budget.max)
-    return sum(inside) / len(inside), float(longest)
+def _evaluated(config: Config) -> tuple[tuple[int, int], ...]:
+    """Calls of an evaluation: each set at each budget, greedily and sampled, and dense traces."""
+    asked, cells = config.eval, []
+    limits = [*asked.budgets, *([budgets.cap(config)] if asked.no_budget else [])]
+    for spec in config.data.eval:
+        there = _PROBLEMS.get(spec.partition(":")[0], 500)
+        problems = min(asked.size or there, there)
+        cells += [(problems, limit) for limit in limits]
+        cells += [(problems * asked.samples, limit) for limit in limits if asked.samples]
+        cells += [(problems, max(limits))] if asked.dense and limits else []
+    return tuple(cells)
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
@@ -251,8 +263,8 @@ def _workload(
     model, rollout, train = config.model, config.rollout, config.train
     rows = rollout.questions * rollout.group_size
     update = rows // train.minibatches
-    mean, longest = _thinking(config)
-    reference = config.loss.kl_coef > 0
+    reference, cuts = config.loss.kl_coef > 0, branches_per_trace(method)
+    scored = num_scored(config.loss.old_logprobs, train.minibatches)
     bfloat16 = model.compute_dtype == "bfloat16"
     work = Workload(
         model=shape,
@@ -264,16 +276,21 @@ def _workload(
         rows=rows,
         minibatches=train.minibatches,
         micro_rows=min(train.micro_batch_rows or update, update),
-        scored=(train.minibatches > 1) + reference,
-        by_tokens=False,
+        scored=scored / train.minibatches + reference,
+        micro_tokens=0,
         buckets=1,
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max + config.budget.grace,
-        mean_thinking=mean,
-        longest_thinking=longest,
-        cuts=branches_per_trace(method),
+        draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),
+        cuts=cuts,
         answer=rollout.answer_tokens,
         slots=min(rollout.slots or rows, rows),
+        chunk=rollout.chunk,
+        windows=rollout.windows,
+        refill=_REFILL,
+        compact=rollout.compact,
+        own_keys=rollout.attention == "cudnn" or (rollout.attention == "auto" and bfloat16),
+        evaluated=_evaluated(config),
         eval_thinking=max(config.budget.max, budgets.largest_evaluated(config))
         + config.budget.grace,
         float_bytes=2 if bfloat16 else 4,
@@ -288,5 +305,8 @@ def _workload(
     shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
     micro_rows = shapes.rows(work.row_tokens, 0)
     return dataclasses.replace(
-        work, micro_rows=micro_rows, by_tokens=True, buckets=train.length_buckets
+        work,
+        micro_rows=micro_rows,
+        micro_tokens=train.micro_batch_tokens,
+        buckets=train.length_buckets,
     )

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
+from bacr_jax.rollout.cudnn_decoding import partial_rows
 from bacr_jax.rollout.decode import Phi, count_tokens, draw_tokens, next_logits, shard_rows
 from bacr_jax.rollout.sampling import SamplingParams, row_keys
 from bacr_jax.rollout.spec import DecodeSpec
@@ -142,7 +143,8 @@ def feed_branches(
       Logits of token `at + 1` of the B M branches (fp32), and their own caches with token `at`.
     """
     b, m, width = state.tokens.shape
-    sees_trunk = jnp.arange(trunk_cache[0].k.shape[2]) < state.context[:, :, None]
+    sees_trunk = jnp.arange(trunk_cache[0].length) < state.context[:, :, None]
+    visible = jnp.where(state.ended, 1, state.context)
     sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
     flat = lambda x: x.reshape(b * m, -1, *x.shape[3:])
 
@@ -152,7 +154,12 @@ def feed_branches(
         )
         own = LayerCache(put(state.cache[index].k, k), put(state.cache[index].v, v))
         trunk = trunk_cache[index]
-        over_trunk = attention.cached_attention(q, trunk.k, trunk.v, sees_trunk)
+        if spec.attention == "cudnn":
+            over_trunk = partial_rows(q, trunk, visible, spec.mesh)
+        else:
+            over_trunk = attention.cached_attention(
+                q, trunk.k, trunk.v, sees_trunk, turned=trunk.turned
+            )
         over_own = attention.cached_attention(
             q.reshape(b * m, 1, *q.shape[2:]), flat(own.k), flat(own.v), sees_own
         )
@@ -195,6 +202,7 @@ def branch_step(
         rules.answer_close,
         rules=rules,
         sampling=sampling,
+        mesh=spec.mesh,
     )
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)
     tokens = jax.lax.dynamic_update_slice_in_dim(

@@ -56,7 +56,7 @@ class Drawn:
 def shard_rows(
     state: _State, mesh: parallel.AnyMesh | None, *, of_branches: bool = False
 ) -> _State:
-    """Inside jit: rows over data x fsdp, key/value heads over tensor where they divide.
+    """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide.
 
     Args:
       state: of trunks or branches.
@@ -70,8 +70,11 @@ def shard_rows(
     if phi is not None:
         phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2 - of_branches)
     cache = parallel.constrain_cache(state.cache, mesh)
-    bare = dataclasses.replace(state, cache=(), phi=None)
-    return dataclasses.replace(jax.tree.map(split, bare), cache=cache, phi=phi)
+    own: dict[str, Any] = {"cache": cache, "phi": phi}
+    if hasattr(state, "logits"):
+        own["logits"] = parallel.constrain_logits(state.logits, mesh)
+    bare = dataclasses.replace(state, **dict.fromkeys(own, None))
+    return dataclasses.replace(jax.tree.map(split, bare), **own)
 
 
 def run_blocks(
@@ -128,7 +131,8 @@ def output_logits(
 ) -> Float[Array, "R V"]:
     """Final norm and output matrix, fp32."""
     x = qwen2.rms_norm(x, params.final_norm, spec.config.rms_norm_eps)
-    return jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
+    return parallel.constrain_logits(logits, spec.mesh)
 
 
 def next_logits(
@@ -155,6 +159,7 @@ def draw_tokens(
     *,
     rules: DecodeRules,
     sampling: SamplingParams,
+    mesh: parallel.AnyMesh | None = None,
 ) -> Drawn:
     """Draws a token for every row and follows its closing tag.
 
@@ -166,9 +171,10 @@ def draw_tokens(
       closing: automaton of the closing tag.
       rules: vocabulary facts.
       sampling: temperature and truncation.
+      mesh: devices that the logits are spread over.
     """
     token, logprob = sample_tokens(
-        keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens
+        keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens, mesh=mesh
     )
     token, logprob = token.reshape(due.shape), logprob.reshape(due.shape)
     broken = due & ~jnp.isfinite(logprob)

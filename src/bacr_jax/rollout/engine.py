@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,9 +14,11 @@ from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
+from bacr_jax.rollout import compaction
 from bacr_jax.rollout import trunks as trunking
+from bacr_jax.rollout.cudnn_decoding import check_kernel
 from bacr_jax.rollout.sampling import SamplingParams
-from bacr_jax.rollout.scheduler import smallest_holding
+from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
 from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
 
@@ -62,6 +65,25 @@ def prompt_widths(prompt_width: int) -> list[int]:
     return [*range(_PROMPT_STEP, prompt_width, _PROMPT_STEP), prompt_width]
 
 
+def distinct_prompts(
+    prompts: Prompts, count: int
+) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, "n"] | None]:
+    """Rows that hold the different prompts, and the place of every row's prompt among them.
+
+    Args:
+      prompts: of n rows.
+      count: different prompts at most.
+
+    Returns:
+      Indices of rows, repeated up to `count`; places, or None where there are more prompts.
+    """
+    text = np.column_stack([prompts.lengths, prompts.tokens])
+    _, first, places = np.unique(text, axis=0, return_index=True, return_inverse=True)
+    if len(first) > count:
+        return first, None
+    return np.resize(first, count), places.reshape(-1).astype(np.int32)
+
+
 class Engine:
     """Compiled pieces around the state of the slots; every method is one phase of a rollout.
 
@@ -93,6 +115,7 @@ class Engine:
         self.width = self.prompts.tokens.shape[1]
         self.lengths = spec.cache_lengths(self.width)
         self.sizes = spec.batch_sizes()
+        check_kernel(spec, self.lengths[-1])
         self._params, self._phi_of, self._key = params, phi_of, key
         self._rules, self._sampling = rules, sampling
         self._state = _free_slots(
@@ -103,6 +126,9 @@ class Engine:
             length=self.lengths[0],
             phi=self._phi(np.zeros(spec.slots, np.int32)),
         )
+        # Rows set aside by `compact`; slots of the rows that are decoded, then of those.
+        self._resting: list[trunking.TrunkState] = []
+        self._places = [np.arange(spec.slots)]
 
     def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
         """Embeds each row's budget; zero, so that nothing is added, for a row without one."""
@@ -118,8 +144,41 @@ class Engine:
 
     @property
     def length(self) -> int:
-        """Positions of the caches now."""
-        return self._state.cache[0].k.shape[2]
+        """Positions of the caches of the rows that are decoded now."""
+        return self._state.cache[0].length
+
+    @property
+    def decoded(self) -> Bool[np.ndarray, "slots"]:
+        """Slots that a chunk steps through; all, but after `compact`."""
+        mask = np.zeros(self.spec.slots, bool)
+        mask[self._places[0]] = True
+        return mask
+
+    def compact(self, ended: Bool[np.ndarray, "slots"]) -> None:
+        """Sets rows that have ended aside, if the others then need a smaller number of slots."""
+        here = self._places[0]
+        size = smallest_holding(self.sizes, max(int((~ended[here]).sum()), 1))
+        if size >= len(here):
+            return
+        order = np.argsort(ended[here], kind="stable")
+        parts = [np.sort(order[:size]), np.sort(order[size:])]
+        thinking, resting = compaction.split(self._state, parts)
+        self._state, self._resting = thinking, [resting, *self._resting]
+        self._places = [here[part] for part in parts] + self._places[1:]
+
+    def restore(self) -> None:
+        """Puts all rows back into their slots."""
+        if self._resting:
+            self._state = compaction.join([self._state, *self._resting], self._places)
+            self._resting, self._places = [], [np.arange(self.spec.slots)]
+
+    def _by_slot(self, pick: Callable[[trunking.TrunkState], Any]) -> Any:
+        """Numbers of all rows, on the host, in the order of the slots."""
+        parts = [to_host(pick(state)) for state in (self._state, *self._resting)]
+        if not self._resting:
+            return parts[0]
+        order = np.argsort(np.concatenate(self._places))
+        return jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
 
     @property
     def answer_steps(self) -> tuple[int, int]:
@@ -140,6 +199,8 @@ class Engine:
         ids: Int[np.ndarray, "B"],
         budgets: Int[np.ndarray, "B"],
         limits: Int[np.ndarray, "B"],
+        *,
+        together: bool = False,
     ) -> None:
         """Prefills `rows` of the prompts into `slots`, and waits until they are there.
 
@@ -149,15 +210,38 @@ class Engine:
           ids: global row ids of all prompts.
           budgets: of all prompts, or NO_BUDGET.
           limits: most thinking tokens of each, the grace aside.
+          together: these are all rows; they share prompts if `spec.shares_prompts`.
         """
+        widths = prompt_widths(self.width)
+        wide = np.asarray(widths)[np.searchsorted(widths, self.prompts.lengths[rows])]
+        for batch in prefill_batches(wide, self.sizes):
+            self._prefill(rows[batch], slots[batch], ids, budgets, limits, together)
+        jax.block_until_ready(self._state.ended)
+
+    def _prefill(
+        self,
+        rows: Int[np.ndarray, "n"],
+        slots: Int[np.ndarray, "n"],
+        ids: Int[np.ndarray, "B"],
+        budgets: Int[np.ndarray, "B"],
+        limits: Int[np.ndarray, "B"],
+        together: bool,
+    ) -> None:
+        """See `prefill`; the rows of one batch."""
         pad = smallest_holding(self.sizes, len(rows)) - len(rows)
         taken = np.concatenate([rows, np.repeat(rows[:1], pad)])
         prompts = jax.tree.map(lambda x: x[taken], self.prompts)
         width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        prefilled = _prefill_prompts(
-            self._params, prompts, phi=self._phi(budgets[taken]), spec=self.spec.decode
-        )
+        phi, sources = self._phi(budgets[taken]), None
+        given, told = prompts, phi
+        if together and self.spec.shares_prompts:
+            first, sources = distinct_prompts(prompts, -(-len(taken) // self.spec.group_size))
+        if sources is not None:
+            given = jax.tree.map(lambda x: x[first], prompts)
+            told = self._phi(budgets[taken[first]])
+        prefilled = _prefill_prompts(self._params, given, phi=told, spec=self.spec.decode)
+        prefilled = dataclasses.replace(prefilled, phi=phi)
         nowhere = np.full(pad, self.spec.slots)
         where = np.concatenate([slots, nowhere]).astype(np.int32)
         self._state = _insert_rows(
@@ -167,12 +251,12 @@ class Engine:
             limits[taken].astype(np.int32),
             ids[taken],
             where,
+            sources,
             mesh=self.spec.mesh,
         )
-        jax.block_until_ready(self._state.ended)
 
     def decode(self) -> None:
-        """One chunk of every slot."""
+        """One chunk of every slot, or of those that `compact` has left."""
         self._state = trunking.decode_trunks(
             self._params,
             self._state,
@@ -187,15 +271,19 @@ class Engine:
         self,
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
         """Of each slot, on the host: has it ended, is it broken, how many tokens has it sampled."""
-        return to_host((self._state.ended, self._state.broken, self._state.sampled))
+        numbers: tuple[np.ndarray, np.ndarray, np.ndarray] = self._by_slot(
+            lambda state: (state.ended, state.broken, state.sampled)
+        )
+        return numbers
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
         """Prompt and sampled tokens of each slot, on the host."""
-        return to_host(self._state.tokens)
+        tokens: np.ndarray = self._by_slot(lambda state: state.tokens)
+        return tokens
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
         """Thinking of the rows in `slots`, on the host."""
-        trunks: Trunks = jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self._state)))
+        trunks: Trunks = jax.tree.map(lambda x: x[slots], self._by_slot(_trunks_of))
         return trunks
 
     def open_branches(
@@ -215,6 +303,7 @@ class Engine:
           wanted: cuts with an answer of their own; None: all.
           first_cut: number of the first cut, if others are answered apart.
         """
+        self.restore()
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.

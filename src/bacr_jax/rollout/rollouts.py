@@ -22,6 +22,7 @@ from bacr_jax.rollout.checks import check_rows, refuse_broken
 from bacr_jax.rollout.engine import Engine, PhiOf
 from bacr_jax.rollout.sampling import SamplingParams
 from bacr_jax.rollout.scheduler import Scheduler, smallest_holding
+from bacr_jax.rollout.simulation import positions_needed
 from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
 
@@ -103,12 +104,16 @@ def _programs(
         engine.fit_caches(length)
         zeros = np.zeros(count, np.int64)
         with phase_memory("prefill", **_sizes(engine)):
-            engine.prefill(zeros, np.arange(count), *[zeros.astype(np.int32)] * 3)
+            given = [zeros.astype(np.int32)] * 3
+            engine.prefill(zeros, np.arange(count), *given, together=not refilled)
 
-    def decode(length: int) -> None:
+    def decode(length: int, size: int | None = None) -> None:
         with phase_memory("decode", **_sizes(engine)):
             engine.fit_caches(length)
+            if size is not None:
+                engine.compact(np.arange(engine.spec.slots) >= size)
             engine.decode()
+            engine.restore()
 
     def answer(count: int) -> None:
         cuts = np.zeros((count, num_cuts), np.int32)
@@ -118,11 +123,12 @@ def _programs(
 
     entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     answering = engine.sizes if refilled else [engine.spec.slots]
+    compacted = engine.sizes[:-1] if engine.spec.compact else []
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
         if length == engine.lengths[0] or refilled:
             programs += [functools.partial(prefill, length, count) for count in entering]
-        programs.append(functools.partial(decode, length))
+        programs += [functools.partial(decode, length, size) for size in (None, *compacted)]
         programs += [functools.partial(answer, count) for count in answering if num_cuts]
     # Back at the shortest: growing is compiled by now, and so is this.
     return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]
@@ -228,7 +234,7 @@ class _Loop:
         self.engine, self.budgets, self.cuts, self.ids = engine, budgets, cuts, ids
         self.poll, (self.on_tokens, self.on_answer) = poll or (lambda: None), listeners
         self.limits = limits
-        self.scheduler = Scheduler(self.limits, spec.slots, engine.sizes)
+        self.scheduler = Scheduler(self.limits, spec.slots, engine.sizes, spec.row_shards)
         self.sampled = np.zeros(len(budgets), np.int64)
         self.ended = np.ones(spec.slots, bool)
         self.work: dict[str, Any] = dict.fromkeys(("slot_steps", "lane_steps"), 0)
@@ -246,13 +252,20 @@ class _Loop:
         engine, scheduler = self.engine, self.scheduler
         rows, slots = scheduler.assign()
         self.ended[slots] = self.limits[rows] <= 0
-        inside = scheduler.slot_row[scheduler.occupied]
-        ahead = np.where(self.ended[scheduler.occupied], 0, engine.spec.chunk)
-        reach = np.minimum(self.sampled[inside] + ahead, self.limits[inside] + engine.spec.grace)
+        decoded = scheduler.occupied & engine.decoded
+        inside = scheduler.slot_row[decoded]
+        positions = positions_needed(
+            engine.prompts.lengths[inside],
+            self.sampled[inside],
+            self.limits[inside] + engine.spec.grace,
+            self.ended[decoded],
+            engine.spec.chunk,
+        )
         with phase_memory("prefill", **_sizes(engine), entering_rows=len(rows)):
-            engine.fit_caches(int((engine.prompts.lengths[inside] + reach).max()))
+            engine.fit_caches(positions)
             if len(rows):
-                engine.prefill(rows, slots, self.ids, self.budgets, self.limits)
+                together = len(rows) == len(self.limits)
+                engine.prefill(rows, slots, self.ids, self.budgets, self.limits, together=together)
 
     def decode_trunks(self) -> None:
         """One chunk of every slot, if any row is still thinking."""
@@ -261,9 +274,11 @@ class _Loop:
         if not (occupied & ~self.ended).any():
             return
         with phase_memory("decode", **_sizes(engine)):
+            if engine.spec.compact and not scheduler.waiting:
+                engine.compact(self.ended)
             engine.decode()
             ended, broken, sampled = engine.progress()
-        self.work["slot_steps"] += engine.spec.chunk * engine.spec.slots
+        self.work["slot_steps"] += engine.spec.chunk * int(engine.decoded.sum())
         self.ended = ended.copy()
         refuse_broken(slot_row[occupied & broken], self.ids, "thinking")
         if self.on_tokens is not None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
-from bacr_jax.model import attention
+from bacr_jax.model.attention import Implementation
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout.scheduler import doubling_sizes
 
@@ -23,6 +23,8 @@ class DecodeSpec:
       conditioning: how phi joins the stream; None for the plain model.
       dtype: compute type.
       implementation: attention of the prefill.
+      attention: of decoded tokens over trunks; "cudnn" reads each row's own keys
+        (`cudnn_decoding`).
       mesh: devices over which rows are spread; None for one device.
       grace: tokens after its budget within which a row may end at a line break; 0: none.
     """
@@ -30,9 +32,15 @@ class DecodeSpec:
     config: Qwen2Config
     conditioning: ConditioningConfig | None = None
     dtype: Any = jnp.float32
-    implementation: attention.Implementation = "xla"
+    implementation: Implementation = "xla"
+    attention: Implementation = "xla"
     mesh: parallel.AnyMesh | None = None
     grace: int = 0
+
+    @property
+    def turns_keys(self) -> bool:
+        """Whether caches hold keys with positions last (`kv_cache`), as cuDNN's kernel can't."""
+        return self.attention == "xla"
 
     @property
     def tells_cuts(self) -> bool:
@@ -54,6 +62,10 @@ class RolloutSpec(DecodeSpec):
         share keeps slots busy, a large one answers more rows at once.
       answers: independent answers at each cut. With one, cuts at the same place share it; several
         are drawn for every cut, as AnytimeReasoner does.
+      group_size: rows that are likely to share a prompt. If all rows enter at once, and nothing
+        conditions the prompt, each prompt is prefilled once.
+      compact: rows that think are moved together once no row waits for a slot (`compaction`); on
+        one device.
       cuts_at_once: cuts of a row that are answered together, if there are more (one answer at each
         only); None: all. An answer in flight has keys and values of its own.
     """
@@ -65,6 +77,8 @@ class RolloutSpec(DecodeSpec):
     windows: int = 4
     refill: float = 0.25
     answers: int = 1
+    group_size: int = 1
+    compact: bool = False
     cuts_at_once: int | None = None
 
     @property
@@ -83,13 +97,24 @@ class RolloutSpec(DecodeSpec):
         total = prompt_width + self.max_sampled
         return sorted({-(-total * part // self.windows) for part in range(1, self.windows + 1)})
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether rows of one prompt have the same keys up to its end, and one device holds all."""
+        conditioned = self.conditioning is not None and self.conditioning.positions == "all"
+        return self.group_size > 1 and not conditioned and self.row_shards == 1
+
+    @property
+    def row_shards(self) -> int:
+        """Devices over which slots are spread; copies of the model, where several share one."""
+        return 1 if self.mesh is None else parallel.row_shards(self.mesh)
+
     def batch_sizes(self) -> list[int]:
         """Numbers of rows that are prefilled or answered at once, ascending.
 
         Raises:
           UserError: the slots can't be split evenly over the devices.
         """
-        shards = 1 if self.mesh is None else parallel.row_shards(self.mesh)
+        shards = self.row_shards
         if self.slots % shards:
             nearest = max(round(self.slots / shards), 1) * shards
             raise UserError(

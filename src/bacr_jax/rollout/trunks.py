@@ -22,6 +22,7 @@ from bacr_jax import parallel
 from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention, kv_cache
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
+from bacr_jax.rollout.cudnn_decoding import attend_rows
 from bacr_jax.rollout.decode import (
     Phi,
     count_tokens,
@@ -109,7 +110,9 @@ def free_slots(
     """
     zeros = jnp.zeros(slots, jnp.int32)
     state = TrunkState(
-        cache=kv_cache.empty(spec.config, rows=slots, length=length, dtype=spec.dtype),
+        cache=kv_cache.empty(
+            spec.config, rows=slots, length=length, dtype=spec.dtype, turned=spec.turns_keys
+        ),
         logits=jnp.zeros((slots, spec.config.vocab_size), jnp.float32),
         tokens=jnp.zeros((slots, prompt_width + max_new), jnp.int32),
         prompt_lengths=zeros,
@@ -148,7 +151,7 @@ def prefill_prompts(
         out = attention.causal_attention(
             q, k, v, implementation=spec.implementation, lengths=prompts.lengths
         )
-        return out, LayerCache(kv_cache.heads_first(k), kv_cache.heads_first(v))
+        return out, kv_cache.make(k, v, turned=spec.turns_keys)
 
     positions = jnp.broadcast_to(jnp.arange(p), (b, p))
     x, cache = run_blocks(params, prompts.tokens, positions, attend, spec=spec, phi=phi, mask=mask)
@@ -163,6 +166,7 @@ def insert_rows(
     budgets: Int[Array, "F"],
     rows: Int[Array, "F"],
     slots: Int[Array, "F"],
+    sources: Int[Array, "F"] | None = None,
     *,
     mesh: parallel.AnyMesh | None = None,
 ) -> TrunkState:
@@ -170,27 +174,28 @@ def insert_rows(
 
     Args:
       state: slots; those named here are overwritten.
-      prefilled: caches and logits of the prompts.
-      prompts: the same prompts.
+      prefilled: caches and logits of the prompts; phi of the rows.
+      prompts: of the rows.
       budgets: thinking tokens each row may sample, 0..max_new.
       rows: global row ids.
       slots: where each row goes; a slot that does not exist drops the row.
+      sources: prefilled prompt of each row; by default there is one for each.
       mesh: devices over which slots are spread.
     """
     chex.assert_equal_shape([budgets, rows, slots])
     put = lambda old, new: old.at[slots].set(new.astype(old.dtype), mode="drop")
     fill = lambda old, value: old.at[slots].set(value, mode="drop")
     widen = lambda x, like: jnp.pad(x, ((0, 0), (0, like.shape[1] - x.shape[1])))
-
-    def put_cache(old: Array, new: Array) -> Array:
-        length = min(old.shape[2], new.shape[2])
-        return old.at[slots, :, :length].set(new[:, :, :length], mode="drop")
-
+    put_layer = lambda old, new: kv_cache.put_rows(old, new, slots)
+    if sources is not None:
+        own = lambda x: x[sources]
+        cache, logits = jax.tree.map(own, (prefilled.cache, prefilled.logits))
+        prefilled = dataclasses.replace(prefilled, cache=cache, logits=logits)
     phi = state.phi
     if phi is not None:
         phi = put(phi, prefilled.phi) if phi.ndim == 2 else jax.vmap(put)(phi, prefilled.phi)
     filled = TrunkState(
-        cache=jax.tree.map(put_cache, state.cache, prefilled.cache),
+        cache=tuple(map(put_layer, state.cache, prefilled.cache)),
         logits=put(state.logits, prefilled.logits),
         tokens=put(state.tokens, widen(prompts.tokens, state.tokens)),
         prompt_lengths=put(state.prompt_lengths, prompts.lengths),
@@ -216,6 +221,7 @@ def feed_tokens(
     *,
     spec: DecodeSpec,
     phi: Phi = None,
+    live: Bool[Array, "B"] | None = None,
 ) -> tuple[Float[Array, "B V"], tuple[LayerCache, ...]]:
     """Runs one token per row through the model against its cache.
 
@@ -226,15 +232,24 @@ def feed_tokens(
       cache: keys and values of earlier positions; extended in place.
       spec: model shape and conditioning.
       phi: budget embedding.
+      live: rows whose result matters; all by default. The others' keys need not be read.
 
     Returns:
       Logits of the next token (fp32) and the cache with this token in it.
     """
-    visible = (jnp.arange(cache[0].k.shape[2]) <= positions[:, None])[:, None]
+    length = cache[0].length
+    visible = (jnp.arange(length) <= positions[:, None])[:, None]
+    lengths = jnp.clip(positions + 1, 1, length)
+    if live is not None:
+        lengths = jnp.where(live, lengths, 1)
 
     def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
         written = kv_cache.write(cache[index], k, v, positions)
-        partial = attention.cached_attention(q, written.k, written.v, visible)
+        if spec.attention == "cudnn":
+            return attend_rows(q, written, lengths, spec.mesh), written
+        partial = attention.cached_attention(
+            q, written.k, written.v, visible, turned=written.turned
+        )
         return attention.merge([partial], q.dtype), written
 
     return next_logits(params, tokens[:, None], positions[:, None], attend, spec=spec, phi=phi)
@@ -265,6 +280,7 @@ def trunk_step(
         rules.think_close,
         rules=rules,
         sampling=sampling,
+        mesh=spec.mesh,
     )
     opens = rules.think_close.opens[state.matched, drawn.token]
     at = state.prompt_lengths + state.sampled
@@ -273,7 +289,9 @@ def trunk_step(
     tokens = state.tokens.at[rows, place(at)].set(drawn.token, mode="drop")
     logprobs = state.logprobs.at[rows, place(state.sampled)].set(drawn.logprob, mode="drop")
     # What an ended row feeds lands behind its last token, where no query looks.
-    logits, cache = feed_tokens(params, drawn.token, at, state.cache, spec=spec, phi=state.phi)
+    logits, cache = feed_tokens(
+        params, drawn.token, at, state.cache, spec=spec, phi=state.phi, live=drawn.live
+    )
     natural = jnp.where(drawn.by_eos, CLOSED_BY_EOS, state.close)
     limits = state.budgets
     if spec.grace:

@@ -37,6 +37,7 @@ _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
     *("checkpoint.every", "checkpoint.keep", "data.eval_missing"),
     *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
+    *("output.compile_cache", "rollout.windows", "rollout.refill", "rollout.compact"),
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6

@@ -232,7 +232,7 @@ def _score_rows(
     sketch: sketches.CountSketch,
 ) -> tuple[Float[np.ndarray, "B M k"], Float[np.ndarray, "H V k"]]:
     """Sketches of the segments' scores of all rows, and those of answers of some."""
-    spec = dataclasses.replace(frozen.policy.learner, remat=False)
+    spec = dataclasses.replace(frozen.policy.learner, remat="none")
     allowed = frozen.environment.rules.allowed_tokens
     segments = sketches.segment_weights(batch, drawn.cuts)
     rows, cuts, width = segments.shape

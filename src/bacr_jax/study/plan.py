@@ -173,8 +173,8 @@ def settings_digest(config: Config) -> str:
 
     A key that a later version adds leaves the runs that are there what they were.
     """
-    usual = config_io.flatten(Config())
-    own = {key: v for key, v in config_io.flatten(config).items() if v != usual[key]}
+    usual = config_io.identity(Config())
+    own = {key: v for key, v in config_io.identity(config).items() if v != usual[key]}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -122,7 +122,7 @@ def probe(run: Run, params: Any, step: int) -> tuple[Int[Array, "P"], Float[Arra
         budgets,
         budgets[:, None],
         jax.random.fold_in(jax.random.fold_in(run.key, step), 3),
-        spec=run.rollout_spec(1),
+        spec=run.rollout_spec(1, probe=True),
         rules=run.environment.rules,
         sampling=sampling_params(run.config.rollout.temperature),
         phi_of=run.policy.phi_of(params),

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
+from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.report import table
 from bacr_jax.runs import history
 from bacr_jax.runs.checkpoint import Checkpoints
@@ -34,7 +34,7 @@ from bacr_jax.runs.provenance import check_same_questions, differences, provenan
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.format_report import evaluation_notes
 from bacr_jax.training.publish import evaluation_numbers, publish
-from bacr_jax.training.run import RunState, make_run, precompile
+from bacr_jax.training.run import RunState, make_run, precompile, total_steps
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
@@ -73,7 +73,7 @@ class Trainer:
         self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
-        inputs = open_inputs(config)
+        kept, inputs = keep_programs(config.output.compile_cache), open_inputs(config)
         self.method, self.environment = inputs.method, inputs.environment
         self.departures = departures(config, self.method)
         mesh = policies.mesh_shape(config, inputs.shape, jax.device_count())
@@ -81,9 +81,9 @@ class Trainer:
         self.progress.say(f"method {self.method.name}")
         for line in self.departures:
             self.progress.say(f"  {line}")
-        for line in self.environment.describe_data():
+        for line in (*self.environment.describe_data(), kept.line):
             self.progress.say(line)
-        self.steps = self._total_steps()
+        self.steps = total_steps(config, len(self.environment.train))
         self.run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
@@ -95,13 +95,6 @@ class Trainer:
         self.health = RunHealth()
         self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
-
-    def _total_steps(self) -> int:
-        train = self.config.train
-        if train.steps is not None:
-            return train.steps
-        draws = train.epochs * len(self.environment.train)
-        return math.ceil(draws / self.config.rollout.questions)
 
     # Start ------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -103,9 +104,10 @@ class Run:
         """Whether every question has a pass rate of its own."""
         return self.config.curriculum.difficulty == "continuous"
 
-    def rollout_spec(self, answers: int) -> RolloutSpec:
-        """Shapes of training rollouts with so many answers per cut."""
-        return dataclasses.replace(self.policy.rollout, answers=answers)
+    def rollout_spec(self, answers: int, *, probe: bool = False) -> RolloutSpec:
+        """Shapes of training rollouts with so many answers per cut; a probe has no groups."""
+        spec = dataclasses.replace(self.policy.rollout, answers=answers)
+        return dataclasses.replace(spec, group_size=1) if probe else spec
 
 
 def make_run(
@@ -142,6 +144,14 @@ def make_run(
         coordinate=difficulty_coordinate(environment.train, config.curriculum.coordinate),
         stream=stream,
     )
+
+
+def total_steps(config: Config, questions: int) -> int:
+    """Iterations of a run on so many training questions."""
+    train = config.train
+    if train.steps is not None:
+        return train.steps
+    return math.ceil(train.epochs * questions / config.rollout.questions)
 
 
 def difficulty_coordinate(
@@ -205,7 +215,7 @@ def precompile(
             run.policy.decode_params(params),
             prompts,
             num_cuts,
-            spec=run.rollout_spec(answers),
+            spec=run.rollout_spec(answers, probe=what == "probes"),
             rules=run.environment.rules,
             sampling=sampling_params(settings.rollout.temperature),
             phi_of=run.policy.phi_of(params),

@@ -24,8 +24,9 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.rollout import generate, sampling_params
 from bacr_jax.runs import history
-from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
+from bacr_jax.training.ahead import can_go_ahead, compiled_ahead, go_ahead
 from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state
 from bacr_jax.training.warmup import styled_prompts, warm_up
@@ -185,9 +186,19 @@ def _warmed_up(
     place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     # Several runs may share a warm-up, whatever they are graded by.
     environment = shared_format_environment(run).exactly_graded()
+    goes_ahead = can_go_ahead(run) and not WarmupPaths(place).identity.exists()
+
+    def poll_and_begin() -> None:
+        # The first step is done.
+        if goes_ahead:
+            begin()
+        if poll is not None:
+            poll()
+
     with (
         progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
         phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
+        compiled_ahead(lambda left: go_ahead(run, left)) as begin,
     ):
         params = warm_up(
             config,
@@ -198,7 +209,7 @@ def _warmed_up(
                 run, environment, params, style, key, poll
             ),
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
-            poll=poll,
+            poll=poll_and_begin,
         )
     params = initial.with_budget_module(key, run.policy, params)
     return initial.with_adapters(key, run.policy, params)

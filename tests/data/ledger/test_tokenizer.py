@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.data import ledger
+from bacr_jax.data.stop_strings import token_bytes
 from bacr_jax.errors import UserError
 
 TEXT = "<bos>4a2b3c1<think>a4+2=6b6+3=9c9+1=0</think><answer>0</answer><pad>-fgh"
@@ -50,6 +51,38 @@ def test_saves_and_loads_in_hugging_face_form(tmp_path):
 @given(st.lists(st.sampled_from(ledger.VOCABULARY), max_size=20).map("".join))
 def test_the_fast_encoding_agrees(ledger_tokens, text):
     assert ledger.encode(text) == ledger_tokens(text)["input_ids"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from((*ledger.VOCABULARY, "x", " ", "<thi")), max_size=20).map("".join))
+def test_without_transformers_ids_and_offsets_are_its_own(ledger_tokens, text):
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+
+    def said(tokenizer, what):
+        try:
+            return dict(tokenizer(what, **options))
+        except Exception as error:
+            return str(error)
+
+    for what in (text, [text, "1"]):
+        own, theirs = said(ledger_tokens, what), said(ledger_tokens.whole, what)
+        if isinstance(theirs, dict):
+            theirs = {name: theirs[name] for name in ("input_ids", "offset_mapping")}
+        assert own == theirs
+
+
+def test_what_it_says_itself_is_what_transformers_says(ledger_tokens):
+    whole = ledger_tokens.whole
+    for name in ("bos", "eos", "pad"):
+        for end in ("_token", "_token_id"):
+            assert getattr(ledger_tokens, name + end) == getattr(whole, name + end)
+    kinds = lambda tokenizer: {
+        index: (token.content, token.special)
+        for index, token in tokenizer.added_tokens_decoder.items()
+    }
+    assert kinds(ledger_tokens) == kinds(whole) and len(ledger_tokens) == len(whole)
+    assert ledger_tokens.chat_template == whole.chat_template
+    assert token_bytes(ledger_tokens) == token_bytes(whole)
 
 
 @pytest.mark.parametrize("text", ["4x2", "<think", "hello", "<foo>", "4 a"])

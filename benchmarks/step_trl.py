@@ -1,0 +1,144 @@
+"""GRPO steps of TRL, for `step_beside_trl.py`: its other half, which runs where TRL is installed.
+
+    python benchmarks/step_trl.py --make FOLDER        a small model and prompts
+    python benchmarks/step_trl.py --model FOLDER/model --prompts FOLDER/prompts.jsonl
+
+Takes a step for each line on the standard input and answers each with its seconds. The settings
+are those of `step.py`: float32, 8 prompts of 32 tokens, 8 answers of exactly 128 to each, one AdamW
+update with gradients clipped at 1, no KL term, rewards that only have to differ.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+PROMPTS, PROMPT, NEW, VOCABULARY = 8, 32, 128, 2048
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--make", type=Path, help="only write model and prompts to this folder")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--parts", type=int, default=1, help="parts of an update, accumulated")
+    return parser.parse_args()
+
+
+def make(folder: Path) -> None:
+    """A Qwen2 of 4 layers of 128 with random weights, words as tokens, and prompts of 32 words."""
+    import random
+
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    words = ["<pad>", "<end>", *(f"w{i}" for i in range(VOCABULARY - 2))]
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="<pad>", eos_token="<end>", unk_token="<pad>"
+    )
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(shape)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    draw = random.Random(0)
+    lines = [" ".join(draw.choices(words[2:], k=PROMPT)) for _ in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": line}) + "\n" for line in lines)
+    )
+
+
+def even_share(completion_ids: list[list[int]], **_: object) -> list[float]:
+    assert all(len(ids) == NEW for ids in completion_ids)
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.make is not None:
+        make(arguments.make)
+        return
+    import tempfile
+
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    prompts = [json.loads(line) for line in arguments.prompts.read_text().splitlines()][:PROMPTS]
+    answer = sys.stdout
+    # TRL prints metrics of its own.
+    sys.stdout = sys.stderr
+
+    class OnDemand(TrainerCallback):
+        """Waits for a line before each step, and says how long the step took."""
+
+        def on_step_begin(self, args, state, control, **_):
+            if not sys.stdin.readline():
+                raise SystemExit(0)
+            self.started = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **_):
+            seconds = time.perf_counter() - self.started
+            print(json.dumps({"step_s": seconds}), file=answer, flush=True)
+
+    rows = PROMPTS * arguments.group
+    settings = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=rows // arguments.parts,
+        gradient_accumulation_steps=arguments.parts,
+        num_generations=arguments.group,
+        max_completion_length=NEW,
+        generation_kwargs={"min_new_tokens": NEW},
+        temperature=1.0,
+        beta=0.0,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_steps=10_000,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(
+            arguments.model, padding_side="left"
+        ),
+        reward_funcs=even_share,
+        args=settings,
+        train_dataset=Dataset.from_list(prompts),
+        callbacks=[OnDemand()],
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Where compiled programs are kept, and what happens where they can't be."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.parallel.compile_cache import keep_programs, machine_name, make_room
+
+DIR, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
+LEAST = "jax_persistent_cache_min_compile_time_secs"
+
+
+@pytest.fixture
+def jax_alone(monkeypatch, tmp_path):
+    """JAX told nothing, a home of its own; everything as before afterwards."""
+    before = {name: jax.config.values[name] for name in (DIR, LEAST, ENABLED)}
+    monkeypatch.delenv(DIR.upper(), raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    jax.config.update(DIR, None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_by_default_programs_lie_with_the_users_own_caches(jax_alone, monkeypatch, tmp_path):
+    own = tmp_path / "home" / ".cache" / "bacr_jax" / "compiled" / machine_name()
+    kept = keep_programs(None)
+    assert (kept.folder, kept.refused) == (own, False)
+    assert kept.line == f"compiled programs are kept in {own} (output.compile_cache)"
+    assert jax.config.values[DIR] == str(own) and own.stat().st_mode & 0o077 == 0
+    # Asked again, as by the next run of a notebook.
+    assert keep_programs(None) == kept
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert keep_programs(None).folder.is_relative_to(tmp_path / "xdg")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert keep_programs(None).folder == own
+
+
+def test_what_jax_was_told_stays_unless_the_config_says_otherwise(jax_alone, monkeypatch, tmp_path):
+    monkeypatch.setenv(DIR.upper(), str(tmp_path / "mine"))
+    kept = keep_programs(None)
+    assert kept.folder == tmp_path / "mine" and "(JAX_COMPILATION_CACHE_DIR)" in kept.line
+    assert jax.config.values[DIR] == str(tmp_path / "mine")
+    kept = keep_programs(str(tmp_path / "other"))
+    assert kept.folder == tmp_path / "other" / machine_name()
+    assert jax.config.values[DIR] == str(kept.folder)
+    kept = keep_programs("none")
+    assert (kept.folder, jax.config.values[DIR]) == (None, None)
+    assert kept.line == "compiled programs are not kept (output.compile_cache=none)"
+    assert keep_programs(None).folder == tmp_path / "mine"
+    jax.config.update("jax_enable_compilation_cache", False)
+    assert keep_programs(None).line.endswith("not kept (JAX_ENABLE_COMPILATION_CACHE)")
+
+
+def test_a_folder_that_cant_be_written_is_a_line_and_no_more(jax_alone, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    kept = keep_programs(str(file))
+    assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
+    assert kept.line.startswith(f"WARNING, output.compile_cache: can't be written ({file}")
+    assert kept.line.endswith("every start compiles anew; write another folder, or none")
+
+
+def test_the_programs_unused_for_longest_make_room(tmp_path):
+    old, new = tmp_path / "xla-old", tmp_path / "xla-new"
+    for place, (folder, name, size) in enumerate(
+        ((old, "a-cache", 40), (new, "b-cache", 40), (new, "c-cache", 40), (new, "notes", 999))
+    ):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(bytes(size))
+        os.utime(folder / name, (place, place))
+    (tmp_path / "another-cache").write_bytes(bytes(999))
+    left = lambda: sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    make_room(tmp_path, 120)
+    assert left() == ["a-cache", "another-cache", "b-cache", "c-cache", "notes"]
+    # Read later than it was written.
+    os.utime(old / "a-cache", (9, 0))
+    make_room(tmp_path, 100)
+    assert left() == ["a-cache", "another-cache", "c-cache", "notes"]
+    make_room(tmp_path / "missing", 1)
+
+
+def test_none_is_a_choice_and_no_misspelt_null():
+    assert config_io.load([], ["output.compile_cache=none"]).output.compile_cache == "none"
+    with pytest.raises(UserError, match=r"model\.path: found 'none'; write null"):
+        config_io.load([], ["model.path=none"])
+    # Runs from before the key keep their fingerprints.
+    assert config_io.fingerprint(Config()) == config_io.fingerprint(
+        config_io.override(Config(), ["output.compile_cache=null"])
+    )
+
+
+PROGRAM = """
+import sys, jax, jax.numpy as jnp
+from bacr_jax.parallel.compile_cache import keep_programs
+keep_programs(sys.argv[1])
+print(float(jax.jit(lambda x: jnp.sin(x) @ x.T)(jnp.arange(12.0).reshape(3, 4)).sum()).hex())
+"""
+
+
+def test_two_processes_at_once_and_a_torn_file_give_the_same_numbers(tmp_path):
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"JAX_PLATFORMS": "cpu"}
+
+    def start():
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+
+    both = [start(), start()]
+    found = {process.communicate()[0] for process in both}
+    kept = list((tmp_path / machine_name()).glob("*-cache"))
+    assert len(found) == 1 and len(kept) >= 3 and all(not p.returncode for p in both)
+    for path in kept:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert start().communicate()[0] in found

@@ -1,0 +1,78 @@
+"""The schedule of an iteration on rows that only have lengths."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bacr_jax.planning import schedule
+from bacr_jax.planning.lengths import SUFFIX_TOKENS, Lengths
+from plan_world import mesh, workload
+
+
+def rows_of(prompts, thinking, answers=1):
+    shape = (len(prompts), 4)
+    return Lengths(np.array(prompts), np.array(thinking), np.full(shape, answers), "by hand")
+
+
+def rollout(rows, slots, layout, **changed):
+    work = workload(slots=slots, draw=lambda: rows, **changed)
+    return schedule.rollout(schedule.rollout_spec(work, layout), rows, work.prompt)
+
+
+def test_two_rows_on_two_devices_by_hand():
+    rows = rows_of([100, 200], [20, 5])
+    made = rollout(rows, 2, mesh(fsdp=2), chunk=16)
+    assert made.prefills == [(2, 256)]
+    first, second = made.chunks
+    # 5,120 positions in four windows; two rows, one a device, of which one ends after 5 tokens.
+    assert (first.slots, first.length, first.steps) == (2, 1280, 16)
+    np.testing.assert_array_equal(np.sort(first.live[0]), [101, 201])
+    np.testing.assert_array_equal(np.sort(first.live[5]), [0, 106])
+    np.testing.assert_array_equal(np.sort(first.tiles[0]), [128, 256])
+    assert second.live.sum() == sum(range(117, 121))
+    # One round for both, as long as the longer answer: suffix and a token, in chunks of 16.
+    assert made.answers == [(2, 1280, 16)]
+
+
+def test_every_token_is_sampled_once_and_every_row_answered():
+    rng = np.random.default_rng(0)
+    rows = rows_of(rng.integers(50, 500, 64), rng.integers(256, 2000, 64), answers=30)
+    made = rollout(rows, 16, mesh(), chunk=16)
+    live = sum(chunk.live.sum() for chunk in made.chunks)
+    # Token t of a row sees its prompt and t + 1 tokens.
+    thinking, prompts = rows.thinking, rows.prompts
+    assert live == (thinking * prompts + thinking * (thinking + 1) // 2).sum()
+    assert sum(count for count, _, _ in made.answers) >= 64
+    assert {steps for _, _, steps in made.answers} == {48}
+    assert all((chunk.tiles >= chunk.live).all() for chunk in made.chunks)
+
+
+def test_fewer_slots_take_more_steps():
+    work = workload()
+    steps = [rollout(work.lengths, slots, mesh()).steps for slots in (512, 128)]
+    assert steps[0] < steps[1] < 4 * steps[0]
+
+
+def test_micro_batches_by_rows_are_as_wide_as_the_longest_row():
+    first, second = schedule.updates(workload(), mesh())
+    assert first == second == [schedule.Padded(16, 5120, 544)] * 16
+
+
+def test_micro_batches_by_tokens_hold_every_row_and_less_padding():
+    tokens = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
+    made = schedule.updates(tokens, mesh())
+    rows = [sum(one.rows for one in update) for update in made]
+    assert len(made) == 2 and min(rows) >= 256
+    assert all(one.rows % 8 == 0 for update in made for one in update)
+    by_rows = schedule.updates(workload(), mesh())
+    share = lambda parts: schedule.real_share(workload(), parts)
+    assert share(by_rows) < 0.35 < 0.5 < share(made) <= 1
+
+
+def test_the_share_of_real_positions_by_hand():
+    rows = rows_of([10, 20], [30, 40], answers=2)
+    work = dataclasses.replace(workload(), draw=lambda: rows)
+    real = 100 + 2 * 4 * (2 + SUFFIX_TOKENS - 1)
+    parts = [[schedule.Padded(2, 80, 40)]]
+    assert schedule.real_share(work, parts) == pytest.approx(real / 240)

@@ -1,0 +1,37 @@
+"""Runs with and without kept programs end with the same numbers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bacr_jax.runs.metrics import without_timings
+from test_train import SMALL
+
+STEPS = ("train.steps=2", "output.report=false", "output.tensorboard=false")
+
+
+def started(config, folder, **environment):
+    """A run in a process of its own; its lines."""
+    alone = {name: v for name, v in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    command = [sys.executable, "-m", "bacr_jax.train", "--config", str(config), *STEPS]
+    command += [f"output.dir={folder}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=alone | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow  # two runs in processes of their own
+def test_programs_from_the_folder_give_the_same_bits(tmp_path):
+    config = tmp_path / "small.yaml"
+    config.write_text(SMALL)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    metrics = []
+    for name in ("compiled", "found"):
+        kept = started(config, tmp_path / name, **cache)[0]
+        assert kept.startswith(f"compiled programs are kept in {tmp_path / 'cache'}")
+        metrics.append(without_timings(tmp_path / name / "metrics.jsonl"))
+        programs = sorted(path.name for path in (tmp_path / "cache").rglob("*-cache"))
+        metrics[-1] = (metrics[-1], programs)
+    assert metrics[0] == metrics[1] and len(metrics[0][0]) == 2
