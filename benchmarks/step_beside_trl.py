@@ -3,9 +3,10 @@
     python benchmarks/step_beside_trl.py --folder runs/beside-trl [--rounds 9]
 
 Makes two environments below the folder, unless they are there: `ours` (this clone) and `trl` (TRL
-1.16, transformers 5.23, PyTorch for CPUs); `--ours` and `--trl` name interpreters that have them
-already. `step.py` and `step_trl.py` say what a step is. One process each, both on the first core
-and with one thread; while one takes a step the other waits. Prints medians and quartiles.
+1.16, transformers 5.23, PyTorch), from where pip's own settings say; `--ours` and `--trl` name
+interpreters that have them already. `step.py` and `step_trl.py` say what a step is. One process
+each, both on the first core and with one thread; while one takes a step the other waits. Prints
+medians and quartiles.
 
 The last line is one JSON object: step_s, bacr_step_s, trl_step_s, and the ratios trl_over_step and
 bacr_over_step.
@@ -21,7 +22,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TRL = ("trl==1.16.*", "transformers==5.23.*", "torch==2.13.*", "accelerate", "datasets")
-CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 
 def parse() -> argparse.Namespace:
@@ -40,13 +40,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def interpreter(folder: Path, packages: list[str], *options: str) -> Path:
+def interpreter(folder: Path, packages: list[str]) -> Path:
     """The interpreter of an environment that holds some packages; made if it is not there."""
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         print(f"making {folder}: {' '.join(packages)}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", *options, *packages]
+        install = [str(python), "-m", "pip", "install", "--quiet", *packages]
         subprocess.run(install, check=True)
         (folder / "made").touch()
     return python
@@ -86,7 +86,7 @@ def main() -> None:
     folder = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     ours = arguments.ours or interpreter(folder / "ours", ["-e", str(HERE.parent)])
-    trl = arguments.trl or interpreter(folder / "trl", [*TRL], "--extra-index-url", CPU_WHEELS)
+    trl = arguments.trl or interpreter(folder / "trl", [*TRL])
     if not (folder / "prompts.jsonl").exists():
         subprocess.run([str(trl), str(HERE / "step_trl.py"), "--make", str(folder)], check=True)
     files = ("--model", str(folder / "model"), "--prompts", str(folder / "prompts.jsonl"))

@@ -172,8 +172,7 @@ def open_session(
     from bacr_jax.evaluation.ask import Session
     from bacr_jax.parallel.compile_cache import keep_programs
 
-    kept = keep_programs(config.output.compile_cache)
-    if kept.refused:
+    if (kept := keep_programs(config.output.compile_cache)).refused:
         print(kept.line, file=sys.stderr)
     saved = saved.under(config)
     style = saved.style or prompt_format(config, is_run=run is not None, overrides=overrides)

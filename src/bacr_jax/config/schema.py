@@ -218,10 +218,7 @@ class RolloutConfig:
         4, "lengths that caches may have; more read less and compile longer", "[1, inf)"
     )
     refill: float = key(
-        0.25,
-        "share of the slots that must have ended before they are answered and refilled; 1 compiles "
-        "least",
-        "(0, 1]",
+        0.25, "share of the slots to end before they are answered; 1 compiles least", "(0, 1]"
     )
     compact: bool = key(
         False,

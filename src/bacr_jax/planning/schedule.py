@@ -224,7 +224,7 @@ def rollout(spec: RolloutSpec, rows: Lengths, width: int) -> Schedule:
     engine = Counting(spec, rows, width)
     limits: Any = rows.thinking.astype(np.int32)
     cuts = np.repeat(limits[:, None], rows.answers.shape[1], 1)
-    loop = rollouts._Loop(engine, limits, limits, cuts, np.arange(len(limits)), poll=None)
+    loop = rollouts.Loop(engine, limits, limits, cuts, np.arange(len(limits)), poll=None)
     while not loop.scheduler.done:
         loop.fill_slots()
         loop.decode_trunks()

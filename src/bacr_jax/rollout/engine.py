@@ -215,41 +215,42 @@ class Engine:
         widths = prompt_widths(self.width)
         wide = np.asarray(widths)[np.searchsorted(widths, self.prompts.lengths[rows])]
         for batch in prefill_batches(wide, self.sizes):
-            self._prefill(rows[batch], slots[batch], ids, budgets, limits, together)
+            pad = smallest_holding(self.sizes, len(batch)) - len(batch)
+            taken = np.concatenate([rows[batch], np.repeat(rows[batch][:1], pad)])
+            nowhere = np.full(pad, self.spec.slots)
+            where = np.concatenate([slots[batch], nowhere]).astype(np.int32)
+            told = ids[taken], budgets[taken], limits[taken]
+            self._prefill(taken, *told, where, together)
         jax.block_until_ready(self._state.ended)
 
     def _prefill(
         self,
-        rows: Int[np.ndarray, "n"],
-        slots: Int[np.ndarray, "n"],
-        ids: Int[np.ndarray, "B"],
-        budgets: Int[np.ndarray, "B"],
-        limits: Int[np.ndarray, "B"],
+        taken: Int[np.ndarray, "n"],
+        ids: Int[np.ndarray, "n"],
+        budgets: Int[np.ndarray, "n"],
+        limits: Int[np.ndarray, "n"],
+        where: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """See `prefill`; the rows of one batch."""
-        pad = smallest_holding(self.sizes, len(rows)) - len(rows)
-        taken = np.concatenate([rows, np.repeat(rows[:1], pad)])
+        """See `prefill`: one batch, of a size that is compiled; its prompts and their slots."""
         prompts = jax.tree.map(lambda x: x[taken], self.prompts)
         width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        phi, sources = self._phi(budgets[taken]), None
+        phi, sources = self._phi(budgets), None
         given, told = prompts, phi
         if together and self.spec.shares_prompts:
-            first, sources = distinct_prompts(prompts, -(-len(taken) // self.spec.group_size))
+            first, sources = distinct_prompts(prompts, -(-len(ids) // self.spec.group_size))
         if sources is not None:
             given = jax.tree.map(lambda x: x[first], prompts)
-            told = self._phi(budgets[taken[first]])
+            told = self._phi(budgets[first])
         prefilled = _prefill_prompts(self._params, given, phi=told, spec=self.spec.decode)
         prefilled = dataclasses.replace(prefilled, phi=phi)
-        nowhere = np.full(pad, self.spec.slots)
-        where = np.concatenate([slots, nowhere]).astype(np.int32)
         self._state = _insert_rows(
             self._state,
             prefilled,
             prompts,
-            limits[taken].astype(np.int32),
-            ids[taken],
+            limits.astype(np.int32),
+            ids,
             where,
             sources,
             mesh=self.spec.mesh,

@@ -195,7 +195,7 @@ def generate(
             sampling=sampling,
             phi_of=phi_of,
         )
-    loop = _Loop(engine, budgets, limits, cuts, ids, poll=poll, listeners=(on_tokens, on_answer))
+    loop = Loop(engine, budgets, limits, cuts, ids, poll=poll, listeners=(on_tokens, on_answer))
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
@@ -206,7 +206,7 @@ def generate(
     return loop.rollout()
 
 
-class _Loop:
+class Loop:
     """The host's side of one call of `generate`.
 
     Attributes:

@@ -9,6 +9,7 @@ an engine from writing on: where it stops too early another call goes on, and wh
 much is left out.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ class Answer:
         return (*self.thinking, *self.forced, *self.answer)
 
 
-class _Part:
+class _Part(ABC):
     """A stretch of sampled tokens that ends by a stop string, by the turn, or at a length."""
 
     def __init__(self, rules: Rules, prompt: Sequence[int], stop: StopString):
@@ -87,11 +88,13 @@ class _Part:
         """No token will be sampled any more."""
         return self.by_tag or self.by_turn or self._full()
 
+    @abstractmethod
     def _full(self) -> bool:
-        raise NotImplementedError
+        """Its length is reached."""
 
+    @abstractmethod
     def _room(self) -> int:
-        raise NotImplementedError
+        """Most tokens of the next call."""
 
     def _stops(self) -> tuple[str, ...]:
         return (self.stop.text,) if self.stop.text else ()
