@@ -94,6 +94,7 @@ def group_batch(
         "lengths": thinking + 2,
         "closed": thinking < np.asarray(budgets),
         "closed_by_tag": thinking < np.asarray(budgets),
+        "surprise": rng.random(cuts.shape).astype(np.float32),
         "fraction": np.float32(fraction),
         "extra": extra or {},
     }

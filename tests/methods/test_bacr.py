@@ -83,6 +83,23 @@ def test_a_group_of_equal_outcomes_gives_finite_advantages(tmp_path, baseline, n
     assert np.abs(credit.thinking).max() <= 1.3 / 0.1
 
 
+def test_the_baseline_moves_to_where_earlier_batches_wanted_it(tmp_path):
+    own = ["advantage.baseline=value", "advantage.normalise=none"]
+    plain = load(tmp_path, "bacr-full", *own)
+    moved = load(tmp_path, "bacr-full", *own, "advantage.score_weighted=true")
+    _, _, _, _, want, _ = credit_of(plain)
+    method, batch, _, rewards, first, state = credit_of(moved)
+    np.testing.assert_array_equal(first.thinking, want.thinking)  # nothing is known yet
+    values = jnp.asarray(np.random.default_rng(1).random(batch.outcomes.shape), jnp.float32)
+    second = method.advantages(state, batch, rewards, values)
+    # The same batch again: what is left of its credit is orthogonal to 1, weighted by surprise.
+    left = lambda credit: np.abs((batch.surprise * credit.thinking).sum((0, 1)))
+    assert (left(first) > 0.015).all()
+    assert (left(second) < 0.005).all()
+    np.testing.assert_array_equal(second.answers, want.answers)
+    np.testing.assert_allclose(second.baseline, second.returns - second.thinking, rtol=1e-6)
+
+
 class TestSteepWeights:
     @pytest.mark.parametrize(
         ("override", "says"),
@@ -115,6 +132,7 @@ class TestSteepWeights:
         (["curriculum.difficulty=continuous", "data.order=shuffled"], "data.order=drawn"),
         (["curriculum.probe_budget=99"], "budget.max"),
         (["advantage.history=true", "advantage.credit=segment"], "to_go"),
+        (["advantage.score_weighted=true", "advantage.credit=segment"], "to_go"),
         (["rollout.group_size=1"], "advantage.baseline=shrink compares the rollouts"),
     ],
 )

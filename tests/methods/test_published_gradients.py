@@ -284,3 +284,28 @@ def test_bacr_to_the_letter(tmp_path, cuts):
     weights = pair_weights(WORLD.params, traces, told)
     of_psi = jax.grad(lambda head: (weights * loss(WORLD.params, head, *drawn)).sum())
     agree(of_head, of_psi(HEAD))
+
+
+# Numbers that earlier batches could have left; two cuts.
+_MOMENTS = {
+    "history": {"slope_xy": jnp.array([0.0, 0.3]), "slope_xx": jnp.array([0.0, 0.5])},
+    "score_weighted": {
+        "optimal_square": jnp.array([[[0.2, 0.1], [0.1, 0.1]]] * 2),
+        "optimal_product": jnp.array([[0.1, 0.03], [-0.08, 0.02]]),
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extension", _MOMENTS)
+def test_moving_the_baseline_moves_no_expected_gradient(tmp_path, extension):
+    plain = (
+        *("cuts.count=2", "advantage.credit=to_go", "advantage.normalise=none", *SETTINGS),
+        *("loss.ratio=token", "loss.aggregate=constant"),
+    )
+    traces = list_traces((1, 2))
+    expected = {}
+    for key, state in (("false", None), ("true", _MOMENTS[extension])):
+        config = load(tmp_path, "bacr-paper", f"advantage.{extension}={key}", *plain)
+        expected[key], _ = library(config, traces, WORLD.params, state, {})
+    agree(expected["true"], expected["false"])

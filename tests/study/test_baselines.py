@@ -33,6 +33,8 @@ def traces():
 def setting():
     """Moments and slopes that have nothing to do with these traces."""
     state = {"sigma2": 0.2, "error2": 0.05, "slope_xy": [0.1, 0.3], "slope_xx": [0.5, 0.6]}
+    square, product = [[[0.2, 0.1], [0.1, 0.1]]] * CUTS, [[0.1, 0.03], [-0.08, 0.02]]
+    state |= {"optimal_square": square, "optimal_product": product}
     state = {name: jnp.asarray(x, jnp.float32) for name, x in state.items()}
     names = [f"{arm.name}/{reading}" for arm in ARMS for reading in ("one", "several", "pooled")]
     slopes = {

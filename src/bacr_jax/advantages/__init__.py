@@ -31,6 +31,12 @@ from bacr_jax.advantages.history import (
     history_moments,
     history_surprise,
 )
+from bacr_jax.advantages.optimal import (
+    optimal_advantage,
+    optimal_moments,
+    optimal_slopes,
+    segment_surprise,
+)
 from bacr_jax.advantages.scale import (
     advantage_scale,
     normalize,
@@ -63,6 +69,9 @@ __all__ = [
     "history_moments",
     "history_surprise",
     "normalize",
+    "optimal_advantage",
+    "optimal_moments",
+    "optimal_slopes",
     "other_questions_mean",
     "prior_strength",
     "residual_loo_baseline",
@@ -70,6 +79,7 @@ __all__ = [
     "rloo_advantage",
     "scatter_segments",
     "segment_index",
+    "segment_surprise",
     "shrink_baseline",
     "sum_reused",
     "thinking_credit",

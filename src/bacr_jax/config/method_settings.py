@@ -171,6 +171,11 @@ class AdvantageConfig:
     history: bool = key(
         False, "correct the value by the trace's previous outcome (an extension; not in the paper)"
     )
+    score_weighted: bool = key(
+        False,
+        "move the baseline to where it leaves least gradient noise: returns weighted by how "
+        "improbable a trace was (an extension; not in the paper)",
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
-# Decay per iteration of the moments behind `shrink` and `history`: about the last ten count.
+# Decay per iteration of the moments behind `shrink`, `history` and `score_weighted`: about the last
+# ten count.
 _MOMENT_DECAY = 0.9
 # Baselines that compare the rollouts of a question.
 _OF_THE_GROUP = ("group", "residual_loo", "shrink")
@@ -55,6 +56,7 @@ PUBLISHED = {
     "advantage.normalise": Published("group", "Eq. 14"),
     "advantage.floor": Published(0.1, "a small constant; the number is ours"),
     "advantage.history": Published(False, "Eq. 10"),
+    "advantage.score_weighted": Published(False, "Eq. 10"),
     "value.input": Published("cut", "Eq. 10, 12: R(q, t, b) and V(q, b) share their b"),
     "value.stop_gradient": Published(False, "Eq. 16 is one joint loss"),
     "value.inner_steps": Published(0, "Eq. 16: one joint step"),
@@ -69,7 +71,7 @@ PUBLISHED = {
     "loss.kl_coef": Published(0.0, "Eq. 16 has no such term"),
 }
 
-# Moments by name; None where neither `shrink` nor `history` needs any.
+# Moments by name; None where nothing needs any.
 State = dict[str, Array] | None
 
 
@@ -106,11 +108,12 @@ def problems(config: Config) -> Iterator[str]:
             "and credit by segment would be added up in it; write advantage.credit=trajectory, or "
             "loss.ratio=token"
         )
-    if advantage.history and advantage.credit not in ("to_go", "answer_literal"):
-        yield (
-            f"advantage.history=true: needs credit that starts at the segment, found "
-            f"advantage.credit={advantage.credit}; write to_go"
-        )
+    for name in ("history", "score_weighted"):
+        if getattr(advantage, name) and advantage.credit not in ("to_go", "answer_literal"):
+            yield (
+                f"advantage.{name}=true: needs credit that starts at the segment, found "
+                f"advantage.credit={advantage.credit}; write to_go"
+            )
 
 
 def _steep_weights(config: Config) -> Iterator[str]:
@@ -229,12 +232,16 @@ def baselines(
     return baseline, implied
 
 
-def thinking_credit(
-    config: Config, batch: GroupBatch, residual: PerCut, expected: PerCut
-) -> tuple[PerCut, PerCut]:
-    """Credit of the thinking before the history correction, and the surprise it would use."""
-    credit = advantages.thinking_credit(residual, _weights(config), mode=config.advantage.credit)
-    return credit, advantages.history_surprise(batch.outcomes, expected)
+def returns_to_go(config: Config, reward: PerCut) -> PerCut:
+    """What each thinking segment is paid, by `advantage.credit`; of residuals, its credit."""
+    return advantages.thinking_credit(reward, _weights(config), mode=config.advantage.credit)
+
+
+def corrected(config: Config, state: State, thinking: PerCut, surprise: PerCut) -> PerCut:
+    """Credit of the thinking less what the trace's previous outcome foretold of it."""
+    if not config.advantage.history:
+        return thinking
+    return advantages.history_advantage(thinking, surprise, _history_slope(state))
 
 
 def credit(
@@ -259,10 +266,12 @@ def credit(
         answers = advantages.first_of_reused(
             answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
         )
-    thinking, surprise = thinking_credit(config, batch, residual, expected)
-    if settings.history:
-        thinking = advantages.history_advantage(thinking, surprise, _history_slope(state))
-    returns = advantages.thinking_credit(reward, _weights(config), mode=settings.credit)
+    surprise = advantages.history_surprise(batch.outcomes, expected)
+    thinking = corrected(config, state, returns_to_go(config, residual), surprise)
+    returns = returns_to_go(config, reward)
+    if settings.score_weighted:
+        slopes = _optimal_slopes(state)
+        thinking = advantages.optimal_advantage(thinking, returns - thinking, slopes)
     return Advantages(
         thinking=thinking / scale,
         answers=answers / scale,
@@ -284,6 +293,11 @@ def _history_slope(state: State) -> Float[Array, "M"]:
     return state["slope_xy"] / jnp.maximum(state["slope_xx"], 1e-6)
 
 
+def _optimal_slopes(state: State) -> Float[Array, "M 2"]:
+    assert state is not None
+    return advantages.optimal_slopes(state["optimal_square"], state["optimal_product"])
+
+
 def init_state(config: Config, num_questions: int) -> State:
     """The moments before training."""
     state: dict[str, Array] = {}
@@ -293,6 +307,10 @@ def init_state(config: Config, num_questions: int) -> State:
     if config.advantage.history:
         zeros = jnp.zeros(config.cuts.count, jnp.float32)
         state |= {"slope_xy": zeros, "slope_xx": zeros}
+    if config.advantage.score_weighted:
+        # Slopes of 0 until a batch was seen: the baseline as it is.
+        square = jnp.zeros((config.cuts.count, 2, 2), jnp.float32)
+        state |= {"optimal_square": square, "optimal_product": square[..., 0]}
     return state or None
 
 
@@ -307,11 +325,17 @@ def update(
         assert values is not None
         moments = advantages.residual_moments(reward, values, axis=1)
         measured |= dict(zip(("sigma2", "error2"), moments))
+    baseline, expected = baselines(config, state, batch, reward, values)
+    thinking = returns_to_go(config, advantages.bcae_advantage(reward, baseline))
+    surprise = advantages.history_surprise(batch.outcomes, expected)
     if config.advantage.history:
-        baseline, expected = baselines(config, state, batch, reward, values)
-        residual = advantages.bcae_advantage(reward, baseline)
-        moments = advantages.history_moments(*thinking_credit(config, batch, residual, expected))
+        moments = advantages.history_moments(thinking, surprise)
         measured |= dict(zip(("slope_xy", "slope_xx"), moments))
+    if config.advantage.score_weighted:
+        thinking = corrected(config, state, thinking, surprise)
+        predicted = returns_to_go(config, reward) - thinking
+        moments = advantages.optimal_moments(thinking, predicted, batch.surprise)
+        measured |= dict(zip(("optimal_square", "optimal_product"), moments))
     blend = lambda old, new: _MOMENT_DECAY * old + (1.0 - _MOMENT_DECAY) * new
     return jax.tree.map(blend, state, measured)
 

@@ -30,6 +30,7 @@ class GroupBatch:
         was forced.
       closed: the thinking ended by itself, before the budget.
       closed_by_tag: it did so with its closing tag, not by ending the turn.
+      surprise: how improbable each thinking segment's tokens were (`advantages.segment_surprise`).
       fraction: share of training done, in [0, 1].
       extra: [Q, G] numbers that the method's own `read` and `read_answers` found in the text.
     """
@@ -43,6 +44,7 @@ class GroupBatch:
     lengths: Int[Array, "Q G"]
     closed: Bool[Array, "Q G"]
     closed_by_tag: Bool[Array, "Q G"]
+    surprise: Float[Array, "Q G M"]
     fraction: Float[Array, ""]
     extra: dict[str, Array]
 

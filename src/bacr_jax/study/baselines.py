@@ -81,6 +81,7 @@ class Groups:
             "lengths": self.thinking,
             "closed": self.thinking < self.budgets,
             "closed_by_tag": self.thinking < self.budgets,
+            "surprise": self.surprise,
             "fraction": np.float32(0.5),
             "extra": {},
         }
@@ -180,7 +181,8 @@ def grid_rule(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> C
 
 def method_config(arm: Arm, config: Config) -> Config:
     """The run's config with the arm's advantages, not divided by anything."""
-    settings = {"credit": "to_go", "history": False, **arm.options, "normalise": "none"}
+    own = {"credit": "to_go", "history": False, "score_weighted": False}
+    settings = {**own, **arm.options, "normalise": "none"}
     return dataclasses.replace(
         config, advantage=dataclasses.replace(config.advantage, **settings), method="bacr"
     )
@@ -281,6 +283,11 @@ ARMS = (
     _valued(
         "shrink_history", "V + shrunk residual + previous outcome", baseline="shrink", history=True
     ),
+    _valued("score_weighted", "V, score-weighted", score_weighted=True),
+    _valued("score_weighted_saved", "V as it was in training, score-weighted", "saved",
+            score_weighted=True),
+    _valued("score_weighted_shrink", "V + shrunk residual, score-weighted", baseline="shrink",
+            score_weighted=True),
     _valued("oracle", "oracle V(q, b, b_j)", "oracle"),
     _valued("oracle_history", "oracle + previous outcome", "oracle", history=True),
     Arm("oracle_weighted", "oracle, weighted by score norms", _weighted, "oracle",

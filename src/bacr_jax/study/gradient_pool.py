@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bacr_jax import curriculum, rewards
+from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
 from bacr_jax.data.environment import Questions
 from bacr_jax.errors import UserError
@@ -99,6 +99,9 @@ def draw(
     shape = (len(rows), cuts.shape[1], answers)
     outcomes = environment.verify(rollout.branches, references, questions=asked).reshape(shape)
     sampled = np.asarray(rollout.trunks.sampled)
+    surprise = advantages.segment_surprise(
+        *map(jnp.asarray, (rollout.trunks.logprobs, sampled, cuts))
+    )
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
     drawn = Drawn(
         questions=rows,
@@ -106,18 +109,12 @@ def draw(
         cuts=cuts,
         thinking=np.asarray(rollout.trunks.thinking),
         tokens=np.diff(ends, axis=1),
-        surprise=np.diff(np.take_along_axis(_summed_surprise(rollout), ends, 1), axis=1),
+        surprise=np.asarray(surprise),
         by_answer=outcomes,
         sampled=np.asarray(rollout.branches.sampled).reshape(shape),
         seconds=time.perf_counter() - started,
     )
     return drawn, rollout
-
-
-def _summed_surprise(rollout: Rollout) -> Float[np.ndarray, "B T1"]:
-    """Sum of (1 - p)^2 over the first t sampled tokens of each row, t from 0 on."""
-    each = np.square(1.0 - np.exp(np.asarray(rollout.trunks.logprobs, np.float64)))
-    return np.concatenate([0.0 * each[:, :1], np.cumsum(each, 1)], 1)
 
 
 def draw_many(

@@ -29,6 +29,7 @@ SHOWN = (
     *("v1/several", "value_saved/several", "value_cut/several", "value/several"),
     *("value_trajectory/several", "residual_loo/several", "shrink/several", "history/several"),
     *("shrink_history/several", "everything/pooled", "rescaled/several"),
+    *("score_weighted/several", "score_weighted_saved/several", "score_weighted_shrink/several"),
     *("rescaled_everything/pooled", "oracle/several", "oracle_history/several"),
     *("oracle_weighted/several", "brpo/one", "value/one", "shrink/one", "shrink_history/one"),
 )

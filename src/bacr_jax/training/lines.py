@@ -136,6 +136,8 @@ def observe(
         extra |= run.method.read(run.environment.tokenizer, thinking)
     if run.method.read_answers is not None:
         extra |= run.method.read_answers(run.environment.answer_texts(branches))
+    ends = np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1])
+    surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), ends)
     # The answer at the last cut; with several, the first of them.
     final = np.asarray(branches.sampled)[:, -run.method.answers]
     fields: dict[str, Any] = {
@@ -148,12 +150,14 @@ def observe(
         "lengths": by_group(np.asarray(trunks.thinking) + final),
         "closed": by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
         "closed_by_tag": by_group(np.asarray(trunks.close) == CLOSED_BY_TAG),
+        "surprise": np.asarray(surprise).reshape(plan.cuts.shape),
         "fraction": np.float32(step / run.total_steps),
         "extra": {name: by_group(values) for name, values in extra.items()},
     }
     return GroupBatch(**fields)
 
 
+_segment_surprise = jax.jit(advantages.segment_surprise)
 _keep = jax.jit(
     lambda group_batch, method: method.dynamic_sampling.keep(group_batch),
     static_argnames=("method",),
