@@ -27,7 +27,9 @@ def test_what_a_method_reads_in_answers_is_where_its_rewards_are_made(tmp_path):
     of_rows = lambda value: np.full(2, value)
     thinking = np.array([[ledger.ID["4"]] * 3] * 2)
     close = of_rows(CLOSED_BY_TAG)
-    trunks = Trunks(thinking, of_rows(0), of_rows(3), of_rows(3), close, of_rows(12), 0.0 * np.array(thinking))
+    trunks = Trunks(
+        thinking, of_rows(0), of_rows(3), of_rows(3), close, of_rows(12), 0.0 * thinking
+    )
     # The forced tag, then what was sampled: "7" and its closing tag, or "5" and nothing.
     spelled = [["<answer>", "7", "</answer>"], ["<answer>", "5", "5"]]
     tokens = np.array([[[ledger.ID[piece] for piece in row]] for row in spelled])

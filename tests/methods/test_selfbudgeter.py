@@ -153,10 +153,10 @@ def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_
     config = load(tmp_path, "selfbudgeter", "rollout.group_size=4", "rollout.questions=1")
     run, state = run_of(config, (tokenizer, len(tokenizer)))
     # "6h", then 4 tokens; how each trace ended is all that differs.
-    ids = [[ledger.ID[c] for c in "6h4+2="]] * 4
+    ids = np.array([[ledger.ID[c] for c in "6h4+2="]] * 4)
     close = np.array([CLOSED_BY_TAG, CLOSED_BY_EOS, CLOSED_BY_BUDGET, CLOSED_BY_TAG])
     of_rows = lambda value: np.full(4, value)
-    trunks = Trunks(np.array(ids), of_rows(0), of_rows(6), of_rows(6), close, of_rows(12), 0.0 * np.array(ids))
+    trunks = Trunks(ids, of_rows(0), of_rows(6), of_rows(6), close, of_rows(12), 0.0 * ids)
     answers = np.ones((4, 1), np.int32)
     branches = Branches(None, None, None, answers, answers > 0, 0 * answers, None)
     budgets = jnp.full((1, 4), 12)
