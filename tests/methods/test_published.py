@@ -49,7 +49,9 @@ VARIANTS = {
         *SCHEDULE,
         "cuts.count=1 (published: 4)",
         "cuts.weights=own_budget (published: uniform)",
-        *CREDIT,
+        *CREDIT[:3],
+        "advantage.score_weighted=true (published: false)",
+        *CREDIT[3:],
     ],
 }
 

@@ -348,4 +348,7 @@ def metrics(config: Config, state: State, batch: GroupBatch) -> dict[str, Any]:
     if config.advantage.history:
         slope = _history_slope(state)
         shown["advantage/history_slope"] = slope[1:].mean() if len(slope) > 1 else slope.mean()
+    if config.advantage.score_weighted:
+        offset, slope = _optimal_slopes(state).mean(0)
+        shown["advantage/score_offset"], shown["advantage/score_slope"] = offset, slope
     return shown
