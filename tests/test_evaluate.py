@@ -105,6 +105,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_results(
         return draw(*arguments, **options)
 
     monkeypatch.setattr(job, "draw_samples", dying)
+    monkeypatch.setattr(job, "_WAVES_OF_A_CALL", 1)
     assert run(model, out, *SAMPLED) == EXIT_CODE
     assert "continues" in capsys.readouterr().err
     monkeypatch.undo()

@@ -34,15 +34,18 @@ def evaluate(monkeypatch):
     """`evaluate_set` of a policy that is right at the second budget alone."""
     drawn = []
 
-    def draw(decoder, environment, questions, chosen, rows, settings, key, **options):
-        (setting,) = settings
-        drawn.append((setting.mode, setting.budget, len(rows), chosen.tolist()))
-        answer = "4" if setting.budget == 16 else "1"
-        return [
-            sample(int(chosen[row // setting.samples]), int(row % setting.samples), answer,
-                   budget=setting.budget, mode=setting.mode)
-            for row in rows
-        ]  # fmt: skip
+    def draw(decoder, environment, questions, chosen, parts, key, **options):
+        found = []
+        for rows, (setting,) in parts:
+            drawn.append((setting.mode, setting.budget, len(rows), chosen.tolist()))
+            answer = "4" if setting.budget == 16 else "1"
+            found.append([
+                sample(int(chosen[row // setting.samples]), int(row % setting.samples), answer,
+                       budget=setting.budget, mode=setting.mode)
+                for row in rows
+            ])  # fmt: skip
+            options["on_rows"](len(rows))
+        return found
 
     monkeypatch.setattr(by_budget, "draw_samples", draw)
     environment = SimpleNamespace(graded_like=lambda _: SimpleNamespace(grader=ExactGrader()))

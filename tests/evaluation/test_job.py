@@ -9,6 +9,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.data import questions
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import job, sources
+from bacr_jax.evaluation.folder import in_one_call
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.open import SavedPolicy
@@ -43,11 +44,14 @@ def policy(monkeypatch):
     class Fake:
         left, right = 10**6, "4"
 
-        def draw(self, decoder, environment, questions, chosen, rows, settings, key, **options):
-            (setting,) = settings
+        def draw(self, decoder, environment, questions, chosen, parts, key, **options):
             if self.left == 0:
                 raise Preempted("SIGTERM")
             self.left -= 1
+            return [self.part(questions, chosen, *part, **options) for part in parts]
+
+        def part(self, questions, chosen, rows, settings, **options):
+            (setting,) = settings
             ids = questions.set.ids
             return [
                 sample(0, int(row % setting.samples), self.right if row % 3 else "1",
@@ -127,14 +131,19 @@ class TestRun:
         assert (entry["problems"], entry["samples"]) == (3, 4)
         assert results["name"] == "one, step 5" and results["comparisons"] == {}
 
-    def test_one_that_was_stopped_draws_only_what_is_missing(self, saved, policy, tmp_path):
+    def test_one_that_was_stopped_draws_only_what_is_missing(
+        self, saved, policy, tmp_path, monkeypatch
+    ):
         work = job.prepare(saved(), greedy=True)
         evaluate(work, tmp_path / "whole")
-        policy.left = 2
+        calls = list(in_one_call(work.batches(), 16))
+        assert [sum(len(batch.rows) for batch in call) for call in calls] == [14, 16]
+        monkeypatch.setattr(job, "_WAVES_OF_A_CALL", 8)
+        policy.left = 1
         with pytest.raises(Preempted):
             evaluate(work, tmp_path / "out")
         assert not (tmp_path / "out" / "results.json").exists()
-        policy.left = len(work.batches()) - 2
+        policy.left = len(calls) - 1
         evaluate(work, tmp_path / "out")
         assert policy.left == 0
         for name in ("samples.jsonl", "results.json"):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.data.decode_rules import decode_rules
+from bacr_jax.errors import UserError
 from bacr_jax.model import qwen2
 from bacr_jax.rollout import RolloutSpec, generate, precompile, sampling_params
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
@@ -356,3 +357,68 @@ def test_greedy_equals_transformers(tmp_path):
             pad_token_id=0,
         )
         np.testing.assert_array_equal(ours.tokens[i, n : n + 64], theirs[0, n:].numpy())
+
+
+def test_rows_of_several_calls_say_what_they_say_apart(world):
+    """Three calls with keys, temperatures and budgets of their own, in slots that they share."""
+    lengths = np.array([3, 1, 5, 2, 4])
+    prompts = make_prompts(lengths, 5)
+    budgets, temperatures = [4, 12, 7], [0.0, 1.0, 0.7]
+    keys = jax.vmap(jax.random.key)(np.arange(3))
+    row = np.arange(5, dtype=np.int32)
+    apart = [
+        world.roll(prompts, np.full(5, budget), key=call, temperature=temperature, rows=row)
+        for call, (budget, temperature) in enumerate(zip(budgets, temperatures))
+    ]
+    mixed = np.random.default_rng(0).permutation(15)  # whose row stands where
+    calls, own = np.repeat(np.arange(3), 5)[mixed], np.tile(row, 3)[mixed]
+    done = []
+    several = np.array(budgets)[calls]
+    together = generate(
+        world.decode,
+        jax.tree.map(lambda x: np.asarray(x)[own], prompts),
+        several,
+        quarters(several),
+        keys,
+        spec=world.tight(),
+        rules=make_rules(),
+        sampling=sampling_params(temperatures),
+        phi_of=world.phi_of,
+        rows=own,
+        calls=calls,
+        on_rows=done.extend,
+    )
+    assert sorted(done) == list(range(15))
+    for call in range(3):
+        mine = np.flatnonzero(calls == call)
+        mine = mine[np.argsort(own[mine])]
+        for part in ("trunks", "branches"):
+            found = jax.tree.map(lambda x, mine=mine: np.asarray(x)[mine], getattr(together, part))
+            # Every token; log-probabilities but for what the caches' lengths round.
+            alike = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
+            jax.tree.map(alike, found, getattr(apart[call], part))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"calls": None}, "2 keys and no calls"),
+        ({"calls": np.array([0, 2])}, "calls from 0 to 2; write 0..1"),
+        ({"sampling": sampling_params([0.0, 1.0, 0.5])}, "3 temperatures for 2 keys"),
+    ],
+)
+def test_calls_that_do_not_fit_their_keys_are_refused(world, changes, says):
+    given = {"calls": np.array([0, 1]), "sampling": sampling_params(1.0), **changes}
+    keys = jax.vmap(jax.random.key)(np.arange(2))
+    with pytest.raises(UserError, match=says):
+        generate(
+            world.decode,
+            make_prompts(np.array([2, 3]), 5),
+            np.array([3, 3]),
+            no_cuts(2),
+            keys,
+            spec=world.spec(),
+            rules=make_rules(),
+            phi_of=world.phi_of,
+            **given,
+        )

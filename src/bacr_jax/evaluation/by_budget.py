@@ -1,5 +1,6 @@
 """A policy on one set at several budgets, in one go: what training does between its steps."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from bacr_jax.evaluation.decoder import Decoder, draw_samples
 from bacr_jax.evaluation.graded import graded
 from bacr_jax.evaluation.samples import batches, dense_settings, eval_settings, subset
 from bacr_jax.evaluation.summary import Summary, summarise
+from bacr_jax.evaluation.trace_source import Part
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.rollout import RolloutSpec
 
@@ -40,7 +42,7 @@ def evaluate_set(
       spec: rollout shapes; its thinking width must hold the largest budget.
       seed: chooses the fixed subset of problems.
       phi_of: budget embedding; None for an unconditioned policy.
-      on_progress: called with (rows done, rows in all) after each budget.
+      on_progress: called with (rows done, rows in all).
       poll: passed to the rollout and the grader.
       cap: most thinking tokens without a budget (config.no_budget); None: as many as spec allows.
 
@@ -51,26 +53,35 @@ def evaluate_set(
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config)] + dense_settings(config)
     total, done = len(chosen) * sum(together[0].samples for together in settings), 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if on_progress is not None:
+            on_progress(done, total)
+
     results = {}
-    for together in settings:
-        (rows,) = batches(len(chosen), together[0], None)
+    # As many cuts in every part of a call.
+    for _, alike in itertools.groupby(settings, key=len):
+        parts: list[Part] = []
+        for together in alike:
+            (rows,) = batches(len(chosen), together[0], None)
+            parts.append((rows, together))
         samples = draw_samples(
             decoder,
             environment,
             questions,
             chosen,
-            rows,
-            together,
+            parts,
             key,
             name=questions.set.name,
             config=config,
             poll=poll,
+            on_rows=count,
         )
-        for place, setting in enumerate(together):
-            results[setting] = graded(samples[place :: len(together)], setting)
-        done += len(rows)
-        if on_progress is not None:
-            on_progress(done, total)
+        for (_, cuts), drawn in zip(parts, samples):
+            for place, setting in enumerate(cuts):
+                results[setting] = graded(drawn[place :: len(cuts)], setting)
     grader = environment.graded_like(questions).grader
     return summarise(results, grader, problems=questions.set.take(chosen))
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
 from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, EvalSetting, Sample
+from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Sample
+from bacr_jax.evaluation.trace_source import Asked, Part, TraceSource
 from bacr_jax.grading import LENIENT, Verdict
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
@@ -53,61 +54,66 @@ class Decoder:
     def traces(
         self,
         environment: Environment,
-        prompts: Prompts,
-        rows: Int[np.ndarray, "rows"],
-        settings: Sequence[EvalSetting],
+        parts: Sequence[Asked],
         key: jax.Array,
         config: EvalConfig,
+        *,
         poll: Callable[[], None] | None,
-    ) -> tuple[Trunks, Branches]:
-        """Thinking up to the budget, and an answer at each cut, for each row; on the host."""
-        setting = settings[0]
-        limit = self.limit(setting.budget)
-        cuts = [limit if s.cut is None else s.cut for s in settings]
+        on_rows: Callable[[int], None] | None = None,
+    ) -> list[tuple[Trunks, Branches]]:
+        """Thinking up to the budget, and an answer at each cut, for each row; on the host.
+
+        All parts in one call: their rows share slots, the largest budgets first.
+        """
+        first = [part.settings[0] for part in parts]
+        counts = [len(part.rows) for part in parts]
+        limits = [self.limit(setting.budget) for setting in first]
+        cuts = [
+            [limit if s.cut is None else s.cut for s in part.settings]
+            for part, limit in zip(parts, limits)
+        ]
+        each = lambda numbers: np.repeat(np.asarray(numbers, np.int32), counts, 0)
+        # Programs depend on how many calls there are: a few numbers serve all evaluations.
+        calls = [*first, *[first[-1]] * (2 ** (len(first) - 1).bit_length() - len(first))]
+        # Keys take numbers from 0 on.
+        keys = [jax.random.fold_in(key, setting.budget % 2**32) for setting in calls]
+        greedy = [setting.mode == GREEDY for setting in calls]
         rollout = generate(
             self.params,
-            prompts,
-            np.full(len(rows), setting.budget, np.int32),
-            np.tile(np.array(cuts, np.int32), (len(rows), 1)),
-            # Keys take numbers from 0 on.
-            jax.random.fold_in(key, setting.budget % 2**32),
+            _stacked([part.prompts for part in parts]),
+            each([setting.budget for setting in first]),
+            each(cuts),
+            jnp.stack(keys),
             spec=dataclasses.replace(self.spec, cuts_at_once=_CUTS_AT_ONCE),
             rules=environment.rules,
-            sampling=sampling_params(0.0)
-            if setting.mode == GREEDY
-            else sampling_params(config.temperature, config.top_p),
+            sampling=sampling_params(
+                [0.0 if most_likely else config.temperature for most_likely in greedy],
+                1.0 if all(greedy) else config.top_p,
+            ),
             phi_of=self.phi_of,
-            rows=rows.astype(np.int32),
-            limits=np.full(len(rows), limit, np.int32),
+            rows=np.concatenate([part.rows for part in parts]).astype(np.int32),
+            limits=each(limits),
+            calls=each(range(len(parts))),
             poll=poll,
+            on_rows=None if on_rows is None else lambda rows: on_rows(len(rows)),
         )
-        return jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+        drawn = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+        ends = np.cumsum([0, *counts])
+        pick = lambda start, stop: jax.tree.map(lambda x: x[start:stop], drawn)
+        return [pick(start, stop) for start, stop in zip(ends, ends[1:])]
 
 
-class TraceSource(Protocol):
-    """What draws the answers of an evaluation: a `Decoder`, or an engine elsewhere."""
+def _stacked(prompts: Sequence[Prompts]) -> Prompts:
+    """Prompts one after the other, padded to the widest."""
+    width = max(part.tokens.shape[1] for part in prompts)
 
-    def traces(
-        self,
-        environment: Environment,
-        prompts: Prompts,
-        rows: Int[np.ndarray, "rows"],
-        settings: Sequence[EvalSetting],
-        key: jax.Array,
-        config: EvalConfig,
-        poll: Callable[[], None] | None,
-    ) -> tuple[Trunks, Branches]:
-        """Thinking and answers of some rows.
+    def padded(part: Prompts) -> Prompts:
+        tokens: Any = np.asarray(part.tokens)
+        tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+        return dataclasses.replace(part, tokens=tokens)
 
-        Args:
-          environment: tokenizer, format and rules.
-          prompts: as they are fed.
-          rows: row numbers.
-          settings: decoding and budget; with several the same traces are cut at several places.
-          key: of the evaluation; what a row says depends on it, its number and its budget.
-          config: temperature and nucleus of sampled answers.
-          poll: called regularly, so that a caller can stop by raising.
-        """
+    stacked: Prompts = jax.tree.map(lambda *x: np.concatenate(x), *map(padded, prompts))
+    return stacked
 
 
 def open_decoder(
@@ -183,40 +189,67 @@ def draw_samples(
     environment: Environment,
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
-    rows: Int[np.ndarray, "rows"],
-    settings: Sequence[EvalSetting],
+    parts: Sequence[Part],
     key: jax.Array,
     *,
     name: str,
     config: EvalConfig,
     poll: Callable[[], None] | None = None,
-) -> list[Sample]:
-    """Answers and grades some rows of a setting, or of several that differ in their cuts alone.
+    on_rows: Callable[[int], None] | None = None,
+) -> list[list[Sample]]:
+    """Answers and grades rows of several settings, decoded together.
 
     Args:
       decoder: the policy, or what asks it.
       environment: tokenizer, rules and grader.
       questions: the set.
       chosen: places of the problems evaluated.
-      rows: row numbers, as `batches` gives them.
-      settings: decoding and budget; with several the same traces are cut at several places.
+      parts: row numbers, as `batches` gives them, and what they are asked: decoding and budget;
+        with several settings the same traces are cut at several places, as many in every part.
       key: of the evaluation; what a sample says depends on it, its row number and its budget.
       name: of the set, for the records.
       config: temperature and nucleus of sampled answers, and what a budget tag holds.
       poll: called regularly, so that a caller can stop by raising.
+      on_rows: called with how many more rows are decoded.
 
     Returns:
-      A sample per row and setting: those of the first row in the order of the settings, then the
-      next row's.
+      For every part a sample per row and setting: those of the first row in the order of the
+      settings, then the next row's.
     """
-    setting = settings[0]
-    places, data = chosen[rows // setting.samples], questions.set
-    prompts = questions.at(places, np.full_like(places, setting.budget))
-    if setting.budget != NO_BUDGET:
-        prompts = with_declared_budget(
-            prompts, environment.tokenizer, environment.style, config, setting.budget
-        )
-    trunks, branches = decoder.traces(environment, prompts, rows, settings, key, config, poll)
+
+    def asked(part: Part) -> Asked:
+        rows, (setting, *_) = part
+        places = chosen[rows // setting.samples]
+        prompts = questions.at(places, np.full_like(places, setting.budget))
+        if setting.budget != NO_BUDGET:
+            prompts = with_declared_budget(
+                prompts, environment.tokenizer, environment.style, config, setting.budget
+            )
+        return Asked(prompts, *part)
+
+    given = [asked(part) for part in parts]
+    drawn = decoder.traces(environment, given, key, config, poll=poll, on_rows=on_rows)
+    return [
+        _samples(environment, questions, chosen, part, *traces, name=name, poll=poll)
+        for part, traces in zip(parts, drawn)
+    ]
+
+
+def _samples(
+    environment: Environment,
+    questions: Questions,
+    chosen: Int[np.ndarray, "n"],
+    part: Part,
+    trunks: Trunks,
+    branches: Branches,
+    *,
+    name: str,
+    poll: Callable[[], None] | None,
+) -> list[Sample]:
+    """Traces of a part, graded; see `draw_samples`."""
+    rows, settings = part
+    setting, data = settings[0], questions.set
+    places = chosen[rows // setting.samples]
     cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
     # A cut at the budget is the end of the trace.
     early = [None if s.cut == s.budget else s.cut for s in settings]

@@ -64,6 +64,20 @@ def sample_batches(
     return work
 
 
+def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[SampleBatch]]:
+    """Batches that are decoded together: of one set, with as many cuts each, `most` rows or one."""
+    together: list[SampleBatch] = []
+    alike = lambda batch: (batch.set, len(batch.settings))
+    for batch in batches:
+        rows = sum(len(other.rows) for other in (*together, batch))
+        if together and (alike(batch) != alike(together[0]) or rows > most):
+            yield together
+            together = []
+        together.append(batch)
+    if together:
+        yield together
+
+
 class EvaluationFolder:
     """An opened folder; use `open_evaluation`.
 

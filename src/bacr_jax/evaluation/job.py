@@ -27,6 +27,7 @@ from bacr_jax.evaluation.folder import (
     EvaluationFolder,
     SampleBatch,
     find_evaluation,
+    in_one_call,
     open_evaluation,
     read_results,
     read_samples,
@@ -52,12 +53,14 @@ from bacr_jax.learner import policy as policies
 from bacr_jax.methods.registry import declares_budget
 from bacr_jax.runs.files import write_json
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.runs.progress import Progress
+from bacr_jax.runs.progress import Phase, Progress
 
 __all__ = ["Work", "open_evaluation", "prepare", "run"]
 
 # Rows of a batch for each row decoded together: more keep slots busier, fewer lose less to a kill.
 _WAVES = 4
+# The same for batches of several budgets and decodings that are decoded in one call.
+_WAVES_OF_A_CALL = 16
 
 
 @dataclass(frozen=True)
@@ -277,30 +280,48 @@ def _draw_missing(
         source as decoder,
         progress.phase("evaluation", total) as phase,
     ):
-        for batch in planned[len(done) :]:
-            samples = draw_samples(
+        # A server keeps its slots busy by itself, and may go away at any moment.
+        most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots
+        for together in in_one_call(planned[len(done) :], most):
+            (name,) = {batch.set for batch in together}
+            drawn = draw_samples(
                 decoder,
                 environment,
-                work.sets[batch.set],
-                work.chosen[batch.set],
-                batch.rows,
-                batch.settings,
+                work.sets[name],
+                work.chosen[name],
+                [(batch.rows, batch.settings) for batch in together],
                 key,
-                name=batch.set,
+                name=name,
                 config=work.config.eval,
                 poll=poll,
+                on_rows=_counter(phase, finished, total, together),
             )
-            folder.append(samples)
-            done.append([dataclasses.replace(sample, text="") for sample in samples])
-            finished += len(samples)
-            phase.update(
-                finished,
-                total=total,
-                set=batch.set,
-                decoding=batch.settings[0].mode,
-                budget=budget_key(batch.settings[0].budget),
-                right=float(np.mean([sample.correct for sample in samples])),
-            )
+            for batch, samples in zip(together, drawn, strict=True):
+                folder.append(samples)
+                done.append([dataclasses.replace(sample, text="") for sample in samples])
+                finished += len(samples)
+                phase.update(
+                    finished,
+                    total=total,
+                    set=batch.set,
+                    decoding=batch.settings[0].mode,
+                    budget=budget_key(batch.settings[0].budget),
+                    right=float(np.mean([sample.correct for sample in samples])),
+                )
+
+
+def _counter(
+    phase: Phase, finished: int, total: int, together: Sequence[SampleBatch]
+) -> Callable[[int], None]:
+    """Shows rows of a call as they are decoded; they are graded and written at its end."""
+    cuts, decoded = len(together[0].settings), 0
+
+    def count(rows: int) -> None:
+        nonlocal decoded
+        decoded += rows * cuts
+        phase.update(finished + decoded, total=total, set=together[0].set)
+
+    return count
 
 
 def run(

@@ -20,6 +20,7 @@ from bacr_jax.data.stop_strings import compile_stop_strings, match
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.engine_process import started
 from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, EvalSetting
+from bacr_jax.evaluation.trace_source import Asked
 from bacr_jax.model.hf import read_thinking
 from bacr_jax.model.hf.held import (
     Answering,
@@ -32,7 +33,7 @@ from bacr_jax.model.hf.held import (
 )
 from bacr_jax.model.hf.held.server import extras
 from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
-from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
+from bacr_jax.types import NO_BUDGET, Branches, Trunks
 
 _CODES = {name: code for code, name in CLOSE_NAMES.items()}
 # Seconds between two calls of `poll`.
@@ -66,34 +67,42 @@ class ServedDecoder:
     def traces(
         self,
         environment: Environment,
-        prompts: Prompts,
-        rows: Int[np.ndarray, "rows"],
-        settings: Sequence[EvalSetting],
+        parts: Sequence[Asked],
         key: jax.Array,
         config: EvalConfig,
+        *,
         poll: Callable[[], None] | None,
-    ) -> tuple[Trunks, Branches]:
+        on_rows: Callable[[int], None] | None = None,
+    ) -> list[tuple[Trunks, Branches]]:
         """As of `Decoder`; sampled answers are others than there, and the same at every call.
 
         Raises:
           UserError: the server went away, or refuses a row.
         """
-        setting = settings[0]
-        budget = None if setting.budget == NO_BUDGET else setting.budget
-        cuts = [s.cut for s in settings]
-        ids = [
-            np.asarray(tokens)[:length].tolist()
-            for tokens, length in zip(prompts.tokens, np.asarray(prompts.lengths))
-        ]
-        draw = lambda row: _sampling(key, setting, int(row), config)
-        drawn = [
-            self._row(environment, one, budget, cuts, draw(row)) for one, row in zip(ids, rows)
-        ]
+        drawn = [row for part in parts for row in self._rows(environment, part, key, config)]
         try:
-            ended = asyncio.run(_together(drawn, self.at_once, poll))
+            ended = asyncio.run(_together(drawn, self.at_once, poll, on_rows))
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
-        return _as_trunks(environment, ended), _as_branches(ended)
+        ends = np.cumsum([0, *[len(part.rows) for part in parts]])
+        of_parts = [ended[start:stop] for start, stop in zip(ends, ends[1:])]
+        return [(_as_trunks(environment, rows), _as_branches(rows)) for rows in of_parts]
+
+    def _rows(
+        self, environment: Environment, part: Asked, key: jax.Array, config: EvalConfig
+    ) -> list[Coroutine[Any, Any, Row]]:
+        """A part's rows, not begun."""
+        setting = part.settings[0]
+        budget = None if setting.budget == NO_BUDGET else setting.budget
+        cuts = [s.cut for s in part.settings]
+        ids = [
+            np.asarray(tokens)[:length].tolist()
+            for tokens, length in zip(part.prompts.tokens, np.asarray(part.prompts.lengths))
+        ]
+        draw = lambda row: _sampling(key, setting, int(row), config)
+        return [
+            self._row(environment, one, budget, cuts, draw(row)) for one, row in zip(ids, part.rows)
+        ]
 
     async def _row(
         self,
@@ -133,7 +142,10 @@ def _sampling(key: jax.Array, setting: EvalSetting, row: int, config: EvalConfig
 
 
 async def _together(
-    rows: Sequence[Coroutine[Any, Any, Row]], at_once: int, poll: Callable[[], None] | None
+    rows: Sequence[Coroutine[Any, Any, Row]],
+    at_once: int,
+    poll: Callable[[], None] | None,
+    on_rows: Callable[[int], None] | None,
 ) -> list[Row]:
     """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them."""
     gate = asyncio.Semaphore(at_once)
@@ -151,6 +163,8 @@ async def _together(
             )
             for task in done:
                 task.result()
+            if on_rows is not None and done:
+                on_rows(len(done))
             if poll is not None:
                 poll()
         return [task.result() for task in tasks]

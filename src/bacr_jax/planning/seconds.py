@@ -8,6 +8,8 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
+import numpy as np
+
 from bacr_jax.parallel import MeshShape
 from bacr_jax.planning import costs, schedule
 from bacr_jax.planning.devices import Device
@@ -134,14 +136,14 @@ def evaluation_seconds(
     work: Workload, layout: MeshShape, device: Device, shares: Shares = ASSUMED
 ) -> float:
     """Seconds of one evaluation: every call of every set, budgets used up, one answer a trace."""
-    found: dict[tuple[int, int], float] = {}
+    found: dict[tuple[tuple[int, int], ...], float] = {}
     for call in set(work.evaluated):
-        rows, limit = call
-        shards = layout.slot_shards
+        limits = np.repeat([limit for _, limit in call], [rows for rows, _ in call])
+        rows, shards = len(limits), layout.slot_shards
         slots = min(work.slots, -(-rows // shards) * shards)
         prompts = work.lengths.prompts[[i % work.rows for i in range(rows)]]
         answers = work.lengths.answers[[i % work.rows for i in range(rows)]][:, :1]
-        asked = Lengths(prompts, prompts * 0 + limit, answers)
+        asked = Lengths(prompts, limits.astype(prompts.dtype), answers)
         own = dataclasses.replace(
             work,
             thinking=work.eval_thinking,

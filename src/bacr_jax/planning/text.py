@@ -158,8 +158,8 @@ def _seconds(plan: Plan) -> list[str]:
         lines.append(f"Faster here, and it fits: {', '.join(ways)}")
     if work.evaluated:
         lines.append(
-            f"An evaluation: {sum(rows for rows, _ in work.evaluated):,} answers in "
-            f"{len(work.evaluated)} calls (sets, budgets, greedy and sampled), "
+            f"An evaluation: {sum(rows for call in work.evaluated for rows, _ in call):,} answers "
+            f"in {len(work.evaluated)} calls (a set's budgets, greedy and sampled, share slots), "
             f"{plan.evaluation / 60:.0f} minutes"
         )
     return lines

@@ -62,7 +62,7 @@ class Workload:
       refill: share of the slots that must have ended before they are answered and refilled.
       compact: rows that think are moved into fewer slots once none waits.
       own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
-      evaluated: rows and largest budget of each call of an evaluation.
+      evaluated: calls of an evaluation, each by its parts: rows and their largest budget.
       eval_thinking: largest budget of training and evaluation.
       float_bytes: bytes of the compute type.
       logprob_chunk: tokens per chunk of the output head.
@@ -97,7 +97,7 @@ class Workload:
     refill: float
     compact: bool
     own_keys: bool
-    evaluated: tuple[tuple[int, int], ...]
+    evaluated: tuple[tuple[tuple[int, int], ...], ...]
     eval_thinking: int
     float_bytes: int
     logprob_chunk: int
@@ -210,16 +210,17 @@ def branches_per_trace(method: Method) -> int:
     return method.answers * int(jax.eval_shape(method.cuts, key, one_budget).shape[-1])
 
 
-def _evaluated(config: Config) -> tuple[tuple[int, int], ...]:
-    """Calls of an evaluation: each set at each budget, greedily and sampled, and dense traces."""
+def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Calls of an evaluation: each set at all budgets, greedily and sampled; its dense traces."""
     asked, cells = config.eval, []
     limits = [*asked.budgets, *([budgets.cap(config)] if asked.no_budget else [])]
     for spec in config.data.eval:
         there = _PROBLEMS.get(spec.partition(":")[0], 500)
         problems = min(asked.size or there, there)
-        cells += [(problems, limit) for limit in limits]
-        cells += [(problems * asked.samples, limit) for limit in limits if asked.samples]
-        cells += [(problems, max(limits))] if asked.dense and limits else []
+        greedy = [(problems, limit) for limit in limits]
+        sampled = [(problems * asked.samples, limit) for limit in limits if asked.samples]
+        cells += [(*greedy, *sampled)] if limits else []
+        cells += [((problems, max(limits)),)] if asked.dense and limits else []
     return tuple(cells)
 
 

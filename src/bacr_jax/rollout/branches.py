@@ -41,6 +41,7 @@ class BranchState:
       broken: ended because its logits were not finite.
       logprobs: of each sampled token.
       rows: global row ids.
+      calls: which of several keys and temperatures a row is drawn with.
       source: branch whose text serves each cut.
       phi: budget embedding of the trunks, or of each branch (`DecodeSpec.tells_cuts`).
     """
@@ -56,6 +57,7 @@ class BranchState:
     broken: Bool[Array, "B M"]
     logprobs: Float[Array, "B M T"]
     rows: Int[Array, "B"]
+    calls: Int[Array, "B"]
     source: Int[Array, "B M"]
     phi: Phi
 
@@ -77,6 +79,7 @@ def open_branches(
     share: bool = True,
     phi: Phi = None,
     wanted: Bool[Array, "B M"] | None = None,
+    calls: Int[Array, "B"] | None = None,
 ) -> BranchState:
     """Places a suffix at every cut.
 
@@ -94,6 +97,7 @@ def open_branches(
         text at the end. False: each gets an answer of its own.
       phi: budget embedding of the trunks, or of each branch.
       wanted: answers that are wanted; all by default.
+      calls: of the rows; all of one by default.
     """
     chex.assert_rank([cuts, rows], [2, 1])
     b, m = cuts.shape
@@ -117,6 +121,7 @@ def open_branches(
         finished=jnp.zeros((b, m), bool),
         logprobs=jnp.zeros((b, m, answer_tokens), jnp.float32),
         rows=rows,
+        calls=jnp.zeros_like(rows) if calls is None else calls,
         source=source,
         phi=phi,
     )
@@ -193,7 +198,8 @@ def branch_step(
     b, m, _ = state.tokens.shape
     logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
     stream = lambda j: first_cut + 1 + j
-    cut_keys = [row_keys(key, state.rows, state.sampled[:, j], stream(j)) for j in range(m)]
+    of_cut = lambda j: row_keys(key, state.rows, state.sampled[:, j], stream(j), state.calls)
+    cut_keys = [of_cut(j) for j in range(m)]
     drawn = draw_tokens(
         jnp.stack(cut_keys, axis=1).reshape(b * m),
         logits,
@@ -201,7 +207,7 @@ def branch_step(
         state.matched,
         rules.answer_close,
         rules=rules,
-        sampling=sampling,
+        sampling=sampling.for_rows(jnp.repeat(state.calls, m)),
         mesh=spec.mesh,
     )
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)

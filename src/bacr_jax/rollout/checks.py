@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.errors import UserError
+from bacr_jax.rollout.sampling import SamplingParams
 from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import NO_BUDGET, Prompts
 
@@ -72,6 +74,31 @@ def check_rows(
         lambda i: f"budget {budgets[i]}; write 0..{most} tokens (or NO_BUDGET)",
     )
     refuse((cuts < 0).any(1), lambda i: f"cut {cuts[i].min()}; write 0 or more tokens")
+
+
+def check_calls(
+    key: jax.Array, sampling: SamplingParams, calls: Int[np.ndarray, "B"] | None
+) -> None:
+    """Refuses rows of several calls that are not told apart.
+
+    Raises:
+      UserError: keys, temperatures and the rows' calls do not fit together.
+    """
+    keys = key.shape[0] if key.ndim else 1
+    if sampling.temperature.ndim and sampling.temperature.shape != (keys,):
+        raise UserError(
+            f"rollout: {sampling.temperature.shape[0]} temperatures for {keys} keys; write one "
+            "for each, or a single one"
+        )
+    if key.ndim == 0:
+        return
+    if calls is None:
+        raise UserError(f"rollout: {keys} keys and no calls; say whose each row is")
+    if len(calls) and not 0 <= calls.min() <= calls.max() < keys:
+        raise UserError(
+            f"rollout: calls from {calls.min()} to {calls.max()}; write 0..{keys - 1}, one of the "
+            f"{keys} keys"
+        )
 
 
 def refuse_broken(rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], during: str) -> None:

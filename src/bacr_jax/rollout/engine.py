@@ -200,6 +200,7 @@ class Engine:
         budgets: Int[np.ndarray, "B"],
         limits: Int[np.ndarray, "B"],
         *,
+        calls: Int[np.ndarray, "B"] | None = None,
         together: bool = False,
     ) -> None:
         """Prefills `rows` of the prompts into `slots`, and waits until they are there.
@@ -210,6 +211,7 @@ class Engine:
           ids: global row ids of all prompts.
           budgets: of all prompts, or NO_BUDGET.
           limits: most thinking tokens of each, the grace aside.
+          calls: which key and temperature each is drawn with, where there are several.
           together: these are all rows; they share prompts if `spec.shares_prompts`.
         """
         widths = prompt_widths(self.width)
@@ -219,7 +221,8 @@ class Engine:
             taken = np.concatenate([rows[batch], np.repeat(rows[batch][:1], pad)])
             nowhere = np.full(pad, self.spec.slots)
             where = np.concatenate([slots[batch], nowhere]).astype(np.int32)
-            told = ids[taken], budgets[taken], limits[taken]
+            call = np.zeros_like(taken) if calls is None else calls[taken]
+            told = ids[taken], budgets[taken], limits[taken], call
             self._prefill(taken, *told, where, together)
         jax.block_until_ready(self._state.ended)
 
@@ -229,6 +232,7 @@ class Engine:
         ids: Int[np.ndarray, "n"],
         budgets: Int[np.ndarray, "n"],
         limits: Int[np.ndarray, "n"],
+        calls: Int[np.ndarray, "n"],
         where: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
@@ -253,6 +257,7 @@ class Engine:
             ids,
             where,
             sources,
+            calls.astype(np.int32),
             mesh=self.spec.mesh,
         )
 
@@ -315,13 +320,13 @@ class Engine:
         if size == spec.slots:
             # All slots in their order: their caches are read where they are.
             places, cache, phi = slots, state.cache, state.phi
-            trunks, rows = _trunks_of(state), state.rows
+            trunks, rows, calls = _trunks_of(state), state.rows, state.calls
         else:
             places = np.arange(len(slots))
             index = np.zeros(size, np.int32)
             index[places] = slots
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
-            rows = state.rows[index]
+            rows, calls = state.rows[index], state.calls[index]
         real[places], spread[places] = True if wanted is None else wanted, cuts
         if spec.tells_cuts:
             told = np.full_like(spread, NO_BUDGET)
@@ -339,6 +344,7 @@ class Engine:
             share=spec.answers == 1 and not spec.tells_cuts,
             phi=phi,
             wanted=real,
+            calls=calls,
         )
         return OpenBranches(cache, trunks, opened, places, first_cut)
 

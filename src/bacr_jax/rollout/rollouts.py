@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import cut_chunks
 from bacr_jax.rollout.branches import no_branches
-from bacr_jax.rollout.checks import check_rows, refuse_broken
+from bacr_jax.rollout.checks import check_calls, check_rows, refuse_broken
 from bacr_jax.rollout.engine import Engine, PhiOf
 from bacr_jax.rollout.sampling import SamplingParams
-from bacr_jax.rollout.scheduler import Scheduler, smallest_holding
+from bacr_jax.rollout.scheduler import Scheduler
 from bacr_jax.rollout.simulation import positions_needed
 from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
@@ -48,92 +47,6 @@ class Rollout:
     counters: dict[str, int | float]
 
 
-def precompile(
-    params: DecodeParams,
-    prompts: Prompts,
-    num_cuts: int,
-    *,
-    spec: RolloutSpec,
-    rules: DecodeRules,
-    sampling: SamplingParams,
-    phi_of: PhiOf | None = None,
-    rows: int | None = None,
-    on_program: Callable[[int, int], None] | None = None,
-) -> None:
-    """Runs every compiled form that `generate` can need once, whatever lengths come up later.
-
-    Prompts are prefilled at multiples of 128 tokens: of wide prompts, other multiples than that of
-    the first one are compiled when they come up.
-
-    Args:
-      params: decoding parameters.
-      prompts: any prompts of the width that will be used.
-      num_cuts: M of the calls to come.
-      spec: shapes.
-      rules: vocabulary facts.
-      sampling: only whether it truncates matters.
-      phi_of: budget embedding; None for the plain model.
-      rows: rows of the calls to come; with no more than there are slots nothing is refilled.
-      on_program: called with (programs done, programs in all) before each and after the last;
-        raises to leave the rest.
-    """
-    engine = Engine(
-        params,
-        prompts,
-        jax.random.key(0),
-        spec=spec,
-        rules=rules,
-        sampling=sampling,
-        phi_of=phi_of,
-    )
-    programs = _programs(engine, num_cuts, refilled=rows is None or rows > spec.slots, rows=rows)
-    for done, program in enumerate(programs):
-        if on_program is not None:
-            on_program(done, len(programs))
-        program()
-    if on_program is not None:
-        on_program(len(programs), len(programs))
-
-
-def _programs(
-    engine: Engine, num_cuts: int, *, refilled: bool, rows: int | None
-) -> list[Callable[[], None]]:
-    """What runs each compiled form of an engine once, in their order."""
-
-    def prefill(length: int, count: int) -> None:
-        engine.fit_caches(length)
-        zeros = np.zeros(count, np.int64)
-        with phase_memory("prefill", **_sizes(engine)):
-            given = [zeros.astype(np.int32)] * 3
-            engine.prefill(zeros, np.arange(count), *given, together=not refilled)
-
-    def decode(length: int, size: int | None = None) -> None:
-        with phase_memory("decode", **_sizes(engine)):
-            engine.fit_caches(length)
-            if size is not None:
-                engine.compact(np.arange(engine.spec.slots) >= size)
-            engine.decode()
-            engine.restore()
-
-    def answer(count: int) -> None:
-        cuts = np.zeros((count, num_cuts), np.int32)
-        with phase_memory("answers", **_sizes(engine), answered_rows=count, cuts=num_cuts):
-            opened = engine.open_branches(np.arange(count), cuts, cuts[:, 0])
-            engine.decode_branches(opened, 0)
-
-    entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
-    answering = engine.sizes if refilled else [engine.spec.slots]
-    compacted = engine.sizes[:-1] if engine.spec.compact else []
-    programs: list[Callable[[], None]] = []
-    for length in engine.lengths:
-        if length == engine.lengths[0] or refilled:
-            programs += [functools.partial(prefill, length, count) for count in entering]
-        programs += [functools.partial(decode, length, size) for size in (None, *compacted)]
-        programs += [functools.partial(answer, count) for count in answering if num_cuts]
-    # Back at the shortest: growing is compiled by now, and so is this.
-    return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]
-
-
 def generate(
     params: DecodeParams,
     prompts: Prompts,
@@ -147,21 +60,25 @@ def generate(
     phi_of: PhiOf | None = None,
     rows: Int[np.ndarray, "B"] | None = None,
     limits: Int[np.ndarray, "B"] | None = None,
+    calls: Int[np.ndarray, "B"] | None = None,
     poll: Callable[[], None] | None = None,
+    on_rows: Callable[[np.ndarray], None] | None = None,
     on_tokens: Callable[[int, np.ndarray], None] | None = None,
     on_answer: Callable[[int, np.ndarray], None] | None = None,
 ) -> Rollout:
     """Samples thinking under budgets, then an answer at every cut.
 
     Finished rows free their slots for waiting ones, longest budget first. What a row says depends
-    only on `key`, its row id and its own text.
+    only on `key`, its row id and its own text. Rows of several calls share slots if `key` holds a
+    key of each, [C], and `calls` says whose each row is: they say what they would say in calls of
+    their own. `sampling` may then hold C temperatures.
 
     Args:
       params: decoding parameters.
       prompts: B right-padded prompts.
       budgets: thinking tokens per row, 0..spec.max_thinking, or NO_BUDGET.
       cuts: [B, M] thinking tokens kept at each cut; M = 0 samples thinking only.
-      key: key of this call.
+      key: key of this call, or of each of C calls.
       spec: shapes.
       rules: vocabulary facts.
       sampling: temperature and truncation.
@@ -169,7 +86,9 @@ def generate(
       rows: global row ids; 0..B-1 by default.
       limits: most thinking tokens per row, spec.grace aside: what each row is told by default, and
         spec.max_thinking without a budget.
+      calls: call of each row, in 0..C-1; needed where there are several.
       poll: called between chunks, so that a caller can stop a long rollout by raising.
+      on_rows: called with the indices of rows that are done.
       on_tokens: called after every chunk with (index of a row, its new thinking tokens).
       on_answer: called after every chunk of answers with (index of a row, forced and sampled tokens
         of the answer at its first cut so far).
@@ -183,6 +102,7 @@ def generate(
     if limits is None:
         limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
     check_rows(prompts, budgets, cuts, ids, spec=spec, rules=rules)
+    check_calls(key, sampling, calls)
     # The last cut is the end of the trace, which a grace window moves.
     cuts = np.where(cuts >= limits[:, None], cuts + spec.grace, cuts)
     with phase_memory("prefill", slots=spec.slots):
@@ -195,14 +115,17 @@ def generate(
             sampling=sampling,
             phi_of=phi_of,
         )
-    loop = Loop(engine, budgets, limits, cuts, ids, poll=poll, listeners=(on_tokens, on_answer))
+    listeners = on_tokens, on_answer
+    loop = Loop(engine, budgets, limits, cuts, ids, calls=calls, poll=poll, listeners=listeners)
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
         with loop.timed("decode_s"):
             loop.decode_trunks()
         with loop.timed("answer_s"):
-            loop.answer_ended()
+            done = loop.answer_ended()
+        if on_rows is not None and len(done):
+            on_rows(done)
     return loop.rollout()
 
 
@@ -226,6 +149,7 @@ class Loop:
         cuts: Int[np.ndarray, "B M"],
         ids: Int[np.ndarray, "B"],
         *,
+        calls: Int[np.ndarray, "B"] | None = None,
         poll: Callable[[], None] | None,
         listeners: tuple[Callable[[int, np.ndarray], None] | None, ...] = (None, None),
     ):
@@ -233,7 +157,7 @@ class Loop:
         spec = engine.spec
         self.engine, self.budgets, self.cuts, self.ids = engine, budgets, cuts, ids
         self.poll, (self.on_tokens, self.on_answer) = poll or (lambda: None), listeners
-        self.limits = limits
+        self.limits, self.calls = limits, calls
         self.scheduler = Scheduler(self.limits, spec.slots, engine.sizes, spec.row_shards)
         self.sampled = np.zeros(len(budgets), np.int64)
         self.ended = np.ones(spec.slots, bool)
@@ -261,11 +185,12 @@ class Loop:
             self.ended[decoded],
             engine.spec.chunk,
         )
-        with phase_memory("prefill", **_sizes(engine), entering_rows=len(rows)):
+        with phase_memory("prefill", **slot_sizes(engine), entering_rows=len(rows)):
             engine.fit_caches(positions)
             if len(rows):
+                given = self.ids, self.budgets, self.limits
                 together = len(rows) == len(self.limits)
-                engine.prefill(rows, slots, self.ids, self.budgets, self.limits, together=together)
+                engine.prefill(rows, slots, *given, calls=self.calls, together=together)
 
     def decode_trunks(self) -> None:
         """One chunk of every slot, if any row is still thinking."""
@@ -273,7 +198,7 @@ class Loop:
         occupied, slot_row = scheduler.occupied, scheduler.slot_row
         if not (occupied & ~self.ended).any():
             return
-        with phase_memory("decode", **_sizes(engine)):
+        with phase_memory("decode", **slot_sizes(engine)):
             if engine.spec.compact and not scheduler.waiting:
                 engine.compact(self.ended)
             engine.decode()
@@ -297,16 +222,17 @@ class Loop:
             if stop > start:
                 on_tokens(row, tokens[slot, start:stop])
 
-    def answer_ended(self) -> None:
-        """Rows that are ready are answered at every cut, and free their slots."""
+    def answer_ended(self) -> Int[np.ndarray, "n"]:
+        """Rows that are ready are answered at every cut, and free their slots; their indices."""
         slots = self.scheduler.ready(self.ended)
         if not len(slots):
-            return
+            return slots
         rows = self.scheduler.slot_row[slots]
         sizes = {"answered_rows": len(slots), "cuts": self.cuts.shape[1]}
-        with phase_memory("answers", **_sizes(self.engine), **sizes):
+        with phase_memory("answers", **slot_sizes(self.engine), **sizes):
             trunks, branches = self._answer(slots, rows)
         self.answered.append((self.scheduler.release(slots), trunks, branches))
+        return rows
 
     def _answer(
         self, slots: Int[np.ndarray, "n"], rows: Int[np.ndarray, "n"]
@@ -362,7 +288,7 @@ class Loop:
         return Rollout(trunks, branches, _counters(trunks, branches, self.work))
 
 
-def _sizes(engine: Engine) -> dict[str, int]:
+def slot_sizes(engine: Engine) -> dict[str, int]:
     """What the memory of a rollout goes with."""
     return {
         "slots": engine.spec.slots,

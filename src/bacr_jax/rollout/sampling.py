@@ -1,6 +1,8 @@
 """Drawing the next token, with the log-probability of the distribution it was drawn from."""
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 
 import chex
 import jax
@@ -20,23 +22,32 @@ class SamplingParams:
     """How tokens are drawn; `sampling_params` makes it from numbers.
 
     Attributes:
-      temperature: divides the logits; 0 takes the most likely token.
+      temperature: divides the logits; 0 takes the most likely token. One number, or one for each
+        of C calls that are drawn together (`for_rows` gives every row its own).
       top_p: nucleus mass, 1 keeps everything.
       top_k: number of candidates kept, 0 keeps everything.
       truncated: top-p and top-k are applied; static, since finding their border costs time on
         large vocabularies.
     """
 
-    temperature: Float[Array, ""]
+    temperature: Float[Array, "*rows"]
     top_p: Float[Array, ""]
     top_k: Int[Array, ""]
     truncated: bool = struct.field(pytree_node=False)
 
+    def for_rows(self, calls: Int[Array, "R"]) -> "SamplingParams":
+        """The same with the temperature of each row's call; itself where there is one for all."""
+        if self.temperature.ndim == 0:
+            return self
+        return dataclasses.replace(self, temperature=self.temperature[calls])
 
-def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:
+
+def sampling_params(
+    temperature: float | Sequence[float], top_p: float = 1.0, top_k: int = 0
+) -> SamplingParams:
     """A `SamplingParams` from Python numbers, truncated where they cut anything off."""
     return SamplingParams(
-        jnp.float32(temperature),
+        jnp.asarray(temperature, jnp.float32),
         jnp.float32(top_p),
         jnp.int32(top_k),
         truncated=top_p < 1 or top_k > 0,
@@ -171,9 +182,10 @@ def _sample(
 ) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """See `sample_tokens`; logits and allowed tokens are those of a part of the vocabulary."""
     greedy = sampling.temperature == 0
-    scaled = jnp.where(
-        allowed_tokens, logits / jnp.where(greedy, 1.0, sampling.temperature), _DISALLOWED
-    )
+    divisor = jnp.where(greedy, 1.0, sampling.temperature)
+    if divisor.ndim:
+        divisor = divisor[:, None]
+    scaled = jnp.where(allowed_tokens, logits / divisor, _DISALLOWED)
     # A maximum may lose a NaN, on CPUs and over several devices; a sum does not.
     healthy = jnp.isfinite(part.sum(scaled))
     if sampling.truncated:
@@ -202,7 +214,7 @@ def sample_tokens(
     Args:
       keys: one PRNG key per row; a row's draw depends on nothing else of the batch.
       logits: raw scores, fp32.
-      sampling: temperature and truncation.
+      sampling: temperature, of all or of each row, and truncation.
       allowed_tokens: ids that may be drawn.
       mesh: devices that the logits are spread over; where the vocabulary is split over `tensor`
         (`parallel.splits_vocab`), every device looks at its own part.
@@ -218,25 +230,34 @@ def sample_tokens(
     rows, tensor = parallel.logits_sharding(mesh, logits.shape[-1]).spec
     sample = functools.partial(_sample, part=VocabPart(tensor))
     over = jax.sharding.PartitionSpec
+    of_sampling = jax.tree.map(lambda x: over(rows) if x.ndim else over(), sampling)
     return jax.shard_map(
         sample,
         mesh=mesh,
-        in_specs=(over(rows), over(rows, tensor), over(tensor), over()),
+        in_specs=(over(rows), over(rows, tensor), over(tensor), of_sampling),
         out_specs=(over(rows), over(rows)),
     )(shares, logits, allowed_tokens, sampling)
 
 
 def row_keys(
-    key: Array, rows: Int[Array, "R"], position: Int[Array, "R"], stream: Int[Array, ""] | int
+    key: Array,
+    rows: Int[Array, "R"],
+    position: Int[Array, "R"],
+    stream: Int[Array, ""] | int,
+    calls: Int[Array, "R"] | None = None,
 ) -> Array:
     """A key for each (row id, position): a row's text depends on no other row, slot or device.
 
     Args:
-      key: key of this call (already folded with run and step).
+      key: key of this call (already folded with run and step), or of each of C calls.
       rows: global row ids.
       position: token index within the row.
       stream: 0 for trunks, 1 + cut for branches.
+      calls: call of each row, where there are several.
     """
-    stream_key = jax.random.fold_in(key, stream)
-    one = lambda row, at: jax.random.fold_in(jax.random.fold_in(stream_key, row), at)
-    return jax.vmap(one)(rows, position)
+    one = lambda key, row, at: jax.random.fold_in(jax.random.fold_in(key, row), at)
+    if key.ndim == 0:
+        return jax.vmap(one, (None, 0, 0))(jax.random.fold_in(key, stream), rows, position)
+    assert calls is not None
+    by_call = jax.vmap(jax.random.fold_in, (0, None))(key, stream)
+    return jax.vmap(one)(by_call[calls], rows, position)

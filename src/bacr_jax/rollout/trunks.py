@@ -55,6 +55,7 @@ class TrunkState:
       broken: ended because its logits were not finite.
       logprobs: of each sampled token under the sampling distribution.
       rows: global row ids, for the keys; -1 in a free slot.
+      calls: which of several keys and temperatures a row is drawn with.
       phi: budget embedding per row (or per layer and row); None without conditioning.
     """
 
@@ -71,6 +72,7 @@ class TrunkState:
     broken: Bool[Array, "B"]
     logprobs: Float[Array, "B T"]
     rows: Int[Array, "B"]
+    calls: Int[Array, "B"]
     phi: Phi
 
 
@@ -125,6 +127,7 @@ def free_slots(
         broken=jnp.zeros(slots, bool),
         logprobs=jnp.zeros((slots, max_new), jnp.float32),
         rows=zeros - 1,
+        calls=zeros,
         phi=None if phi is None else jnp.zeros_like(phi),
     )
     return shard_rows(state, spec.mesh)
@@ -167,6 +170,7 @@ def insert_rows(
     rows: Int[Array, "F"],
     slots: Int[Array, "F"],
     sources: Int[Array, "F"] | None = None,
+    calls: Int[Array, "F"] | int = 0,
     *,
     mesh: parallel.AnyMesh | None = None,
 ) -> TrunkState:
@@ -180,6 +184,7 @@ def insert_rows(
       rows: global row ids.
       slots: where each row goes; a slot that does not exist drops the row.
       sources: prefilled prompt of each row; by default there is one for each.
+      calls: of the rows.
       mesh: devices over which slots are spread.
     """
     chex.assert_equal_shape([budgets, rows, slots])
@@ -208,6 +213,7 @@ def insert_rows(
         broken=fill(state.broken, False),
         logprobs=fill(state.logprobs, 0.0),
         rows=put(state.rows, rows),
+        calls=fill(state.calls, calls),
         phi=phi,
     )
     return shard_rows(filled, mesh)
@@ -271,7 +277,7 @@ def trunk_step(
     a grace window of g tokens the cut comes at the first line break from the b-th token on, and at
     b + g at the latest; a budget of 0 has no grace.
     """
-    keys = row_keys(key, state.rows, state.sampled, 0)
+    keys = row_keys(key, state.rows, state.sampled, 0, state.calls)
     drawn = draw_tokens(
         keys,
         state.logits,
@@ -279,7 +285,7 @@ def trunk_step(
         state.matched,
         rules.think_close,
         rules=rules,
-        sampling=sampling,
+        sampling=sampling.for_rows(state.calls),
         mesh=spec.mesh,
     )
     opens = rules.think_close.opens[state.matched, drawn.token]
@@ -323,7 +329,7 @@ def decode_trunks(
     Args:
       params: decoding parameters.
       state: rows in flight (donated).
-      key: key of the call; tokens depend on (key, row id, position) alone.
+      key: key of the call, or of each call; tokens depend on (key, row id, position) alone.
       rules: vocabulary facts.
       sampling: temperature and truncation.
       spec: model shape, conditioning and devices.
