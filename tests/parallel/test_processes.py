@@ -1,5 +1,6 @@
 """How a process learns that it is one of several."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -108,3 +109,31 @@ def test_a_process_that_is_alone_or_says_so_joins_nobody(environment):
 
 def test_a_step_of_slurm_with_its_own_pmi_is_joined():
     assert processes.settings({**SLURM, "PMI_SIZE": "2", "PMI_RANK": "1"})["num_processes"] == 2
+
+
+def test_what_lies_elsewhere_is_gathered_by_one_program(monkeypatch):
+    mesh = jax.make_mesh((1,), ("fsdp",))
+    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    tree = {
+        "a": jax.device_put(np.arange(4), here),
+        "b": [jax.device_put(np.ones((2, 3)), here), 7],
+    }
+    gathered = []
+
+    def gather(mesh):
+        gathered.append(mesh)
+        return lambda arrays: [2 * x for x in arrays]
+
+    monkeypatch.setattr(processes, "_is_spread", lambda leaf: isinstance(leaf, jax.Array))
+    monkeypatch.setattr(processes, "_gather", gather)
+    found = processes.to_host(tree)
+    assert gathered == [mesh]
+    np.testing.assert_array_equal(found["a"], [0, 2, 4, 6])
+    np.testing.assert_array_equal(found["b"][0], np.full((2, 3), 2.0))
+    assert found["b"][1] == 7 and all(isinstance(x, np.ndarray) for x in jax.tree.leaves(found))
+
+
+def test_one_process_alone_hears_itself():
+    assert processes.place_among_all() == (0, 1)
+    assert processes.texts_of_all("é") == ["é"]
+    np.testing.assert_array_equal(processes.summed(np.array([1, 2])), [1, 2])

@@ -22,6 +22,7 @@ from bacr_jax.data.graders import open_graders
 from bacr_jax.data.groups import check_levels
 from bacr_jax.data.prompts import PromptFormat
 from bacr_jax.data.questions import QuestionSet, load_questions
+from bacr_jax.data.shared_grading import SharedGrader
 from bacr_jax.data.stop_strings import compile_stop_strings, no_stop_string
 from bacr_jax.data.tokenizers import answer_text
 from bacr_jax.data.told import ToldPrompts, budget_words, largest_told, told_prompts
@@ -110,7 +111,12 @@ class Environment:
 
     @property
     def grader(self) -> Any:
-        """The verifier in use."""
+        """The verifier in use, which several processes share."""
+        own = self._own_grader
+        return SharedGrader(own) if processes.several() else own
+
+    @property
+    def _own_grader(self) -> Any:
         return self.graders[self.tolerance]
 
     def graded_like(self, questions: Questions) -> "Environment":
@@ -126,7 +132,7 @@ class Environment:
     @property
     def verifier_digest(self) -> str | None:
         """Of the source of a verifier of one's own; None: the built-in rules."""
-        grader = self.grader
+        grader = self._own_grader
         return grader.verifier.digest if isinstance(grader, VerifierGrader) else None
 
     def exactly_graded(self) -> "Environment":
@@ -140,8 +146,8 @@ class Environment:
         Raises:
           UserError: it can't be loaded.
         """
-        if isinstance(self.grader, VerifierGrader):
-            self.grader.check()
+        if isinstance(self._own_grader, VerifierGrader):
+            self._own_grader.check()
 
     def close(self) -> None:
         """Ends the graders' processes."""
@@ -185,8 +191,8 @@ class Environment:
         Args:
           branches: sampled answers of B rows.
           answers: gold answer of each row.
-          poll: called while waiting for the grader, which several processes do for different
-            times: not called by these.
+          poll: called while waiting for the grader; not by one of several processes, which wait
+            for different times.
           questions: question of each row, which verifiers of one's own see; their outcomes are
             scores in [0, 1].
 
@@ -202,25 +208,18 @@ class Environment:
         poll: Callable[[], None] | None = None,
         *,
         questions: Sequence[str] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """`verify`, and the grader's verdicts [B, M] that say why; None where none was asked."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`verify`, and the grader's verdicts [B, M] that say why."""
         texts = self.answer_texts(branches)
         b, m = np.asarray(branches.sampled).shape
         flat = [text for row in texts for text in row]
         references = [gold for gold in answers for _ in range(m)]
         asked = None if questions is None else [text for text in questions for _ in range(m)]
-        outcomes, said = np.zeros((b, m), np.float32), None
-        # Deadlines make two graders differ, so several processes ask one.
-        if processes.is_first():
-            poll = None if processes.several() else poll
-            verdicts = self.grader.grade(
-                flat, references, mode="strict", poll=poll, questions=asked
-            )
-            outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
-            said = np.empty(b * m, object)
-            said[:] = verdicts
-            said = said.reshape(b, m)
-        return np.asarray(processes.from_first(outcomes)), said
+        verdicts = self.grader.grade(flat, references, mode="strict", poll=poll, questions=asked)
+        outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
+        said = np.empty(b * m, object)
+        said[:] = verdicts
+        return outcomes, said.reshape(b, m)
 
 
 def _encoded(

@@ -22,7 +22,6 @@ from bacr_jax.grading import LENIENT, Verdict
 from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.parallel import processes
 from bacr_jax.rollout import RolloutSpec, generate, sampling_params
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
@@ -286,9 +285,7 @@ def _verdicts(
     poll: Callable[[], None] | None,
 ) -> list[Verdict]:
     graded = [for_grader(text, environment.style) for text in texts]
-    # Several processes wait for their graders for different times: none may poll there.
-    polled = None if processes.several() else poll
-    return environment.grader.grade(graded, references, mode=LENIENT, poll=polled, questions=asked)
+    return environment.grader.grade(graded, references, mode=LENIENT, poll=poll, questions=asked)
 
 
 def _judged(verdict: Verdict) -> dict[str, Any]:

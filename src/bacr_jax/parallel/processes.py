@@ -5,8 +5,9 @@ Only what the outside world can make differ (files, a grader's deadline) is deci
 told to the others. Only process 0 prints and writes, checkpoints aside.
 """
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -115,6 +116,30 @@ def largest(number: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
+def summed(values: np.ndarray) -> np.ndarray:
+    """The sum of what the processes give, in every process; shapes and types must be equal."""
+    if jax.process_count() == 1:
+        return values
+    return np.asarray(multihost_utils.process_allgather(values)).sum(0)
+
+
+def place_among_all() -> tuple[int, int]:
+    """Number of this process, and how many there are."""
+    return jax.process_index(), jax.process_count()
+
+
+def texts_of_all(text: str) -> list[str]:
+    """The texts of all processes, in their order, in every process."""
+    if jax.process_count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).tolist()
+    padded = np.zeros(max(*lengths, 1), np.uint8)
+    padded[: len(data)] = data
+    rows = np.asarray(multihost_utils.process_allgather(padded), np.uint8)
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths)]
+
+
 def text_from_first(text: str) -> str:
     """Process 0's text, in every process."""
     if jax.process_count() == 1:
@@ -128,12 +153,31 @@ def text_from_first(text: str) -> str:
 
 
 def to_host(tree: Any) -> Any:
-    """Global arrays as NumPy arrays, whole in every process."""
+    """Global arrays as NumPy arrays, whole in every process; one program gathers all of a mesh."""
+    leaves, shape = jax.tree.flatten(tree)
+    spread: dict[jax.sharding.Mesh, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if _is_spread(leaf):
+            spread.setdefault(leaf.sharding.mesh, []).append(place)
+    for mesh, places in spread.items():
+        for place, whole in zip(places, _gather(mesh)([leaves[place] for place in places])):
+            leaves[place] = whole
+    # Copies start together, and are waited for one by one.
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            leaf.copy_to_host_async()
+    return jax.tree.unflatten(shape, [np.asarray(leaf) for leaf in leaves])
 
-    def gather(leaf: Any) -> np.ndarray:
-        whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
-        if whole or leaf.is_fully_replicated:
-            return np.asarray(leaf)
-        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
-    return jax.tree.map(gather, tree)
+def _is_spread(leaf: Any) -> bool:
+    """Whether some of an array lies in other processes alone."""
+    if not isinstance(leaf, jax.Array):
+        return False
+    return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+@functools.cache
+def _gather(mesh: jax.sharding.Mesh) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """A program that copies arrays of a mesh whole to each of its devices."""
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda arrays: arrays, out_shardings=whole)

@@ -174,7 +174,7 @@ class Engine:
 
     def _by_slot(self, pick: Callable[[trunking.TrunkState], Any]) -> Any:
         """Numbers of all rows, on the host, in the order of the slots."""
-        parts = [to_host(pick(state)) for state in (self._state, *self._resting)]
+        parts = to_host([pick(state) for state in (self._state, *self._resting)])
         if not self._resting:
             return parts[0]
         order = np.argsort(np.concatenate(self._places))
