@@ -178,6 +178,8 @@ def run_layers(
     if scan and stacked:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
+        # The layers are alike: one is traced, differentiated and lowered for all of them.
+        body = jax.jit(body)
         for inputs in _each_layer(per_layer, config.num_layers):
             x, _ = body(x, inputs)
     x = constrain_rows(x, mesh, over=row_axes)
