@@ -153,12 +153,14 @@ def feed_branches(
     sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
     flat = lambda x: x.reshape(b * m, -1, *x.shape[3:])
 
-    def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+    def attend(
+        seen: tuple[LayerCache, LayerCache], q: Array, k: Array, v: Array
+    ) -> tuple[Array, LayerCache]:
         put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
             old, new[:, :, :, None], at, axis=3
         )
-        own = LayerCache(put(state.cache[index].k, k), put(state.cache[index].v, v))
-        trunk = trunk_cache[index]
+        trunk, own = seen
+        own = LayerCache(put(own.k, k), put(own.v, v))
         if spec.attention == "cudnn":
             over_trunk = partial_rows(q, trunk, visible, spec.mesh)
         else:
@@ -175,7 +177,14 @@ def feed_branches(
     # Under phi of the cuts, the token of branch j is told embedding j of its row.
     which = jnp.broadcast_to(jnp.eye(m), (b, m, m)) if spec.tells_cuts else None
     return next_logits(
-        params, token, state.context + at, attend, spec=spec, phi=state.phi, which=which
+        params,
+        token,
+        state.context + at,
+        attend,
+        list(zip(trunk_cache, state.cache, strict=True)),
+        spec=spec,
+        phi=state.phi,
+        which=which,
     )
 
 

@@ -6,7 +6,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -24,8 +24,8 @@ from bacr_jax.types import pytree
 # Of rows, or of the M branches of rows.
 Phi = Float[Array, "*L B D"] | Float[Array, "*L B M D"] | None
 
-# (layer, queries, keys, values) to the attention's output and the layer's cache.
-AttendLayer = Callable[[int, Array, Array, Array], tuple[Array, LayerCache]]
+# (what a layer sees beside the tokens, queries, keys, values) to its output and its new cache.
+AttendLayer = Callable[[Any, Array, Array, Array], tuple[Array, LayerCache]]
 
 _State = TypeVar("_State", bound=Any)
 
@@ -82,6 +82,7 @@ def run_blocks(
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
     attend: AttendLayer,
+    seen: Sequence[Any],
     *,
     spec: DecodeSpec,
     phi: Phi = None,
@@ -95,6 +96,7 @@ def run_blocks(
       tokens: ids.
       positions: where each token stands.
       attend: attention of a layer.
+      seen: what `attend` is given of each layer, alike in shape.
       spec: model shape and conditioning.
       phi: budget embedding; None for the plain model.
       mask: positions that receive phi; all by default.
@@ -106,22 +108,35 @@ def run_blocks(
     x = params.embed[tokens]
     config = spec.config
     rotation = qwen2.rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    cache = []
     shared_rank = 2 if which is None else 3
-    for index, layer in enumerate(params.layers):
-        x, layer_cache = qwen2.apply_block(
-            layer,
+
+    # The layers are alike: one is traced and lowered for all of them.
+    @jax.jit
+    def block(x: Array, layer: dict[str, Any]) -> tuple[Array, LayerCache]:
+        return qwen2.apply_block(
+            layer["weights"],
             x,
             rotation,
-            functools.partial(attend, index),
+            functools.partial(attend, layer["seen"]),
             config=config,
-            phi=phi[index] if phi is not None and phi.ndim > shared_rank else phi,
-            gate=params.gates[index] if params.gates else None,
+            phi=layer["phi"],
+            gate=layer["gate"],
             conditioning=spec.conditioning,
             mask=mask,
             which=which,
-            adapter=params.adapters[index] if params.adapters else None,
+            adapter=layer["adapter"],
         )
+
+    cache = []
+    for index, weights in enumerate(params.layers):
+        layer = {
+            "weights": weights,
+            "seen": seen[index],
+            "phi": phi[index] if phi is not None and phi.ndim > shared_rank else phi,
+            "gate": params.gates[index] if params.gates else None,
+            "adapter": params.adapters[index] if params.adapters else None,
+        }
+        x, layer_cache = block(x, layer)
         cache.append(layer_cache)
     return x, tuple(cache)
 
@@ -140,13 +155,14 @@ def next_logits(
     tokens: Int[Array, "B Q"],
     positions: Int[Array, "B Q"],
     attend: AttendLayer,
+    seen: Sequence[Any],
     *,
     spec: DecodeSpec,
     phi: Phi = None,
     which: Float[Array, "B Q P"] | None = None,
 ) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
     """Logits (fp32) of the token after each of `tokens`, R = B Q rows; see `run_blocks`."""
-    x, cache = run_blocks(params, tokens, positions, attend, spec=spec, phi=phi, which=which)
+    x, cache = run_blocks(params, tokens, positions, attend, seen, spec=spec, phi=phi, which=which)
     return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
 
 

@@ -150,14 +150,17 @@ def prefill_prompts(
     if spec.conditioning is not None and spec.conditioning.positions == "response":
         mask = jnp.zeros((b, p), bool)
 
-    def attend(_: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+    def attend(_: None, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
         out = attention.causal_attention(
             q, k, v, implementation=spec.implementation, lengths=prompts.lengths
         )
         return out, kv_cache.make(k, v, turned=spec.turns_keys)
 
     positions = jnp.broadcast_to(jnp.arange(p), (b, p))
-    x, cache = run_blocks(params, prompts.tokens, positions, attend, spec=spec, phi=phi, mask=mask)
+    none = [None] * len(params.layers)
+    x, cache = run_blocks(
+        params, prompts.tokens, positions, attend, none, spec=spec, phi=phi, mask=mask
+    )
     last = jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1)
     return shard_rows(Prefilled(cache, output_logits(params, last[:, 0], spec), phi), spec.mesh)
 
@@ -249,8 +252,8 @@ def feed_tokens(
     if live is not None:
         lengths = jnp.where(live, lengths, 1)
 
-    def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
-        written = kv_cache.write(cache[index], k, v, positions)
+    def attend(seen: LayerCache, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+        written = kv_cache.write(seen, k, v, positions)
         if spec.attention == "cudnn":
             return attend_rows(q, written, lengths, spec.mesh), written
         partial = attention.cached_attention(
@@ -258,7 +261,9 @@ def feed_tokens(
         )
         return attention.merge([partial], q.dtype), written
 
-    return next_logits(params, tokens[:, None], positions[:, None], attend, spec=spec, phi=phi)
+    return next_logits(
+        params, tokens[:, None], positions[:, None], attend, cache, spec=spec, phi=phi
+    )
 
 
 def trunk_step(
