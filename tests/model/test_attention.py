@@ -35,6 +35,12 @@ def random_qkv(seed, b, t, s, n, kv, h):
     return q, *(jax.random.normal(key, (b, s, kv, h)) for key in keys[1:])
 
 
+def value_and_gradients(attend, q, k, v):
+    """The gradient of half the sum of squares: the output itself is what flows back."""
+    run = jax.jit(lambda *x: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(attend, *x)))
+    return run(q, k, v)
+
+
 @settings(max_examples=5, deadline=None)
 @given(
     st.integers(1, 3),
@@ -99,6 +105,23 @@ def test_tree_mask_token_by_token():
     np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
 
 
+@pytest.mark.parametrize("trunk", [20, 126, 131, 1100])
+def test_a_tree_equals_one_softmax_over_its_mask(trunk):
+    """Whether the branches are a block of their own or join the trunk's last one."""
+    context, count = jnp.array([[3, trunk], [0, 17]]), 6
+    q, k, v = random_qkv(6, 2, trunk + count, trunk + count, 2, 1, 4)
+    of_trunk = jnp.pad(attention.causal_mask(trunk), ((0, 0), (0, 0), (0, count)))
+    mask = jnp.concatenate(
+        [jnp.repeat(of_trunk, 2, 0), attention.branch_mask(context, None, trunk, count)], axis=1
+    )
+    tree = lambda q, k, v: attention.tree_attention(q, k, v, context, trunk_length=trunk)
+    whole = lambda q, k, v: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
+    (out, found), (whole_out, want) = (value_and_gradients(f, q, k, v) for f in (tree, whole))
+    np.testing.assert_allclose(out, whole_out, atol=2e-6)
+    for a, b in zip(found, want):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
 def test_cudnn_refuses_32_bit_floats():
     q, k, v = random_qkv(0, 1, 2, 2, 2, 1, 4)
     with pytest.raises(UserError, match="bfloat16"):
@@ -112,12 +135,7 @@ def test_causal_blocks_equal_one_softmax_over_the_full_mask(length):
     blocked = lambda q, k, v: attention.causal_attention(q, k, v, real=real)
     mask = attention.causal_mask(length) & real[:, None]
     whole = lambda q, k, v: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
-    results = []
-    for attend in (blocked, whole):
-        # The gradient of half the sum of squares: the output itself is what flows back.
-        run = jax.jit(lambda *x, f=attend: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(f, *x)))
-        results.append(run(q, k, v))
-    (out, found), (whole_out, want) = results
+    (out, found), (whole_out, want) = (value_and_gradients(f, q, k, v) for f in (blocked, whole))
     np.testing.assert_allclose(out, whole_out, atol=2e-6)
     for a, b in zip(found, want):
         np.testing.assert_allclose(a, b, atol=1e-4)

@@ -157,3 +157,10 @@ class TestGatedBlock:
     def test_without_an_embedding_it_is_the_plain_layer(self, layer, missing):
         given = {**self.GIVEN, "conditioning": ConditioningConfig(), missing: None}
         np.testing.assert_array_equal(gated(layer, **given), run(layer, X)[0])
+
+
+def test_positions_below_a_length_are_looked_up_in_one_table():
+    positions = jnp.array([[0, 5, 2], [7, 7, 1]])
+    of = lambda **how: jax.jit(lambda p: block.rotation(p, head_dim=8, theta=1e4, **how))(positions)
+    for found, expected in zip(of(length=8), of()):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

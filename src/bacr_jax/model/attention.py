@@ -6,7 +6,7 @@ sum of exponentials and the weighted values. Partials merge exactly into one sof
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import chex
@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.errors import UserError
+from bacr_jax.model import products
 from bacr_jax.types import pytree
 
 Implementation = Literal["xla", "cudnn"]
@@ -63,7 +64,10 @@ def partial_attention(
       The segment's partial result in fp32; a query that sees nothing has zero values and
       denominator.
     """
-    return _partial(q, k, v, mask, "bskh", k.shape[2], "bskh")
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    score = functools.partial(product, "bkth,bskh->bkts")
+    weigh = functools.partial(product, "bkts,bskh->bkth")
+    return _partial(q, k, v, mask, k.shape[2], score, weigh)
 
 
 def cached_attention(
@@ -89,19 +93,27 @@ def cached_attention(
     Returns:
       As `partial_attention`.
     """
-    return _partial(q, k, v, mask, "bksh", k.shape[1], "bkhs" if turned else "bksh")
+    weigh = functools.partial(products.times, dtype=jnp.float32)
+    score = weigh if turned else products.times_turned
+    return _partial(q, k, v, mask, k.shape[1], score, weigh)
 
 
 def _partial(
-    q: Array, k: Array, v: Array, mask: Array, axes: str, num_kv: int, key_axes: str
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    num_kv: int,
+    score: Callable[[Array, Array], Array],
+    weigh: Callable[[Array, Array], Array],
 ) -> Partial:
+    """Attention of folded queries: scores of queries and keys, and weights times values, fp32."""
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     b, t, n, h = q.shape
     group = n // num_kv
     folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(b, num_kv, group * t, h)
-    scores = jnp.einsum(f"bkth,{key_axes}->bkts", folded, k, preferred_element_type=jnp.float32)
-    scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
+    scores = score(folded, k).reshape(b, num_kv, group, t, -1) * h**-0.5
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
     maximum = jax.lax.stop_gradient(scores.max(-1))
     # Hidden keys underflow to exactly 0, except where a query sees none: there all would count as
@@ -110,8 +122,7 @@ def _partial(
     weights = jnp.exp(scores - shift[..., None])
     denominator = weights.sum(-1)
     weights = weights.astype(v.dtype).reshape(b, num_kv, group * t, -1)
-    values = jnp.einsum(f"bkts,{axes}->bkth", weights, v, preferred_element_type=jnp.float32)
-    values = values.reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
+    values = weigh(weights, v).reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
     unfold = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, n)
     return Partial(values.reshape(b, t, n, h), unfold(maximum), unfold(denominator))
 
@@ -196,9 +207,14 @@ def _heads_first(x: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
     return x.transpose(0, 2, 1, 3)
 
 
+def _block_rows(length: int) -> int:
+    """Most queries of a block of causal attention over a row."""
+    return max(_BLOCK, -(-length // _MAX_BLOCKS))
+
+
 def _block_sizes(length: int) -> list[int]:
     """Queries of each block of causal attention."""
-    rows = max(_BLOCK, -(-length // _MAX_BLOCKS))
+    rows = _block_rows(length)
     return [min(rows, length - start) for start in range(0, length, rows)]
 
 
@@ -293,10 +309,18 @@ def tree_attention(
         )
         branches = checkpoint_name(merge([seen], q.dtype), "attention")
         return jnp.concatenate([trunk, branches], axis=1)
+    sizes, last = _block_sizes(trunk_length), 0
+    if sizes[-1] + count <= _block_rows(trunk_length):
+        # The branches join the trunk's last block where it has room: one slice of the keys less.
+        last = sizes.pop()
     # Split at once: the gradient of all blocks is then one concatenation.
-    *blocks, q_branch = jax.lax.split(q, [*_block_sizes(trunk_length), count], axis=1)
+    *blocks, q_last = jax.lax.split(q, [*sizes, last + count], axis=1)
     k, v = _heads_first(k), _heads_first(v)
     found = _causal_blocks(blocks, k, v, None)
-    seen = cached_attention(q_branch, k, v, branch_mask(context, branch_of, trunk_length, count))
-    found.append(merge([seen], q.dtype))
+    mask = branch_mask(context, branch_of, trunk_length, count)
+    if last:
+        of_trunk = causal_mask(trunk_length + count)[:, trunk_length - last : trunk_length]
+        of_trunk = jnp.broadcast_to(of_trunk, (mask.shape[0], *of_trunk.shape[1:]))
+        mask = jnp.concatenate([of_trunk, mask], axis=1)
+    found.append(merge([cached_attention(q_last, k, v, mask)], q.dtype))
     return checkpoint_name(jnp.concatenate(found, axis=1), "attention")

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.model import budget
+from bacr_jax.model import budget, products
 from bacr_jax.model.sizes import Qwen2Config
 
 Params = dict[str, Any]
@@ -35,8 +35,22 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> F
     return y.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def rotation(positions: Int[Array, "B T"], *, head_dim: int, theta: float) -> Rotation:
-    """Cosines and sines of the rotary embedding, halves repeated, fp32."""
+def rotation(
+    positions: Int[Array, "B T"], *, head_dim: int, theta: float, length: int | None = None
+) -> Rotation:
+    """Cosines and sines of the rotary embedding, halves repeated, fp32.
+
+    Args:
+      positions: of the tokens.
+      head_dim: components of a head.
+      theta: base of the frequencies.
+      length: positions are below it, and are looked up in one table. Cosines of positions that are
+        known at run time only would be computed again wherever a compiler fuses them into a head.
+    """
+    if length is not None:
+        table = rotation(jnp.arange(length)[None], head_dim=head_dim, theta=theta)
+        cos, sin = (jnp.take(part[0], positions, axis=0, mode="clip") for part in table)
+        return cos, sin
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     angles = jnp.concatenate([angles, angles], axis=-1)
@@ -56,7 +70,7 @@ def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array,
     With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
     gradient and takes half as long again.
     """
-    rows = x.reshape(-1, x.shape[-1]) @ weight
+    rows = products.times(x.reshape(-1, x.shape[-1]), weight)
     return rows.reshape(*x.shape[:-1], weight.shape[-1])
 
 

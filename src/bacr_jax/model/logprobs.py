@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax.model import products
+
 _IMPOSSIBLE = -1e30
 
 
@@ -57,9 +59,7 @@ def masked_logits(
     fp32 sums. `copy` is `head_copy` of the head, if there is one already.
     """
     if hidden.dtype == jnp.float32:
-        scores = jnp.einsum(
-            "rd,vd->rv", hidden, lm_head.astype(hidden.dtype), preferred_element_type=jnp.float32
-        )
+        scores = products.times_turned(hidden, lm_head.astype(hidden.dtype))
     else:
         copy = head_copy(lm_head, hidden.dtype) if copy is None else copy
         scores = _rounded_product(hidden, copy, lm_head)

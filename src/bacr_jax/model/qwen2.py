@@ -128,6 +128,7 @@ def run_layers(
     conditioning: ConditioningConfig | None = None,
     mask: Bool[Array, "B T"] | None = None,
     which: Float[Array, "B T P"] | None = None,
+    length: int | None = None,
     scan: bool = True,
     remat: Remat = "full",
     mesh: Mesh | None = None,
@@ -145,6 +146,7 @@ def run_layers(
       conditioning: how phi joins the stream; needed with `budget_embedding`.
       mask: positions that receive phi.
       which: which of P embeddings each position is told, where rows have several.
+      length: bound of positions that are known at run time only (`rotation`).
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
       remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
         matrix products, which are kept; none: nothing.
@@ -154,7 +156,7 @@ def run_layers(
     Returns:
       Final-norm output.
     """
-    by = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
+    by = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta, length=length)
     per_layer, shared = _layer_inputs(params, budget_embedding, which)
     stacked = isinstance(params["layers"], dict)
 
@@ -382,6 +384,7 @@ def forward_tree(
         conditioning=conditioning,
         mask=mask,
         which=which,
+        length=s + branches.shape[2] if branches.size else None,
         scan=scan,
         remat=remat,
         mesh=mesh,
