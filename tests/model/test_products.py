@@ -1,4 +1,4 @@
-"""Products with gradients of their own: equal to plain products, one narrow-first product on a CPU."""
+"""Products with gradients of their own: those of plain products, the narrow side first on a CPU."""
 
 import re
 
