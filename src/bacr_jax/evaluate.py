@@ -316,6 +316,7 @@ def evaluate(
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
     from bacr_jax.parallel.compile_cache import keep_programs
+    from bacr_jax.parallel.host_memory import keep_freed_memory
     from bacr_jax.report.evaluation import write_tables
     from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
@@ -323,6 +324,7 @@ def evaluate(
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
     config, left_out = without_missing(settle(arguments, saved.config))
+    keep_freed_memory()
     saved, kept = saved.under(config), keep_programs(config.output.compile_cache)
     train, missing = training_set(arguments, config)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)

@@ -21,6 +21,7 @@ from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.compile_cache import keep_programs
+from bacr_jax.parallel.host_memory import keep_freed_memory
 from bacr_jax.report import table
 from bacr_jax.runs import history
 from bacr_jax.runs.checkpoint import Checkpoints
@@ -73,6 +74,7 @@ class Trainer:
         self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
+        keep_freed_memory()
         kept, inputs = keep_programs(config.output.compile_cache), open_inputs(config)
         self.method, self.environment = inputs.method, inputs.environment
         self.departures = departures(config, self.method)

@@ -1,0 +1,54 @@
+"""Freed memory is used again, unless the environment says otherwise."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from bacr_jax.parallel import host_memory
+
+# Writes to 40 MiB and frees them, thirty times; prints what the setting said and the pages that
+# the kernel had to give.
+PROGRAM = """
+import resource
+from bacr_jax.parallel.host_memory import keep_freed_memory
+pages = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+kept = keep_freed_memory()
+bytearray(b"x") * (40 << 20)
+before = pages()
+for _ in range(30):
+    bytearray(b"x") * (40 << 20)
+print(kept, pages() - before)
+"""
+
+
+def run(**environment):
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept, pages = found.stdout.split()
+    return kept == "True", int(pages)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's own settings")
+def test_pages_are_given_once():
+    pages_each = (40 << 20) // os.sysconf("SC_PAGESIZE")
+    kept, pages = run()
+    assert kept
+    assert pages < pages_each
+    # The default of glibc, said aloud: everything goes back.
+    kept, pages = run(MALLOC_MMAP_THRESHOLD_="131072")
+    assert not kept
+    assert pages > 20 * pages_each
+
+
+def test_nothing_is_set_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(host_memory.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: pytest.fail("asked"))
+    assert not host_memory.keep_freed_memory()
