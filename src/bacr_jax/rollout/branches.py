@@ -30,7 +30,8 @@ class BranchState:
     """Branches in flight.
 
     Attributes:
-      cache: own keys and values per layer, [B, M, K, A, H] each.
+      cache: own keys and values per layer, [B M, K, A, H] each: the branches of a row beside each
+        other, as their queries are put to them, so that a step writes its slice in place.
       tokens: suffix then answer.
       context: trunk positions visible.
       forced: forced tokens at the start.
@@ -110,7 +111,7 @@ def open_branches(
     idle = source != own
     zeros = jnp.zeros((b, m), jnp.int32)
     return BranchState(
-        cache=_own_cache(spec, (b, m), width),
+        cache=_own_cache(spec, b * m, width),
         tokens=jnp.where(whole[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix)),
         context=trunks.prompt_lengths[:, None] + jnp.where(whole, trunks.sampled[:, None], kept),
         forced=jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0]),
@@ -127,9 +128,9 @@ def open_branches(
     )
 
 
-def _own_cache(spec: DecodeSpec, cuts: tuple[int, int], width: int) -> tuple[LayerCache, ...]:
+def _own_cache(spec: DecodeSpec, branches: int, width: int) -> tuple[LayerCache, ...]:
     """Zeroed keys and values of `width` tokens of every branch, per layer."""
-    shape = (*cuts, spec.config.num_kv_heads, width, spec.config.head_dim)
+    shape = (branches, spec.config.num_kv_heads, width, spec.config.head_dim)
     layer = lambda: LayerCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
     return tuple(layer() for _ in range(spec.config.num_layers))
 
@@ -151,13 +152,13 @@ def feed_branches(
     sees_trunk = jnp.arange(trunk_cache[0].length) < state.context[:, :, None]
     visible = jnp.where(state.ended, 1, state.context)
     sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
-    flat = lambda x: x.reshape(b * m, -1, *x.shape[3:])
+    flat = lambda x: x.reshape(b * m, *x.shape[2:])
 
     def attend(
         seen: tuple[LayerCache, LayerCache], q: Array, k: Array, v: Array
     ) -> tuple[Array, LayerCache]:
         put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-            old, new[:, :, :, None], at, axis=3
+            old, flat(new)[:, :, None], at, axis=2
         )
         trunk, own = seen
         own = LayerCache(put(own.k, k), put(own.v, v))
@@ -168,7 +169,7 @@ def feed_branches(
                 q, trunk.k, trunk.v, sees_trunk, turned=trunk.turned
             )
         over_own = attention.cached_attention(
-            q.reshape(b * m, 1, *q.shape[2:]), flat(own.k), flat(own.v), sees_own
+            flat(q)[:, None], own.k, own.v, sees_own
         )
         over_own = jax.tree.map(lambda x: x.reshape(b, m, *x.shape[2:]), over_own)
         return attention.merge([over_trunk, over_own], q.dtype), own
