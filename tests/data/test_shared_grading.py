@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from bacr_jax.data.early_grading import grade_early
 from bacr_jax.data.shared_grading import SharedGrader
 from bacr_jax.grading import ExactGrader, Verdict
 from bacr_jax.parallel import processes
@@ -90,3 +91,40 @@ def test_the_last_failure_is_some_processs(among):
     graders = [Noted(""), Noted("late"), Noted("NaN")]
     assert among(3, lambda index: SharedGrader(graders[index]).last_failure) == ["late"] * 3
     assert among(2, lambda index: SharedGrader(Noted()).last_failure) == ["", ""]
+
+
+class Early(Noted):
+    """Keeps the requests that it was to begin with, and those that it was asked about."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.asked = [], []
+
+    def ahead(self, texts, references, *, mode, questions):
+        self.begun += zip(texts, references, [mode] * len(texts), questions, strict=True)
+
+    def grade(self, texts, references, *, mode, questions):
+        self.asked += zip(texts, references, [mode] * len(texts), questions, strict=True)
+        return super().grade(texts, references, mode=mode)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_each_process_begins_with_the_answers_that_it_is_asked_about(among, count):
+    cells = np.arange(5 * 3).reshape(5, 3)
+    text = lambda number: f"<answer>{number}</answer>"
+    golds, questions = list("abcde"), [f"{row}?" for row in "abcde"]
+    graders = [Early() for _ in range(count)]
+
+    def act(index):
+        texts_of = lambda rows: [[text(number) for number in row] for row in rows]
+        begin = grade_early(graders[index], texts_of, golds, questions)
+        for rows in ([3], [0, 4], [2, 1]):
+            begin(np.array(rows), None, cells[rows])
+        each = lambda given: [one for one in given for _ in range(3)]
+        texts = [text(number) for number in range(15)]
+        SharedGrader(graders[index]).grade(texts, each(golds), questions=each(questions))
+
+    among(count, act)
+    for grader in graders:
+        assert sorted(grader.begun) == sorted(grader.asked)
+        assert len(grader.begun) >= 15 // count

@@ -386,9 +386,17 @@ def test_rows_of_several_calls_say_what_they_say_apart(world):
         phi_of=world.phi_of,
         rows=own,
         calls=calls,
-        on_rows=done.extend,
+        on_rows=lambda *part: done.append(part),
     )
-    assert sorted(done) == list(range(15))
+    # Rows are told of once, with what was sampled of them.
+    told = np.concatenate([rows for rows, *_ in done])
+    assert sorted(told) == list(range(15))
+    ended = jax.tree.map(lambda *x: np.concatenate(x), *[part[1:] for part in done])
+    whole = jax.tree.map(lambda x: np.asarray(x)[told], (together.trunks, together.branches))
+    same = lambda part, name: getattr(part, name)
+    for name in ("tokens", "sampled"):
+        np.testing.assert_array_equal(same(ended[0], name), same(whole[0], name))
+        np.testing.assert_array_equal(same(ended[1], name), same(whole[1], name))
     for call in range(3):
         mine = np.flatnonzero(calls == call)
         mine = mine[np.argsort(own[mine])]

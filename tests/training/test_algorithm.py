@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from bacr_jax.data import ledger
+from bacr_jax.data.environment import Environment
+from bacr_jax.grading.pool import WorkerPool
+from bacr_jax.grading.pooled import PooledGrader
+from bacr_jax.grading.verifier import Score, VerifierGrader
 from bacr_jax.training.adapt import adapted
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.lines import plan_batch
@@ -45,6 +49,60 @@ def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_pa
         kept = metrics["rollout/tokens"] - metrics["sampling/dropped_tokens"]
         assert kept == rollout.trunks.sampled.sum() + rollout.branches.sampled.sum()
     assert state.generated_tokens == sum(m["rollout/tokens"] for m, _, _ in history)
+
+
+def closed(texts):
+    """A random policy hardly ever closes an answer."""
+    return [f"{text}</answer>" for text in texts]
+
+
+class Slow(VerifierGrader):
+    """Notes when it begins with answers and which of them the workers get; they need no process."""
+
+    def __init__(self):
+        PooledGrader.__init__(
+            self,
+            WorkerPool(1, deadline=1, memory_mb=256, recycle_after=1),
+            self.look,
+            lasting=lambda score: True,
+            cache_size=0,
+        )
+        self.notes, self.last_failure = [], ""
+
+    def look(self, rows, poll):
+        self.notes.append(("workers", len(rows)))
+        return {row: Score(sum(map(ord, row.answer)) % 2) for row in rows}
+
+    def ahead(self, texts, references, **options):
+        self.notes.append(("begun", len(texts)))
+        super().ahead(closed(texts), references, **options)
+
+    def grade(self, texts, references, **options):
+        self.notes.append(("asked", len(texts)))
+        return super().grade(closed(texts), references, **options)
+
+
+def test_answers_are_graded_while_others_are_sampled_and_no_number_changes(
+    tmp_path, tokenizer, monkeypatch
+):
+    config = load(tmp_path, None, "rollout.slots=4")
+    early, late = Slow(), Slow()
+    step = lambda grader: iterate(*run_of(config, tokenizer, grader), 0)[1]
+    one = step(early)
+    monkeypatch.setattr(Environment, "early_grading", lambda *_: None)
+    other = step(late)
+    begun = [count for kind, count in early.notes if kind == "begun"]
+    # 16 traces in four slots, four answers each, in more than one go before anybody asks.
+    assert sum(begun) == 64 and len(begun) > 1
+    asked = early.notes.index(("asked", 64))
+    assert all(kind != "begun" for kind, _ in early.notes[asked:])
+    # Nothing is looked at twice.
+    looked = lambda notes: sum(count for kind, count in notes if kind == "workers")
+    assert looked(early.notes) == looked(late.notes) > 0
+    for a, b in zip(jax.tree.leaves(one.batch.outcomes), jax.tree.leaves(other.batch.outcomes)):
+        np.testing.assert_array_equal(a, b)
+    own = lambda metrics: {k: v for k, v in metrics.items() if not k.startswith(("time", "roll"))}
+    assert own(one.metrics) == own(other.metrics)
 
 
 @pytest.mark.slow  # four answers a cut are a shape of their own

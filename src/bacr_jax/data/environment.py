@@ -18,6 +18,7 @@ from bacr_jax.data import holdout as validation
 from bacr_jax.data import prompts as prompting
 from bacr_jax.data.decode_rules import DecodeRules, decode_rules
 from bacr_jax.data.duplicates import mark_duplicates
+from bacr_jax.data.early_grading import OnRows, grade_early
 from bacr_jax.data.graders import open_graders
 from bacr_jax.data.groups import check_levels
 from bacr_jax.data.prompts import PromptFormat
@@ -28,6 +29,7 @@ from bacr_jax.data.tokenizers import answer_text
 from bacr_jax.data.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.errors import UserError
 from bacr_jax.grading import ExactGrader, VerifierGrader
+from bacr_jax.grading.pooled import PooledGrader
 from bacr_jax.parallel import processes
 from bacr_jax.types import Branches, Prompts
 
@@ -220,6 +222,14 @@ class Environment:
         said = np.empty(b * m, object)
         said[:] = verdicts
         return outcomes, said.reshape(b, m)
+
+    def early_grading(
+        self, answers: Sequence[str], questions: Sequence[str] | None = None
+    ) -> OnRows | None:
+        """What starts on rows' answers when they are done, for `judged`; None: it takes no time."""
+        own, texts = self._own_grader, self.answer_texts
+        slow = isinstance(own, PooledGrader)
+        return grade_early(own, texts, answers, questions) if slow else None
 
 
 def _encoded(

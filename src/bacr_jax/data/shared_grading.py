@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from bacr_jax.grading import STRICT, Verdict
 from bacr_jax.grading.grader import Texts, check_request
 from bacr_jax.parallel import processes
+
+
+def own_share(places: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    """Which texts of a call of `SharedGrader.grade` this process grades, by their places in it."""
+    index, count = processes.place_among_all()
+    return places % count == index
 
 
 class SharedGrader:

@@ -94,7 +94,7 @@ class Decoder:
             limits=each(limits),
             calls=each(range(len(parts))),
             poll=poll,
-            on_rows=None if on_rows is None else lambda rows: on_rows(len(rows)),
+            on_rows=None if on_rows is None else lambda rows, *_: on_rows(len(rows)),
         )
         drawn = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
         ends = np.cumsum([0, *counts])

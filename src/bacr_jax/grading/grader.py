@@ -2,8 +2,7 @@
 
 import collections
 import contextlib
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 from bacr_jax.errors import UserError
 from bacr_jax.grading.judge import (
@@ -16,13 +15,12 @@ from bacr_jax.grading.judge import (
     judge,
 )
 from bacr_jax.grading.pool import Outcome, Request, WorkerPool
-from bacr_jax.grading.pooled import PooledGrader
+from bacr_jax.grading.pooled import PooledGrader, Texts
 
 # Seconds; a worker needs some hundredths for an answer that is no trouble at all.
 LEAST_DEADLINE = 0.05
 POLL_ROWS = 256
 
-Texts = Sequence[str | None]
 _COUNTERS = (
     "graded",
     "correct",
@@ -35,7 +33,7 @@ _COUNTERS = (
 )
 
 
-class Grader(PooledGrader[Outcome]):
+class Grader(PooledGrader[Request, Outcome]):
     """Grades texts: numbers, words and lists at once, all else by math-verify in worker processes.
 
     Processes start with the first answer that needs one. Whatever a text holds, `grade` returns a
@@ -78,7 +76,10 @@ class Grader(PooledGrader[Outcome]):
         pool = WorkerPool(
             workers, deadline=deadline, memory_mb=memory_mb, recycle_after=recycle_after
         )
-        super().__init__(pool, cache_size=cache_size)
+        # A worker that died may have been ended from outside, so that is worth another try. A
+        # timeout is remembered: a run that meets the same text again should not wait again.
+        lasting = lambda outcome: not outcome.died
+        super().__init__(pool, pool.run, lasting=lasting, cache_size=cache_size)
         self._tolerance = float(relative_tolerance)
 
     def grade(
@@ -114,7 +115,10 @@ class Grader(PooledGrader[Outcome]):
         for row, (text, reference) in enumerate(zip(texts, references, strict=True), start=1):
             if poll is not None and row % POLL_ROWS == 0:
                 poll()
-            judged.append(self._judge(text, reference, mode))
+            found = _judge(text, reference, mode, self._tolerance)
+            # None is known. A text that finds one must not end a training run, but is counted.
+            self._counts["internal_errors"] += found is None
+            judged.append(found or Verdict(False, None, "none"))
             if isinstance(judged[-1], Undecided):
                 asked += judged[-1].requests
         outcomes = self._ask(asked, poll)
@@ -127,6 +131,26 @@ class Grader(PooledGrader[Outcome]):
             self._counts["mode_disagreements"] += sum(v.correct != v.strict for v in verdicts)
         return verdicts
 
+    def ahead(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        questions: Texts | None = None,
+    ) -> None:
+        """See `PooledGrader.ahead`; questions are not looked at."""
+        check_request(texts, references, mode)
+        pairs, tolerance = list(zip(texts, references, strict=True)), self._tolerance
+
+        def find() -> Iterator[Request]:
+            for text, reference in pairs:
+                found = _judge(text, reference, mode, tolerance)
+                if isinstance(found, Undecided):
+                    yield from found.requests
+
+        self._begin(find)
+
     def counters(self) -> dict[str, int]:
         """Totals since the start, for metrics.
 
@@ -137,30 +161,6 @@ class Grader(PooledGrader[Outcome]):
           on); timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory.
         """
         return {name: self._counts[name] for name in _COUNTERS} | self._pool_counters()
-
-    def _judge(self, text: str | None, reference: str | None, mode: str) -> Verdict | Undecided:
-        try:
-            return judge(text, reference, mode=mode, relative_tolerance=self._tolerance)
-        except (ArithmeticError, LookupError, RecursionError, ValueError):
-            # None is known. A text that finds one must not end a training run, but is counted.
-            self._counts["internal_errors"] += 1
-            return Verdict(False, None, "none")
-
-    def _ask(
-        self, requests: list[Request], poll: Callable[[], object] | None
-    ) -> dict[Request, Outcome]:
-        """The outcome of every request, of which only those not remembered are run, once each."""
-        if not requests:
-            return {}
-        keys = {request: _cache_key(request) for request in requests}
-        known = self._recall(keys)
-        fresh = [request for request in keys if request not in known]
-        outcomes = known | (self._pool.run(fresh, poll) if fresh else {})
-        self._counts["cache_hits"] += len(requests) - len(fresh)
-        # A worker that died may have been ended from outside, so that is worth another try. A
-        # timeout is remembered: a run that meets the same text again should not wait again.
-        self._remember({keys[r]: outcome for r, outcome in outcomes.items() if not outcome.died})
-        return outcomes
 
 
 class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
@@ -216,6 +216,16 @@ def check_request(texts: Texts, references: Texts, mode: str) -> None:
         )
 
 
+def _judge(
+    text: str | None, reference: str | None, mode: str, tolerance: float
+) -> Verdict | Undecided | None:
+    """What our own rules say; None: they failed."""
+    try:
+        return judge(text, reference, mode=mode, relative_tolerance=tolerance)
+    except (ArithmeticError, LookupError, RecursionError, ValueError):
+        return None
+
+
 def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
     """The verdict on a text when math-verify has spoken."""
     own = [outcomes[request] for request in undecided.requests]
@@ -230,11 +240,6 @@ def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
             for reading in undecided.readings
         ),
     )
-
-
-def _cache_key(request: Request) -> bytes:
-    """A hash: requests may be long, and the cache should stay small."""
-    return hashlib.blake2b(repr(request).encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _exact(text: str | None, reference: str | None) -> Verdict:

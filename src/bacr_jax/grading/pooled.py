@@ -1,15 +1,18 @@
-"""What graders with worker processes share: the workers' life, and a memory of what they said."""
+"""What graders with worker processes share: the workers' life, what they said, and early work."""
 
+import abc
 import collections
 import contextlib
+import hashlib
 import weakref
-from collections.abc import Hashable, Mapping
-from typing import Generic, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Self
 
+from bacr_jax.grading.ahead import Ahead, Asked, Run, Said
+from bacr_jax.grading.judge import STRICT
 from bacr_jax.grading.pool import WorkerPool
 
-Asked = TypeVar("Asked", bound=Hashable)
-Said = TypeVar("Said")
+Texts = Sequence[str | None]
 
 _COUNTERS = (
     "timeouts",
@@ -21,21 +24,31 @@ _COUNTERS = (
 )
 
 
-class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Said]):
+class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Asked, Said]):
     """Workers that end with the grader, and the newest things that they said.
 
     Args:
       pool: the workers, none of them started yet.
+      run: has them look at things, all different. It may not hold the grader.
+      lasting: whether what was said of a thing may be remembered.
       cache_size: things remembered.
     """
 
-    def __init__(self, pool: WorkerPool, *, cache_size: int):
-        self._pool = pool
+    def __init__(
+        self,
+        pool: WorkerPool,
+        run: Run[Asked, Said],
+        *,
+        lasting: Callable[[Said], bool],
+        cache_size: int,
+    ):
+        self._pool, self._run, self._lasting = pool, run, lasting
+        self._ahead = Ahead(run)
         # From the least recently used to the newest.
         self._cache: dict[bytes, Said] = {}
         self._cache_size = cache_size
         self._counts: collections.Counter[str] = collections.Counter()
-        self._finalizer = weakref.finalize(self, pool.close)
+        self._finalizer = weakref.finalize(self, _end, self._ahead, pool)
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +65,54 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Sa
         """Kills the workers and waits for their end. Further calls do nothing."""
         self._finalizer()
 
+    @abc.abstractmethod
+    def ahead(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        questions: Texts | None = None,
+    ) -> None:
+        """Starts on texts that `grade` is called with next, and returns at once.
+
+        `grade` then waits only for what is left. It says the same; of the counters only the
+        workers' own can differ. Calls may follow one another; the next `grade` ends them all.
+
+        Args:
+          texts: as for `grade`, or some of them.
+          references: one for each text.
+          mode: as for `grade`.
+          questions: one for each text, where `grade` gets them.
+
+        Raises:
+          UserError: as `grade` does for a request that makes no sense.
+        """
+
+    def _begin(self, find: Callable[[], Iterable[Asked]]) -> None:
+        """Has the workers look at things that `_ask` is asked about next; returns at once.
+
+        What they say is what `_ask` then finds; no counter but the workers' own tells the
+        difference, and nothing is remembered sooner.
+        """
+        cache = self._cache
+        self._ahead.begin(lambda: [one for one in find() if _key(one) not in cache])
+
+    def _ask(self, asked: Sequence[Asked], poll: Callable[[], object] | None) -> dict[Asked, Said]:
+        """What is said of everything asked; what is not remembered is looked at once."""
+        early = self._ahead.finish(poll)
+        keys = {one: _key(one) for one in asked}
+        known = self._recall(keys)
+        new = [one for one in keys if one not in known]
+        self._counts["cache_hits"] += len(asked) - len(new)
+        fresh = [one for one in new if one not in early]
+        looked = self._run(fresh, poll) if fresh else {}
+        # In the order in which they were asked about.
+        said = {one: early[one] if one in early else looked[one] for one in new}
+        known |= said
+        self._remember({keys[one]: told for one, told in known.items() if self._lasting(told)})
+        return known
+
     def _recall(self, keys: Mapping[Asked, bytes]) -> dict[Asked, Said]:
         """What is remembered of the things asked, until it is remembered anew."""
         return {one: self._cache.pop(key) for one, key in keys.items() if key in self._cache}
@@ -65,3 +126,13 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Sa
     def _pool_counters(self) -> dict[str, int]:
         """timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory."""
         return {name: self._pool.counts[name] for name in _COUNTERS}
+
+
+def _key(asked: Any) -> bytes:
+    """A hash: what is asked may be long, and the memory should stay small."""
+    return hashlib.blake2b(repr(asked).encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _end(ahead: Ahead[Any, Any], pool: WorkerPool) -> None:
+    ahead.drop()
+    pool.close()

@@ -6,6 +6,7 @@ what it may do. What goes wrong in it costs the answers at hand their score, and
 """
 
 import collections
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -136,7 +137,23 @@ def answer_of(text: str | None) -> str | None:
     return None if box is None else box.content.strip()
 
 
-class VerifierGrader(PooledGrader[float]):
+class Row(NamedTuple):
+    """An answer to be scored."""
+
+    question: str
+    answer: str
+    gold: str
+
+
+class Score(NamedTuple):
+    """What a verifier says of a row: a score or why there is none, one of FAULTS, and its words."""
+
+    score: float
+    fault: str = ""
+    said: str = ""
+
+
+class VerifierGrader(PooledGrader[Row, Score]):
     """Scores answers by a verifier of one's own, with the interface of `Grader`.
 
     An answer that was never closed scores 0, as everywhere, and is not shown to the verifier. One
@@ -182,8 +199,9 @@ class VerifierGrader(PooledGrader[float]):
             recycle_after=recycle_after,
             program=program,
         )
-        super().__init__(pool, cache_size=cache_size)
-        self._batch = batch if verifier.batch else 1
+        run = functools.partial(_run, pool, batch if verifier.batch else 1)
+        lasting = lambda score: not score.fault
+        super().__init__(pool, run, lasting=lasting, cache_size=cache_size)
         self.last_failure = ""
 
     def check(self) -> None:
@@ -212,13 +230,22 @@ class VerifierGrader(PooledGrader[float]):
           UserError: unknown mode, not one reference and one question for each text, or the verifier
             could never be loaded.
         """
-        check_request(texts, references, mode)
-        if questions is None or len(questions) != len(texts):
-            raise UserError(
-                f"grade: a verifier of one's own sees questions; give one for each of the "
-                f"{len(texts)} texts"
-            )
-        return self.score([answer_of(text) for text in texts], references, questions, poll)
+        asked = _checked(texts, references, mode, questions)
+        return self.score([answer_of(text) for text in texts], references, asked, poll)
+
+    def ahead(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        questions: Texts | None = None,
+    ) -> None:
+        """See `PooledGrader.ahead`. Batches are made of what is there: they can be others."""
+        asked = _checked(texts, references, mode, questions)
+        given = list(texts), list(references), list(asked)
+        rows = lambda: _rows([answer_of(text) for text in given[0]], *given[1:])
+        self._begin(lambda: [row for row in rows() if row is not None])
 
     def score(
         self,
@@ -228,13 +255,12 @@ class VerifierGrader(PooledGrader[float]):
         poll: Callable[[], object] | None = None,
     ) -> list[Verdict]:
         """Scores answers as they are, without looking for tags or boxes; None is no answer."""
-        rows = [
-            None if answer is None else (question or "", answer, reference or "")
-            for question, answer, reference in zip(questions, answers, references, strict=True)
-        ]
+        rows = _rows(answers, references, questions)
         scored = self._ask(list(dict.fromkeys(row for row in rows if row is not None)), poll)
-        verdicts = [_NONE if row is None else _verdict(row[1], *scored[row]) for row in rows]
-        found = collections.Counter(scored[row][1] for row in rows if row is not None)
+        failed = [score.said for score in scored.values() if score.fault]
+        self.last_failure = failed[-1] if failed else self.last_failure
+        verdicts = [_NONE if row is None else _verdict(row.answer, scored[row]) for row in rows]
+        found = collections.Counter(scored[row].fault for row in rows if row is not None)
         self._counts["graded"] += len(rows)
         self._counts["no_answer"] += sum(row is None for row in rows)
         self._counts["correct"] += sum(verdict.correct == 1.0 for verdict in verdicts)
@@ -257,33 +283,46 @@ class VerifierGrader(PooledGrader[float]):
         mine |= {f"failed_{fault}": self._counts[f"failed_{fault}"] for fault in FAULTS}
         return mine | self._pool_counters()
 
-    def _ask(
-        self, rows: Sequence[tuple[str, str, str]], poll: Callable[[], object] | None
-    ) -> dict[tuple[str, str, str], tuple[float, str]]:
-        """Score and fault of each row, of which only those not remembered are looked at."""
-        keys = {row: hashlib.blake2b(repr(row).encode("utf-8", "replace")).digest() for row in rows}
-        known = {row: (score, "") for row, score in self._recall(keys).items()}
-        fresh = [row for row in rows if row not in known]
-        self._counts["cache_hits"] += len(known)
-        step = self._batch
-        requests = [Request(*zip(*fresh[i : i + step])) for i in range(0, len(fresh), step)]
-        outcomes = self._pool.run(requests, poll) if requests else {}
-        for request in requests:
-            scores = outcomes[request]
-            if any(scores.faults):
-                self.last_failure = scores.said
-            for row, score, fault in zip(zip(*request), scores.scores, scores.faults):
-                known[row] = (score or 0.0, fault)
-        self._remember({keys[row]: score for row, (score, fault) in known.items() if not fault})
-        return known
-
 
 _NONE = Verdict(0.0, None, "none", strict=0.0)
 
 
-def _verdict(answer: str, score: float, fault: str) -> Verdict:
-    path = FAILED if fault else SCORED
-    return Verdict(score, _named(answer), path, fault == "late", strict=score)
+def _checked(texts: Texts, references: Texts, mode: str, questions: Texts | None) -> Texts:
+    """The questions, of which there has to be one for each text."""
+    check_request(texts, references, mode)
+    if questions is None or len(questions) != len(texts):
+        raise UserError(
+            f"grade: a verifier of one's own sees questions; give one for each of the "
+            f"{len(texts)} texts"
+        )
+    return questions
+
+
+def _rows(answers: Texts, references: Texts, questions: Texts) -> list[Row | None]:
+    return [
+        None if answer is None else Row(question or "", answer, reference or "")
+        for question, answer, reference in zip(questions, answers, references, strict=True)
+    ]
+
+
+def _run(
+    pool: WorkerPool, size: int, rows: Sequence[Row], poll: Callable[[], object] | None
+) -> dict[Row, Score]:
+    """What the verifier says of rows, `size` in a call."""
+    requests = [Request(*zip(*rows[i : i + size])) for i in range(0, len(rows), size)]
+    outcomes = pool.run(requests, poll)
+    said = lambda outcome: zip(outcome.scores, outcome.faults)
+    return {
+        Row(*row): Score(score or 0.0, fault, outcomes[request].said if fault else "")
+        for request in requests
+        for row, (score, fault) in zip(zip(*request), said(outcomes[request]))
+    }
+
+
+def _verdict(answer: str, score: Score) -> Verdict:
+    path = FAILED if score.fault else SCORED
+    late = score.fault == "late"
+    return Verdict(score.score, _named(answer), path, late, strict=score.score)
 
 
 def _named(answer: str) -> str:

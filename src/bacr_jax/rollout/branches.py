@@ -168,9 +168,7 @@ def feed_branches(
             over_trunk = attention.cached_attention(
                 q, trunk.k, trunk.v, sees_trunk, turned=trunk.turned
             )
-        over_own = attention.cached_attention(
-            flat(q)[:, None], own.k, own.v, sees_own
-        )
+        over_own = attention.cached_attention(flat(q)[:, None], own.k, own.v, sees_own)
         over_own = jax.tree.map(lambda x: x.reshape(b, m, *x.shape[2:]), over_own)
         return attention.merge([over_trunk, over_own], q.dtype), own
 

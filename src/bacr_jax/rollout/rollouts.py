@@ -62,7 +62,7 @@ def generate(
     limits: Int[np.ndarray, "B"] | None = None,
     calls: Int[np.ndarray, "B"] | None = None,
     poll: Callable[[], None] | None = None,
-    on_rows: Callable[[np.ndarray], None] | None = None,
+    on_rows: Callable[[np.ndarray, Trunks, Branches], None] | None = None,
     on_tokens: Callable[[int, np.ndarray], None] | None = None,
     on_answer: Callable[[int, np.ndarray], None] | None = None,
 ) -> Rollout:
@@ -88,7 +88,7 @@ def generate(
         spec.max_thinking without a budget.
       calls: call of each row, in 0..C-1; needed where there are several.
       poll: called between chunks, so that a caller can stop a long rollout by raising.
-      on_rows: called with the indices of rows that are done.
+      on_rows: called with the indices of rows that are done, their trunks and their branches.
       on_tokens: called after every chunk with (index of a row, its new thinking tokens).
       on_answer: called after every chunk of answers with (index of a row, forced and sampled tokens
         of the answer at its first cut so far).
@@ -125,7 +125,7 @@ def generate(
         with loop.timed("answer_s"):
             done = loop.answer_ended()
         if on_rows is not None and len(done):
-            on_rows(done)
+            on_rows(*loop.answered[-1])
     return loop.rollout()
 
 

@@ -86,8 +86,8 @@ def in_stream_order(
 def generate_traces(
     run: Run, state: RunState, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
 ) -> Rollout:
-    """Line 9: trunks under their budgets, answers at every cut."""
-    params = run.params(state.train)
+    """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile."""
+    params, (golds, questions) = run.params(state.train), _references(run, plan)
     return generate(
         run.policy.decode_params(params),
         prompts,
@@ -99,6 +99,7 @@ def generate_traces(
         sampling=sampling_params(run.config.rollout.temperature),
         phi_of=run.policy.phi_of(params),
         poll=poll,
+        on_rows=run.environment.early_grading(golds, questions),
     )
 
 
@@ -106,14 +107,15 @@ def verify(
     run: Run, plan: BatchPlan, rollout: Rollout, poll: Poll = None
 ) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
     """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host, and its verdicts."""
-    data, rows = run.environment.train.set, plan.rows
-    outcomes, verdicts = run.environment.judged(
-        rollout.branches,
-        [data.answers[i] for i in rows],
-        poll,
-        questions=[data.questions[i] for i in rows],
-    )
+    golds, questions = _references(run, plan)
+    outcomes, verdicts = run.environment.judged(rollout.branches, golds, poll, questions=questions)
     return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
+
+
+def _references(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:
+    """Gold answer and question of every trace."""
+    data = run.environment.train.set
+    return [data.answers[i] for i in plan.rows], [data.questions[i] for i in plan.rows]
 
 
 def observe(

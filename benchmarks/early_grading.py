@@ -1,0 +1,90 @@
+"""What grading costs a step when it begins with the first answers, and when it waits for the last.
+
+    python benchmarks/early_grading.py [--seconds 0.002] [--workers 2] [--steps 10]
+
+One run of the quickstart's model, whose verifier takes so many seconds for an answer and uses no
+processor, as a judge elsewhere does; a quarter of a step's traces have slots at a time. Steps take
+turns; prints each one's seconds and, as its last line, a JSON object with the medians of what
+sampling and grading take together, and grading alone.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from bacr_jax.config import io as config_io
+from bacr_jax.data.environment import Environment
+from bacr_jax.runs.folder import open_run
+from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.loop import Trainer
+
+ROOT = Path(__file__).resolve().parents[1]
+VERIFIER = """
+import time
+
+def verify(question, answer, gold):
+    time.sleep({seconds})
+    return float(answer == gold)
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=0.002, help="of the verifier, per answer")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes")
+    parser.add_argument("--steps", type=int, default=10, help="of each kind, after one of each")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "v.py").write_text(VERIFIER.format(seconds=options.seconds))
+        overrides = [
+            f"output.dir={folder / 'run'}",
+            f"grader={folder / 'v.py'}:verify",
+            f"grading.workers={options.workers}",
+            *("rollout.slots=64", "warmup.steps=150", "output.tensorboard=false"),
+            *("warmup.target_accuracy=0", "warmup.hold_accuracy=0", "curriculum.update_every=null"),
+        ]
+        config = config_io.load([ROOT / "configs/quickstart.yaml"], overrides)
+        with open_run(folder / "run", config) as opened:
+            seconds = measure(Trainer(config, opened), options.steps)
+    result = {
+        f"{kind}_{name}": round(statistics.median(of_step), 3)
+        for kind, found in seconds.items()
+        for name, of_step in zip(("s", "grading_s"), zip(*found[1:]))
+    }
+    print(json.dumps(result | {"ratio": round(result["late_s"] / result["early_s"], 2)}))
+    return 0
+
+
+def measure(trainer: Trainer, steps: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of sampling and grading, and of grading alone, of steps of both kinds, in turn."""
+    state, _ = trainer.start()
+    kinds = {"early": contextlib.nullcontext, "late": waiting}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for step in range(2 * (steps + 1)):
+        kind = list(kinds)[step % 2]
+        with kinds[kind]():
+            state, done = iterate(trainer.run, state, step)
+        parts = [float(done.metrics[f"time/{part}"]) for part in ("rollout", "verify")]
+        answers = int(done.metrics["grader/graded"])
+        print(f"{kind:5} rollout {parts[0]:.2f} s  verify {parts[1]:.2f} s  {answers} answers")
+        found[kind].append((sum(parts), parts[1]))
+    trainer.environment.close()
+    return found
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """No answer is graded before all are there."""
+    with mock.patch.object(Environment, "early_grading", lambda *_: None):
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())
