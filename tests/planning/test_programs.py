@@ -39,4 +39,4 @@ def test_answers_at_every_cut_can_be_lowered():
     programs, _ = programs_of("rollout.slots=4")
     shapes = [leaf.shape for leaf in jax.tree.leaves(programs.answers().args_info)]
     # Two branches of each of 4 slots: suffix and answer, 8 + 4 tokens, keys and values of 2 layers.
-    assert shapes.count((4, 2, 2, 12, 8)) == 4
+    assert shapes.count((8, 2, 12, 8)) == 4
