@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.shipped import STUDIES, locate
@@ -53,6 +54,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--list", action="store_true", help="number and id of every run, for arrays")
     what.add_argument("--only", metavar="I", help="one run, by number or id, in this process")
     what.add_argument("--report", action="store_true", help="run nothing; write what cells hold")
+    add(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="an earlier results.json of the study: says whether the accuracies agree with it",
+    )
     add("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
     arguments.config = locate(arguments.config, STUDIES)
@@ -97,10 +104,39 @@ def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: 
     return "\n".join(lines)
 
 
+def earlier(arguments: argparse.Namespace, study: Study) -> Mapping[str, Any] | None:
+    """The results.json of --against, before anything is run; None: not asked for."""
+    if arguments.against is None:
+        return None
+    for option in ("dry_run", "list", "only"):
+        if getattr(arguments, option) not in (None, False):
+            raise UserError(
+                f"--against: there is nothing to compare with --{option.replace('_', '-')}; leave "
+                "one of them out"
+            )
+    from bacr_jax.study.reproduction import read_earlier
+
+    return read_earlier(arguments.against, study.name, study.size)
+
+
+def compare(before: Mapping[str, Any], paths: StudyPaths) -> None:
+    """Says whether the study's results agree with earlier ones."""
+    from bacr_jax.study import reproduction
+
+    files, text = reproduction.write(paths.folder, before)
+    for path in files:
+        print(f"wrote {path}")
+    print(text)
+
+
 def run_study(
-    study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, arguments: argparse.Namespace
+    study: Study,
+    runs: Sequence[PlannedRun],
+    paths: StudyPaths,
+    arguments: argparse.Namespace,
+    before: Mapping[str, Any] | None = None,
 ) -> int:
-    """Makes every cell that is not there, then tables and figures."""
+    """Makes every cell that is not there, then tables and figures; compares with earlier ones."""
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
     from bacr_jax.study.report import write_report
@@ -135,6 +171,8 @@ def run_study(
             progress.say(f"FAILED, exit code {code}: {name}; see {paths.log(name)}")
         for path in write_report(study, runs, paths):
             progress.say(f"wrote {path}")
+    if before is not None:
+        compare(before, paths)
     return 1 if scheduler.failed else 0
 
 
@@ -144,7 +182,7 @@ def run_variance(arguments: argparse.Namespace) -> int:
     Raises:
       UserError: an option that only arrays of runs have, or a setting that can't be used.
     """
-    for option in ("dry_run", "list", "only", "report", "jobs"):
+    for option in ("dry_run", "list", "only", "report", "jobs", "against"):
         if getattr(arguments, option):
             raise UserError(
                 f"--{option.replace('_', '-')}: {arguments.config} measures one policy after the "
@@ -168,6 +206,7 @@ def main(argv: Sequence[str] | None) -> int:
     study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
     paths = paths_of(study, arguments.out)
     runs = plan_runs(study, paths)
+    before = earlier(arguments, study)
     if arguments.list:
         print(listing(runs))
     elif arguments.dry_run:
@@ -183,8 +222,10 @@ def main(argv: Sequence[str] | None) -> int:
 
         for path in write_report(study, runs, paths):
             print(path)
+        if before is not None:
+            compare(before, paths)
     else:
-        return run_study(study, runs, paths, arguments)
+        return run_study(study, runs, paths, arguments, before)
     return 0
 
 
