@@ -8,14 +8,15 @@ import pytest
 from bacr_jax.planning import compiling
 from bacr_jax.planning.programs import Programs
 from bacr_jax.planning.workload import planned_shape
+from devices_world import run_on_devices
 from plan_world import tiny_config
 
 
-def programs_of(*overrides):
+def programs_of(*overrides, devices=1):
     config = tiny_config(*overrides)
     shape, _ = planned_shape(config)
     described = compiling.described(config, shape, fused_attention=False)
-    return Programs(described, shape.vocab_size, jax.devices()[:1]), shape
+    return Programs(described, shape.vocab_size, jax.devices()[:devices]), shape
 
 
 @pytest.mark.parametrize("by", ["train.micro_batch_rows=4", "train.micro_batch_tokens=200"])
@@ -40,3 +41,16 @@ def test_answers_at_every_cut_can_be_lowered():
     shapes = [leaf.shape for leaf in jax.tree.leaves(programs.answers().args_info)]
     # Two branches of each of 4 slots: suffix and answer, 8 + 4 tokens, keys and values of 2 layers.
     assert shapes.count((8, 2, 12, 8)) == 4
+
+
+def test_caches_of_answers_are_split_over_tensor_by_their_heads():
+    program = """
+from planning.test_programs import programs_of
+import jax
+split = ("rollout.slots=4", "mesh.fsdp=2", "mesh.decode_tensor=2")
+programs, _ = programs_of(*split, devices=2)
+own = jax.tree.leaves(programs._branches(programs._slots()).cache)
+programs.answers()
+print({leaf.sharding.shard_shape(leaf.shape) for leaf in own})
+"""
+    assert run_on_devices(program, devices=2) == "{(8, 1, 12, 8)}"

@@ -177,7 +177,7 @@ class Programs:
             phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
         return dataclasses.replace(
             _laid_out(dataclasses.replace(branches, cache=()), over(by_row)),
-            cache=_laid_out(branches.cache, over(by_row, None, tensor)),
+            cache=_laid_out(branches.cache, over(by_row, tensor)),
             phi=phi,
         )
 
