@@ -186,6 +186,13 @@ class Policy:
         where = parallel.shardings(jax.eval_shape(build, *arrays), mesh)
         return jax.jit(build, out_shardings=where)(*arrays)
 
+    def blank(self, build: Callable[..., Any], *arrays: Any) -> Any:
+        """Zeros in the shapes and places of what `build` makes, to read saved values into."""
+        shapes = jax.eval_shape(build, *arrays)
+        zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        # One program, where leaf by leaf it would be one for each shape.
+        return self.make(jax.jit(zeros))
+
     def decode_params(self, params: Params) -> DecodeParams:
         """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`."""
         conditioned = self.learner.conditioning is not None

@@ -67,8 +67,9 @@ def init_state(
     return TrainState(
         policy=policy,
         head=value_head,
-        policy_opt=policy_tx.init(policy),
-        head_opt=None if value_head is None else head_tx.init(value_head),
+        # Each one program, where moment by moment it would be one for each shape.
+        policy_opt=jax.jit(policy_tx.init)(policy),
+        head_opt=None if value_head is None else jax.jit(head_tx.init)(value_head),
         updates=jnp.int32(0),
         skipped=jnp.int32(0),
         skipped_in_a_row=jnp.int32(0),

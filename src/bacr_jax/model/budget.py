@@ -93,7 +93,8 @@ def init(
     """
     phi_key, gate_key = jax.random.split(key)
     embedding = module(conditioning, width=width, layers=layers, b_max=b_max)
-    phi = embedding.init(phi_key, jnp.ones((1,), jnp.int32))["params"]
+    # Nothing but the parameters is computed.
+    phi = embedding.lazy_init(phi_key, jax.ShapeDtypeStruct((1,), jnp.int32))["params"]
     gate = jnp.zeros((layers, width), jnp.float32)
     if conditioning.gate == "tanh":
         gate = jax.random.normal(gate_key, gate.shape) * width**-0.5

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import chex
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -100,7 +101,9 @@ def value_features(
 
 def init(key: Array, *, num_features: int, hidden_size: int) -> Params:
     """Fresh parameters of the head."""
-    return ValueHead(hidden_size).init(key, jnp.zeros((1, num_features)))["params"]
+    # Nothing but the parameters is computed.
+    features = jax.ShapeDtypeStruct((1, num_features), jnp.float32)
+    return ValueHead(hidden_size).lazy_init(key, features)["params"]
 
 
 def values(params: Params, features: Float[Array, "B M F"]) -> Float[Array, "B M"]:

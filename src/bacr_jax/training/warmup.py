@@ -329,10 +329,11 @@ def warm_up(
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
-    params = policy.make(lambda: qwen2.init(key, spec.model))
+    random = lambda: qwen2.init(key, spec.model)
     paths = WarmupPaths(folder)
     if paths.identity.exists():
-        return _read(config, paths, params)
+        return _read(config, paths, policy.blank(random))
+    params = policy.make(random)
     if processes.is_first():
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
