@@ -78,7 +78,8 @@ def words_of(text):
 
 # What makes a training take seconds.
 FEW = (
-    "train.steps=2 warmup.steps=20 warmup.target_accuracy=0 warmup.hold_accuracy=0 eval.every=null "
+    "train.steps=2 warmup.steps=20 warmup.target_accuracy=0 warmup.short_accuracy=0 "
+    "warmup.hold_accuracy=0 eval.every=null "
     "eval.size=16 eval.samples=0 rollout.questions=4 rollout.group_size=4 "
     "train.micro_batch_rows=null data.ledger.train_size=64"
 )

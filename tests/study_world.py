@@ -5,7 +5,7 @@ from bacr_jax.study.spec_file import read_study
 
 BASE = """
 data: {train: ledger, eval: [ledger], ledger: {train_size: 64}}
-warmup: {steps: 10, target_accuracy: 0.0, hold_accuracy: 0.0}
+warmup: {steps: 10, target_accuracy: 0.0, short_accuracy: 0.0, hold_accuracy: 0.0}
 budget: {min: 8, max: 64}
 curriculum: {mu0: 32, sigma: 16}
 rollout: {questions: 4, group_size: 2, answer_tokens: 3}

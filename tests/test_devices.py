@@ -17,7 +17,13 @@ from devices_world import run_on_devices
 ROOT = Path(__file__).parents[1]
 GLOO = re.compile(r"\[Gloo\]|peer ranks|^$")
 SHORT = (
-    *("warmup.steps=2", "warmup.target_accuracy=0", "warmup.hold_accuracy=0", "warmup.max_hold=0"),
+    *(
+        "warmup.steps=2",
+        "warmup.target_accuracy=0",
+        "warmup.short_accuracy=0",
+        "warmup.hold_accuracy=0",
+        "warmup.max_hold=0",
+    ),
     *("train.steps=3", "budget.max=16", "curriculum.mu0=12", "curriculum.sigma=4"),
     *("rollout.questions=4", "rollout.group_size=4", "train.micro_batch_rows=8"),
     *("eval.size=8", "eval.samples=0", "eval.budgets=[16]", "value.warmup_iterations=1"),

@@ -22,7 +22,7 @@ SMALL = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: none}
 data: {ledger: {train_size: 64}}
-warmup: {steps: 12, target_accuracy: 0.0, hold_accuracy: 0.0}
+warmup: {steps: 12, target_accuracy: 0.0, short_accuracy: 0.0, hold_accuracy: 0.0}
 budget: {min: 4, max: 12}
 curriculum: {mu0: 8, sigma: 4, update_every: 2}
 rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 6}

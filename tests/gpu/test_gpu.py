@@ -157,7 +157,12 @@ def test_greedy_decoding_in_fp32_is_that_of_the_cpu(device, world):
 
 # The quickstart, with a warm-up of no use, few questions and few answers.
 SHORT = (
-    *("warmup.steps=20", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"),
+    *(
+        "warmup.steps=20",
+        "warmup.target_accuracy=0",
+        "warmup.short_accuracy=0",
+        "warmup.hold_accuracy=0",
+    ),
     *("rollout.questions=8", "train.steps=3", "eval.size=16", "eval.samples=1"),
     *("output.tensorboard=false", "reproducible=true"),
     # The second run compiles anew, and chooses its kernels again.

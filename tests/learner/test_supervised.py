@@ -6,7 +6,12 @@ import numpy as np
 
 from bacr_jax.config import LossConfig
 from bacr_jax.learner.objective import LearnerSpec
-from bacr_jax.learner.supervised import supervised_loss, supervised_optimizer, supervised_step
+from bacr_jax.learner.supervised import (
+    rows_right,
+    supervised_loss,
+    supervised_optimizer,
+    supervised_step,
+)
 from bacr_jax.model import qwen2
 from bacr_jax.model.sizes import Qwen2Config
 
@@ -35,3 +40,24 @@ def test_steps_learn_a_batch_by_heart_and_a_zero_rate_learns_nothing():
         *state, loss = supervised_step(*state, TOKENS, MASK, rate, spec=SPEC, tx=tx)
         losses.append(float(loss))
     assert losses[1] == losses[0] and losses[-1] < 0.3 * losses[0]
+
+
+def test_a_row_is_right_if_all_that_is_judged_in_it_is_the_likeliest():
+    logits = qwen2.logits(params(), qwen2.forward(params(), TOKENS, config=SHAPE))
+    likeliest = np.asarray(logits.argmax(-1))[:, :-1]
+    tokens = np.asarray(TOKENS).copy()
+    # One token of each row is made the likeliest after those before it, as it is.
+    tokens[:, 4] = likeliest[:, 3]
+    one = np.zeros((3, 7), bool)
+    one[:, 4] = True
+    assert np.asarray(rows_right(params(), tokens, one, spec=SPEC)).all()
+    wrong = one.copy()
+    wrong[1, 2] = True
+    tokens[1, 2] = (likeliest[1, 1] + 1) % 13
+    tokens[1, 4] = np.asarray(
+        qwen2.logits(params(), qwen2.forward(params(), jnp.asarray(tokens), config=SHAPE)).argmax(
+            -1
+        )
+    )[1, 3]
+    found = np.asarray(rows_right(params(), tokens, wrong, spec=SPEC))
+    assert found.tolist() == [True, False, True]

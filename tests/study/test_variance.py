@@ -16,6 +16,7 @@ sizes:
     overrides:
       - warmup.steps=2
       - warmup.target_accuracy=0
+      - warmup.short_accuracy=0
       - warmup.hold_accuracy=0
       - data.ledger.train_size=400
       - rollout.questions=4

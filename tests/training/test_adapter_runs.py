@@ -31,7 +31,7 @@ loss: {kl_coef: 0.1}
 optimizer: {learning_rate: 1.0e-2}
 train: {steps: 2, minibatches: 2}
 eval: {budgets: [8], size: 4, samples: 0}
-warmup: {steps: 2, target_accuracy: 0, hold_accuracy: 0}
+warmup: {steps: 2, target_accuracy: 0, short_accuracy: 0, hold_accuracy: 0}
 output: {tensorboard: false}
 """
 

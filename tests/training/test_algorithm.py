@@ -224,7 +224,9 @@ def warm(tmp_path_factory):
     extra = "\n".join(
         ["", "# shorter", "selfbudgeter: {cold_start_steps: 60}", "checkpoint: {every: 5}"]
     )
-    text = text.replace("steps: 800", "steps: 200\n  target_accuracy: 0\n  hold_accuracy: 0")
+    text = text.replace(
+        "steps: 800", "steps: 200\n  target_accuracy: 0\n  short_accuracy: 0\n  hold_accuracy: 0"
+    )
     text = text.replace("size: 500", "size: 50").replace("questions: 32", "questions: 8")
     base.write_text(text + extra + "\n")
     assert main(["--config", str(base), f"output.dir={folder / 'run'}", "train.steps=1"]) == 0

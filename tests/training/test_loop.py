@@ -19,7 +19,12 @@ from whole_runs import StopAt, assert_same_run
 CONFIGS = Path(__file__).parents[2] / "configs"
 # The quickstart's model, warmed up enough to be right now and then.
 QUICK = (
-    *("warmup.steps=300", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"),
+    *(
+        "warmup.steps=300",
+        "warmup.target_accuracy=0",
+        "warmup.short_accuracy=0",
+        "warmup.hold_accuracy=0",
+    ),
     *("rollout.questions=8", "train.micro_batch_rows=8", "eval.size=40", "eval.samples=1"),
     *("train.steps=10", "checkpoint.every=2", "eval.every=3", "output.tensorboard=false"),
 )

@@ -103,7 +103,12 @@ def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
     from methods_world import SMALL
 
     (tmp_path / "small.yaml").write_text(SMALL)
-    options = ["warmup.steps=4", "warmup.target_accuracy=0", "warmup.hold_accuracy=0"]
+    options = [
+        "warmup.steps=4",
+        "warmup.target_accuracy=0",
+        "warmup.short_accuracy=0",
+        "warmup.hold_accuracy=0",
+    ]
     options += ["train.steps=2", "conditioning.told=words", f"output.dir={tmp_path / 'run'}"]
     assert main(["--config", str(tmp_path / "small.yaml"), *options]) == 0
     assert RunPaths(tmp_path / "run").summary.is_file()

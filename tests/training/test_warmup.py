@@ -77,7 +77,7 @@ class Run(warmup.WarmUp):
         self.config, self.params, self.journal = config, np.zeros(()), []
         self.step = self.planned = self.measurements = 0
 
-    def advance(self, steps, rate):
+    def advance(self, steps, rate, practice=False):
         self.step += steps
         falls = rate(steps - 1) < 0.5 * rate(0)
         self.params = self.params + (0.2 if falls else 0.004 * steps)
@@ -105,6 +105,53 @@ def test_a_style_that_is_too_good_or_never_good_enough_is_refused(tmp_path):
     for wrong in (lambda p, s: 0.99, lambda p, s: 0.1):
         with pytest.raises(UserError, match="wanted 0.6 to 0.85"):
             until_style(Run(config), wrong)
+
+
+class Practised(warmup.WarmUp):
+    """A warm-up that is right at length at once, and briefly after so many rounds of practice."""
+
+    def __init__(self, config, rounds, at_length=1.0):
+        self.config, self.params, self.journal = config, None, []
+        self.step = self.planned = self.measurements = self.practised = 0
+        self.rounds, self.at_length = rounds, at_length
+
+    def advance(self, steps, rate, practice=False):
+        self.step += steps
+        self.practised += practice
+
+
+def until_accurate(run, monkeypatch):
+    monkeypatch.setattr(warmup, "short_accuracy", lambda run: float(run.practised >= run.rounds))
+    return warmup.until_accurate(run, lambda params: run.at_length)
+
+
+REDUNDANT = ("data.ledger.variant=redundant", "warmup.steps=800", "warmup.max_hold=3")
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(0, 800), (1, 1180), (3, 1940)])
+def test_the_short_style_is_practised_until_it_is_right(tmp_path, monkeypatch, rounds, steps):
+    # A round is 100 steps and a fall of 35 % of 800.
+    run = Practised(load(tmp_path, None, *REDUNDANT), rounds)
+    assert until_accurate(run, monkeypatch) == {"accuracy": 1.0, "short_accuracy": 1.0}
+    assert (run.step, run.planned, run.practised) == (steps, steps, rounds)
+
+
+def test_a_short_style_that_is_never_right_is_refused(tmp_path, monkeypatch):
+    run = Practised(load(tmp_path, None, *REDUNDANT), 4)
+    with pytest.raises(UserError, match=r"0.00 of the short traces .* warmup.short_accuracy=0.9"):
+        until_accurate(run, monkeypatch)
+
+
+def test_nothing_is_practised_where_it_is_not_asked_or_the_policy_is_wrong(tmp_path, monkeypatch):
+    run = Practised(load(tmp_path, None, *REDUNDANT, "warmup.short_accuracy=0"), 1)
+    assert until_accurate(run, monkeypatch) == {"accuracy": 1.0} and run.step == 800
+    tradeoff = load(tmp_path, None, *REDUNDANT[1:], "data.ledger.variant=tradeoff")
+    assert until_accurate(Practised(tradeoff, 1), monkeypatch) == {"accuracy": 1.0}
+    run = Practised(load(tmp_path, None, *REDUNDANT), 0, at_length=0.9)
+    with pytest.raises(UserError, match="greedy accuracy 0.90 .* warmup.target_accuracy=0.95"):
+        until_accurate(run, monkeypatch)
+    # Three holds go by before it falls.
+    assert run.practised == 0
 
 
 def test_the_redundant_ledger_has_no_single_style_to_stop_by(tmp_path):

@@ -59,7 +59,7 @@ _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", Fals
 _LATER = frozenset(
     {
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
-        *("rollout.attention", "advantage.score_weighted"),
+        *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )

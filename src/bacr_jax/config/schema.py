@@ -195,6 +195,12 @@ class WarmupConfig:
     max_hold: int = key(
         10, "most extra rounds at the full rate, 100 steps each, to get there", "[0, inf)"
     )
+    short_accuracy: float = key(
+        0.9,
+        "share of every level's problems whose trace without a redone line the warm-up must end "
+        "with, given its labels (variant redundant)",
+        "[0, 1]",
+    )
     style: Literal["at_once", "steps"] | None = key(
         None, "trace style whose accuracy decides when the warm-up ends; null: none does"
     )

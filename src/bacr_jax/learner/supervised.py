@@ -33,7 +33,41 @@ def supervised_loss(
     spec: LearnerSpec,
 ) -> Float[Array, ""]:
     """Mean negative log-likelihood (nats) of the tokens in the mask, each given those before it."""
-    hidden = qwen2.forward(
+    hidden = _hidden(params, tokens, spec)
+    logp, _ = chunked_logprobs(
+        hidden, qwen2.output_head(params), tokens[:, 1:], allowed_tokens=None, spec=spec
+    )
+    mask = loss_mask[:, 1:]
+    return -jnp.where(mask, logp, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+@functools.partial(jax.jit, static_argnames=("spec",))
+def rows_right(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    judged: Bool[Array, "B T"],
+    *,
+    spec: LearnerSpec,
+) -> Bool[Array, "B"]:
+    """Which rows have the likeliest token wherever they are judged, each given those before it.
+
+    Args:
+      params: of the plain model.
+      tokens: ids.
+      judged: which of them must be predicted; the first of a row can't be.
+      spec: of the learner, for a small vocabulary: logits of all positions are there at once.
+    """
+    rows = tokens.shape[0]
+    tokens, judged = _filled((tokens, judged), spec.mesh)
+    hidden = _hidden(params, tokens, spec)
+    likeliest = qwen2.logits(params, hidden).argmax(-1)
+    right = (likeliest == tokens[:, 1:]) | ~judged[:, 1:]
+    return right.all(1)[:rows]
+
+
+def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Array:
+    """Last hidden states of all tokens but the last."""
+    return qwen2.forward(
         params,
         tokens[:, :-1],
         config=spec.model,
@@ -43,11 +77,6 @@ def supervised_loss(
         remat=spec.remat,
         mesh=spec.mesh,
     )
-    logp, _ = chunked_logprobs(
-        hidden, qwen2.output_head(params), tokens[:, 1:], allowed_tokens=None, spec=spec
-    )
-    mask = loss_mask[:, 1:]
-    return -jnp.where(mask, logp, 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
 def _filled(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:

@@ -9,7 +9,10 @@ learns the longest problems differs between seeds by hundreds of steps, and once
 it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
 `warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
 If the fall ends below `warmup.target_accuracy`, the rate goes back up for 100 steps and falls
-again, each time counted as one of the `warmup.max_hold`.
+again, each time counted as one of the `warmup.max_hold`. The same is done where the policy can't
+write the short style, which reinforcement learning is to find, on `warmup.short_accuracy` of the
+problems of some level: about two seeds of nine go on past the third line only if they redo the ones
+before. The 100 steps then hold more of that style (`ledger.PRACTICE`).
 
 With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
 of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
@@ -38,7 +41,7 @@ from bacr_jax.data.environment import Questions
 from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.policy import Policy
-from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
+from bacr_jax.learner.supervised import rows_right, supervised_optimizer, supervised_step
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
@@ -58,6 +61,8 @@ HOLD_STEPS = 100
 MEASURE_EVERY, STYLE_FALL = 25, 40
 # Problems on which a style is measured: an error of 3 points.
 STYLE_PROBLEMS = 256
+# Problems of each level on which the short style is measured: an error of 3 points at .9.
+SHORT_PROBLEMS = 128
 # Steps between saves: what a crash can cost, some ten seconds on a CPU.
 SAVE_EVERY = 100
 
@@ -118,8 +123,8 @@ class WarmUp:
             self.journal.append(measure())
         return self.journal[self.measurements - 1]
 
-    def advance(self, steps: int, rate: Callable[[int], float]) -> None:
-        """`steps` steps at rate(0), rate(1), ..."""
+    def advance(self, steps: int, rate: Callable[[int], float], *, practice: bool = False) -> None:
+        """`steps` steps at rate(0), rate(1), ..., on `ledger.PRACTICE` if told to."""
         settings, task = self.config.warmup, self.config.data.ledger
         for i in range(steps):
             if self.step < self.done:
@@ -133,6 +138,7 @@ class WarmUp:
                 batch_tokens=settings.batch_tokens,
                 max_operand=task.max_operand,
                 told=told_budgets(self.config),
+                practice=practice,
             )
             self.params, self.opt_state, loss = supervised_step(
                 self.params,
@@ -193,7 +199,22 @@ def styled_prompts(
     return opened, [questions.set.answers[i] for i in index]
 
 
-def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> float:
+def short_accuracy(run: WarmUp) -> float:
+    """Share of the problems whose short trace the policy writes right, of its weakest level.
+
+    Each token is judged given the right ones before it; labels, with which a line is not redone,
+    are given.
+    """
+    config = run.config
+    told = None if told_budgets(config) is None else config.budget.max
+    batch, levels = ledger.short_traces(
+        SHORT_PROBLEMS, max_operand=config.data.ledger.max_operand, told=told
+    )
+    right = np.asarray(rows_right(run.params, batch.tokens, batch.loss_mask, spec=run.spec))
+    return min(float(right[levels == level].mean()) for level in np.unique(levels))
+
+
+def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[str, float]:
     """The schedule of a warm-up that ends with one accuracy.
 
     Raises:
@@ -212,21 +233,40 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> float
     last = 1.0 - FINAL_FRACTION
     falling = lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall)
     run.advance(fall, falling)
-    accuracy: float = measure()
-    while holds < settings.max_hold and accuracy < settings.target_accuracy:
-        # It fell too early: back up, and down again.
+    wanted = settings.short_accuracy if has_short_style(run.config) else 0.0
+    while True:
+        found = {"accuracy": measure()}
+        at_length = found["accuracy"] >= settings.target_accuracy
+        if at_length and wanted:
+            found["short_accuracy"] = run.measured(lambda: short_accuracy(run))
+        if at_length and found.get("short_accuracy", 1.0) >= wanted:
+            return found
+        if holds == settings.max_hold:
+            raise UserError(_not_reached(run, found))
+        # It fell too early, or can't do without what is useless: back up, and down again.
         holds += 1
         run.planned += HOLD_STEPS + fall
-        run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
+        run.advance(HOLD_STEPS, lambda i: settings.learning_rate, practice=at_length)
         run.advance(fall, falling)
-        accuracy = measure()
-    if accuracy < settings.target_accuracy:
-        raise UserError(
-            f"warm-up: greedy accuracy {accuracy:.2f} at the largest budget after {run.step} steps "
-            f"is below warmup.target_accuracy={settings.target_accuracy}; write a larger "
-            "warmup.steps or another seed"
-        )
-    return accuracy
+
+
+def has_short_style(config: Config) -> bool:
+    """Whether the warm-up teaches useless lines, and so a shorter style without them."""
+    return config.data.ledger.variant == "redundant"
+
+
+def _not_reached(run: WarmUp, found: dict[str, float]) -> str:
+    """What a warm-up lacks, in one line."""
+    settings = run.config.warmup
+    said = f"greedy accuracy {found['accuracy']:.2f} at the largest budget"
+    below = f"warmup.target_accuracy={settings.target_accuracy}"
+    if "short_accuracy" in found:
+        said = f"{found['short_accuracy']:.2f} of the short traces of the weakest level right"
+        below = f"warmup.short_accuracy={settings.short_accuracy}"
+    return (
+        f"warm-up: {said} after {run.step} steps is below {below}; write a larger warmup.steps or "
+        "another seed"
+    )
 
 
 def until_style(
@@ -348,7 +388,7 @@ def warm_up(
             if config.warmup.style is not None:
                 measured = until_style(run, style_accuracy_of)
             else:
-                measured = {"accuracy": until_accurate(run, accuracy_of)}
+                measured = until_accurate(run, accuracy_of)
         except Preempted:
             run.save()
             raise

@@ -37,6 +37,47 @@ def batch_of(step, total=100, seed=0, variant="redundant", **options):
     )
 
 
+def test_short_traces_are_judged_everywhere_but_at_their_labels():
+    batch, levels = ledger.short_traces(40, max_operand=3)
+    held_out = {p.question for p in ledger.make_problems(0, 4000, max_operand=3, split="test")}
+    assert np.bincount(levels).tolist() == [0, 40, 40, 40, 40, 40]
+    for tokens, judged, level in zip(batch.tokens, batch.loss_mask, levels):
+        text = "".join(ledger.VOCABULARY[token] for token in tokens)
+        question, trace = re.match(r"<bos>(\w+)<think>(.*?)</think>", text).groups()
+        value, lines = int(question[0]), []
+        for label, operand in zip(question[1::2], question[2::2]):
+            lines.append(f"{label}{value}+{operand}={(value + int(operand)) % 10}")
+            value = (value + int(operand)) % 10
+        assert len(lines) == level and trace == "".join(lines) and question not in held_out
+        where = np.flatnonzero(judged)
+        assert "".join(ledger.VOCABULARY[tokens[i]] for i in where) == "".join(
+            line[1:] for line in lines
+        )
+
+
+def test_practice_holds_four_times_as_much_of_the_short_style():
+    share = {}
+    for practice in (False, True):
+        short = rows = 0
+        for step in range(60, 400):
+            for tokens, mask in zip(*batch_of(step, practice=practice)):
+                question, trace, cut = parse_row(tokens, mask)
+                rows += 1
+                short += not cut and len(question) > 3 and style_of(question, trace) == "steps"
+        share[practice] = short / rows
+    assert 2.0 < share[True] / share[False] < 4.5
+
+
+def test_practice_is_of_all_levels_from_the_first_step_on():
+    levels = [len(parse_row(*row)[0]) // 2 for step in range(8) for row in zip(*batch_of(step))]
+    early = [
+        len(parse_row(*row)[0]) // 2
+        for step in range(8)
+        for row in zip(*batch_of(step, practice=True))
+    ]
+    assert max(levels) == 3 and max(early) == 5
+
+
 @pytest.mark.parametrize("variant", ["redundant", "tradeoff"])
 def test_every_row_is_right_and_not_held_out(variant):
     held_out = {p.question for p in ledger.make_problems(0, 4000, max_operand=3, split="test")}

@@ -38,13 +38,23 @@ from bacr_jax.data.ledger.styles import (
     supervised_batch,
     supervised_example,
 )
-from bacr_jax.data.ledger.supervised import BUCKETS, WARMUP, Stage, Variant, stage_at, warmup_batch
+from bacr_jax.data.ledger.supervised import (
+    BUCKETS,
+    PRACTICE,
+    WARMUP,
+    Stage,
+    Variant,
+    short_traces,
+    stage_at,
+    warmup_batch,
+)
 from bacr_jax.data.ledger.tokenizer import ID, VOCABULARY, encode, ledger_tokenizer
 
 __all__ = [
     "BUCKETS",
     "ID",
     "MAX_LEVEL",
+    "PRACTICE",
     "VOCABULARY",
     "WARMUP",
     "LedgerArrays",
@@ -61,6 +71,7 @@ __all__ = [
     "num_problems",
     "stage_at",
     "render",
+    "short_traces",
     "split_codes",
     "supervised_batch",
     "supervised_example",

@@ -1,5 +1,6 @@
 """The supervised curriculum of the ledger: which examples at which step."""
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -9,7 +10,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.data.ledger.problems import MAX_LEVEL, check_operands, decode_problems, split_codes
-from bacr_jax.data.ledger.styles import TAIL, Style, supervised_batch, told_width
+from bacr_jax.data.ledger.styles import (
+    TAIL,
+    Style,
+    SupervisedBatch,
+    supervised_batch,
+    told_width,
+)
 from bacr_jax.errors import UserError
 
 Variant = Literal["redundant", "tradeoff"]
@@ -55,6 +62,10 @@ WARMUP: dict[Variant, tuple[Stage, ...]] = {
         Stage(1.00, 5, (("steps", 3.0), ("at_once", 1.0))),
     ),
 }
+
+# The last stage of `redundant` with four times as much of its short style: for a policy that has
+# not learned to go on on long problems without redoing a line.
+PRACTICE = Stage(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 2.0), ("at_once", 1.0)))
 
 
 def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -115,6 +126,40 @@ def _check(variant: str, batch_tokens: int, longest: int) -> None:
         )
 
 
+def short_traces(
+    count: int, *, max_operand: int, told: int | None = None
+) -> tuple[SupervisedBatch, Int[np.ndarray, "B"]]:
+    """Training problems of every level with their traces in the style *steps*.
+
+    Args:
+      count: rows of each level; its first training problems, again and again if they are fewer.
+      max_operand: operands are 1..max_operand.
+      told: budget in the prompts; None: they tell none.
+
+    Returns:
+      Examples whose mask holds the tokens of the trace in which a policy that redoes no line has
+      no choice, all but the labels; and the level of each row.
+    """
+    levels = np.repeat(np.arange(1, MAX_LEVEL + 1), count)
+    pools = [split_codes(level, max_operand, "train") for level in range(1, MAX_LEVEL + 1)]
+    codes = np.concatenate([np.resize(pool, count) for pool in pools])
+    budgets = None if told is None else np.full(len(levels), told)
+    never = np.zeros(len(levels), bool)
+    batch = supervised_batch(
+        decode_problems(codes, levels, max_operand=max_operand),
+        np.tile(never[:, None], (1, MAX_LEVEL)),
+        never,
+        never,
+        np.random.default_rng(0),
+        width=3 + 8 * MAX_LEVEL + TAIL + told_width(budgets),
+        told=budgets,
+    )
+    trace = 6 * levels[:, None]
+    place = np.arange(batch.tokens.shape[1]) - (batch.lengths[:, None] - TAIL - trace)
+    judged = (place >= 0) & (place < trace) & (place % 6 != 0)
+    return dataclasses.replace(batch, loss_mask=judged), levels
+
+
 def warmup_batch(
     seed: int,
     step: int,
@@ -124,6 +169,7 @@ def warmup_batch(
     batch_tokens: int,
     max_operand: int = 3,
     told: Int[np.ndarray, "n"] | None = None,
+    practice: bool = False,
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """The supervised batch of one step: a function of the seed and the step alone.
 
@@ -140,6 +186,7 @@ def warmup_batch(
       max_operand: operands are 1..max_operand.
       told: budgets, one of which each prompt tells, drawn evenly and whatever the trace, so that
         nothing is learned of them yet; None: prompts tell none.
+      practice: of `PRACTICE` instead of the variant's stage.
 
     Returns:
       Tokens (int32) and loss mask of `supervised_batch`, padded to S. Problems are from the train
@@ -152,7 +199,7 @@ def warmup_batch(
     _check(variant, batch_tokens, int(max(widths)))
     check_operands(max_operand)
     rng = np.random.default_rng([seed, _STREAM, step])
-    stage = stage_at(variant, step / max(total_steps, 1))
+    stage = PRACTICE if practice else stage_at(variant, step / max(total_steps, 1))
     kinds = _kinds(stage)
     rows_in = batch_tokens // widths
     per_bucket = np.bincount(kinds["bucket"], kinds["probability"], len(BUCKETS)) / rows_in
