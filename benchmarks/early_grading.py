@@ -48,7 +48,8 @@ def main() -> int:
             f"grader={folder / 'v.py'}:verify",
             f"grading.workers={options.workers}",
             *("rollout.slots=64", "warmup.steps=150", "output.tensorboard=false"),
-            *("warmup.target_accuracy=0", "warmup.hold_accuracy=0", "curriculum.update_every=null"),
+            *("warmup.target_accuracy=0", "warmup.short_accuracy=0", "warmup.hold_accuracy=0"),
+            "curriculum.update_every=null",
         ]
         config = config_io.load([ROOT / "configs/quickstart.yaml"], overrides)
         with open_run(folder / "run", config) as opened:
