@@ -7,6 +7,7 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.errors import UserError
@@ -54,23 +55,24 @@ def init_curriculum(num_groups: int, *, mu0: float | Sequence[float]) -> Curricu
     Raises:
       UserError: a list of `mu0` whose length is not `num_groups`, or a location below 0.
     """
-    locations = jnp.asarray(mu0, jnp.float32)
+    locations = np.asarray(mu0, np.float32)
     if locations.ndim == 1 and locations.shape[0] != num_groups:
         raise UserError(
             f"curriculum mu0: found {locations.shape[0]} values for {num_groups} difficulty "
             "groups; write one number, or one per group"
         )
-    if bool(jnp.any(locations <= 0.0)):
+    if (locations <= 0.0).any():
         raise UserError(f"curriculum mu0: found {mu0}; write positive numbers of tokens")
-    zeros = jnp.zeros(num_groups, jnp.float32)
+    # Filled on the host: a few numbers are no programs.
+    full = lambda value, dtype=np.float32: jnp.array(np.full(num_groups, value, dtype))
     return CurriculumState(
-        mu0=jnp.broadcast_to(locations, (num_groups,)),
-        pass_rate=zeros + 0.5,
-        ema_rate=zeros + 0.5,
-        measured=jnp.zeros(num_groups, bool),
-        correct=zeros,
-        seen=zeros,
-        updates=jnp.zeros((), jnp.int32),
+        mu0=full(locations),
+        pass_rate=full(0.5),
+        ema_rate=full(0.5),
+        measured=full(False, bool),
+        correct=full(0.0),
+        seen=full(0.0),
+        updates=jnp.array(0, jnp.int32),
     )
 
 

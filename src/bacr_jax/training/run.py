@@ -140,7 +140,7 @@ def make_run(
         levels=levels,
         num_groups=num_groups,
         group_of=groups,
-        group_sizes=jnp.bincount(groups, length=num_groups),
+        group_sizes=jnp.asarray(np.bincount(group_of, minlength=num_groups), jnp.int32),
         coordinate=difficulty_coordinate(environment.train, config.curriculum.coordinate),
         stream=stream,
     )
@@ -205,7 +205,8 @@ def precompile(
     params, settings = run.params(state.train), run.config
     everyone = np.arange(len(run.environment.train))
     prompts = run.environment.train.at(everyone, np.full_like(everyone, settings.budget.max))
-    cuts = int(run.method.cuts(run.key, jnp.ones((1, 1), jnp.int32)).shape[-1])
+    one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    cuts = jax.eval_shape(run.method.cuts, run.key, one_trace).shape[-1]
     rows = settings.rollout.questions * settings.rollout.group_size
     forms = [("rollouts", cuts, run.method.answers, rows)]
     if settings.curriculum.pass_rate == "probe":
