@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+import zlib
 
 import jax
 import pytest
@@ -11,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.parallel.compile_cache import keep_programs, machine_name, make_room
+from bacr_jax.parallel.compile_cache import drop_torn, keep_programs, machine_name, make_room
 
 DIR, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 LEAST = "jax_persistent_cache_min_compile_time_secs"
@@ -47,7 +49,11 @@ def test_by_default_programs_lie_with_the_users_own_caches(jax_alone, monkeypatc
 
 def test_what_jax_was_told_stays_unless_the_config_says_otherwise(jax_alone, monkeypatch, tmp_path):
     monkeypatch.setenv(DIR.upper(), str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "torn-cache").touch()
+    os.utime(tmp_path / "mine" / "torn-cache", (1, 1))
     kept = keep_programs(None)
+    assert not (tmp_path / "mine" / "torn-cache").exists()
     assert kept.folder == tmp_path / "mine" and "(JAX_COMPILATION_CACHE_DIR)" in kept.line
     assert jax.config.values[DIR] == str(tmp_path / "mine")
     kept = keep_programs(str(tmp_path / "other"))
@@ -122,3 +128,38 @@ def test_two_processes_at_once_and_a_torn_file_give_the_same_numbers(tmp_path):
     for path in kept:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert start().communicate()[0] in found
+    # Nobody is writing them any more, and they have not been looked at since: whole again.
+    minutes_ago = time.time() - 120
+    for path in kept:
+        os.utime(path, (minutes_ago, minutes_ago))
+    os.utime(tmp_path / machine_name() / "looked", (0, 0))
+    assert start().communicate()[0] in found
+    for path in kept:
+        assert zlib.decompress(path.read_bytes())
+
+
+def test_half_a_program_is_dropped_once_nobody_can_be_writing_it(tmp_path):
+    whole, now = zlib.compress(os.urandom(3 << 20)), time.time()
+    files = {"whole": (whole, 90), "half": (whole[: len(whole) // 2], 90), "empty": (b"", 90)}
+    files |= {"less-a-byte": (whole[:-1], 90), "other": (bytes(range(256)), 90)}
+    files |= {"being-written": (whole[:9], 30), "unreadable-zstd": (b"\x28\xb5\x2f\xfd" * 9, 90)}
+    for name, (data, age) in files.items():
+        path = tmp_path / f"{name}-cache"
+        path.write_bytes(data)
+        os.utime(path, (now - age, now - age))
+    (tmp_path / "notes").write_bytes(b"")
+    torn = ("half", "empty", "less-a-byte", "other", "unreadable-zstd")
+    assert set(drop_torn(tmp_path)) == {f"{name}-cache" for name in torn}
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"whole-cache", "being-written-cache", "notes", "looked"}
+    # What was looked at is not looked at again; what was young then is.
+    (tmp_path / "whole-cache").write_bytes(b"")
+    os.utime(tmp_path / "whole-cache", (now - 90, now - 90))
+    looked = tmp_path / "looked"
+    assert drop_torn(tmp_path) == []
+    os.utime(looked, (now - 40, now - 40))
+    os.utime(tmp_path / "being-written-cache", (now - 35, now - 35))
+    assert drop_torn(tmp_path) == []
+    os.utime(looked, (now - 100, now - 100))
+    assert set(drop_torn(tmp_path)) == {"whole-cache"}
+    assert drop_torn(tmp_path / "missing") == []

@@ -3,17 +3,25 @@
 JAX keeps and finds them (its persistent compilation cache); here it is told where. Programs for
 CPUs hold the instructions and the number of threads of the machine that compiled them, which JAX's
 keys don't name, so they lie in a folder per kind of machine and version of jaxlib.
+
+JAX writes a program straight into its place, and never replaces one that is there: half a program,
+left by a process that was killed while it wrote, would be warned of and compiled anew at every
+start. So those that were written since the last start are looked at once.
 """
 
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import platform
+import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -28,6 +36,11 @@ _ENABLED = "jax_enable_compilation_cache"
 _PREFIX, _SUFFIX = "xla-", "-cache"
 # More than a file system keeps beside a file's name.
 _PROBE = bytes(1 << 16)
+# Its time says up to when all programs of its folder are known to be whole.
+_LOOKED = "looked"
+# Seconds after which nobody is still writing a program.
+_SETTLED = 60.0
+_ZSTD, _PIECE = b"\x28\xb5\x2f\xfd", 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,7 @@ def keep_programs(setting: str | None) -> Kept:
     given = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
     if setting is None and given and not _is_own(Path(given)):
         _use(Path(given))
+        drop_torn(Path(given))
         return Kept(Path(given), f"compiled programs are kept in {given} ({_DIR.upper()})")
     try:
         base = user_folder(os.environ) if setting is None else Path(setting).expanduser()
@@ -79,6 +93,7 @@ def keep_programs(setting: str | None) -> Kept:
             refused=True,
         )
     make_room(base.absolute(), MOST_KEPT)
+    drop_torn(folder)
     if _LEAST_SECONDS.upper() not in os.environ:
         # Hundreds of small programs are most of a start.
         jax.config.update(_LEAST_SECONDS, 0.0)
@@ -126,6 +141,58 @@ def make_room(base: Path, most: int) -> None:
         if kept > most:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def drop_torn(folder: Path) -> list[str]:
+    """Removes programs that were written by half, of those written since this was last called.
+
+    Those of the last minute are left for the next call: they may be being written.
+
+    Args:
+      folder: of programs; need not be there, nor be one of files.
+
+    Returns:
+      Names of those that are gone.
+    """
+    looked, torn = folder / _LOOKED, []
+    # No OSError is worth a run: what can't be looked at is read by JAX, or not.
+    with contextlib.suppress(OSError):
+        since = looked.stat().st_mtime if looked.exists() else 0.0
+        looked.touch()
+        # The file system's own clock, which may not be this machine's.
+        settled = looked.stat().st_mtime - _SETTLED
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                written = entry.stat().st_mtime if entry.name.endswith(_SUFFIX) else since
+                if since < written <= settled and not _is_whole(Path(entry.path)):
+                    os.unlink(entry.path)
+                    torn.append(entry.name)
+        os.utime(looked, (settled, settled))
+    return torn
+
+
+def _is_whole(program: Path) -> bool:
+    """Whether a kept program can be unpacked to its end."""
+    with program.open("rb") as file:
+        try:
+            packed = _unpacker(file.read(len(_ZSTD)))
+            file.seek(0)
+            for piece in iter(lambda: file.read(_PIECE), b""):
+                packed.decompress(piece)
+        except OSError:
+            raise
+        except Exception:  # each of the three libraries has its own, if it is there at all
+            return False
+    return bool(packed.eof)
+
+
+def _unpacker(start: bytes) -> Any:
+    """What unpacks a program that starts so; JAX packs with zstd where it is installed."""
+    if start != _ZSTD:
+        return zlib.decompressobj()
+    if sys.version_info >= (3, 14):
+        return importlib.import_module("compression.zstd").ZstdDecompressor()
+    return importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
 
 
 def _programs(base: Path) -> Iterator[tuple[float, int, str]]:
