@@ -54,6 +54,13 @@ def test_fewer_slots_take_more_steps():
     assert steps[0] < steps[1] < 4 * steps[0]
 
 
+def test_slots_that_are_refilled_together_are_answered_in_fewer_rounds_after_more_steps():
+    work = workload()
+    early, late = (rollout(work.lengths, 128, mesh(), refill=share) for share in (0.25, 1.0))
+    assert len(late.answers) == 4 < len(early.answers)
+    assert early.steps < late.steps
+
+
 def test_micro_batches_by_rows_are_as_wide_as_the_longest_row():
     first, second = schedule.updates(workload(), mesh())
     assert first == second == [schedule.Padded(16, 5120, 544)] * 16

@@ -153,3 +153,15 @@ def test_the_suffix_has_room_for_the_real_one():
     suffixes = (style.forced_suffix, style.natural_suffix)
     tokens = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in suffixes]
     assert 1 < max(tokens) <= SUFFIX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("refill", 1.0), ("windows", 9), ("chunk", 8), ("compact", True), ("slots", 64)],
+)
+def test_a_rollout_is_scheduled_by_the_runs_own_settings(key, value):
+    def planned(*overrides):
+        return getattr(sizes_of(config_io.load([SEVEN], overrides), 8)[0], key)
+
+    assert planned() != value
+    assert planned(f"rollout.{key}={str(value).lower()}") == value

@@ -30,8 +30,6 @@ from bacr_jax.planning.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, ro
 
 # Problems of the public test sets; others are not read, and taken to have 500.
 _PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
-# The scheduler's own defaults (`rollout.RolloutSpec`).
-_REFILL = 0.25
 
 
 @dataclass(frozen=True)
@@ -288,7 +286,7 @@ def _workload(
         slots=min(rollout.slots or rows, rows),
         chunk=rollout.chunk,
         windows=rollout.windows,
-        refill=_REFILL,
+        refill=rollout.refill,
         compact=rollout.compact,
         own_keys=rollout.attention == "cudnn" or (rollout.attention == "auto" and bfloat16),
         evaluated=_evaluated(config),
