@@ -14,6 +14,7 @@ Three measurements:
   not counted).
 
 The last line is one JSON object: one_pass_vs_separate (separate time / one-pass time),
+arithmetic_ratio (separate operations / one-pass operations, which it can't exceed at one rate),
 logprob_memory_ratio (chunked / full), tokens_per_s (positions of the one-pass gradient, or of the
 update on a GPU), and on a GPU mfu.
 """
@@ -136,8 +137,8 @@ def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, float]:
-    """Separate time / one-pass time, and positions per second of the one-pass gradient."""
+def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, float, float]:
+    """Separate time / one-pass time, the same of operations, and one-pass positions per second."""
     width, heads = arguments.width, max(arguments.width // 64, 1)
     shape = Qwen2Config(
         arguments.vocab, width, 3 * width, arguments.layers, heads, heads, width // heads
@@ -180,7 +181,9 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
     sequences = int(np.sum(batch.context)) + batch.branches.size
     print(f"one pass   {positions:6} positions  {seconds['one pass']:.3f} s")
     print(f"separate   {sequences:6} positions  {seconds['separate']:.3f} s")
-    return seconds["separate"] / seconds["one pass"], positions / seconds["one pass"]
+    operations = separate_flops(shape, batch) / model_flops(shape, batch)
+    print(f"operations, separate / one pass: {operations:.2f}")
+    return seconds["separate"] / seconds["one pass"], operations, positions / seconds["one pass"]
 
 
 def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: int = 256) -> float:
@@ -203,19 +206,41 @@ def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: 
     return chunked / full
 
 
+def flops(shape: Qwen2Config, positions: float, targets: float, seen: float) -> float:
+    """Floating-point operations of the model in an update: forward, and twice that backward.
+
+    Args:
+      shape: of the model.
+      positions: that go through the layers.
+      targets: tokens whose log-probability is needed.
+      seen: pairs of a position and one that it attends to.
+    """
+    embeddings = (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.hidden_size
+    layers = 2 * (shape.num_parameters - embeddings) * positions
+    head = 2 * shape.vocab_size * shape.hidden_size * targets
+    attention = 4 * seen * shape.num_heads * shape.head_dim * shape.num_layers
+    return 3 * (layers + head + attention)
+
+
+def num_targets(batch: Batch) -> int:
+    rows, cuts, answer = batch.branches.shape
+    return rows * (batch.thinking_advantages.shape[1] + cuts * (answer - BRIDGE))
+
+
 def model_flops(shape: Qwen2Config, batch: Batch) -> float:
-    """Floating-point operations of the model in an update: forward, and twice that backward."""
+    """Operations of an update on trunks and branches in one pass."""
     rows, trunk = batch.trunk.shape
     _, cuts, answer = batch.branches.shape
     positions = rows * (trunk + cuts * answer)
-    embeddings = (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.hidden_size
-    layers = 2 * (shape.num_parameters - embeddings) * positions
-    targets = rows * (batch.thinking_advantages.shape[1] + cuts * (answer - BRIDGE))
-    head = 2 * shape.vocab_size * shape.hidden_size * targets
     seen = rows * (trunk * (trunk + 1) / 2 + cuts * answer * (answer + 1) / 2)
     seen += float(np.sum(batch.context)) * answer
-    attention = 4 * seen * shape.num_heads * shape.head_dim * shape.num_layers
-    return 3 * (layers + head + attention)
+    return flops(shape, positions, num_targets(batch), seen)
+
+
+def separate_flops(shape: Qwen2Config, batch: Batch) -> float:
+    """Operations of the same update on a sequence for each cut."""
+    lengths = np.asarray(batch.context, float) + batch.branches.shape[-1]
+    return flops(shape, lengths.sum(), num_targets(batch), (lengths * (lengths + 1) / 2).sum())
 
 
 def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
@@ -242,22 +267,23 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
 
     seconds = in_turns({"update": update}, arguments.rounds)["update"]
     positions = batch.trunk.size + batch.branches.size
-    flops = model_flops(shape, batch)
+    operations = model_flops(shape, batch)
     kind = jax.devices()[0].device_kind
     peak = next((tflops for name, tflops in PEAK_TFLOPS.items() if name in kind), None)
-    mfu = None if peak is None else flops / seconds / (peak * 1e12)
+    mfu = None if peak is None else operations / seconds / (peak * 1e12)
     print(
         f"{arguments.shape} on {kind}: {positions} positions, {seconds:.3f} s an update, "
-        f"{flops / seconds / 1e12:.0f} TFLOP/s of model arithmetic"
+        f"{operations / seconds / 1e12:.0f} TFLOP/s of model arithmetic"
     )
     return positions / seconds, mfu
 
 
 def main() -> None:
     arguments = parse()
-    ratio, tokens_per_s = one_pass_against_separate(arguments)
+    ratio, operations, tokens_per_s = one_pass_against_separate(arguments)
     found: dict[str, Any] = {
         "one_pass_vs_separate": round(ratio, 3),
+        "arithmetic_ratio": round(operations, 3),
         "logprob_memory_ratio": round(memory_ratio(), 4),
     }
     if jax.default_backend() == "gpu":
