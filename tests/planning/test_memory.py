@@ -69,7 +69,22 @@ def test_refilled_slots_are_answered_on_copies_of_half_of_the_trunks():
 
 def test_the_cache_has_room_for_the_longest_evaluation():
     longer = workload("eval.budgets=[8192]")
-    assert memory.trunk_cache_bytes(longer, mesh()) == 64 * (1024 + 8192) * 57_344
+    assert memory.trunk_cache_bytes(longer, mesh()) == 64 * (1024 + 4096) * 57_344
+    evaluation = longer.evaluation
+    assert memory.trunk_cache_bytes(evaluation, mesh()) == 64 * (1024 + 8192) * 57_344
+
+
+def test_an_evaluation_refills_its_slots_and_answers_once():
+    """Its rows are more than the slots, however many the slots of training are."""
+    evaluation = workload("eval.slots=1024").evaluation
+    assert (evaluation.slots, evaluation.rows) == (1024, 10_000)
+    # 128 rows a device; copies of half of them, with one answer of 136 tokens for each.
+    trunks, answer = 128 * 5120 * 57_344, 128 * 136 * 57_344
+    assert memory.kv_cache_bytes(evaluation, mesh()) == trunks + (trunks + answer) / 2
+    assert workload("rollout.slots=256").evaluation.slots == 256
+    # A dense trace is answered at every 512 tokens, at eight places at once.
+    dense = workload("eval.dense=512").evaluation
+    assert memory.answer_cache_bytes(dense, mesh()) == (64 * (5120 + 8 * 136) * 57_344) / 2
 
 
 def test_a_decode_copy_is_two_bytes_a_parameter():

@@ -85,8 +85,23 @@ def test_what_it_suggests_fits_when_planned_again():
 
 def test_the_largest_portions_fit_when_planned_again():
     plan = planned()
-    micro_rows, slots = plan.max_micro_batch, plan.max_slots
-    assert planned(f"train.micro_batch_rows={micro_rows}", f"rollout.slots={slots}").fits
+    micro_rows, slots, evaluated = plan.max_micro_batch, plan.max_slots, plan.max_eval_slots
+    most = (f"train.micro_batch_rows={micro_rows}", f"rollout.slots={slots}")
+    assert planned(*most, f"eval.slots={evaluated}").fits
+    assert not planned(*most, f"eval.slots={evaluated + 8}").fits
+
+
+def test_an_evaluation_that_alone_does_not_fit_gets_slots_of_its_own():
+    """Its slots are refilled, and answered on copies, where training has a slot for every row."""
+    phases = planned().phases
+    assert phases["evaluation"].peak > phases["rollout"].peak > phases["update"].peak
+    gib = (phases["rollout"].peak + phases["evaluation"].peak) / 2 / GIB / MEMORY_FRACTION
+    plan = planned(gib=gib)
+    assert not plan.fits
+    assert plan.suggestion.slots == 512 and 0 < plan.suggestion.eval_slots < 512
+    again = plan.suggestion.overrides(workload()).split()
+    assert planned(*again, gib=gib, layout=plan.suggestion.layout).fits
+    assert "evaluation" not in planned("data.eval=[]").phases
 
 
 def test_a_card_too_small_is_told_what_to_change_in_order():
@@ -133,9 +148,11 @@ def test_no_portion_of_0_rows_is_named_where_none_fits(memory_gib):
     plan = planned(gib=memory_gib)
     text = as_text(plan)
     assert plan.max_micro_batch == 0 and "=0" not in text
-    none = "train.micro_batch_rows" + ("" if plan.max_slots else " and rollout.slots")
-    assert f"On this mesh no {none} fits, not even one row a device" in text
+    most = {"rollout.slots": plan.max_slots, "eval.slots": plan.max_eval_slots}
+    none = [key for key, slots in most.items() if not slots]
+    assert f"no {' and '.join(['train.micro_batch_rows', *none])} fits, not even one row" in text
     assert ("Largest on this mesh: rollout.slots=" in text) == bool(plan.max_slots)
+    assert all((f"{key}={slots}" in text) == bool(slots) for key, slots in most.items())
 
 
 def test_the_text_holds_every_number_of_the_object():

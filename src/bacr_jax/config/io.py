@@ -66,7 +66,7 @@ _LATER = frozenset(
 # Keys of speed alone: no sample depends on them, log-probabilities of the sampler in their last
 # bits. They are in no fingerprint.
 _OF_SPEED = frozenset(
-    {"output.compile_cache", "rollout.compact", "rollout.refill", "rollout.windows"}
+    {"output.compile_cache", "rollout.compact", "rollout.refill", "rollout.windows", "eval.slots"}
 )
 
 

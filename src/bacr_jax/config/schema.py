@@ -318,6 +318,9 @@ class EvalConfig:
         "[1, inf)",
     )
     size: int | None = key(500, "problems per set; null: all", "[1, inf)")
+    slots: int | None = key(
+        None, "rows decoded together; null: as many as in training (rollout.slots)", "[1, inf)"
+    )
     samples: int = key(4, "sampled answers per problem; 0: greedy only", "[0, inf)")
     temperature: float = key(0.6, "temperature of the sampled answers", "(0, inf)")
     top_p: float = key(0.95, "nucleus of the sampled answers", "(0, 1]")

@@ -23,11 +23,9 @@ from bacr_jax.learner import policy as policies
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.rollout import RolloutSpec, generate, sampling_params
+from bacr_jax.rollout.cut_chunks import CUTS_AT_ONCE
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
-
-# Every answer decoded beside the others of its trace has a cache of its own.
-_CUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Decoder:
             each([setting.budget for setting in first]),
             each(cuts),
             jnp.stack(keys),
-            spec=dataclasses.replace(self.spec, cuts_at_once=_CUTS_AT_ONCE),
+            spec=dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
             rules=environment.rules,
             sampling=sampling_params(
                 [0.0 if most_likely else config.temperature for most_likely in greedy],

@@ -237,6 +237,25 @@ _decode_params = jax.jit(_decode_params_fn, static_argnums=(1, 2, 3))
 _embed = jax.jit(_embed_fn, static_argnums=(2, 3, 4))
 
 
+def check_slots(config: Config, mesh: MeshShape) -> None:
+    """Refuses slots that can't be dealt out evenly.
+
+    Args:
+      config: of the run.
+      mesh: layout of its devices.
+
+    Raises:
+      UserError: names the key.
+    """
+    shards = mesh.slot_shards
+    for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
+        if slots is not None and slots % shards:
+            raise UserError(
+                f"{name}={slots}: can't be split evenly over the {shards} devices that decode "
+                f"rows of their own; write {name}={max(slots // shards, 1) * shards}"
+            )
+
+
 def make_policy(
     config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
@@ -260,6 +279,8 @@ def make_policy(
             f"rollout.compact=true: would move caches between the {mesh.num_devices} devices; "
             "write false"
         )
+    if mesh is not None:
+        check_slots(config, mesh)
     dtype = jnp.dtype(config.model.compute_dtype)
     conditioning = config.conditioning if method.conditioned else None
     implementation = _implementation(config, config.model.attention)
@@ -301,8 +322,13 @@ def make_policy(
         grace=config.budget.grace,
         mesh=decode_mesh,
     )
-    longest = max(config.budget.max, largest_evaluated(config))
-    evaluation = dataclasses.replace(rollout, max_thinking=longest, answers=1, group_size=1)
+    evaluation = dataclasses.replace(
+        rollout,
+        max_thinking=max(config.budget.max, largest_evaluated(config)),
+        slots=config.eval.slots or rollout.slots,
+        answers=1,
+        group_size=1,
+    )
     return Policy(
         learner,
         rollout,

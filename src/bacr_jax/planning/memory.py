@@ -205,8 +205,8 @@ def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
 
 
 def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Keys and values of the trunks one device decodes, of training or evaluation."""
-    return _cache_bytes(work, layout, work.window)
+    """Keys and values of the trunks one device decodes."""
+    return _cache_bytes(work, layout, work.trunk)
 
 
 def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
@@ -230,7 +230,7 @@ def decode_temporaries(work: Workload, layout: MeshShape) -> float:
     """A decoding step: a few arrays of scores of the vocabulary, and of attention's scores."""
     rows = math.ceil(work.slots / layout.slot_shards)
     heads = work.model.num_heads / layout.decode_tensor
-    return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.window)
+    return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.trunk)
 
 
 def prefill_bytes(work: Workload, layout: MeshShape) -> float:
@@ -239,13 +239,16 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
     The caches have a quarter of their length by then; the prompts' own are copied into them.
     """
     rows = math.ceil(work.slots / layout.slot_shards)
-    entering = _cache_bytes(work, layout, max(work.window // 4, work.prompt) + work.prompt)
+    entering = _cache_bytes(work, layout, max(work.trunk // 4, work.prompt) + work.prompt)
     mlp = 3 * work.model.intermediate_size / layout.decode_tensor
     return entering + rows * work.prompt * work.float_bytes * (mlp + 4 * work.model.hidden_size)
 
 
 def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Decoding with every slot in use, the train state waiting beside it."""
+    """Decoding with every slot in use, the train state waiting beside it.
+
+    That of an evaluation is `rollout_phase(work.evaluation, layout)`.
+    """
     cache = kv_cache_bytes(work, layout)
     beside = max(decode_temporaries(work, layout), prefill_bytes(work, layout) - cache)
     own = costs.decode_copy_bytes(work, layout) + cache

@@ -1,5 +1,7 @@
 """What to write in a config whose run has run out of memory: what the plan would choose."""
 
+import dataclasses
+
 import jax
 
 from bacr_jax.config import Config
@@ -28,7 +30,9 @@ ROLLOUT, UPDATE = ("prefill", "decode", "answers"), ("scoring", "learner")
 EXCESS = 0.1
 
 
-def smaller_choice(work: Workload, layout: MeshShape, limit: float, phase: str) -> Choice | None:
+def smaller_choice(
+    work: Workload, layout: MeshShape, limit: float, phase: str, *, evaluating: bool = False
+) -> Choice | None:
     """The portions, or else the layout too, that the plan would choose for a run that failed.
 
     By arithmetic alone, in a moment. Where that says that the phase does fit, it has overlooked
@@ -39,13 +43,15 @@ def smaller_choice(work: Workload, layout: MeshShape, limit: float, phase: str) 
       layout: its mesh.
       limit: bytes that JAX may use on a device.
       phase: where memory ran out.
+      evaluating: it was in an evaluation.
 
     Returns:
       None if nothing smaller fits, or if the phase is none of a plan.
     """
     exact = Correction()
     if phase in ROLLOUT:
-        planned = memory.rollout_phase(work, layout).peak
+        of = work.evaluation if evaluating else work
+        planned = memory.rollout_phase(of, layout).peak
     elif phase in UPDATE:
         planned = memory.update_phase(work, layout).peak
     else:
@@ -53,10 +59,13 @@ def smaller_choice(work: Workload, layout: MeshShape, limit: float, phase: str) 
     tight = min(limit, planned - EXCESS * limit)
     # Else the next smaller portion there is.
     for most in (tight, min(limit, planned - 1.0)):
-        if phase in ROLLOUT and (slots := search.largest_slots(work, layout, most, exact)):
-            return Choice(layout, work.micro_rows, slots, most)
+        now = Choice(layout, work.micro_rows, work.slots, most, work.beside, work.eval_slots)
+        fewer = search.largest_eval_slots if evaluating else search.largest_slots
+        if phase in ROLLOUT and (slots := fewer(work, layout, most, exact)):
+            changed = dataclasses.replace(now, slots=slots)
+            return dataclasses.replace(now, eval_slots=slots) if evaluating else changed
         if phase in UPDATE and (rows := search.largest_micro_batch(work, layout, most, exact)):
-            return Choice(layout, rows, work.slots, most)
+            return dataclasses.replace(now, micro_rows=rows)
     return search.suggest(work, layout.num_devices, tight, exact)
 
 
@@ -77,18 +86,21 @@ def explain(error: OutOfMemory, config: Config) -> str:
     if error.on_host:
         return f"{error}; free some, or write a smaller rollout.questions or data set"
     phase, limit, num_devices = error.phases[0], device_memory(), jax.device_count()
+    evaluating = "evaluation" in error.phases
     least = config.model.remat == "full" or phase != "learner"
     remat = "" if least else " model.remat=full"
     if limit is not None:
         try:
             work, layout = sizes_of(config, num_devices)
-            choice = smaller_choice(work, layout, limit, phase)
+            choice = smaller_choice(work, layout, limit, phase, evaluating=evaluating)
         # The run has started, so its config has a plan, unless it is of a model no plan knows.
         except UserError:
             choice = None
         if choice is not None:
             return f"{error}; the plan would choose {choice.overrides(work)}{remat}"
     keys = list(KEYS.get(phase, ("rollout.slots", "train.micro_batch_rows", "mesh.fsdp")))
+    if evaluating:
+        keys = [key.replace("rollout.slots", "eval.slots") for key in keys]
     if config.train.micro_batch_tokens is not None:
         keys = [key.replace("micro_batch_rows", "micro_batch_tokens") for key in keys]
     larger = [key for key in keys if key.startswith("mesh.")]

@@ -207,7 +207,7 @@ class Programs:
         )
 
     def _rollout_spec(self) -> RolloutSpec:
-        return dataclasses.replace(self.policy.evaluation, mesh=self._decode_mesh())
+        return dataclasses.replace(self.policy.rollout, mesh=self._decode_mesh())
 
     def _decode_mesh(self) -> Mesh:
         return parallel.decode_mesh(self.mesh, self.layout.decode_tensor)

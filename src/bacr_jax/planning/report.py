@@ -33,7 +33,8 @@ class Plan:
       compilation: what compilers said.
       phases: bytes per device, by phase.
       max_micro_batch: the most rows per gradient accumulation step that fit.
-      max_slots: the most rows decoded together that fit.
+      max_slots: the most rows decoded together in training that fit.
+      max_eval_slots: the same in evaluations; 0 without any.
       suggestion: what would fit on these devices, if the config does not; else None.
       smaller: a smaller model that fits on these devices, and how, if this one does not.
       shorter: a smaller largest budget that fits on these devices, and how, likewise.
@@ -51,6 +52,7 @@ class Plan:
     phases: dict[str, MemoryPhase]
     max_micro_batch: int
     max_slots: int
+    max_eval_slots: int
     suggestion: Choice | None = None
     smaller: tuple[str, Choice] | None = None
     shorter: tuple[int, Choice] | None = None
@@ -109,12 +111,17 @@ def _corrected_phases(
         of_update = train.temporaries + earlier
         prefill = memory.prefill_bytes(work, layout) - memory.kv_cache_bytes(work, layout)
         of_rollout = max(float(decode.temporaries), prefill)
+    evaluation = memory.rollout_phase(work.evaluation, layout)
+    factor = of_rollout / rollout.temporaries
     phases = {
         "rollout": MemoryPhase(state, own, of_rollout),
         "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
         "update": MemoryPhase(state, update.own, of_update),
     }
-    return phases, Correction(of_update / update.temporaries, of_rollout / rollout.temporaries)
+    if work.evaluated:
+        of_evaluation = factor * evaluation.temporaries
+        phases["evaluation"] = MemoryPhase(state, evaluation.own, of_evaluation)
+    return phases, Correction(of_update / update.temporaries, factor)
 
 
 def make_plan(
@@ -145,6 +152,7 @@ def make_plan(
         phases=phases,
         max_micro_batch=search.largest_micro_batch(work, layout, limit, correction),
         max_slots=search.largest_slots(work, layout, limit, correction),
+        max_eval_slots=search.largest_eval_slots(work, layout, limit, correction),
     )
     if plan.fits:
         remat = memory.least_remat(work, layout, limit, correction.update)
@@ -153,10 +161,13 @@ def make_plan(
             faster=_faster(plan, correction),
             remat=None if remat in (work.remat, "full") else remat,
         )
+    smaller = search.fewer_eval_slots(work, layout, limit, correction)
+    if smaller is not None:
+        return dataclasses.replace(plan, suggestion=smaller)
     suggest_on = lambda count: search.suggest(work, count, limit, correction)
     suggestion = suggest_on(layout.num_devices)
     if suggestion is not None:
-        own = dataclasses.replace(work, slots=suggestion.slots, beside=suggestion.beside)
+        own = suggestion.of(work)
         best, _ = search.fastest_decoding(own, suggestion.layout, limit, correction, device)
         return dataclasses.replace(
             plan, suggestion=search.with_layout(suggestion, best, own, correction)
@@ -302,6 +313,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         and {"model.remat": plan.remat, "update_s": round(updates_in(plan, plan.remat), 1)},
         "max_micro_batch": plan.max_micro_batch,
         "max_slots": plan.max_slots,
+        "max_eval_slots": plan.max_eval_slots,
         "model": plan.work.shape_source,
         "devices": plan.layout.num_devices,
         "device": plan.device.name,

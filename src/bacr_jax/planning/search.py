@@ -1,5 +1,6 @@
 """Which portions and layouts fit into a given memory."""
 
+import bisect
 import dataclasses
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class Choice:
       slots: rollout.slots.
       peak: bytes on one device at the worst moment.
       beside: the sampler reads the frozen base of adapters where it lies (adapter.decode).
+      eval_slots: eval.slots; 0: as many as in training.
     """
 
     layout: MeshShape
@@ -42,6 +44,17 @@ class Choice:
     slots: int
     peak: float
     beside: bool = False
+    eval_slots: int = 0
+
+    def of(self, work: Workload) -> Workload:
+        """The sizes of a run with these portions."""
+        return dataclasses.replace(
+            work,
+            micro_rows=self.micro_rows,
+            slots=self.slots,
+            beside=self.beside,
+            eval_slots=self.eval_slots,
+        )
 
     def overrides(self, work: Workload) -> str:
         """The choice as config keys of a run that splits its updates as `work` does."""
@@ -56,6 +69,7 @@ class Choice:
             "mesh.decode_tensor": layout.decode_tensor,
             **micro,
             "rollout.slots": self.slots,
+            **({"eval.slots": self.eval_slots} if self.eval_slots else {}),
             **({"adapter.decode": "beside"} if self.beside else {}),
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())
@@ -97,6 +111,41 @@ def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: C
         if _corrected(phase, correction.rollout) <= limit:
             best = slots
     return best
+
+
+def decoding_peak(work: Workload, layout: MeshShape, correction: Correction) -> float:
+    """Bytes on one device at the worst moment of decoding, in training and in evaluations."""
+    parts = [work, work.evaluation] if work.evaluated else [work]
+    return max(_corrected(memory.rollout_phase(one, layout), correction.rollout) for one in parts)
+
+
+def peak_of(work: Workload, layout: MeshShape, correction: Correction) -> float:
+    """Bytes on one device at the worst moment of a run."""
+    return max(
+        _corrected(memory.update_phase(work, layout), correction.update),
+        memory.score_phase(work, layout).peak,
+        decoding_peak(work, layout, correction),
+    )
+
+
+def largest_eval_slots(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction
+) -> int:
+    """The most rows decoded together in an evaluation that fit, at most all of a call; 0 if none.
+
+    A slot for every row needs no copies for answers; below that memory rises with every slot.
+    """
+    evaluation, shards = work.evaluation, layout.slot_shards
+
+    def fits(count: int) -> bool:
+        own = dataclasses.replace(evaluation, slots=count * shards)
+        phase = memory.rollout_phase(own, layout)
+        return _corrected(phase, correction.rollout) <= limit
+
+    every = -(-evaluation.rows // shards)
+    if not every or fits(every):
+        return every * shards
+    return bisect.bisect_left(range(1, every), True, key=lambda count: not fits(count)) * shards
 
 
 def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
@@ -148,16 +197,15 @@ def _suggest(
         micro = work.micro_rows if work.micro_rows in _micro_batches(work, layout, most) else most
         slots = min(largest_slots(work, layout, limit, correction), work.slots)
         slots -= slots % layout.slot_shards
-        scoring = memory.score_phase(dataclasses.replace(work, micro_rows=micro), layout).peak
-        if not slots or scoring > limit:
+        if not slots:
             continue
         chosen = dataclasses.replace(work, micro_rows=micro, slots=slots)
-        peak = max(
-            _corrected(memory.update_phase(chosen, layout), correction.update),
-            _corrected(memory.rollout_phase(chosen, layout), correction.rollout),
-            scoring,
-        )
-        choice = Choice(layout, micro, slots, peak, work.beside)
+        eval_slots = _eval_slots(chosen, layout, limit, correction)
+        chosen = dataclasses.replace(chosen, eval_slots=eval_slots)
+        peak = peak_of(chosen, layout, correction)
+        if peak > limit:
+            continue
+        choice = Choice(layout, micro, slots, peak, work.beside, eval_slots)
         if slots * 8 >= work.rows:
             return choice
         if best is None or slots > best.slots:
@@ -165,16 +213,31 @@ def _suggest(
     return best
 
 
+def fewer_eval_slots(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction
+) -> Choice | None:
+    """Fewer slots of evaluations, where nothing else is too large; None where something is."""
+    eval_slots = _eval_slots(work, layout, limit, correction)
+    peak = peak_of(dataclasses.replace(work, eval_slots=eval_slots), layout, correction)
+    if peak > limit:
+        return None
+    return Choice(layout, work.micro_rows, work.slots, peak, work.beside, eval_slots)
+
+
+def _eval_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
+    """The config's own eval.slots where they fit, else the most that do; 0: those of training."""
+    shards, wanted = layout.slot_shards, work.evaluation.slots
+    if wanted % shards == 0 and decoding_peak(work, layout, correction) <= limit:
+        return work.eval_slots
+    most = min(largest_eval_slots(work, layout, limit, correction), wanted)
+    return max(most // shards, 1) * shards
+
+
 def with_layout(
     choice: Choice, layout: MeshShape, work: Workload, correction: Correction
 ) -> Choice:
-    """The same portions on another layout of the decode copy; `work` has the choice's slots."""
-    rollout = _corrected(memory.rollout_phase(work, layout), correction.rollout)
-    others = choice.peak if layout == choice.layout else 0.0
-    chosen = dataclasses.replace(work, micro_rows=choice.micro_rows)
-    update = _corrected(memory.update_phase(chosen, layout), correction.update)
-    scoring = memory.score_phase(chosen, layout).peak
-    return dataclasses.replace(choice, layout=layout, peak=max(others, rollout, update, scoring))
+    """The same portions on another layout of the decode copy; `work` has the choice's."""
+    return dataclasses.replace(choice, layout=layout, peak=peak_of(work, layout, correction))
 
 
 def fastest_decoding(
@@ -195,8 +258,9 @@ def fastest_decoding(
             continue
         if work.slots % tried.slot_shards or (count > 1 and work.beside):
             continue
-        phase = memory.rollout_phase(work, tried)
-        if _corrected(phase, correction.rollout) > limit and tried != layout:
+        if work.evaluation.slots % tried.slot_shards:
+            continue
+        if decoding_peak(work, tried, correction) > limit and tried != layout:
             continue
         made = schedule.rollout(schedule.rollout_spec(work, tried), work.lengths, work.prompt)
         taken = sum(seconds.rollout_seconds(work, tried, device, made).values())

@@ -137,20 +137,16 @@ def evaluation_seconds(
 ) -> float:
     """Seconds of one evaluation: every call of every set, budgets used up, one answer a trace."""
     found: dict[tuple[tuple[int, int], ...], float] = {}
+    evaluation = work.evaluation
     for call in set(work.evaluated):
         limits = np.repeat([limit for _, limit in call], [rows for rows, _ in call])
         rows, shards = len(limits), layout.slot_shards
-        slots = min(work.slots, -(-rows // shards) * shards)
+        slots = min(evaluation.slots, -(-rows // shards) * shards)
         prompts = work.lengths.prompts[[i % work.rows for i in range(rows)]]
         answers = work.lengths.answers[[i % work.rows for i in range(rows)]][:, :1]
         asked = Lengths(prompts, limits.astype(prompts.dtype), answers)
-        own = dataclasses.replace(
-            work,
-            thinking=work.eval_thinking,
-            slots=slots,
-            cuts=1,
-            draw=functools.partial(dataclasses.replace, asked),
-        )
+        draw = functools.partial(dataclasses.replace, asked)
+        own = dataclasses.replace(evaluation, slots=slots, cuts=1, draw=draw)
         made = schedule.rollout(schedule.rollout_spec(own, layout), asked, work.prompt)
         found[call] = sum(rollout_seconds(own, layout, device, made, shares).values())
     return sum(found[call] for call in work.evaluated)

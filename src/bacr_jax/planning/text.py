@@ -19,6 +19,7 @@ _PHASE_NAMES = {
     "rollout": "rollout (state, decode copy, cache, temporaries)",
     "score": "scoring (state, temporaries)",
     "update": "update (state, gradients, activations)",
+    "evaluation": "evaluation (state, decode copy, cache, temporaries)",
 }
 
 
@@ -72,6 +73,8 @@ def _largest(plan: Plan) -> str:
     if plan.work.by_tokens:
         micro = {"train.micro_batch_tokens": plan.max_micro_batch * plan.work.row_tokens}
     most = {**micro, "rollout.slots": plan.max_slots}
+    if plan.work.evaluated:
+        most["eval.slots"] = plan.max_eval_slots
     fits = ", ".join(f"{key}={rows}" for key, rows in most.items() if rows)
     none = " and ".join(key for key, rows in most.items() if not rows)
     parts = [f"Largest on this mesh: {fits}"] if fits else []
@@ -106,7 +109,7 @@ def as_text(plan: Plan) -> str:
         lines.append(f"  {name.replace('_', ' '):52}{_size(value)}")
     lines += ["", "Peak of each phase, GiB"]
     for name, meaning in _PHASE_NAMES.items():
-        if name != "score" or work.scored:
+        if name in phases and (name != "score" or work.scored):
             lines.append(f"  {meaning:52}{_size(phases[name].peak)}")
     lines += ["", *_verdict(plan)]
     lines.append(_largest(plan))
@@ -159,7 +162,8 @@ def _seconds(plan: Plan) -> list[str]:
     if work.evaluated:
         lines.append(
             f"An evaluation: {sum(rows for call in work.evaluated for rows, _ in call):,} answers "
-            f"in {len(work.evaluated)} calls (a set's budgets, greedy and sampled, share slots), "
+            f"in {len(work.evaluated)} calls (a set's budgets, greedy and sampled, share "
+            f"{work.evaluation.slots} slots), "
             f"{plan.evaluation / 60:.0f} minutes"
         )
     return lines

@@ -27,6 +27,7 @@ from bacr_jax.model.hf.hub import is_hub_name
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 from bacr_jax.planning.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
+from bacr_jax.rollout.cut_chunks import CUTS_AT_ONCE
 
 # Problems of the public test sets; others are not read, and taken to have 500.
 _PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
@@ -62,6 +63,8 @@ class Workload:
       own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
       evaluated: calls of an evaluation, each by its parts: rows and their largest budget.
       eval_thinking: largest budget of training and evaluation.
+      eval_slots: rows decoded together in an evaluation; 0: as many as in training.
+      eval_cuts: answers of a trace that are decoded together in an evaluation.
       float_bytes: bytes of the compute type.
       logprob_chunk: tokens per chunk of the output head.
       remat: what the backward pass recomputes of a layer (model.remat).
@@ -97,6 +100,8 @@ class Workload:
     own_keys: bool
     evaluated: tuple[tuple[tuple[int, int], ...], ...]
     eval_thinking: int
+    eval_slots: int
+    eval_cuts: int
     float_bytes: int
     logprob_chunk: int
     remat: Remat
@@ -115,11 +120,6 @@ class Workload:
     def trunk(self) -> int:
         """Tokens of a trunk: prompt and thinking."""
         return self.prompt + self.thinking
-
-    @property
-    def window(self) -> int:
-        """Cache positions of a slot: a prompt and the largest budget, of evaluations too."""
-        return self.prompt + self.eval_thinking
 
     @property
     def row_tokens(self) -> int:
@@ -145,6 +145,17 @@ class Workload:
     def update_rows(self) -> int:
         """Rows of one update."""
         return self.rows // self.minibatches
+
+    @property
+    def evaluation(self) -> "Workload":
+        """What decoding is while the policy is evaluated: the largest call, of its own sizes."""
+        return dataclasses.replace(
+            self,
+            rows=max((sum(rows for rows, _ in call) for call in self.evaluated), default=0),
+            thinking=self.eval_thinking,
+            cuts=self.eval_cuts,
+            slots=self.eval_slots or self.slots,
+        )
 
 
 def _preset_of(path: str) -> str:
@@ -222,6 +233,13 @@ def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(cells)
 
 
+def _eval_cuts(config: Config) -> int:
+    """Answers of a trace that an evaluation decodes together: one, or those of a dense trace."""
+    if config.eval.dense is None:
+        return 1
+    return min(CUTS_AT_ONCE, -(-budgets.largest_evaluated(config) // config.eval.dense))
+
+
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     """Sizes and mesh of a run on so many devices, without touching one.
 
@@ -234,12 +252,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     """
     shape, source = planned_shape(config)
     layout = policy.mesh_shape(config, shape, num_devices)
-    slots, shards = config.rollout.slots, layout.slot_shards
-    if slots is not None and slots % shards:
-        raise UserError(
-            f"rollout.slots={slots}: can't be split evenly over the {shards} devices that decode "
-            f"rows of their own; write rollout.slots={max(slots // shards, 1) * shards}"
-        )
+    policy.check_slots(config, layout)
     return _workload(config, shape, source, load_method(config), layout), layout
 
 
@@ -292,6 +305,8 @@ def _workload(
         evaluated=_evaluated(config),
         eval_thinking=max(config.budget.max, budgets.largest_evaluated(config))
         + config.budget.grace,
+        eval_slots=config.eval.slots or 0,
+        eval_cuts=_eval_cuts(config),
         float_bytes=2 if bfloat16 else 4,
         logprob_chunk=model.logprob_chunk,
         remat=model.remat,

@@ -11,6 +11,9 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.types import Branches
 
+# Of a dense trace, in an evaluation.
+CUTS_AT_ONCE = 8
+
 
 @dataclass(frozen=True)
 class Chunk:

@@ -1,0 +1,28 @@
+"""Sizes of the shipped studies that no CPU runs: every arm fits the GPUs that it is meant for."""
+
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.planning import search
+from bacr_jax.planning.devices import GIB, MEMORY_FRACTION
+from bacr_jax.planning.search import Correction
+from bacr_jax.planning.workload import sizes_of
+from bacr_jax.study.plan import paths_of, plan_runs
+from bacr_jax.study.spec_file import read_study
+
+STUDIES = Path(__file__).parents[2] / "configs" / "studies"
+TRAINED = ("main", "hard", "ablation", "scale", "told", "sensitivity")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(("size", "devices"), [("gpu", 1), ("7b", 8)])
+def test_every_arm_fits_80_gib(tmp_path, name, size, devices):
+    study = read_study(STUDIES / f"{name}.yaml", size=size, overrides=["seeds=[0]"])
+    assert study.devices_per_run == devices
+    peaks = {}
+    for run in plan_runs(study, paths_of(study, tmp_path)):
+        work, layout = sizes_of(run.config, devices)
+        peaks[run.id] = search.peak_of(work, layout, Correction()) / GIB
+    too_much = {id_: peak for id_, peak in peaks.items() if peak > 80 * MEMORY_FRACTION}
+    assert peaks and not too_much
