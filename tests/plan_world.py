@@ -17,7 +17,12 @@ def _by_rows():
     """The paper's 7B config with settings of memory whose numbers are easy to follow by hand."""
     keys = (
         *("train.micro_batch_tokens=null", "train.micro_batch_rows=16"),
-        *("model.remat=full", "model.logprob_chunk=512", "train.length_buckets=4"),
+        *(
+            "model.remat=full",
+            "model.logprob_chunk=512",
+            "train.length_buckets=4",
+            "eval.slots=null",
+        ),
     )
     config = config_io.load([ROOT / "configs" / "qwen2.5-7b-math.yaml"], keys)
     file = Path(tempfile.mkdtemp()) / "qwen2.5-7b-math.yaml"

@@ -133,6 +133,40 @@ def test_one_device_and_eight_draw_the_same_samples_and_learn_the_same(tmp_path)
         assert texts[0] == texts[1] and texts[0].count("\n") == 16
 
 
+def evaluate(run, out, *arguments, devices):
+    """Samples and output of the evaluate command on that many CPU devices."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bacr_jax.evaluate", "--run", str(run), "--out", str(out)),
+            *("--size", "10", "--samples", "1", "--greedy", "--budgets", "4,16", "--slots", "10"),
+            *arguments,
+        ],
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT / "src"),
+            "NPROC": "32",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return (out / "samples.jsonl").read_text(), done.stdout
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_many_devices_gives_the_samples_of_one(tmp_path):
+    finish(start(tmp_path / "run", "model.num_kv_heads=2", "train.steps=1", devices=1))
+    one, said = evaluate(tmp_path / "run", tmp_path / "one", devices=1)
+    assert one.count("\n") == 40 and "devices" not in said
+    four, said = evaluate(tmp_path / "run", tmp_path / "four", "mesh.decode_tensor=2", devices=4)
+    assert "10 rows at a time on 4 devices, 2 of which share a copy of the policy" in said
+    eight, said = evaluate(tmp_path / "run", tmp_path / "eight", devices=8)
+    assert "16 rows at a time on 8 devices\n" in said
+    assert one == four == eight
+
+
 RESTORE = """
 import sys
 from pathlib import Path

@@ -47,6 +47,7 @@ OVERRIDABLE = (
     "eval.budget_tag",
     "grader",
     "grading.",
+    "mesh.decode_tensor",
     "model.attention",
     "model.compute_dtype",
     "model.path",
@@ -83,7 +84,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--split", choices=("test", "train"), default="test", help="part of the set")
     add("--seed", type=int, help="of subset and samples; a run's own by default, else 0")
-    add("--slots", type=int, default=SLOTS, help=f"rows decoded together, {SLOTS} by default")
+    add(
+        "--slots",
+        type=int,
+        default=SLOTS,
+        help=f"rows decoded together, of all GPUs; {SLOTS} by default",
+    )
     add("--name", help="what tables call the policy; by default the folder's name")
     add(
         "--out",

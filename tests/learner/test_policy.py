@@ -12,7 +12,13 @@ from bacr_jax.config import (
     TrainConfig,
 )
 from bacr_jax.errors import UserError
-from bacr_jax.learner.policy import check_model, mesh_shape, model_shape, vocabulary_rows
+from bacr_jax.learner.policy import (
+    check_model,
+    decoding_mesh,
+    mesh_shape,
+    model_shape,
+    vocabulary_rows,
+)
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
 
@@ -93,3 +99,19 @@ def test_the_questions_offered_are_legal(questions):
         offered = int(str(error).rpartition("=")[2])
         ask(offered)
         assert abs(offered - questions) <= 4
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kv_heads", "devices", "expected"),
+    [
+        (MeshConfig(tensor=2), 4, 8, (4, 2, 1, 2)),
+        (MeshConfig(decode_tensor=4), 4, 8, (2, 4, 1, 4)),
+        (MeshConfig(), 4, 8, (8, 1, 1, 1)),
+        # Four can't share a copy evenly among six, nor any share heads that are not there.
+        (MeshConfig(decode_tensor=4), 4, 6, (3, 2, 1, 2)),
+        (MeshConfig(decode_tensor=4), 1, 8, (8, 1, 1, 1)),
+    ],
+)
+def test_devices_that_only_decode_share_copies_as_in_the_run(mesh, kv_heads, devices, expected):
+    config = Config(model=ModelConfig(num_heads=4, num_kv_heads=kv_heads), mesh=mesh)
+    assert decoding_mesh(config, model_shape(config, 29), devices) == expected

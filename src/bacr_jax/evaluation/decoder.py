@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import EvalConfig
+from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config.budgets import cap
 from bacr_jax.data.environment import Environment, Questions
 from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
@@ -114,20 +114,27 @@ def _stacked(prompts: Sequence[Prompts]) -> Prompts:
 
 
 def open_decoder(
-    saved: SavedPolicy, vocab_size: int, *, max_thinking: int, slots: int | None = None
+    saved: SavedPolicy,
+    vocab_size: int,
+    *,
+    max_thinking: int,
+    slots: int | None = None,
+    num_devices: int = 1,
 ) -> Decoder:
-    """A saved policy on the device, in its compute type.
+    """A saved policy on its devices, in its compute type.
 
     Args:
       saved: the policy, with the settings it is decoded with.
       vocab_size: rows of its embedding.
       max_thinking: largest budget to come.
-      slots: rows decoded together; None: as many as in the policy's own evaluations.
+      slots: rows decoded together, on all devices; None: as many as in the policy's own
+        evaluations. The next number that all of them can share evenly is taken.
+      num_devices: devices that rows are spread over.
 
     Raises:
       UserError: the policy's files and its config disagree.
     """
-    policy = policies.make_policy(saved.config, load_method(saved.config), vocab_size)
+    policy = _policy(saved.config, vocab_size, num_devices)
     params = saved.params()
     conditioned = policy.learner.conditioning is not None
     if conditioned and "budget" not in params:
@@ -146,12 +153,26 @@ def open_decoder(
     adapter = {name: params[name] for name in beside[1:] if name in params}
     body = {name: leaf for name, leaf in params.items() if name not in beside}
     body = jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), body)
-    decode = policy.decode_params({**body, **adapter, **module})
-    spec = dataclasses.replace(
-        policy.evaluation, max_thinking=max_thinking, slots=slots or policy.evaluation.slots
-    )
-    module = jax.tree.map(jnp.asarray, module)
+    decode = policy.decode_params(policy.place({**body, **adapter, **module}))
+    shards = policy.evaluation.row_shards
+    slots = -(-(slots or policy.evaluation.slots) // shards) * shards
+    spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
+    module = policy.place(jax.tree.map(jnp.asarray, module))
     return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
+
+
+def _policy(config: Config, vocab_size: int, num_devices: int) -> policies.Policy:
+    """The policy on so many devices, whatever the portions of its training were."""
+    method = load_method(config)
+    if num_devices == 1:
+        return policies.make_policy(config, method, vocab_size)
+    mesh = policies.decoding_mesh(config, policies.model_shape(config, vocab_size), num_devices)
+    free = dataclasses.replace(
+        config,
+        rollout=dataclasses.replace(config.rollout, slots=None, compact=False),
+        eval=dataclasses.replace(config.eval, slots=None),
+    )
+    return policies.make_policy(free, method, vocab_size, mesh)
 
 
 def declaration(

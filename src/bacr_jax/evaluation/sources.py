@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import jax
+
 from bacr_jax.config.budgets import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.data.environment import Environment, Questions
@@ -36,9 +38,19 @@ def open_source(
     """
     config, largest = saved.config, largest_evaluated(saved.config)
     if engine is None:
-        return contextlib.nullcontext(
-            open_decoder(saved, environment.vocab_size, max_thinking=largest, slots=slots)
+        devices = jax.device_count()
+        opened = open_decoder(
+            saved,
+            environment.vocab_size,
+            max_thinking=largest,
+            slots=slots,
+            num_devices=devices,
         )
+        if devices > 1:
+            shared = devices // opened.spec.row_shards
+            copy = f", {shared} of which share a copy of the policy" if shared > 1 else ""
+            say(f"{opened.spec.slots} rows at a time on {devices} devices{copy}")
+        return contextlib.nullcontext(opened)
     told = declaration(environment.tokenizer, environment.style, config.eval, largest)
     return open_served(
         engine,

@@ -151,6 +151,18 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
     return layout
 
 
+def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
+    """The layout of so many devices that only decode: copies of the policy, each with its rows.
+
+    As many devices share a copy as in the run (`mesh.decode_tensor`), or the largest number below
+    that divides the devices and the model.
+    """
+    wanted = config.mesh.decode_tensor or config.mesh.tensor
+    divided = (num_devices, shape.num_kv_heads, shape.hidden_size, shape.intermediate_size)
+    shared = max(n for n in range(1, wanted + 1) if math.gcd(*divided) % n == 0)
+    return MeshShape(num_devices // shared, shared, 1, shared)
+
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """Settings of the policy under a method.
