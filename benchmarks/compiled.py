@@ -176,16 +176,16 @@ class Step:
         """The whole program (decode or answers), and a step of it as two small ones explain it."""
         work, layers = case.work, case.work.model.num_layers
         make = lambda *shape: Compiled.of(getattr(case.programs(*shape), name)())
-        whole, few, half = make(layers), make(FEW), make(FEW, work.eval_thinking // 2)
+        whole, few, half = make(layers), make(FEW), make(FEW, work.thinking // 2)
         keyless = lambda x: hlo.traffic(x.step) - sum(one.keys * one.times for one in x.step)
-        positions = work.eval_thinking - work.eval_thinking // 2
+        positions = work.thinking - work.thinking // 2
         per_position = (keyless(few) - keyless(half)) / FEW * layers / positions
         told = sum(one.keys * one.times for one in whole.step)
         rows = work.slots // case.layout.slot_shards
         return whole, cls(
-            fixed=keyless(whole) - per_position * work.window,
+            fixed=keyless(whole) - per_position * work.trunk,
             per_position=per_position,
-            key=told / (rows * work.window),
+            key=told / (rows * work.trunk),
             flops=hlo.bfloat16_flops(whole.step),
             sent=sum(one.bytes * one.times for one in whole.step if one.kind == "collective"),
         )
