@@ -8,8 +8,8 @@ Of each model's shipped config (`configs/qwen2.5-*-math.yaml`, 8 GPUs of 80 GB; 
 `--`): XLA's GPU compiler compiles a chunk of decoding, a chunk of answers and a micro-batch's
 gradient, whole and with two layers (`hlo_traffic` reads kernels, bytes, operations and collectives
 off them). The library's own scheduler and micro-batch maker say how often each runs, and on how
-much (`bacr_jax.planning.schedule`, on the prompt lengths and answers of MATH and budgets
-N(1500, 512) all used up, `planning.lengths`). Nothing is timed.
+much (`bacr_plan.schedule`, on the prompt lengths and answers of MATH and budgets
+N(1500, 512) all used up, `bacr_plan.lengths`). Nothing is timed.
 
 Bytes of a decoding step are those of all its kernels. The whole program is compiled with the
 longest cache; programs of two layers with the longest cache and with half of it say what a layer
@@ -52,10 +52,10 @@ import hlo_traffic as hlo
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.parallel import MeshShape
-from bacr_jax.planning import compiling, costs, lengths, report, schedule, seconds
-from bacr_jax.planning.devices import DEVICES, GIB, Device
-from bacr_jax.planning.programs import Programs
-from bacr_jax.planning.workload import Workload, sizes_of
+from bacr_plan import compiling, costs, lengths, report, schedule, seconds
+from bacr_plan.devices import DEVICES, GIB, Device
+from bacr_plan.programs import Programs
+from bacr_plan.workload import Workload, sizes_of
 
 SHARES = seconds.Shares(matmul=0.5, bandwidth=0.7, links=0.7)
 DEVICES_OF_A_BOX = 8

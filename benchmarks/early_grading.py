@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from bacr_jax.config import io as config_io
-from bacr_jax.data.environment import Environment
+from bacr_jax.prompts.environment import Environment
 from bacr_jax.runs.folder import open_run
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.loop import Trainer

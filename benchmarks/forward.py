@@ -72,12 +72,14 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
     import jax.numpy as jnp
 
     from bacr_jax.model import hf, qwen2
+    from bacr_jax.model.compute import Compute
     from bacr_jax.model.logprobs import token_logprobs
 
     config, params = hf.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
     # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=none gives.
-    states = lambda params: qwen2.forward(params, tokens, config=config, scan=False, remat="none")
+    plain = Compute(scan=False, remat="none")
+    states = lambda params: qwen2.forward(params, tokens, config=config, compute=plain)
 
     def loss(params: dict) -> jax.Array:
         hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)

@@ -20,10 +20,10 @@ import sys
 import time
 from pathlib import Path
 
-from bacr_jax.grading import Grader, parse_reference
-from bacr_jax.grading.compare import bases_clash, read
-from bacr_jax.grading.extract import reference_answer
-from bacr_jax.grading.guards import refuse
+from bacr_grading import Grader, parse_reference
+from bacr_grading.compare import bases_clash, read
+from bacr_grading.extract import reference_answer
+from bacr_grading.guards import refuse
 
 _THINKING = "Let us add what both of them have and divide by the number of days. " * 12
 

@@ -34,7 +34,7 @@ import numpy as np
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec, loss_normalizers, objective
+from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers, objective
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import init_state, train_step
 from bacr_jax.model import logprobs, qwen2
@@ -103,9 +103,7 @@ def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: An
     ).astype(int)
     for j, cut in enumerate(cuts):
         tokens = jnp.concatenate([batch.trunk[:, : prompt + cut], batch.branches[:, j]], axis=1)
-        hidden = qwen2.forward(
-            params, tokens, config=spec.model, dtype=spec.dtype, scan=spec.scan, remat=spec.remat
-        )
+        hidden = qwen2.forward(params, tokens, config=spec.model, compute=spec)
         answer = np.arange(prompt + cut + BRIDGE, tokens.shape[1])
         at = np.concatenate([np.arange(prompt + start, prompt + cut), answer])
         advantages = jnp.concatenate(
@@ -167,7 +165,7 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
     )
     normalizers = loss_normalizers(batch, spec=spec)
     allowed_tokens = jnp.ones(arguments.vocab, bool)
-    given = (batch, allowed_tokens, None, None, normalizers)
+    given = (Minibatch(batch), normalizers, allowed_tokens)
     one = jax.jit(jax.grad(lambda p: objective(p, None, *given, spec=spec)[0]))
     separate = jax.jit(jax.grad(lambda p: separate_loss(p, batch, spec, normalizers)))
     gap = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), one(params), separate(params))
@@ -262,7 +260,7 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
     step = functools.partial(train_step, spec=spec, policy_tx=policy_tx, head_tx=head_tx)
 
     def update() -> Any:
-        held[0], metrics = step(held[0], placed, allowed_tokens, None, None)
+        held[0], metrics = step(held[0], Minibatch(placed), allowed_tokens)
         return metrics["loss/total"]
 
     seconds = in_turns({"update": update}, arguments.rounds)["update"]

@@ -89,11 +89,10 @@ def main() -> None:
     console.print(
         table.comparison_table(f"mean (and range) over {len(arguments.seeds)} seeds", means)
     )
-    figures.accuracy_by_budget(
+    figures.accuracy_picture(
         arguments.out / "accuracy.png",
         means,
-        f"ledger: mean over {len(arguments.seeds)} seeds",
-        bars="range over seeds",
+        f"ledger: mean and range over {len(arguments.seeds)} seeds",
     )
     greedy = {name: means[name]["greedy"] for name in means}
     budgets = list(greedy["warm-up"])

@@ -69,7 +69,7 @@ class World:
     def __init__(self, shape, params, dtype):
         import numpy as np
 
-        from bacr_jax.data.decode_rules import decode_rules
+        from bacr_jax.prompts.decode_rules import decode_rules
 
         class Never:
             next_state = np.stack([np.zeros(shape.vocab_size, int), np.ones(shape.vocab_size, int)])
@@ -107,34 +107,28 @@ class World:
         """Slots for a rollout that is driven by hand."""
         import jax
 
-        from bacr_jax.rollout import sampling_params
+        from bacr_jax.rollout import Sampler, sampling_params
         from bacr_jax.rollout.engine import Engine
 
         return Engine(
             self.params,
             prompts,
             jax.random.key(0),
-            spec=spec,
-            rules=self.rules,
-            sampling=sampling_params(1.0),
-            phi_of=None,
+            Sampler(spec, self.rules, sampling_params(1.0)),
         )
 
     def generate(self, prompts, budgets, cuts, spec, seed=0):
         """A sampled rollout."""
         import jax
 
-        from bacr_jax.rollout import generate, sampling_params
+        from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 
         return generate(
             self.params,
             prompts,
-            budgets,
-            cuts,
+            Rows(budgets, cuts),
             jax.random.key(seed),
-            spec=spec,
-            rules=self.rules,
-            sampling=sampling_params(1.0),
+            Sampler(spec, self.rules, sampling_params(1.0)),
         )
 
 
@@ -142,8 +136,8 @@ def cpu_world(arguments, folder):
     import jax
     import jax.numpy as jnp
 
+    from bacr_jax.export.policy_folder import save_policy
     from bacr_jax.model import kv_cache, qwen2
-    from bacr_jax.model.hf import save_policy
     from bacr_jax.model.sizes import Qwen2Config
 
     shape = Qwen2Config(
@@ -268,6 +262,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     import jax
     import numpy as np
 
+    from bacr_jax.rollout import Rows
     from bacr_jax.types import Prompts
 
     rows, new = arguments.rows, arguments.new
@@ -277,7 +272,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     engine = world.engine(prompts, spec)
     every = np.arange(rows)
     budgets = np.full(rows, new, np.int32)
-    engine.prefill(every, every, every.astype(np.int32), budgets, budgets)
+    engine.prefill(Rows(budgets, cuts).complete(spec), every, every)
     for _ in range(-(-new // spec.chunk)):
         engine.decode()
     trunk = engine.tokens()
@@ -362,6 +357,8 @@ def decode_seconds(arguments, world):
     """Seconds of a decoding step with all slots in use, and whether any row's logits broke."""
     import numpy as np
 
+    from bacr_jax.rollout import Rows
+
     rows, steps = arguments.rows, 16
     spec = world.spec(
         max_thinking=arguments.new,
@@ -374,12 +371,13 @@ def decode_seconds(arguments, world):
     engine = world.engine(world.prompts(rows, arguments.prompt), spec)
     every = np.arange(rows)
     budgets = np.full(rows, arguments.new, np.int32)
-    engine.prefill(every, every, every.astype(np.int32), budgets, budgets)
+    asked = Rows(budgets, budgets[:, None]).complete(spec)
+    engine.prefill(asked, every, every)
     seconds = []
     for index in range(min(arguments.new // steps, arguments.rounds + 2)):
         started = time.perf_counter()
         engine.decode()
-        _, broken, _ = engine.progress()
+        _, broken, _ = engine.status()
         if index >= 2:
             seconds.append((time.perf_counter() - started) / steps)
     return statistics.median(seconds), broken.any()

@@ -52,13 +52,13 @@ class Step:
         import numpy as np
 
         from bacr_jax.config import LossConfig, OptimizerConfig
-        from bacr_jax.data.decode_rules import decode_rules
-        from bacr_jax.data.tokenizers import load_tokenizer
         from bacr_jax.learner.objective import LearnerSpec
         from bacr_jax.learner.optimizer import policy_optimizer
         from bacr_jax.learner.train_step import init_state
         from bacr_jax.model import kv_cache
         from bacr_jax.model.hf import load_policy
+        from bacr_jax.prompts.decode_rules import decode_rules
+        from bacr_jax.prompts.tokenizers import load_tokenizer
         from bacr_jax.rollout import RolloutSpec
         from bacr_jax.types import Prompts
 
@@ -121,8 +121,9 @@ class Step:
 
         from bacr_jax import advantages
         from bacr_jax.learner.batch import make_batch
+        from bacr_jax.learner.objective import Minibatch
         from bacr_jax.learner.train_step import train_step
-        from bacr_jax.rollout import generate, sampling_params
+        from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 
         started = time.perf_counter()
         self.steps += 1
@@ -131,12 +132,9 @@ class Step:
         rollout = generate(
             self.decode(self.state.policy),
             self.prompts,
-            np.full(self.rows, NEW),
-            cuts,
+            Rows(np.full(self.rows, NEW), cuts),
             jax.random.key(self.steps),
-            spec=self.rollout,
-            rules=self.rules,
-            sampling=sampling_params(1.0),
+            Sampler(self.rollout, self.rules, sampling_params(1.0)),
         )
         sampled = time.perf_counter()
         trunks, branches = rollout.trunks, rollout.branches
@@ -155,10 +153,8 @@ class Step:
         )
         self.state, metrics = train_step(
             self.state,
-            batch,
+            Minibatch(batch),
             self.rules.allowed_tokens,
-            None,
-            None,
             spec=self.learner,
             policy_tx=self.tx,
             head_tx=self.tx,

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from bacr_jax.report import figures
+from bacr_jax.report import charts
 from bacr_jax.runs.folder import RunPaths
 
 ARMS = {
@@ -55,8 +55,8 @@ def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
 
 def style_shares(folder: Path) -> dict[str, float]:
     """Share of sampled traces written in steps, by told (or imposed) budget."""
-    from bacr_jax.data.ledger import ID
-    from bacr_jax.rollout import generate, sampling_params
+    from bacr_jax.questions.ledger import ID
+    from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
     from bacr_jax.runs.folder import open_run
     from bacr_jax.runs.open import read_config
     from bacr_jax.training.loop import Trainer
@@ -77,13 +77,14 @@ def style_shares(folder: Path) -> dict[str, float]:
             rollout = generate(
                 policy.decode_params(state.train.policy),
                 questions.at(index, budgets),
-                budgets,
-                budgets[:, None],
+                Rows(budgets, budgets[:, None]),
                 jax.random.fold_in(jax.random.key(config.seed), budget),
-                spec=dataclasses.replace(policy.evaluation, answer_tokens=1),
-                rules=environment.rules,
-                sampling=sampling_params(1.0),
-                phi_of=policy.phi_of(state.train.policy),
+                Sampler(
+                    dataclasses.replace(policy.evaluation, answer_tokens=1),
+                    environment.rules,
+                    sampling_params(1.0),
+                    policy.phi_of(state.train.policy),
+                ),
             )
             trunks = rollout.trunks
             first = trunks.tokens[np.arange(len(index)), trunks.prompt_lengths]
@@ -110,7 +111,7 @@ def picture(path: Path, results: dict) -> None:
     labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
     # AnytimeReasoner, which the others are compared with, is grey.
     order = sorted(results, key=lambda arm: arm != "anytime")
-    looks = dict(zip(order, zip(figures.COLOURS, figures.MARKERS)))
+    looks = dict(zip(order, zip(charts.COLOURS, charts.MARKERS)))
     for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):
         for arm, (colour, marker) in looks.items():
             seeds = list(results[arm].values())

@@ -1,10 +1,8 @@
 """Settings that must stand before JAX starts, and fixtures shared by rooms."""
 
 import gc
-import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,16 +19,20 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import pytest  # noqa: E402
 
+import slices  # noqa: E402
+from xla_flags import xla_knows  # noqa: E402
+
 # Tracing makes many small objects that live on, and nearly none that only a collection frees.
 gc.set_threshold(50_000, 20, 50)
 
 
-def xla_knows(flag):
-    """XLA ends a process that gives it a flag it does not know, and its versions differ."""
-    (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
-    # In a process of its own: the library has hundreds of megabytes, and tests measure memory.
-    library = Path(folder) / "libjax_common.so"
-    return subprocess.run(["grep", "-q", flag, library], check=False).returncode == 0
+def pytest_addoption(parser):
+    parser.addoption("--slice", metavar="K/N", help="run slice K of N of the chosen tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    slices.keep_slice(config, items)
 
 
 def pytest_configure(config):
@@ -71,7 +73,7 @@ def world():
 
 @pytest.fixture(scope="session")
 def ledger_tokens():
-    from bacr_jax.data.ledger import ledger_tokenizer
+    from bacr_jax.questions.ledger import ledger_tokenizer
 
     return ledger_tokenizer()
 

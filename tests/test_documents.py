@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.config.io import load, override
-from bacr_jax.config.schema import Config
-from bacr_jax.documents import (
+from bacr_grading.documents import (
     MAX_DEPTH,
     MAX_DIGITS,
     NotJson,
@@ -19,6 +17,8 @@ from bacr_jax.documents import (
     read_file,
     read_object,
 )
+from bacr_jax.config.io import load, override
+from bacr_jax.config.schema import Config
 from bacr_jax.errors import UserError, printable
 
 QUICK = settings(max_examples=150, deadline=None)

@@ -12,11 +12,11 @@ import pytest
 
 import hf_world
 from bacr_jax import evaluate
-from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.evaluation import job
-from bacr_jax.model import hf
+from bacr_jax.export import policy_folder
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel.preemption import EXIT_CODE, Preempted
+from bacr_jax.questions.ledger import ledger_tokenizer
 
 LEDGER = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
 SHARED = Path(os.environ.get("BACR_SHARED_DATA", "../shared/data"))
@@ -30,7 +30,7 @@ def model(tmp_path_factory):
     """A Hugging Face folder of a random model with the ledger's tokenizer."""
     path = tmp_path_factory.mktemp("models") / "tiny"
     params = hf_world.random_params(LEDGER)
-    hf.save_policy(path, params, config=LEDGER, tokenizer=ledger_tokenizer())
+    policy_folder.save_policy(path, params, config=LEDGER, tokenizer=ledger_tokenizer())
     return path
 
 
@@ -232,7 +232,7 @@ def test_budgets_at_the_edges(model, tmp_path):
 def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys):
     path = tmp_path / "other"
     params = hf_world.random_params(LEDGER, seed=5)
-    hf.save_policy(path, params, config=LEDGER, tokenizer=ledger_tokenizer())
+    policy_folder.save_policy(path, params, config=LEDGER, tokenizer=ledger_tokenizer())
     assert run(path, tmp_path / "out", "--compare", str(finished)) == 0
     results = json.loads((tmp_path / "out/results.json").read_text())
     entry = results["comparisons"]["tiny"]["ledger"]["by_budget"]["greedy"]["8"]
@@ -368,7 +368,7 @@ def test_64_rows_of_gsm8k_at_three_budgets_with_the_real_tokenizer(tmp_path, cap
     shape = Qwen2Config(151_936, 32, 48, 2, 2, 1, 16, rope_theta=1e4, tie_embeddings=True)
     model = tmp_path / "tiny"
     params = hf_world.random_params(shape)
-    hf.save_policy(model, params, config=shape, tokenizer=SHARED / "qwen_tokenizer")
+    policy_folder.save_policy(model, params, config=shape, tokenizer=SHARED / "qwen_tokenizer")
     options = ["--data", f"gsm8k:{SHARED / 'gsm8k' / 'test.jsonl'}", "--budgets", "8,16,32"]
     how = ["--model", model, *options, "--size", "64", "--out", tmp_path / "out"]
     assert evaluate.main([str(a) for a in [*how, "rollout.answer_tokens=16"]]) == 0

@@ -8,10 +8,11 @@ import pytest
 import bacr_jax
 import hf_world
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.data.ledger import ledger_tokenizer
 from bacr_jax.errors import UserError
+from bacr_jax.export import policy_folder
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.questions.ledger import ledger_tokenizer
 
 SHAPE = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
 KEYS = ["rollout.answer_tokens=3", "rollout.chunk=2", "data.train=ledger", "eval.temperature=2.0"]
@@ -25,7 +26,9 @@ def policy(tmp_path_factory):
     params = hf_world.random_params(SHAPE, conditioning=conditioning)
     module = hf.BudgetModule(conditioning, 16)
     tokenizer, levels = ledger_tokenizer(), {"low": 4}
-    hf.save_policy(path, params, config=SHAPE, module=module, tokenizer=tokenizer, levels=levels)
+    policy_folder.save_policy(
+        path, params, config=SHAPE, module=module, tokenizer=tokenizer, levels=levels
+    )
     return bacr_jax.load(path, overrides=KEYS)
 
 

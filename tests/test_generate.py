@@ -10,10 +10,10 @@ import pytest
 
 import hf_world
 from bacr_jax import generate
-from bacr_jax.data.ledger import ledger_tokenizer, make_problems
 from bacr_jax.evaluation import ask as asking
-from bacr_jax.model import hf
+from bacr_jax.export import policy_folder
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.questions.ledger import ledger_tokenizer, make_problems
 
 SHAPE = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
 KEYS = ["rollout.answer_tokens=3", "rollout.chunk=2", "data.train=ledger"]
@@ -29,7 +29,9 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     params = hf_world.random_params(SHAPE)
     levels = {"low": 4}
-    hf.save_policy(path, params, config=SHAPE, tokenizer=ledger_tokenizer(), levels=levels)
+    policy_folder.save_policy(
+        path, params, config=SHAPE, tokenizer=ledger_tokenizer(), levels=levels
+    )
     return path
 
 

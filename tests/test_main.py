@@ -48,4 +48,4 @@ for name in COMMANDS:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("usage: python -m bacr_jax.") == len(__main__.COMMANDS)
+    assert done.stdout.count("usage: python -m bacr_") == len(__main__.COMMANDS)

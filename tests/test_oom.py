@@ -184,13 +184,9 @@ def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
         rollout.generate(
             world.decode,
             make_prompts([3, 5], 5),
-            budgets,
-            budgets[:, None],
+            rollout.Rows(budgets, budgets[:, None]),
             jax.random.key(0),
-            spec=world.spec(),
-            rules=make_rules(),
-            sampling=rollout.sampling_params(1.0),
-            phi_of=world.phi_of,
+            rollout.Sampler(world.spec(), make_rules(), rollout.sampling_params(1.0), world.phi_of),
         )
     assert caught.value.phases == (phase,)
     assert {

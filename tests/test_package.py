@@ -15,8 +15,9 @@ import bacr_jax
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Names of imports that are not those of their distributions.
-DISTRIBUTION = {"yaml": "pyyaml", "orbax": "orbax-checkpoint"}
+DISTRIBUTION = {"yaml": "pyyaml", "orbax": "orbax-checkpoint", "PIL": "pillow"}
 # Imported where they are there, with a refusal that says what to install, or by JAX's leave.
+OWN = {folder.name for folder in (ROOT / "src").iterdir()}
 OPTIONAL = {"wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}
 
 
@@ -35,7 +36,7 @@ def test_everything_imported_is_declared():
     missing = {
         (name.partition(".")[0], path.name)
         for name, path in third_party()
-        if (top := name.partition(".")[0]) not in sys.stdlib_module_names | OPTIONAL | {"bacr_jax"}
+        if (top := name.partition(".")[0]) not in sys.stdlib_module_names | OPTIONAL | OWN
         and DISTRIBUTION.get(top, top).lower().replace("-", "_") not in declared
     }
     assert missing == set()

@@ -7,7 +7,7 @@ import pytest
 import hf_world
 from bacr_jax import __main__, plan
 from bacr_jax.errors import UserError
-from bacr_jax.planning import compiling
+from bacr_plan import compiling
 from plan_world import QUICKSTART, SEVEN
 
 

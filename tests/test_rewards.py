@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bacr_jax import rewards
-from bacr_jax.errors import UserError
 
 outcomes = hnp.arrays(
     np.float32,
@@ -91,7 +90,7 @@ class TestCutWeights:
          ((0.5, 0.5, 0.5, 0.5), "sum to 1"), ((-0.1, 0.1, 0.5, 0.5), "at least 0")],
     )  # fmt: skip
     def test_nonsense_is_refused_with_what_to_write(self, kind, message):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             rewards.cut_weights(kind, 4)
 
 

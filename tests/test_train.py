@@ -12,32 +12,17 @@ import pytest
 
 import bacr_jax
 import documented_metrics
+from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs import open as saved_policy
-from bacr_jax.runs.files import read_lines
 from bacr_jax.training import events
-from whole_runs import StopAt, assert_same_run
-
-SMALL = """
-model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: none}
-data: {ledger: {train_size: 64}}
-warmup: {steps: 12, target_accuracy: 0.0, short_accuracy: 0.0, hold_accuracy: 0.0}
-budget: {min: 4, max: 12}
-curriculum: {mu0: 8, sigma: 4, update_every: 2}
-rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 6}
-value: {hidden_size: 8, inner_steps: 2, warmup_iterations: 1}
-optimizer: {learning_rate: 1.0e-3}
-train: {steps: 4, minibatches: 2}
-eval: {every: 2, budgets: [4, 12], size: 16, samples: 1, temperature: 1.0, top_p: 1.0}
-checkpoint: {every: 2}
-"""
+from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.yaml"
-    path.write_text(SMALL)
+    path.write_text(WHOLE_RUN)
     return path
 
 

@@ -12,6 +12,11 @@ import numpy as np
 import pytest
 
 from bacr_jax import advantages
+from bacr_study.variance.history import (
+    history_advantage,
+    history_moments,
+    history_surprise,
+)
 
 PROBS = np.array([0.2, 0.5, 0.3])
 REWARDS = np.array([1.0, 0.0, 0.6])
@@ -222,8 +227,8 @@ class TestHistory:
     def advantages(self, slope):
         _, _, _, r = self.enumerate()
         credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
-        surprise = advantages.history_surprise(r, jnp.full_like(r, 0.5))
-        return advantages.history_advantage(credit, surprise, jnp.array([0.0, slope]))[0]
+        surprise = history_surprise(r, jnp.full_like(r, 0.5))
+        return history_advantage(credit, surprise, jnp.array([0.0, slope]))[0]
 
     def second_token(self, slope):
         """Exact mean and variance of the second token's part of the gradient."""
@@ -236,7 +241,7 @@ class TestHistory:
         plain, variance = self.second_token(0.0)
         _, _, probability, r = self.enumerate()
         credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
-        surprise = advantages.history_surprise(r, jnp.full_like(r, 0.5))
+        surprise = history_surprise(r, jnp.full_like(r, 0.5))
         weigh = lambda x: float(probability @ np.asarray(x)[0, :, 1])
         slope = weigh(credit * surprise) / weigh(surprise**2)
         assert slope > 0.1
@@ -254,7 +259,7 @@ class TestHistory:
     def test_moments_by_hand(self):
         credit = jnp.array([[[1.0, 2.0], [0.0, -1.0]]])
         surprise = jnp.array([[[0.0, 0.5], [0.0, -0.5]]])
-        both, square = advantages.history_moments(credit, surprise)
+        both, square = history_moments(credit, surprise)
         np.testing.assert_allclose(both, [0.0, 0.75])
         np.testing.assert_allclose(square, [0.0, 0.25])
 

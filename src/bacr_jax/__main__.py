@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
-    "data": ("bacr_jax.data.__main__", "show what a set of questions holds"),
+    "data": ("bacr_jax.data", "show what a set of questions holds"),
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
-    "export": ("bacr_jax.export", "write the policy of a run as a Hugging Face folder"),
+    "export": ("bacr_jax.export.__main__", "write the policy of a run as a Hugging Face folder"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
-    "study": ("bacr_jax.study.__main__", "many runs, compared: the experiments of the paper"),
+    "study": ("bacr_jax.study", "many runs, compared: the experiments of the paper"),
     "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),
-    "grade": ("bacr_jax.grading.__main__", "grade answers against references"),
+    "grade": ("bacr_jax.grading", "grade answers against references"),
 }
 
 

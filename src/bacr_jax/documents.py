@@ -1,164 +1,145 @@
-"""Files that others wrote: read up to a limit, and JSON without what breaks its readers later.
+"""Files: those that others wrote, and ours, written so that no reader ever sees half of one.
 
-The one reader of JSON. What it refuses are plain `OSError`s and `ValueError`s, which each caller
-puts into a line with the name that the file has there.
+The readers are `bacr_grading.documents`, under the library's name. The one atomic writer.
 """
 
-import errno
 import json
 import os
-import re
-import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-# A tokenizer.json has 10 MB; a table of questions can be larger than any file of settings.
-LARGEST_FILE = 256 << 20
-LARGEST_TABLE = 8 << 30
-# Nobody nests settings deeper; a reader that calls itself ends at about 1000.
-MAX_DEPTH = 64
-# Past 308 digits a number is no float, past 4300 Python refuses to print it.
-MAX_DIGITS = 300
-# Bytes read at a time.
-_PIECE = 1 << 16
+from bacr_grading.documents import (
+    LARGEST_TABLE,
+    NotJson,
+    check_regular,
+    parse_json,
+    read_file,
+    read_json,
+    read_object,
+)
+from bacr_grading.errors import UserError
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-class NotJson(ValueError):
-    """What is wrong with a text that should be JSON, in a few words.
-
-    Attributes:
-      msg: the words.
-    """
-
-    def __init__(self, msg: str):
-        """Takes the words."""
-        super().__init__(msg)
-        self.msg = msg
-
-
-def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
-    """The content of a regular file.
-
-    Args:
-      path: the file. A pipe or a device, which may never end, is refused unopened.
-      most: largest size in bytes.
-
-    Raises:
-      OSError: no such file, no file, or a larger one.
-      ValueError: a name that no file can have.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
-        # A read of so many bytes makes room for all of them, and a file of /proc has no size.
-        pieces, size = [], 0
-        while size <= most and (piece := file.read(max(found.st_size, _PIECE) + 1)):
-            pieces.append(piece)
-            size += len(piece)
-    if size > most:
-        raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+__all__ = [
+    "LARGEST_TABLE",
+    "NotJson",
+    "append_line",
+    "cannot_write",
+    "check_regular",
+    "keep_until",
+    "lines_until",
+    "parse_json",
+    "read_file",
+    "read_json",
+    "read_lines",
+    "read_object",
+    "replace_file",
+    "write_atomically",
+    "write_json",
+    "write_lines",
+]
 
 
-def check_regular(path: Path) -> None:
-    """Refuses what another library would wait for when it opens it: a pipe, a device, a folder.
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The refusal for a file that the system does not let us write."""
+    return UserError(
+        f"{path}: can't be written ({error.strerror}); make room or rights, and the same command "
+        "goes on from the last checkpoint"
+    )
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replaces a file in one step: a reader sees the old text or the new one, never half.
 
     Raises:
-      OSError: no such file, or no regular one.
-      ValueError: a name that no file can have.
+      OSError: no space, or no right to write there.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        # The name must not reach the disk before the text does.
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
-def parse_json(text: str | bytes, *, table: bool = False) -> Any:
-    """Reads JSON.
-
-    Args:
-      text: the document; bytes are UTF-8.
-      table: rows of a table, whose readers leave single fields out: let NaN through, which tables
-        write for a missing number, and halves of surrogate pairs, which no file can hold.
+def write_atomically(path: Path, text: str) -> None:
+    """`replace_file` of a run's file.
 
     Raises:
-      NotJson: no JSON, or JSON with more than 64 levels, numbers that no float can hold, NaN or
-        halves of surrogate pairs.
+      UserError: no space, or no right to write there.
     """
     try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    except UnicodeDecodeError as error:
-        raise NotJson(f"not UTF-8 at byte {error.start}") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise NotJson(f"nested deeper than {MAX_DEPTH} levels")
+        replace_file(path, text)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomically` of indented JSON."""
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Adds one JSON line, handed to the system before this returns.
+
+    Raises:
+      UserError: no space, or no right to write there.
+    """
+    line = json.dumps(record, allow_nan=False) + "\n"
     try:
-        value = json.loads(
-            text, parse_int=_whole, parse_float=_number, parse_constant=float if table else _refuse
-        )
-    except json.JSONDecodeError as error:
-        raise NotJson(f"{error.msg}: line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise NotJson("nested too deeply") from None
-    if not table and _SURROGATE.search(text):
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Lines of a JSONL file with their records, without a last line torn by a kill."""
+    if not path.exists():
+        return []
+    *lines, unfinished = read_file(path, most=LARGEST_TABLE).split(b"\n")
+    whole = []
+    for number, line in enumerate(lines, 1):
         try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise NotJson("holds half of a surrogate pair") from None
-    return value
+            text = line.decode()
+            record = parse_json(text)
+            if not isinstance(record, dict):
+                raise ValueError
+        # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
+        except ValueError:
+            if number == len(lines) and not unfinished:
+                break
+            raise UserError(
+                f"{path}, line {number}: is not a JSON record; fix or remove the line"
+            ) from None
+        whole.append((text, record))
+    return whole
 
 
-def read_json(path: Path, *, most: int = LARGEST_FILE) -> Any:
-    """`parse_json` of `read_file`.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Records of a JSONL file; none if it is not there. A torn last line is left out.
 
     Raises:
-      OSError: as `read_file`.
-      ValueError: as `parse_json`.
+      UserError: a line before the last is no JSON record.
     """
-    return parse_json(read_file(path, most=most))
+    return [record for _, record in _whole_lines(path)]
 
 
-def read_object(path: Path, *, most: int = LARGEST_FILE) -> dict[str, Any]:
-    """`read_json` of a file that holds an object.
-
-    Raises:
-      OSError: as `read_file`.
-      ValueError: as `parse_json`, or something else than an object.
-    """
-    value = read_json(path, most=most)
-    if not isinstance(value, dict):
-        raise NotJson(f"found a {type(value).__name__}, not an object")
-    return value
+def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Replaces a JSONL file in one step."""
+    write_atomically(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
 
 
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token in ("]", "}"):
-            depth -= 1
-    return deepest
+def lines_until(path: Path, step: int) -> list[str]:
+    """Lines of a JSONL file, as they are, whose records are not of later steps."""
+    return [text for text, record in _whole_lines(path) if record.get("step", 0) <= step]
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise NotJson(f"holds a number of {len(digits):,} digits")
-    return int(digits)
-
-
-def _number(digits: str) -> float:
-    number = float(digits)
-    if number in (float("inf"), float("-inf")):
-        raise NotJson(f"holds the number {digits[:20]}, which is too large")
-    return number
-
-
-def _refuse(name: str) -> NoReturn:
-    raise NotJson(f"holds {name}, which is no JSON")
+def keep_until(path: Path, step: int) -> None:
+    """Drops the records of later steps, and a torn last line."""
+    if not path.exists():
+        return
+    wanted = "".join(f"{text}\n" for text in lines_until(path, step))
+    if wanted.encode() != path.read_bytes():
+        write_atomically(path, wanted)

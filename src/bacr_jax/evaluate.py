@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.budgets import NONE, level_problems, read_budgets
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
     Parser,
@@ -20,13 +19,14 @@ from bacr_jax.config.cli import (
     failure,
     quieten_orbax,
 )
+from bacr_jax.config.derived import NONE, level_problems, read_budgets
 from bacr_jax.config.engine import add_engine, engine_faults, read_engine
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
 if TYPE_CHECKING:
-    from bacr_jax.data.question_set import QuestionSet
+    from bacr_jax.questions.question_set import QuestionSet
 
 DESCRIPTION = (
     "Measures a policy at several thinking budgets: accuracy with 95 % intervals, pass@k, maj@k, "
@@ -296,7 +296,7 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
     Raises:
       UserError: what --train names can't be read.
     """
-    from bacr_jax.data.environment import load_training_texts
+    from bacr_jax.prompts.environment import load_training_texts
 
     if arguments.train is not None:
         return load_training_texts(arguments.train, config), ""
@@ -318,11 +318,11 @@ def evaluate(
       arguments: as `parse` gives them.
       poll: called regularly; raises to leave, after which the same arguments continue.
     """
-    from bacr_jax.data.missing import without_missing
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder
     from bacr_jax.parallel.compile_cache import keep_programs
     from bacr_jax.parallel.host_memory import keep_freed_memory
+    from bacr_jax.questions.missing import without_missing
     from bacr_jax.report.evaluation import write_tables
     from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config import Config
-from bacr_jax.config.budgets import NONE
 from bacr_jax.config.cli import quieten_orbax
+from bacr_jax.config.derived import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, Session
 from bacr_jax.evaluation.response_scores import ResponseScore, Scorer

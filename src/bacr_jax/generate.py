@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.budgets import NONE, level_problems, read_budgets
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
     Parser,
@@ -26,12 +25,13 @@ from bacr_jax.config.cli import (
     refusal,
     whole_number,
 )
+from bacr_jax.config.derived import NONE, level_problems, read_budgets
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
 if TYPE_CHECKING:
-    from bacr_jax.data.prompts import PromptFormat
     from bacr_jax.evaluation.ask import Answer, Session
+    from bacr_jax.prompts.formats import PromptFormat
 
 DESCRIPTION = (
     "Asks a policy questions under one or several thinking budgets. What it says is written while "
@@ -130,8 +130,8 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
       is_run: it is that of a run, and no folder's.
       overrides: what was set beside it.
     """
-    from bacr_jax.data.prompts import FORMATS, format_for, with_closing_text
     from bacr_jax.methods.registry import declares_budget
+    from bacr_jax.prompts.formats import FORMATS, format_for, with_closing_text
 
     declares = declares_budget(config)
     own = config.data.prompt_format == "auto" and not declares

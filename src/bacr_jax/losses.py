@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Shaped
 
-from bacr_jax.errors import UserError
 from bacr_jax.masked import masked_mean, masked_sum
 
 Scalar = int | float | Array
@@ -184,7 +183,7 @@ def _row_means(mode: str) -> bool:
     """Whether rows are averaged over their tokens before being added up."""
     known = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant")
     if mode not in known:
-        raise UserError(f"loss.aggregate: found {mode!r}; write one of {', '.join(known)}")
+        raise ValueError(f"mode: found {mode!r}; known are {', '.join(known)}")
     return mode == "seq_mean_token_mean"
 
 
@@ -202,7 +201,7 @@ def aggregate_sum(
       Sum of token values, or of row means for "seq_mean_token_mean".
 
     Raises:
-      UserError: an unknown mode.
+      ValueError: an unknown mode.
     """
     chex.assert_rank([x, mask], 2)
     chex.assert_equal_shape([x, mask])
@@ -225,7 +224,7 @@ def loss_denominator(
       Number of tokens, of nonempty rows, or of nonempty rows times `constant`.
 
     Raises:
-      UserError: an unknown mode, or mode "constant" without `constant`.
+      ValueError: an unknown mode, or mode "constant" without `constant`.
     """
     chex.assert_rank(mask, 2)
     _row_means(mode)
@@ -236,7 +235,7 @@ def loss_denominator(
     if mode != "constant":
         return rows
     if constant is None:
-        raise UserError("loss.aggregate: constant needs a length; pass constant=<tokens per row>")
+        raise ValueError("mode constant needs a length: pass constant=<tokens per row>")
     return rows * constant
 
 
@@ -269,7 +268,7 @@ def aggregate(
       A scalar; 0 for an empty batch.
 
     Raises:
-      UserError: an unknown mode, or mode "constant" with neither constant nor denominator.
+      ValueError: an unknown mode, or mode "constant" with neither constant nor denominator.
     """
     if denominator is None:
         denominator = loss_denominator(mask, mode=mode, constant=constant)
@@ -342,7 +341,7 @@ def kl_penalty(
       Estimate, elementwise; d is clamped to +-20, k3 to at most 10.
 
     Raises:
-      UserError: an unknown kind.
+      ValueError: an unknown kind.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
     d = logprobs - jax.lax.stop_gradient(reference_logprobs)
@@ -357,7 +356,7 @@ def kl_penalty(
         return k3
     if kind == "k3+":
         return k2 + jax.lax.stop_gradient(k3 - k2)
-    raise UserError(f"kl kind: found {kind!r}; write k1, k2, k3 or k3+")
+    raise ValueError(f"kind: found {kind!r}; known are k1, k2, k3 and k3+")
 
 
 def total_loss(

@@ -8,7 +8,7 @@ XLA answers with a page about buffers, at whatever line of Python happened to wa
             ...
 
 Needs no JAX, so that entry points can catch `OutOfMemory` before they import it. What would fit is
-the business of `planning.oom_hints`.
+the business of `bacr_plan.oom_hints`.
 """
 
 import contextlib

@@ -23,8 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.errors import UserError
-
 Scalar = int | float | Array
 # Either kind of array; what comes in goes out.
 Numbers = TypeVar("Numbers", Array, np.ndarray)
@@ -117,7 +115,7 @@ def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, 
       Weights summing to 1, float64, on no device.
 
     Raises:
-      UserError: an unknown name, or a list of wrong length, sign or sum.
+      ValueError: an unknown name, or a list of wrong length, sign or sum.
     """
     if kind == "uniform":
         weights = np.full(num_cuts, 1.0 / num_cuts)
@@ -127,18 +125,18 @@ def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, 
         weights = np.full(num_cuts, (1.0 - _FINAL_SHARE) / (num_cuts - 1))
         weights[-1] = _FINAL_SHARE
     elif isinstance(kind, str):
-        raise UserError(
-            f"cuts.weights: found {kind!r}; write uniform, final_heavy, own_budget or a list"
+        raise ValueError(
+            f"weights: found {kind!r}; known are uniform, final_heavy, own_budget and lists"
         )
     else:
         weights = np.asarray(kind, np.float64)
         if weights.shape != (num_cuts,):
-            raise UserError(
-                f"cuts.weights: found {weights.size} values for {num_cuts} cuts; write one per cut"
+            raise ValueError(
+                f"weights: found {weights.size} values for {num_cuts} cuts; give one per cut"
             )
         if weights.min() < 0.0 or abs(weights.sum() - 1.0) > 1e-4:
-            raise UserError(
-                f"cuts.weights: found {list(kind)}; write weights of at least 0 that sum to 1"
+            raise ValueError(
+                f"weights: found {list(kind)}; give weights of at least 0 that sum to 1"
             )
         weights = weights / weights.sum()
     return weights

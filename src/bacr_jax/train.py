@@ -143,7 +143,7 @@ def with_sets_that_are_there(config: Config) -> Config:
     Raises:
       UserError: none is there, or one is gone that the run to go on with has evaluated.
     """
-    from bacr_jax.data.missing import without_missing
+    from bacr_jax.questions.missing import without_missing
 
     path, begun = run_path(config), None
     # Whatever keeps it from being read is said where the folder is opened.
@@ -314,7 +314,7 @@ def _train(config: Config, folder: RunFolder) -> int:
     except TrainingFailed as error:
         return failure(str(error))
     except OutOfMemory as error:
-        from bacr_jax.planning.oom_hints import explain
+        from bacr_plan.oom_hints import explain
 
         return failure(explain(error, config))
     return 0

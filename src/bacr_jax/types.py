@@ -9,11 +9,15 @@ the forced suffix, then sampled answer tokens. Lengths, never token values, say 
 """
 
 import typing
+from collections.abc import Callable
 
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 _T = typing.TypeVar("_T")
+
+# Called every now and then while something long goes on; stops it by raising. None: nobody asks.
+Poll = Callable[[], None] | None
 
 
 @typing.dataclass_transform(frozen_default=True)

@@ -19,8 +19,8 @@ def test_slopes_are_those_of_weighted_least_squares():
     rng = np.random.default_rng(0)
     expected = rng.random((6, 4, 2)).astype(np.float32)
     credit, weights = rng.normal(size=expected.shape), rng.random(expected.shape)
-    moments = advantages.optimal_moments(*map(jnp.float32, (credit, expected, weights)))
-    slopes = advantages.optimal_slopes(*moments)
+    square, product, _ = advantages.optimal_moments(*map(jnp.float32, (credit, expected, weights)))
+    slopes = advantages.optimal_slopes(square, product, jnp.full(2, 1e9))
     for s in range(2):
         root = np.sqrt(weights[..., s].ravel())
         x = np.stack([root, root * expected[..., s].ravel()], -1)
@@ -29,7 +29,7 @@ def test_slopes_are_those_of_weighted_least_squares():
 
 
 def test_before_any_batch_the_baseline_stays_as_it_is():
-    slopes = advantages.optimal_slopes(jnp.zeros((3, 2, 2)), jnp.zeros((3, 2)))
+    slopes = advantages.optimal_slopes(jnp.zeros((3, 2, 2)), jnp.zeros((3, 2)), jnp.zeros(3))
     credit = jnp.arange(6.0).reshape(1, 2, 3)
     np.testing.assert_array_equal(advantages.optimal_advantage(credit, credit, slopes), credit)
 
@@ -48,10 +48,62 @@ def test_it_leaves_the_least_noise_that_one_number_can(chance):
         jnp.log(jnp.float32(p[draws]))[:, None], jnp.ones(1000, int), jnp.ones((1000, 1), int)
     )
     expected = jnp.full_like(credit, mean)
-    moments = advantages.optimal_moments(credit, expected, surprise[:, None])
-    moved = advantages.optimal_advantage(credit, expected, advantages.optimal_slopes(*moments))
+    square, product, _ = advantages.optimal_moments(credit, expected, surprise[:, None])
+    slopes = advantages.optimal_slopes(square, product, jnp.full(1, 1e9))
+    moved = advantages.optimal_advantage(credit, expected, slopes)
     baseline = float(mean + (credit - moved)[0, 0, 0])
     best = (p * score**2 * paid).sum() / (p * score**2).sum()
     assert baseline == pytest.approx(best, abs=1e-3)
     others = [noise(b) for b in (mean, 0.0, 0.5, best + 0.05, best - 0.05)]
     assert noise(baseline) <= min(others) + 1e-6
+
+
+def test_the_slopes_of_few_effective_traces_stay_near_zero():
+    """One trace has nearly all the weight: Kish counts 1.002 of them."""
+    weights = jnp.array([1.0] + [0.001] * 99)[:, None, None]
+    credit = jnp.ones((100, 1, 1))
+    square, product, spread = advantages.optimal_moments(credit, 0 * credit, weights)
+    traces = advantages.effective_traces(square, spread)
+    np.testing.assert_allclose(traces, [1.099**2 / (1 + 99e-6)], rtol=1e-4)
+    # 1 / (1 + (1e-3 + 2 / n) / 2): of regressors (1, 0) half the trace is E w / 2.
+    few = advantages.optimal_slopes(square, product, traces)
+    want = 1 / (1 + (1e-3 + 2 / float(traces[0])) / 2)
+    np.testing.assert_allclose(few, [[want, 0.0]], rtol=1e-4)
+    many = advantages.optimal_slopes(square, product, jnp.full(1, 1e6))
+    np.testing.assert_allclose(many, [[1.0, 0.0]], atol=1e-3)
+
+
+def test_running_moments_count_traces_as_kish_does():
+    """Batches weighted by .1 x .9^age: the effective number is that of all their traces."""
+    rng = np.random.default_rng(2)
+    batches = [rng.exponential(size=(5, 4, 1)).astype(np.float32) for _ in range(4)]
+    square, spread = jnp.zeros((1, 2, 2)), jnp.zeros(1)
+    for weights in batches:
+        one, _, own = advantages.optimal_moments(*3 * [jnp.asarray(weights)])
+        square, spread = 0.9 * square + 0.1 * one, 0.81 * spread + 0.01 * own
+    share = 0.1 * 0.9 ** np.arange(3, -1, -1)
+    every = np.concatenate([a * weights.ravel() for a, weights in zip(share, batches)])
+    want = every.sum() ** 2 / np.square(every).sum()
+    np.testing.assert_allclose(advantages.effective_traces(square, spread), [want], rtol=1e-5)
+
+
+def test_the_token_baseline_weighs_each_trace_by_its_path_so_far():
+    # Two traces; the second has one token, so that the first is alone at the second position.
+    path = jnp.array([[[0.5, 2.0], [1.5, 0.0]]])
+    returns = jnp.array([[[1.0, 1.0], [0.0, 0.0]]])
+    found = advantages.token_baseline(returns, path)
+    np.testing.assert_allclose(found, [[[0.25, 1.0]]])
+    nothing = advantages.token_baseline(returns, 0 * path)
+    np.testing.assert_array_equal(nothing, [[[0.0, 0.0]]])
+
+
+def test_the_predicted_saving_is_that_of_the_best_constant():
+    """Two questions of two traces, errors against the other trace by hand."""
+    returns = jnp.array([[1.0, 0.0], [1.0, 0.0]])[..., None]
+    surprise = jnp.array([[1.0, 3.0], [1.0, 3.0]])[..., None]
+    found = advantages.score_statistics(returns, surprise)
+    # e = +1, -1; F = 2, kappa = (1 - 3) / 2 = -1, H = 2: 1 / (2 x 2).
+    assert float(found["predicted_saving"]) == pytest.approx(0.25)
+    assert float(found["cv"]) == pytest.approx(0.5)
+    assert float(found["correlation"]) == pytest.approx(-1.0)
+    assert float(found["effective_traces"]) == pytest.approx(8**2 / 20)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bacr_jax import advantages
-from bacr_jax.errors import UserError
 
 unchecked = inspect.unwrap
 reward_arrays = hnp.arrays(
@@ -51,5 +50,5 @@ class TestScale:
         assert (np.abs(got[..., 0]) <= np.abs(a) / 0.1 + 1e-5).all()
 
     def test_unknown_mode_is_refused(self):
-        with pytest.raises(UserError, match="batch_rms, group or none"):
+        with pytest.raises(ValueError, match="batch_rms, group and none"):
             unchecked(advantages.advantage_scale)(self.A, mode="std", floor=0.1)

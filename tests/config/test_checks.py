@@ -1,14 +1,18 @@
 """Values and combinations that make no sense: one line each."""
 
 import math
+import typing
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import NUM_LEVELS, PRESETS, check, check_ranges, problems
+from bacr_jax.config.fields import inside, range_text
+from bacr_jax.config.values import FrozenMap, written
 from bacr_jax.errors import UserError
-from config_world import changed, values_by_key, with_value
+from config_world import KEYS, changed, values_by_key, with_value
 
 # Changed sections, and pieces of the line that refuses them.
 MATH = {"train": "math:data/train.jsonl", "eval": ("math:data/test.jsonl",)}
@@ -23,9 +27,7 @@ BAD_CONFIGS = [
         {"conditioning": {"words": "At most {budget}!"}},
         "conditioning.words: the ledger has its own tokens for a budget; leave it out",
     ),
-    ({"seed": 2**32}, "seed: found 4294967296; write in [0, 4294967295]"),
     ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
-    ({"output": {"log_every": 0}}, "output.log_every: found 0; write 1 or more"),
     ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; write qwen2.5-7b"),
     (
         {"model": {"num_heads": 4, "num_kv_heads": 3}},
@@ -43,14 +45,6 @@ BAD_CONFIGS = [
     (
         {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 64}},
         "train.micro_batch_tokens=64: train.micro_batch_rows=8 splits the update too; write null",
-    ),
-    (
-        {"train": {"drop_zero_advantage": True, "micro_batch_tokens": 64}},
-        "train.drop_zero_advantage: would change the loss, since loss.entropy_coef=0.01",
-    ),
-    (
-        {"train": {"drop_zero_advantage": True}, "loss": {"entropy_coef": 0.0}},
-        "write train.micro_batch_tokens, or false",
     ),
     (
         {"conditioning": {"told": "words", "branches": "cut"}},
@@ -79,7 +73,6 @@ BAD_CONFIGS = [
         "value.inner_steps=4: are steps of the head alone",
     ),
     ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; write a number of shards, or -1"),
-    ({"mesh": {"data": -1}}, "mesh.data: found -1; write 1 or more"),
     ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),
     ({"data": {"train": ":x"}}, "data.train: found ':x'"),
     ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; write ledger"),
@@ -101,7 +94,6 @@ BAD_CONFIGS = [
     ({"grader": "mine.py"}, "grader: found 'mine.py'; write FILE.py:function, such as"),
     ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
-    ({"data": {"max_prompt_tokens": 0}}, "data.max_prompt_tokens: found 0; write 1 or more"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
         "warmup.steps=5: only data.train=ledger has a supervised warm-up",
@@ -123,11 +115,7 @@ BAD_CONFIGS = [
         {"eval": {"holdout": 0, "every": 5}},
         "eval.holdout=0: leaves eval.select=train_holdout no question to select on; write 1",
     ),
-    ({"eval": {"holdout": -1}}, "eval.holdout: found -1; write 0 or more"),
     ({"warmup": {"dir": "x"}}, "warmup.dir=x: is not read, since warmup.steps=0"),
-    ({"warmup": {"batch_tokens": 79}}, "warmup.batch_tokens: found 79; write 80 or more"),
-    ({"warmup": {"target_accuracy": 95.0}}, "warmup.target_accuracy: found 95; write in [0, 1]"),
-    ({"budget": {"min": 0}}, "budget.min: found 0; write 1 or more"),
     ({"budget": {"min": 300, "max": 200}}, "budget.min=300: is above budget.max=200"),
     (
         {"budget": {"prior": "choices", "max": 32, "min": 16}, "eval": {"budgets": [8, 64]}},
@@ -146,37 +134,11 @@ BAD_CONFIGS = [
         {"budget": {"min": 3}},
         "cuts.count=4: a trace of budget.min=3 tokens has fewer distinct cuts",
     ),
-    ({"cuts": {"count": 0}}, "cuts.count: found 0; write in [1, 64]"),
     ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights: found 2 weights for cuts.count=4"),
     ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: found weights that sum to 2"),
-    ({"cuts": {"weights": (1.0, -0.5, 0.5, 0.0)}}, "cuts.weights: found -0.5; write in [0, 1]"),
     ({"curriculum": {"mu0": (1.0, 2.0)}}, "curriculum.mu0: found 2 values for data.num_groups=4"),
-    ({"curriculum": {"mu0": 0.0}}, "curriculum.mu0: found 0; write more than 0"),
-    ({"curriculum": {"alpha": 1.1}}, "curriculum.alpha: found 1.1; write in [0, 1]"),
-    ({"curriculum": {"beta": -0.1}}, "curriculum.beta: found -0.1; write in [0, 1]"),
-    ({"curriculum": {"sigma": math.nan}}, "curriculum.sigma: found nan; write more than 0"),
-    ({"curriculum": {"sigma": math.inf}}, "curriculum.sigma: found inf; write more than 0"),
-    ({"curriculum": {"update_every": 0}}, "curriculum.update_every: found 0; write 1 or more"),
-    ({"curriculum": {"ema_decay": 1.0}}, "curriculum.ema_decay: found 1; write in [0, 1)"),
-    (
-        {"curriculum": {"difficulty": "continuous", "pass_rate": "probe"}},
-        "curriculum.pass_rate=probe: difficulty=continuous keeps its own record",
-    ),
-    (
-        {"curriculum": {"difficulty": "continuous"}, "data": {"order": "shuffled"}},
-        "data.order=shuffled: shuffles within groups",
-    ),
-    ({"curriculum": {"probe_budget": 4097}}, "probe_budget=4097: is above budget.max=4096"),
     ({"warmup": {"style": "steps"}}, "warmup.style=steps: data.ledger.variant=redundant teaches"),
     ({"warmup": {"style_accuracy": (0.9, 0.5)}}, "found [0.9, 0.5]; write [low, high]"),
-    ({"selfbudgeter": {"budget_penalty": 0.1}}, "budget_penalty: found 0.1; write in (-inf, 0]"),
-    ({"reward": {"coefficient": -0.3}}, "reward.coefficient: found -0.3; write 0 or more"),
-    ({"loss": {"clip_low": 1.0}}, "loss.clip_low: found 1; write in (0, 1)"),
-    ({"optimizer": {"learning_rate": -1e-6}}, "optimizer.learning_rate: found -1e-06; write 0 or"),
-    ({"optimizer": {"b2": 1.0}}, "optimizer.b2: found 1; write in [0, 1)"),
-    ({"optimizer": {"grad_clip": 0.0}}, "grad_clip: found 0; write more than 0 (.inf: no limit)"),
-    ({"rollout": {"temperature": 0.0}}, "rollout.temperature: found 0; write more than 0"),
-    ({"rollout": {"group_size": 0}}, "rollout.group_size: found 0; write 1 or more"),
     (
         {"rollout": {"questions": 10}, "train": {"minibatches": 4}},
         "train.minibatches=4: must divide rollout.questions=10; write 2",
@@ -185,14 +147,9 @@ BAD_CONFIGS = [
         {"train": {"micro_batch_rows": 24}},
         "train.micro_batch_rows=24: must divide the 256 rows of an update",
     ),
-    ({"train": {"steps": -1}}, "train.steps: found -1; write 0 or more"),
-    ({"train": {"epochs": 0.0}}, "train.epochs: found 0; write more than 0"),
     ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
     ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 0 or more"),
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
-    ({"eval": {"top_p": 0.0}}, "eval.top_p: found 0; write in (0, 1]"),
-    ({"eval": {"samples": -1}}, "eval.samples: found -1; write 0 or more"),
-    ({"checkpoint": {"keep": 0}}, "checkpoint.keep: found 0; write 1 or more"),
     (
         {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},
         "a row has 33920 tokens, and qwen2.5-7b was made for 32768",
@@ -206,6 +163,26 @@ def test_a_value_that_makes_no_sense_is_refused_in_one_line(sections, fragment):
         check(changed(**sections))
     line = str(excinfo.value)
     assert fragment in line and line.isprintable()
+
+
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.bounds])
+def test_a_number_outside_its_interval_is_refused_and_one_inside_is_not(name):
+    key = KEYS[name]
+    low, high = map(float, key.bounds[1:-1].split(","))
+    wrap = {tuple: lambda x: (x,), Mapping: lambda x: FrozenMap(level=x)}.get(
+        typing.get_origin(key.hint), lambda x: x
+    )
+    outside = 0
+    for number in (low - 1, low, low + 1, high, high + 1, math.nan, math.inf):
+        if "float" not in str(key.hint):
+            if not math.isfinite(number):
+                continue
+            number = int(number)
+        refusal = f"{name}: found {written(number)}; write {range_text(key.bounds)}"
+        refused = refusal in problems(with_value(Config(), name, wrap(number)))
+        assert refused != inside(number, key.bounds), number
+        outside += refused
+    assert outside
 
 
 def test_the_defaults_pass():
@@ -257,8 +234,8 @@ def test_ranges_can_be_checked_alone():
 
 
 def test_presets_and_levels_are_those_of_their_rooms():
-    from bacr_jax.data import groups
     from bacr_jax.model import sizes
+    from bacr_jax.questions import groups
 
     assert set(PRESETS) == set(sizes.PRESETS)
     assert groups.NUM_LEVELS == NUM_LEVELS

@@ -74,7 +74,7 @@ class TestLoading:
             config_io.check(config_io.load([path]), also=method_problems)
 
 
-# Content of a file, and pieces of the line that refuses it.
+# Content of a file, and pieces of the line that refuses it; test_values.py has more values.
 BAD_FILES = [
     ("sed: 1", "line 1: sed: no such key; write seed"),
     ("seed: 1\nbudget:\n  mix: 3", "line 3: budget.mix: no such key; write budget.min"),
@@ -83,32 +83,21 @@ BAD_FILES = [
     ("zzz: 1", "zzz: no such key; write one of seed, method"),
     ("seed: {x: 1}", "seed: found a mapping; write a whole number"),
     ("seed: one", "line 1: seed: found 'one'; write a whole number"),
-    ("seed: true", "seed: found true; write a whole number"),
-    ("seed: 1.5", "seed: found 1.5; write a whole number"),
     ("seed: 2.0", "seed: found 2.0; write 2"),
     ("seed:", "seed: found nothing; write a whole number"),
-    ("seed: null", "seed: found null; write a whole number"),
-    ("seed: [1]", "seed: found [1]; write a whole number"),
     ("budget: {max: 1e3}", "budget.max: found '1e3'; write 1000"),
     ("budget: 64", "budget: found 64, but it is a section; write one of budget.min, budget.max"),
-    ("budget: [8, 64]", "budget: found [8, 64], but it is a section"),
     ("curriculum: {alpha: high}", "curriculum.alpha: found 'high'; write a number"),
-    ("curriculum: {alpha: true}", "curriculum.alpha: found true; write a number"),
     ("curriculum: {clip_mu: 1}", "curriculum.clip_mu: found 1; write true or false"),
-    ("curriculum: {clip_mu: 'no'}", "curriculum.clip_mu: found 'no'; write true or false"),
     ("curriculum: {mu0: [a]}", "curriculum.mu0: found ['a']; write a number or a list of numbers"),
     (
         "model: {compute_dtype: bf16}",
         "found 'bf16'; write bfloat16 (possible: float32 or bfloat16)",
     ),
-    ("model: {compute_dtype: 16}", "model.compute_dtype: found 16; write float32 or bfloat16"),
     ("model: {path: None}", "model.path: found 'None'; write null"),
-    ("model: {path: 7}", "model.path: found 7; write text or null, in quotes"),
     ("output: {dir: 2026-01-01}", "output.dir: found 2026-01-01; write text, in quotes"),
-    ('output: {dir: "a\\0b"}', "output.dir: found 'a\\x00b'; write text without NUL"),
     ('output: {dir: "\\ud800"}', "output.dir: found '\\ud800'; write text without NUL"),
     ("eval: {budgets: 8}", "eval.budgets: found 8; write a list of whole numbers, here [8]"),
-    ("eval: {budgets: '8, 16'}", "write a list of whole numbers, here [8, 16]"),
     ("eval: {budgets: [8, x]}", "eval.budgets: found [8, 'x']; write a list of whole numbers"),
     ("cuts: {weights: final}", "found 'final'; write final_heavy (possible: uniform, "),
     ("seed: 0x" + "f" * 9000, "seed: found 0xfff"),
@@ -117,7 +106,6 @@ BAD_FILES = [
 
 BAD_OVERRIDES = [
     ("seed=", "command line: seed: found nothing; write a whole number"),
-    ("seed=x", "command line: seed: found 'x'; write a whole number"),
     ("seed.x=1", "command line: seed.x: no such key; write seed"),
     ("bugdet.max=1", "command line: bugdet.max: no such key; write budget.max"),
     ("learning_rat=1", "learning_rat: no such key; write"),
@@ -223,6 +211,13 @@ class TestFingerprint:
         config = config_io.load([], [f"model.remat={former}"])
         assert config == config_io.load([], [f"model.remat={now}"])
         assert f"  remat: {now}\n" in config_io.to_yaml(config)
+
+    def test_a_retired_option_is_read_at_the_value_that_a_run_without_it_had(self, tmp_path):
+        path = write(tmp_path, "curriculum: {difficulty: groups, forgetting: 0.995, beta: 0.5}")
+        assert config_io.load([path]) == changed(curriculum={"beta": 0.5})
+        assert "difficulty" not in config_io.to_yaml(Config())
+        with pytest.raises(UserError, match="found 'continuous', but the option is no more"):
+            config_io.load([], ["curriculum.difficulty=continuous"])
 
     def test_values_with_new_names_keep_the_fingerprints_of_older_runs(self):
         assert config_io.fingerprint(Config()) == "b6865888279c"

@@ -11,7 +11,7 @@ import pytest
 from bacr_jax.__main__ import COMMANDS
 from bacr_jax.config import Config, cli
 from bacr_jax.config import io as config_io
-from bacr_jax.study.spec_file import kind_of, read_study
+from bacr_study.spec_file import kind_of, read_study
 from documented_commands import (
     NOT_RUN,
     ROOT,
@@ -66,7 +66,7 @@ def refused_settings(module, options):
     if getattr(options, "prepare", None) is not None:
         overrides = []  # names of sets
     try:
-        if module.endswith("study.__main__"):
+        if module == "bacr_jax.study":
             if kind_of(ROOT / options.config) != "variance":
                 read_study(ROOT / options.config, size=options.size, overrides=overrides)
         elif files:
@@ -95,14 +95,15 @@ def test_every_command_is_run_or_it_is_said_why_not():
     wrong = [f"{one.page}: {one.text}" for one in commands() if class_of(one.text) is None]
     assert wrong == [], "\n".join(
         [
-            "tests/documented_commands.py: add the beginning of each command to RUN (the slow test "
-            "then runs it), or to NOT_RUN with a reason (gpu, network, weights, hours, cluster):",
+            "tests/support/documented_commands.py: add the beginning of each command to RUN (the "
+            "slow test then runs it), or to NOT_RUN with a reason (gpu, network, weights, hours, "
+            "cluster):",
             *wrong,
         ]
     )
     texts = [one.text for one in commands()]
     gone = [key for table in (RUN, NOT_RUN) for key in table if not _used(key, table, texts)]
-    assert gone == [], "tests/documented_commands.py: take out what no page says any more"
+    assert gone == [], "tests/support/documented_commands.py: take out what no page says any more"
 
 
 def _used(start, table, texts):

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import DataConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.data import math_sets
 from bacr_jax.methods import load_method
+from bacr_jax.questions import math_sets
 
 ROOT = Path(__file__).parents[2]
 # Two traces of one question with two cuts; the first thought half of its budget.

@@ -2,7 +2,7 @@
 
 import re
 
-from bacr_jax.grading.grader import ExactGrader, Grader
+from bacr_grading.grader import ExactGrader, Grader
 from bacr_jax.training.logging import Clock, grader_metrics
 from documented_metrics import (
     ENTRY,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bacr_jax.config import io as config_io
-from bacr_jax.planning import seconds
-from bacr_jax.planning.devices import DEVICES
-from bacr_jax.planning.workload import sizes_of
+from bacr_plan import seconds
+from bacr_plan.devices import DEVICES
+from bacr_plan.workload import sizes_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text()

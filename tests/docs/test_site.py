@@ -32,6 +32,7 @@ def documented_modules():
 
 def test_every_page_is_in_the_contents_once():
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    pages |= {f"studies/{path.stem}" for path in DOCS.glob("studies/*.md")}
     pages |= {f"../{path.stem}" for path in ROOT.glob("*.md")} | {"reference/index"}
     found = contents()
     assert len(found) == len(set(found))

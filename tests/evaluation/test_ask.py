@@ -1,9 +1,9 @@
 """One question is asked at several budgets at once."""
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.data.ledger import ledger_tokenizer
-from bacr_jax.data.prompts import FORMATS, encode_prompts
 from bacr_jax.evaluation.ask import prompt_per_budget
+from bacr_jax.prompts.formats import FORMATS, encode_prompts
+from bacr_jax.questions.ledger import ledger_tokenizer
 
 
 def test_one_question_at_several_budgets_is_told_each():

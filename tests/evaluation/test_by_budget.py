@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from bacr_grading import ExactGrader
 from bacr_jax.config import EvalConfig
 from bacr_jax.evaluation import by_budget
+from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.samples import GREEDY, subset
-from bacr_jax.grading import ExactGrader
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import preset
 from bacr_jax.rollout import RolloutSpec
@@ -52,9 +53,9 @@ def evaluate(monkeypatch):
     spec = RolloutSpec(preset("qwen2.5-0.5b"), max_thinking=16, answer_tokens=2, slots=4)
 
     def run(config=CONFIG, **options):
-        params = DecodeParams(None, (), None, None, None)
-        how = {"config": config, "spec": spec, "seed": 0, "phi_of": None, **options}
-        return evaluate_set(params, environment, Questions(), jax.random.key(0), **how), drawn
+        decoder = Decoder(DecodeParams(None, (), None, None, None), spec, None, 16)
+        how = {"config": config, "seed": 0, **options}
+        return evaluate_set(decoder, environment, Questions(), jax.random.key(0), **how), drawn
 
     return run
 

@@ -11,17 +11,16 @@ import hf_world
 from bacr_jax import evaluate
 from bacr_jax.config import EvalConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.data.environment import build_environment
-from bacr_jax.data.ledger import ledger_tokenizer
-from bacr_jax.data.prompts import FORMATS, encode_prompts
 from bacr_jax.evaluation import decoder
 from bacr_jax.evaluation.by_budget import evaluate_set
-from bacr_jax.evaluation.decoder import declaration, for_grader, with_declared_budget
-from bacr_jax.learner import initial
-from bacr_jax.learner import policy as policies
+from bacr_jax.evaluation.decoder import Decoder, declaration, for_grader, with_declared_budget
+from bacr_jax.export import policy_folder
 from bacr_jax.methods import load_method
-from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.formats import FORMATS, encode_prompts
+from bacr_jax.questions.ledger import ledger_tokenizer
+from bacr_jax.runs import initial, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import open_run
 
@@ -65,14 +64,12 @@ def ask_once(environment, policy, params, config, phi_of=None):
     """Starts the evaluation inside a training run, up to the first prompts for the decoder."""
     with pytest.raises(KeyboardInterrupt):
         evaluate_set(
-            policy.decode_params(params),
+            Decoder(policy.decode_params(params), policy.evaluation, phi_of, 12),
             environment,
             environment.eval["ledger"],
             jax.random.key(0),
             config=config,
-            spec=policy.evaluation,
             seed=0,
-            phi_of=phi_of,
         )
 
 
@@ -100,7 +97,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     run = tmp_path / "run"
     settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
     tokenizer = ledger_tokenizer()
-    policy = policies.make_policy(settings, load_method(settings), len(tokenizer))
+    policy = setup.make_policy(settings, load_method(settings), len(tokenizer))
     params = initial.initial_params(jax.random.key(0), policy, None)
     with open_run(run, settings) as folder:
         checkpoints = Checkpoints(folder.checkpoints, keep=1)
@@ -133,7 +130,7 @@ def english(tmp_path_factory):
         len(tokenizer), 16, 24, 1, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=2048
     )
     params = hf_world.random_params(shape)
-    hf.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
+    policy_folder.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
     (folder / "test.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
     return folder
 
@@ -160,7 +157,7 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     keys = ["method=bacr", "conditioning.told=words", "eval.budgets=[8, 120]"]
     settings = config_io.load([tmp_path / "small.yaml"], keys)
     tokenizer = ledger_tokenizer()
-    policy = policies.make_policy(settings, load_method(settings), len(tokenizer))
+    policy = setup.make_policy(settings, load_method(settings), len(tokenizer))
     environment = build_environment(settings, tokenizer, len(tokenizer))
     params = initial.initial_params(jax.random.key(0), policy, None)
     for budget in settings.eval.budgets:
@@ -201,7 +198,7 @@ def test_a_given_budget_is_no_part_of_what_was_sampled(english, tmp_path):
 
 def test_a_box_in_a_solution_is_no_strict_answer():
     style = FORMATS["budget_solution"]
-    from bacr_jax.grading import Grader
+    from bacr_grading import Grader
 
     cut = "so it is \\boxed{7}, wait\n</solution>\n<answer>\n1"
     with Grader(workers=1) as grader:

@@ -3,26 +3,29 @@
 import io
 import json
 
+import numpy as np
 import pytest
 
-from bacr_jax.config import io as config_io
-from bacr_jax.data import questions
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation import job, sources
+from bacr_jax.evaluation import job, served
 from bacr_jax.evaluation.folder import in_one_call
+from bacr_jax.evaluation.job import write_labels
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_jax.parallel.preemption import Preempted
+from bacr_jax.questions import loaders
+from bacr_jax.questions.groups import groups_from_solve_rate, read_solve_rates
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Progress
-from evaluation_world import sample
-from methods_world import SMALL
+from evaluation_world import drawn, sample
+from methods_world import CHANGES
+from small_config import small_config
 
 OVERRIDES = ("eval.budgets=[8, 12]", "eval.samples=4", "eval.size=3", "rollout.slots=2")
 
 
 @pytest.fixture(autouse=True)
 def few_problems(monkeypatch):
-    monkeypatch.setattr(questions, "LEDGER_TEST_SIZE", 20)
+    monkeypatch.setattr(loaders, "LEDGER_TEST_SIZE", 20)
 
 
 @pytest.fixture
@@ -30,8 +33,7 @@ def saved(tmp_path):
     """A policy of which only the settings are looked at."""
 
     def make(*overrides, name="one"):
-        (tmp_path / "small.yaml").write_text(SMALL)
-        config = config_io.load([tmp_path / "small.yaml"], [*OVERRIDES, *overrides])
+        config = small_config(tmp_path, CHANGES, *OVERRIDES, *overrides)
         return SavedPolicy(tmp_path / name, 5, config, {"run": name})
 
     return make
@@ -61,7 +63,7 @@ def policy(monkeypatch):
             ]  # fmt: skip
 
     fake = Fake()
-    monkeypatch.setattr(sources, "open_decoder", lambda *arguments, **options: None)
+    monkeypatch.setattr(served, "open_decoder", lambda *arguments, **options: None)
     monkeypatch.setattr(job, "draw_samples", fake.draw)
     return fake
 
@@ -175,3 +177,35 @@ class TestRun:
         assert rates == [0.5, 0.75, 0.75]
         assert lines["above .5, up to .75"] == "solve rate above .5, up to .75: 2 problems"
         assert lines["file"] == f"difficulty labels in {labels}"
+
+
+# 4, 3, 2, 1 and 0 of 4 samples right
+ROWS = [["4"] * right + ["1"] * (4 - right) for right in (4, 3, 2, 1, 0)]
+
+
+def test_each_problem_gets_the_share_of_its_samples_that_are_right(tmp_path):
+    counts = write_labels(tmp_path / "labels.jsonl", drawn(ROWS))
+    lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert lines[1] == {"id": "p1", "avg": 0.75, "samples": 4}
+    assert [line["avg"] for line in lines] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    # A rate on a threshold belongs to the harder group.
+    assert counts == {
+        "above .75": 1,
+        "above .5, up to .75": 1,
+        "above .25, up to .5": 1,
+        "up to .25": 2,
+    }
+
+
+def test_what_is_written_is_what_data_groups_reads(tmp_path):
+    counts = write_labels(tmp_path / "labels.jsonl", drawn(ROWS))
+    rates = read_solve_rates(tmp_path / "labels.jsonl", ["p4", "p0"])
+    np.testing.assert_array_equal(rates, [0.0, 1.0])
+    every = read_solve_rates(tmp_path / "labels.jsonl", [f"p{i}" for i in range(5)])
+    sizes = np.bincount(groups_from_solve_rate(every), minlength=4)
+    assert list(counts.values()) == sizes.tolist()
+
+
+def test_a_file_that_can_not_be_written_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="nowhere/labels.jsonl: can't be written"):
+        write_labels(tmp_path / "nowhere" / "labels.jsonl", drawn(ROWS))

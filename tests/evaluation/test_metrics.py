@@ -1,4 +1,4 @@
-"""Estimators are unbiased: against brute force and by hand."""
+"""Estimates and votes by hand; completion and adherence; which samples give the same answer."""
 
 import itertools
 
@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.evaluation.metrics import anytime_weights, majority_at_k, pass_at_k
+from bacr_grading import ExactGrader, Grader
+from bacr_jax.evaluation.intervals import ratio_interval, wilson_interval
+from bacr_jax.evaluation.metrics import (
+    adherence,
+    answer_clusters,
+    anytime_weights,
+    completion,
+    majority_at_k,
+    pass_at_k,
+)
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, graded
+from bacr_jax.types import NO_BUDGET
+from evaluation_world import GOLD, sample
 
 
 class TestPassAtK:
@@ -117,3 +129,109 @@ class TestAnytime:
     def test_budgets_that_do_not_rise_are_refused(self, budgets):
         with pytest.raises(ValueError, match="budgets"):
             anytime_weights(budgets)
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader(workers=1) as made:
+        yield made
+
+
+def test_right_answers_vote_together_however_they_are_written(grader):
+    correct = np.array([[True, False, True, False]])
+    numbers = answer_clusters([["0.5", "3", r"\frac12", None]], correct, grader)
+    assert numbers.tolist() == [[0, 1, 0, -1]]
+
+
+def test_equal_wrong_answers_vote_together(grader):
+    answers = [["0.25", "7", r"\frac{1}{4}", "7.0"], ["7", "8", "8", "7"]]
+    numbers = answer_clusters(answers, np.zeros((2, 4), bool), grader)
+    assert numbers.tolist() == [[1, 2, 1, 2], [1, 2, 2, 1]]
+
+
+def test_equality_reaches_through_a_third_answer():
+    class Chain:
+        """Takes neighbours for equal."""
+
+        def grade(self, texts, references, *, mode):
+            value = lambda text: int(text.removeprefix("<answer>").removesuffix("</answer>"))
+            return [
+                type("V", (), {"correct": abs(value(t) - value(g)) == 1})
+                for t, g in zip(texts, references)
+            ]
+
+    numbers = answer_clusters([["1", "3", "2", "9"]], np.zeros((1, 4), bool), Chain())
+    assert numbers.tolist() == [[1, 1, 1, 2]]
+
+
+def test_a_right_sample_without_a_named_answer_still_votes():
+    numbers = answer_clusters([[None, None]], np.array([[True, False]]), ExactGrader())
+    assert numbers.tolist() == [[0, -1]]
+
+
+# Thinking tokens and answer of two samples of three problems; the budget is 8.
+DRAWN = [[(8, GOLD), (8, "1")], [(4, GOLD), (6, "1")], [(2, GOLD), (8, GOLD)]]
+
+
+def cells(budget=8, drawn=DRAWN, **fields):
+    made = [
+        sample(i, j, answer, budget=budget, thinking=n, **fields)
+        for i, row in enumerate(drawn)
+        for j, (n, answer) in enumerate(row)
+    ]
+    return graded(made, EvalSetting(SAMPLED, budget, 2))
+
+
+def test_completion_tells_a_cut_from_a_mistake():
+    found = completion(cells())
+    # Three of six traces ended by themselves, two of them right; of the three that were cut two.
+    assert found["completion_rate"] == pytest.approx(1 / 2)
+    assert found["accuracy_if_complete"] == pytest.approx(2 / 3)
+    assert found["accuracy_if_cut"] == pytest.approx(2 / 3)
+    assert found["closed_rate"] == 1.0
+    for name, ends in (("accuracy_if_complete", "if_complete_ci95"), ("completion_rate",) * 2):
+        ends = "completion_ci95" if ends == name else ends
+        low, high = found[ends]
+        assert 0 <= low < found[name] < high <= 1
+    assert found["closed_ci95"] == pytest.approx(wilson_interval(3, 3))
+
+
+def test_no_share_of_nothing():
+    found = completion(cells(drawn=[[(8, GOLD), (8, "1")]], finished=False))
+    assert found["accuracy_if_complete"] is None and found["if_complete_ci95"] is None
+    assert found["accuracy_if_cut"] == 0.5 and found["closed_rate"] == 0.0
+
+
+def test_a_ratio_has_the_interval_of_problems_drawn_again():
+    part, whole = np.array([0.5, 0.0, 0.25, 0.0]), np.array([0.5, 0.0, 0.5, 1.0])
+    drawn = np.random.default_rng(5).integers(0, 4, (200_000, 4))
+    top, bottom = part[drawn].sum(1), whole[drawn].sum(1)
+    expected = np.quantile(top[bottom > 0] / bottom[bottom > 0], [0.025, 0.975])
+    np.testing.assert_allclose(ratio_interval(part, whole), expected, atol=0.02)
+    # All alike: as wide as two problems are, since the others have nothing to show.
+    alike = ratio_interval(np.array([0.5, 0.0, 1.0]), np.array([0.5, 0.0, 1.0]))
+    assert alike == pytest.approx(wilson_interval(2, 2))
+
+
+def test_adherence_by_hand():
+    found = adherence(cells())
+    assert (found["requested"], found["used"]) == (8, 6.0)
+    assert found["ratio"] == pytest.approx(6 / 8)
+    # Problems use 8, 5 and 5 of 8.
+    assert found["ratio_ci95"] == pytest.approx([5 / 8, 1.0])
+    assert found["quantiles"] == {"p10": 3.0, "p50": 7.0, "p90": 8.0, "max": 8.0}
+    assert (found["over_share"], found["mean_excess"]) == (0.0, 0.0)
+
+
+def test_tokens_above_the_budget_are_counted():
+    found = adherence(cells(budget=4, closed_by="budget"))
+    # 8 8 | 4 6 | 2 8: above 4 by 4 4 0 2 0 4.
+    assert found["over_share"] == pytest.approx(4 / 6)
+    assert found["mean_excess"] == pytest.approx(14 / 6)
+
+
+@pytest.mark.parametrize(("budget", "requested"), [(0, 0), (NO_BUDGET, None)])
+def test_nothing_requested_has_no_ratio(budget, requested):
+    found = adherence(cells(budget=budget))
+    assert found["requested"] == requested and found["ratio"] is found["ratio_ci95"] is None
+    assert found["used"] == 6.0 and found["mean_excess"] == (6.0 if budget == 0 else 0.0)

@@ -7,7 +7,7 @@ import pytest
 import hf_world
 from bacr_jax import evaluate
 from bacr_jax.evaluation import job
-from bacr_jax.model import hf
+from bacr_jax.export import policy_folder
 from bacr_jax.model.sizes import Qwen2Config
 
 TRAIN = ["What is seven plus eight minus two?", "How many legs have three spiders together?"]
@@ -29,7 +29,7 @@ def english(tmp_path_factory):
         len(tokenizer), 16, 24, 1, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=2048
     )
     params = hf_world.random_params(shape)
-    hf.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
+    policy_folder.save_policy(folder / "tiny", params, config=shape, tokenizer=tokenizer)
     for name, texts in (("train", TRAIN), ("test", TEST)):
         rows = [{"question": text, "answer": str(i)} for i, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -9,17 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.answer_clusters import answer_clusters
 from bacr_jax.evaluation.comparison import check_comparable
-from bacr_jax.evaluation.completion import completion
-from bacr_jax.evaluation.graded import graded
 from bacr_jax.evaluation.intervals import (
     paired_difference_interval,
     rate_intervals,
     wilson_interval,
 )
-from bacr_jax.evaluation.metrics import majority_at_k, pass_at_k
-from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Sample
+from bacr_jax.evaluation.metrics import answer_clusters, completion, majority_at_k, pass_at_k
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Sample, graded
 from bacr_jax.evaluation.summary import entry_of
 from evaluation_world import sample
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+import bacr_held as held
 import export_world
 import hf_world
 import served_world
 from bacr_jax import evaluate
 from bacr_jax.config import Config
-from bacr_jax.model.hf import held
-from bacr_jax.report import exported_folder
+from bacr_jax.export import from_run, policy_folder
 from served_world import Served
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
         "rollout": {"answer_tokens": 3},
     }
     run = export_world.make_run(where / "run", params, settings)
-    exported_folder.export(run, where / "hf")
+    from_run.export(run, where / "hf")
     return where / "hf"
 
 
@@ -168,9 +168,8 @@ def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
 def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
     params = hf_world.random_params(export_world.LEDGER)
     path = tmp_path / "plain"
-    from bacr_jax.model import hf
 
-    hf.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
+    policy_folder.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
     line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
     assert "does not say how its thinking is held; write a folder of python -m" in line
 

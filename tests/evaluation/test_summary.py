@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from bacr_jax.evaluation.graded import graded
-from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
+from bacr_grading import ExactGrader
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, graded
 from bacr_jax.evaluation.summary import anytime, entry_of, numbers_of_samples, summarise
-from bacr_jax.grading import ExactGrader
 from evaluation_world import GOLD, drawn, near_problems, near_results, sample
 
 ROWS = [["4", "4", "1", "1"], ["4", "2", "2", None], ["4", "4", "4", "4"]]

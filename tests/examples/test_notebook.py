@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import xla_knows
+from xla_flags import xla_knows
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 

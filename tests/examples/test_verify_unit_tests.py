@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.grading.verifier import VerifierGrader, load_verifier
+from bacr_grading.verifier import VerifierGrader, load_verifier
 
 FILE = Path(__file__).parents[2] / "examples" / "verify_unit_tests.py"
 TESTS = json.dumps([f"assert add({n}, 2) == {n + 2}" for n in (0, 1, 2)])

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from bacr_jax.grading.verifier import VerifierGrader, load_verifier
+from bacr_grading.verifier import VerifierGrader, load_verifier
 from judge_world import judge, point_at
 
 FILE = Path(__file__).parents[2] / "examples" / "verify_with_judge.py"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bacr_jax.grading import Grader
+from bacr_grading import Grader
 
 _DEFAULT = Path(__file__).resolve().parents[2] / "../shared/data"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bacr_grading import LENIENT, STRICT, Grader, VerifierGrader, load_verifier
+from bacr_grading.ahead import Ahead
 from bacr_jax.errors import UserError
-from bacr_jax.grading import LENIENT, STRICT, Grader, VerifierGrader, load_verifier
-from bacr_jax.grading.ahead import Ahead
 
 # Keeps sympy busy for much longer than the deadline.
 SLOW = "\\int_0^1 \\frac{\\sin(\\tan x) e^{x^3} \\log(1+x^5)}{\\arctan(\\sin x)+x^7} dx"

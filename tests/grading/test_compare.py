@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.grading.compare import bases_clash, decide, read
+from bacr_grading.compare import bases_clash, decide, read
 
 
 def strict(pred, reference):

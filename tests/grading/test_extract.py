@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.grading.extract import (
+from bacr_grading.extract import (
     closed_answer,
     is_prose,
     last_box,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bacr_grading import ExactGrader, Grader
 from bacr_jax.errors import UserError
-from bacr_jax.grading import ExactGrader, Grader
 
 
 def test_a_verdict_says_what_was_found_and_how(grader):

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from bacr_jax.grading import parse_reference
-from bacr_jax.grading.judge import judge
+from bacr_grading import parse_reference
+from bacr_grading.judge import judge
 
 # What is repeated, and what stands before and behind it.
 FILLS = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bacr_jax.grading import parse_reference
-from bacr_jax.grading.guards import nesting, refuse
+from bacr_grading import parse_reference
+from bacr_grading.guards import nesting, refuse
 
 
 @pytest.mark.parametrize(

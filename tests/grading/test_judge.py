@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.grading import Reference, parse_reference
-from bacr_jax.grading.judge import Undecided, judge
+from bacr_grading import Reference, parse_reference
+from bacr_grading.judge import Undecided, judge
 
 
 @pytest.mark.parametrize(

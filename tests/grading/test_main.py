@@ -1,10 +1,10 @@
-"""python -m bacr_jax.grading."""
+"""python -m bacr_grading."""
 
 import json
 
 import pytest
 
-from bacr_jax.grading.__main__ import main
+from bacr_grading.__main__ import main
 
 
 def test_the_command_writes_one_verdict_for_each_row(tmp_path, capsys):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.grading.normalize import (
+from bacr_grading.normalize import (
     canonical,
     clean,
     closing_brace,

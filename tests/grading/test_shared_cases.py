@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.grading import Grader, parse_reference
-from bacr_jax.grading.compare import decide, read
-from bacr_jax.grading.extract import last_box
+from bacr_grading import Grader, parse_reference
+from bacr_grading.compare import decide, read
+from bacr_grading.extract import last_box
 
 
 def test_public_cases_follow_their_expected_verdict(grader, shared_rows):

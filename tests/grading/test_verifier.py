@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bacr_grading.__main__ import main
+from bacr_grading.verifier import FAULTS, VerifierGrader, answer_of, load_verifier
 from bacr_jax.errors import UserError
-from bacr_jax.grading.__main__ import main
-from bacr_jax.grading.verifier import FAULTS, VerifierGrader, answer_of, load_verifier
 
 SOURCE = """
 import os, subprocess, sys, time
@@ -286,7 +286,7 @@ def test_the_worker_loads_nothing_of_this_library(file):
 def test_workers_end_when_their_parent_is_killed(file):
     program = (
         "import os, signal\n"
-        "from bacr_jax.grading import VerifierGrader, load_verifier\n"
+        "from bacr_grading import VerifierGrader, load_verifier\n"
         f"grader = VerifierGrader(load_verifier({str(file) + ':one'!r}))\n"
         "grader.check()\n"
         "print(grader.worker_pids[0], flush=True)\n"

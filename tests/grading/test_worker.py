@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.grading import worker
+from bacr_grading import worker
 
 QUICK = {"answer": "\\sqrt{12}", "reference": "2\\sqrt{3}"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.planning.devices import DEVICES, MEMORY_FRACTION
+from bacr_plan.devices import DEVICES, MEMORY_FRACTION
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = ("one_box.sh", "slurm.sh", "hosts.sh")

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,6 @@ from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import (
     Shapes,
     empty_micro_batches,
-    has_advantage,
     micro_batches,
     num_shapes,
     planned_parts,
@@ -141,15 +139,6 @@ def test_four_fifths_of_the_positions_are_real_in_the_configs_of_the_paper(confi
         real += (batch.prompt_lengths + batch.sampled).sum() + batch.branch_lengths.sum()
         computed += sum(part.positions for part in planned_parts(batch, shapes))
     assert real / computed >= 0.8
-
-
-def test_only_advantages_of_sampled_tokens_count():
-    batch = make([0, 2, 2, 0], answered=[[0, 0], [0, 0], [0, 1], [0, 0]])
-    zero = jax.tree.map(np.copy, batch)
-    zero.thinking_advantages[1:, :2] = 0
-    zero.answer_advantages[2] = 0
-    np.testing.assert_array_equal(has_advantage(batch), [False, True, True, False])
-    np.testing.assert_array_equal(has_advantage(zero), [False, False, False, False])
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
 from bacr_jax.learner.batch import empty_batch, make_batch
-from bacr_jax.learner.objective import loss_normalizers, objective, score_tokens
+from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective, score_tokens
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import attention, budget, qwen2
-from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 from learner_world import (
     CUTS,
     ROWS,
@@ -42,11 +42,9 @@ def gradient(batch, spec=SPEC, old=None, value_head=VALUE_HEAD):
     """Gradients of the policy and of the value head."""
     grads = compiled_gradients(
         state_of(value_head),
-        batch,
-        RULES.allowed_tokens,
-        old,
-        None,
+        Minibatch(batch, old),
         loss_normalizers(batch, spec=spec),
+        RULES.allowed_tokens,
         spec=spec,
     )
     return grads.policy, grads.head
@@ -76,17 +74,8 @@ def rolled(world=WORLD):
     budgets = np.array([12, 1, 7, 4])
     cuts = np.ceil(budgets[:, None] * np.arange(1, 3) / 2).astype(int)
     prompts = make_prompts([3, 5, 2, 4], 5)
-    rollout = generate(
-        world.decode,
-        prompts,
-        budgets,
-        cuts,
-        jax.random.key(5),
-        spec=world.spec(4),
-        rules=RULES,
-        sampling=sampling_params(1.0),
-        phi_of=world.phi_of,
-    )
+    sampler = Sampler(world.spec(4), RULES, sampling_params(1.0), world.phi_of)
+    rollout = generate(world.decode, prompts, Rows(budgets, cuts), jax.random.key(5), sampler)
     return make_batch(
         prompts,
         rollout.trunks,
@@ -113,16 +102,19 @@ def test_an_answer_told_its_cut_is_the_plain_models_under_that_phi(sharing):
     tokens = np.concatenate([rows.trunk[row, :context], rows.branches[row, cut, :length]])
     told = np.where(np.arange(len(tokens)) < context, rows.budgets[row], rows.cuts[row, cut])
     phi = world.phi_of(jnp.asarray(told))
-    which = jnp.eye(len(tokens))[None]
+    conditioned = budget.Conditioned(
+        jnp.expand_dims(phi, -3),
+        world.params["budget"]["gate"],
+        index=jnp.eye(len(tokens))[None],
+        settings=conditioning,
+    )
     hidden = qwen2.run_layers(
         world.params,
         qwen2.embed_tokens(world.params, jnp.asarray(tokens)[None], jnp.float32),
         jnp.arange(len(tokens))[None],
         attention.causal_attention,
         config=world.shape,
-        budget_embedding=jnp.expand_dims(phi, -3),
-        conditioning=conditioning,
-        which=which,
+        conditioned=conditioned,
     )
     scores = jnp.where(RULES.allowed_tokens, qwen2.logits(world.params, hidden[0]), -jnp.inf)
     want = jax.nn.log_softmax(scores)[np.arange(len(tokens) - 1), tokens[1:]]
@@ -252,14 +244,16 @@ def test_gradient_of_a_tree_equals_that_of_separate_sequences(batch):
             text = np.concatenate([batch.trunk[i, :c], batch.branches[i, j, : k + a]])
             add(i, text, c + k, [batch.answer_advantages[i, j]] * a)
     tokens, (advantages, targets) = np.stack(rows), np.stack(weights, axis=1)
-    how = {"config": WORLD.shape, "conditioning": WORLD.conditioning}
 
     def loss(params):
         budgets = jnp.asarray(batch.budgets)[np.array(source)]
         phi = budget.embed(
             params["budget"], budgets, conditioning=WORLD.conditioning, b_max=SPEC.b_max
         )
-        hidden = qwen2.forward(params, jnp.asarray(tokens[:, :-1]), budget_embedding=phi, **how)
+        conditioned = budget.Conditioned(phi, params["budget"]["gate"], settings=WORLD.conditioning)
+        hidden = qwen2.forward(
+            params, jnp.asarray(tokens[:, :-1]), config=WORLD.shape, conditioned=conditioned
+        )
         scores = jnp.where(RULES.allowed_tokens, qwen2.logits(params, hidden), -1e30)
         logp = jax.nn.log_softmax(scores)
         chosen = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=-1)[..., 0]
@@ -336,11 +330,9 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
     found, metrics = compiled_objective(
         WORLD.params,
         None,
-        batch,
-        RULES.allowed_tokens,
-        old,
-        ref,
+        Minibatch(batch, old, ref),
         loss_normalizers(batch, spec=spec),
+        RULES.allowed_tokens,
         spec=spec,
     )
     want = written_out(tokens(scores), tokens(old), tokens(ref), sampler, advantages, mask, loss)

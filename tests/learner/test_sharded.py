@@ -10,7 +10,7 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec, loss_normalizers
+from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers
 from bacr_jax.learner.train_step import (
     accumulate, apply_gradients, init_state, no_gradients, train_step
 )
@@ -57,8 +57,8 @@ def update(sizes, parts):
         for device in mesh.devices.flat
     )
     arguments = (
-        state, parallel.place(batch, parallel.row_sharding(mesh)),
-        parallel.place(np.ones(16, bool), parallel.replicated(mesh)), None, None,
+        state, Minibatch(parallel.place(batch, parallel.row_sharding(mesh))),
+        parallel.place(np.ones(16, bool), parallel.replicated(mesh)),
     )
     how = dict(spec=dataclasses.replace(spec, mesh=mesh), policy_tx=tx, head_tx=tx)
     program = train_step.lower(*arguments, **how, micro_batches=parts).compile()
@@ -96,7 +96,7 @@ state = parallel.place(start, parallel.shardings(start, mesh))
 total = loss_normalizers(batch, **split)
 halves = [parallel.place(jax.tree.map(lambda x: x[part], batch), parallel.row_sharding(mesh))
           for part in (slice(0, 8), slice(8, 16))]
-given = [(state, rows, np.ones(16, bool), None, None, total) for rows in halves]
+given = [(state, Minibatch(rows), total, np.ones(16, bool)) for rows in halves]
 grads = no_gradients(*given[0], **split)
 for one in given:
     grads = accumulate(grads, *one, **split)

@@ -12,6 +12,7 @@ import pytest
 from bacr_jax import rewards
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner import train_step as steps
+from bacr_jax.learner.objective import Minibatch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import Gradients, score_batch, train_step
 from bacr_jax.learner.value_loss import read_values
@@ -36,7 +37,7 @@ def batch():
 
 
 def step(batch, **changes):
-    return train_step(state_of(), batch, RULES.allowed_tokens, None, None, **PLAIN | changes)
+    return train_step(state_of(), Minibatch(batch), RULES.allowed_tokens, **PLAIN | changes)
 
 
 def test_the_ratio_is_exactly_one_on_the_first_update(batch):
@@ -109,14 +110,14 @@ def test_a_log_probability_that_is_no_number_spoils_no_parameter(batch, logprob,
     negative = dataclasses.replace(
         batch, thinking_advantages=-np.abs(batch.thinking_advantages) - np.float32(1.0)
     )
-    after, _ = train_step(state_of(), negative, RULES.allowed_tokens, old, None, **PLAIN)
+    after, _ = train_step(state_of(), Minibatch(negative, old), RULES.allowed_tokens, **PLAIN)
     # Ratios are bounded before they are taken from their logarithm.
     assert int(after.skipped) == skipped
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(after.policy))
 
 
 def test_state_buffers_are_donated(batch):
-    lowered = train_step.lower(state_of(), batch, RULES.allowed_tokens, None, None, **PLAIN)
+    lowered = train_step.lower(state_of(), Minibatch(batch), RULES.allowed_tokens, **PLAIN)
     held = sum(x.nbytes for x in jax.tree.leaves(state_of()))
     assert lowered.compile().memory_analysis().alias_size_in_bytes >= 0.95 * held
 
@@ -157,7 +158,7 @@ def test_a_head_told_the_cut_learns_each_cuts_pass_rate():
 
 def test_cross_entropy_learns_the_outcomes_behind_the_reward():
     settings = ValueConfig(hidden_size=32, loss="cross_entropy", learning_rate=0.01)
-    spec = dataclasses.replace(SPEC, value=settings, progress=0.3)
+    spec = dataclasses.replace(SPEC, value=settings, reward_coefficient=0.3)
     features = jnp.eye(4)[None]
     outcomes = jnp.array([[[0.25, 1.0, 0.5, 0.75]]])
     returns = rewards.dense_reward(outcomes, coefficient=0.3)[0]  # -.4 at the third cut
@@ -173,7 +174,7 @@ def test_cross_entropy_learns_the_outcomes_behind_the_reward():
 
 def test_gradients_start_from_zeros_of_their_own_form(batch):
     normalizers = steps.loss_normalizers(batch, spec=SPEC)
-    given = (state_of(), batch, RULES.allowed_tokens, None, None, normalizers)
+    given = (state_of(), Minibatch(batch), normalizers, RULES.allowed_tokens)
     zeros = steps.no_gradients(*given, spec=SPEC)
     shapes = jax.eval_shape(functools.partial(steps.gradients, spec=SPEC), *given)
     assert jax.tree.structure(zeros) == jax.tree.structure(shapes)

@@ -68,28 +68,6 @@ def test_a_split_gives_the_gradient_of_the_whole(batch, split):
         np.testing.assert_allclose(metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_rows_without_advantage_can_be_left_out(batch):
-    some = np.array([1, 0, 0, 1], np.float32)[:, None]
-    few = dataclasses.replace(
-        batch,
-        thinking_advantages=batch.thinking_advantages * some,
-        answer_advantages=batch.answer_advantages * some,
-    )
-    spec = dataclasses.replace(SPEC, value=None, loss=LossConfig(entropy_coef=0.0))
-    all_rows, _ = gradient(few, spec, None, **BY_TOKENS)
-    kept, metrics = gradient(few, spec, None, **BY_TOKENS, drop_zero_advantage=True)
-    same(kept, all_rows, 1e-6)
-    np.testing.assert_allclose(metrics["policy/ratio"], 1.0, rtol=1e-6)
-    nothing = dataclasses.replace(
-        batch,
-        thinking_advantages=0 * batch.thinking_advantages,
-        answer_advantages=0 * batch.answer_advantages,
-    )
-    none, metrics = gradient(nothing, spec, None, **BY_TOKENS, drop_zero_advantage=True)
-    assert float(optax.global_norm(none)) == 0.0
-    assert all(float(value) == 0.0 for value in metrics.values())
-
-
 @pytest.mark.slow
 def test_nothing_is_compiled_after_the_shapes_were(batch):
     update = updates(**BY_TOKENS, minibatches=2)

@@ -7,7 +7,7 @@ import pytest
 
 from bacr_jax import rewards
 from bacr_jax.methods import load_method
-from bacr_jax.training.lines import credit_tokens
+from bacr_jax.training.stages import token_advantages
 from methods_world import group_batch, load
 
 
@@ -34,7 +34,7 @@ def metrics_of(config, values=None):
         jnp.arange(batch.cuts.shape[-1] * method.answers),
         (16, batch.cuts.shape[-1] * method.answers),
     )
-    _, metrics = credit_tokens(
+    _, metrics = token_advantages(
         method.init_state(64), batch, values, source, method=method, max_thinking=12
     )
     return np.asarray(batch.outcomes, np.float64), metrics

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from bacr_jax.data import ledger
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
+from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.lines import plan_batch, round_keys
+from bacr_jax.training.stages import plan_batch, round_keys
 from methods_world import Odd, load, run_of
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -34,14 +34,11 @@ def world(tmp_path_factory):
 
 
 def test_the_examples_are_short():
-    for name in ("custom_method", "custom_step"):
-        lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
-        code = [line for line in lines if line.strip() and not line.strip().startswith("#")]
-        assert len(code) < (60 if name == "custom_method" else 110)
-    source = (EXAMPLES / "custom_step.py").read_text()
-    body = source[source.index("def brevity") : source.index("def main")].splitlines()
-    assert len([line for line in body if line.strip()]) < 60
-    assert "._" not in source
+    """A page each, and of public names alone."""
+    for name, most in (("custom_method", 60), ("start_here", 250)):
+        source = (EXAMPLES / f"{name}.py").read_text()
+        assert len(source.splitlines()) <= most
+        assert "._" not in source
 
 
 def test_a_file_named_in_the_config_trains(world):
@@ -52,8 +49,8 @@ def test_a_file_named_in_the_config_trains(world):
     state, done = iterate(run, state, 0)
     metrics = done.metrics
     assert 0 < metrics["brief/thinking_share"] <= 1
-    right = done.batch.outcomes.reshape(-1)
-    used = np.asarray(done.batch.rollout.trunks.thinking) / 12
+    right = done.chosen.group_batch.outcomes.reshape(-1)
+    used = np.asarray(done.chosen.rollout.trunks.thinking) / 12
     np.testing.assert_allclose(
         metrics["reward/mean"], (right * (1.2 - 0.2 * used)).mean(), rtol=1e-5
     )
@@ -74,7 +71,7 @@ def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
         method=run.method,
         num_questions=run.config.rollout.questions,
     )
-    after, metrics, _ = module_of(EXAMPLES / "custom_step.py").step(
+    after, metrics = module_of(EXAMPLES / "start_here.py").step(
         copy().train,
         run.policy,
         run.environment,

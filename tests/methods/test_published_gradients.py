@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import LearnerSpec, loss_normalizers, objective
+from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers, objective
 from bacr_jax.learner.train_step import question_values
 from bacr_jax.methods import hapo, load_method, selfbudgeter
 from bacr_jax.model import budget, qwen2, value
-from bacr_jax.training.lines import credit_tokens
+from bacr_jax.training.stages import token_advantages
 from enumerable_world import (
     ALLOWED,
     BUDGET,
@@ -49,7 +49,7 @@ def library(config, traces, params, state, extra):
         config.loss,
         config.value if method.uses_value else None,
         b_max=BUDGET,
-        progress=config.reward.coefficient,
+        reward_coefficient=config.reward.coefficient,
         remat="none",
         scan=False,
     )
@@ -63,7 +63,7 @@ def library(config, traces, params, state, extra):
         told = jnp.asarray(trunks.budgets)
         values, _ = question_values(params, head, prompts, told, cuts, spec=spec)
         values = values.reshape(seen.cuts.shape)
-    credit, _ = credit_tokens(
+    credit, _ = token_advantages(
         state, seen, values, branches.source, method=method, max_thinking=BUDGET
     )
     flat = lambda x: np.repeat(np.asarray(x), method.answers, -1).reshape(len(rows), -1)
@@ -85,7 +85,7 @@ def library(config, traces, params, state, extra):
     def expected(params, head):
         def of_pair(pair):
             normalizers = loss_normalizers(pair, spec=spec)
-            return objective(params, head, pair, ALLOWED, None, None, normalizers, spec=spec)[0]
+            return objective(params, head, Minibatch(pair), normalizers, ALLOWED, spec=spec)[0]
 
         return (weights * jax.vmap(of_pair)(by_pair)).sum()
 
@@ -258,8 +258,7 @@ def test_bacr_to_the_letter(tmp_path, cuts):
             params,
             jnp.array([PROMPT]),
             config=WORLD.shape,
-            budget_embedding=phi([BUDGET]),
-            conditioning=told,
+            conditioned=budget.Conditioned(phi([BUDGET]), params["budget"]["gate"], settings=told),
         )
         question = jnp.tile(hidden[0].mean(0), (count, 1))
         code = budget.sinusoids(jnp.array(cuts), width=32, scale="log", b_max=BUDGET)
@@ -288,10 +287,10 @@ def test_bacr_to_the_letter(tmp_path, cuts):
 
 # Numbers that earlier batches could have left; two cuts.
 _MOMENTS = {
-    "history": {"slope_xy": jnp.array([0.0, 0.3]), "slope_xx": jnp.array([0.0, 0.5])},
     "score_weighted": {
         "optimal_square": jnp.array([[[0.2, 0.1], [0.1, 0.1]]] * 2),
         "optimal_product": jnp.array([[0.1, 0.03], [-0.08, 0.02]]),
+        "optimal_spread": jnp.array([0.001, 0.002]),
     },
 }
 

@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.data import ledger
-from bacr_jax.data.prompts import (
+from bacr_jax.config import SelfBudgeterConfig
+from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method, selfbudgeter
+from bacr_jax.prompts.formats import (
     FORMATS,
     allowed_tokens,
     encode_prompts,
     encode_text,
     with_declaration,
 )
-from bacr_jax.errors import UserError
-from bacr_jax.methods import load_method, selfbudgeter
+from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan
-from bacr_jax.training.lines import observe
+from bacr_jax.training.stages import observe
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Branches, Trunks
 from methods_world import group_batch, load, run_of
 
@@ -37,7 +38,13 @@ class TestReward:
         lengths = jnp.asarray(lengths)
         full = lambda x: jnp.full(lengths.shape, x, jnp.float32)  # noqa: E731
         return selfbudgeter.declared_budget_reward(
-            full(well_formed), full(correct), lengths, full(budget), full(limit), alpha=alpha
+            full(well_formed),
+            full(correct),
+            lengths,
+            full(budget),
+            full(limit),
+            alpha=alpha,
+            settings=SelfBudgeterConfig(),
         )
 
     def test_wide_tolerance(self):
@@ -161,7 +168,7 @@ def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_
     branches = Branches(None, None, None, answers, answers > 0, 0 * answers, None)
     budgets = jnp.full((1, 4), 12)
     plan = BatchPlan(jnp.array([0]), jnp.array([0]), budgets, budgets[..., None])
-    batch = observe(run, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), 0)
+    batch = observe(run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), 0)
     batch = jax.tree.map(jnp.asarray, batch)
     rewards = np.asarray(run.method.rewards(state.method_state, batch))[0, :, 0]
     assert rewards[0] == rewards[3] > 0 and rewards[1] == rewards[2] == -1.0

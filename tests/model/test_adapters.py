@@ -10,10 +10,12 @@ import pytest
 
 from bacr_jax.config import AdapterConfig, ConditioningConfig, OptimizerConfig
 from bacr_jax.errors import UserError
-from bacr_jax.learner.objective import loss_normalizers
+from bacr_jax.export import policy_folder
+from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.optimizer import keep_moments, policy_optimizer
 from bacr_jax.learner.train_step import gradients, init_state, train_step
-from bacr_jax.model import adapters, hf, kv_cache
+from bacr_jax.model import adapters, kv_cache
+from bacr_jax.model.compute import Compute
 from bacr_jax.model.hf import peft
 from bacr_jax.model.hf.hf_config import BudgetModule
 from bacr_jax.model.qwen2 import forward, logits
@@ -45,7 +47,7 @@ ADAPTED = {**BASE, **make_adapters()}
 
 
 def scores(params, **how):
-    hidden = forward(params, TOKENS, config=TINY, **how)
+    hidden = forward(params, TOKENS, config=TINY, compute=Compute(**how))
     return logits(params, hidden)
 
 
@@ -106,7 +108,7 @@ def test_only_adapters_and_the_budget_module_are_trained():
     tx = policy_optimizer(OptimizerConfig(learning_rate=1e-2), 10)
     state = init_state(jax.tree.map(jnp.copy, TRAINED), None, tx, tx)
     totals = loss_normalizers(batch, spec=spec)
-    grads = gradients(state, batch, RULES.allowed_tokens, None, None, totals, FROZEN, spec=spec)
+    grads = gradients(state, Minibatch(batch), totals, RULES.allowed_tokens, FROZEN, spec=spec)
     assert set(grads.policy) == set(state.policy) == {"adapter", "budget"}
     size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
     trained = size(state.policy)
@@ -114,7 +116,13 @@ def test_only_adapters_and_the_budget_module_are_trained():
     assert 2 * trained <= size(state.policy_opt) <= 2 * trained + 8
     before = jax.tree.map(np.asarray, FROZEN)
     new, _ = train_step(
-        state, batch, RULES.allowed_tokens, None, None, FROZEN, spec=spec, policy_tx=tx, head_tx=tx
+        state,
+        Minibatch(batch),
+        RULES.allowed_tokens,
+        FROZEN,
+        spec=spec,
+        policy_tx=tx,
+        head_tx=tx,
     )
     jax.tree.map(np.testing.assert_array_equal, before, FROZEN)
     assert all(
@@ -129,7 +137,7 @@ def test_gradients_are_those_of_the_merged_weights():
     spec = dataclasses.replace(SPEC, value=None)
     tx = optax.sgd(1.0)
     totals = loss_normalizers(batch, spec=spec)
-    given = (batch, RULES.allowed_tokens, None, None, totals)
+    given = (Minibatch(batch), totals, RULES.allowed_tokens)
     own = gradients(init_state(TRAINED, None, tx, tx), *given, FROZEN, spec=spec).policy
     whole = init_state(adapters.merge(LEARNED), None, tx, tx)
     of_merged = gradients(whole, *given, spec=spec).policy["layers"]
@@ -197,7 +205,7 @@ def test_peft_and_we_read_each_other(tmp_path):
     theirs = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
-    hf.save_policy(tmp_path / "base", BASE, config=TINY)
+    policy_folder.save_policy(tmp_path / "base", BASE, config=TINY)
     peft.save_adapter(tmp_path / "ours", ADAPTED, config=TINY, settings=SETTINGS)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     model = theirs.PeftModel.from_pretrained(base, tmp_path / "ours")

@@ -34,11 +34,9 @@ def test_gate_equation_by_hand():
     x = jnp.array([[[1.0, 2.0]]])
     gate, phi = jnp.array([0.5, -0.25]), jnp.array([[10.0, 20.0]])
     # w.h = 0, sigmoid 1/2
-    found = budget.add_gated(x, gate, phi, conditioning=ConditioningConfig())
+    found = budget.add_gated(x, budget.Conditioned(phi, gate))
     np.testing.assert_allclose(found[0, 0], [6.0, 12.0])
-    masked = budget.add_gated(
-        x, gate, phi, conditioning=ConditioningConfig(), mask=jnp.array([[False]])
-    )
+    masked = budget.add_gated(x, budget.Conditioned(phi, gate, mask=jnp.array([[False]])))
     np.testing.assert_array_equal(masked, x)
 
 

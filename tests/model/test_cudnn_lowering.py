@@ -7,6 +7,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from bacr_jax.errors import UserError
 from bacr_jax.model import attention, qwen2
+from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import Qwen2Config
 
 
@@ -51,8 +52,7 @@ def test_the_learners_tree_pass_uses_it(as_if_on_an_a100):
             context,
             config=shape,
             lengths=lengths,
-            dtype=jnp.bfloat16,
-            implementation="cudnn",
+            compute=Compute(dtype=jnp.bfloat16, implementation="cudnn"),
         )
         return sum(x.astype(jnp.float32).sum() for x in states)
 

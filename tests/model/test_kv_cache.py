@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.model import kv_cache, qwen2
+from bacr_jax.model import block, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 
 SHAPE = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=True)
@@ -20,13 +20,13 @@ def test_an_empty_cache_has_an_entry_a_layer():
 
 def straight(cache):
     """Keys [B, K, S, H] of a cache of either kind."""
-    return cache.k.swapaxes(2, 3) if cache.turned else cache.k
+    return cache.k.swapaxes(2, 3) if cache.transposed else cache.k
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_token_is_written_at_its_own_position_and_past_the_end_nowhere(turned):
-    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32, turned=turned)
-    assert cache.k.shape == ((3, 1, 4, 5) if turned else (3, 1, 5, 4)) and cache.length == 5
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_token_is_written_at_its_own_position_and_past_the_end_nowhere(transposed):
+    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32, transposed=transposed)
+    assert cache.k.shape == ((3, 1, 4, 5) if transposed else (3, 1, 5, 4)) and cache.length == 5
     token = jnp.arange(1.0, 13.0).reshape(3, 1, 1, 4)
     written = kv_cache.write(cache, token, -token, jnp.array([0, 4, 5]))
     want = np.zeros((3, 1, 5, 4), np.float32)
@@ -35,30 +35,30 @@ def test_a_token_is_written_at_its_own_position_and_past_the_end_nowhere(turned)
     np.testing.assert_array_equal(written.v, -want)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_cache_of_what_a_block_made_has_heads_first(turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_cache_of_what_a_block_made_has_heads_first(transposed):
     x = jnp.arange(24.0).reshape(1, 3, 2, 4)
-    cache = kv_cache.make(x, -x, turned=turned)
+    cache = kv_cache.make(x, -x, transposed=transposed)
     np.testing.assert_array_equal(straight(cache)[0, 1, 2], x[0, 2, 1])
     np.testing.assert_array_equal(cache.v[0, 1, 2], -x[0, 2, 1])
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_rows_go_to_their_places_with_the_positions_there_is_room_for(turned):
-    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32, turned=turned)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_go_to_their_places_with_the_positions_there_is_room_for(transposed):
+    (cache, _) = kv_cache.empty(SHAPE, rows=3, length=5, dtype=jnp.float32, transposed=transposed)
     x = jnp.arange(1.0, 57.0).reshape(2, 7, 1, 4)
-    put = kv_cache.put_rows(cache, kv_cache.make(x, -x, turned=turned), jnp.array([2, 3]))
+    put = kv_cache.put_rows(cache, kv_cache.make(x, -x, transposed=transposed), jnp.array([2, 3]))
     np.testing.assert_array_equal(straight(put)[2, 0], x[0, :5, 0])
     np.testing.assert_array_equal(put.v[2, 0], -x[0, :5, 0])
     assert not put.k[:2].any() and not put.v[:2].any()
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("length", [2, 5, 7])
-def test_another_length_keeps_the_positions(length, turned):
+def test_another_length_keeps_the_positions(length, transposed):
     values = jnp.arange(1.0, 21.0).reshape(1, 1, 5, 4)
-    keys = values.swapaxes(2, 3) if turned else values
-    resized = kv_cache.resize(kv_cache.LayerCache(keys, -values, turned), length)
+    keys = values.swapaxes(2, 3) if transposed else values
+    resized = kv_cache.resize(kv_cache.LayerCache(keys, -values, transposed), length)
     kept = min(length, 5)
     assert straight(resized).shape == (1, 1, length, 4) == resized.v.shape
     np.testing.assert_array_equal(straight(resized)[:, :, :kept], values[:, :, :kept])
@@ -113,8 +113,8 @@ def test_a_joined_layer_computes_what_its_parts_compute(shards):
     bias = jax.random.normal(jax.random.key(1), (16,))
     layer |= {"q_bias": bias, "k_bias": bias[:8], "v_bias": 2 * bias[:8]}
     x = jax.random.normal(jax.random.key(2), (2, 3, 8))
-    by = qwen2.rotation(jnp.arange(6).reshape(2, 3), head_dim=4, theta=1e4)
+    rotary = block.rotation(jnp.arange(6).reshape(2, 3), head_dim=4, theta=1e4)
     seen = lambda q, k, v: (q + jnp.repeat(k - v, 2, axis=2), (q, k, v))
-    run = lambda layer: qwen2.apply_block(layer, x, by, seen, config=shape)
+    run = lambda layer: block.apply_block(layer, x, rotary, seen, config=shape)
     apart, joined = run(layer), run(kv_cache.join_products(layer, shards))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), apart, joined)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.model.logprobs import token_logprobs
+from bacr_jax.model.logprobs import token_energies, token_logprobs
 
 HIDDEN = jax.random.normal(jax.random.key(0), (11, 6))
 HEAD = jax.random.normal(jax.random.key(1), (9, 6))
@@ -91,3 +91,19 @@ def test_peak_memory_does_not_grow_with_tokens_times_vocabulary():
     needed = temporaries(4096)
     assert needed < full_logits / 8
     assert needed - temporaries(1024) < full_logits / 16
+
+
+def test_energies_are_squared_norms_of_scores_in_the_logits():
+    """The gradient of log p(target) by the logits, by automatic differentiation; 3 chunks."""
+    rng = np.random.default_rng(3)
+    hidden = jnp.asarray(rng.normal(size=(7, 4)), jnp.float32)
+    head = jnp.asarray(rng.normal(size=(9, 4)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 6, 7))
+    allowed = jnp.arange(9) < 6
+    found = token_energies(hidden, head, targets, allowed_tokens=allowed, temperature=0.5, chunk=3)
+
+    def logprob(scores, target):
+        return jax.nn.log_softmax(jnp.where(allowed, scores, -1e30))[target]
+
+    slopes = jax.vmap(jax.grad(logprob))(hidden @ head.T / 0.5, targets)
+    np.testing.assert_allclose(found, jnp.square(slopes).sum(-1), rtol=1e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hf_world
+from bacr_jax.export import policy_folder
 from bacr_jax.model import hf, qwen2
 from bacr_jax.model.logprobs import token_logprobs
 
@@ -122,7 +123,7 @@ def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_p
         model = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         model.save_pretrained(source)
         config, params = hf.load_policy(source)
-    hf.save_policy(tmp_path / "out", params, config=config, source=source)
+    policy_folder.save_policy(tmp_path / "out", params, config=config, source=source)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(again) is transformers.Qwen2ForCausalLM
     assert again.dtype == getattr(torch, kind)

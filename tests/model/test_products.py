@@ -23,14 +23,16 @@ def gradients(product, x, y, weights):
 @pytest.mark.parametrize(("d", "e"), [(2, 7), (7, 2), (4, 4)])
 def test_values_and_gradients_are_those_of_plain_products(batch, d, e):
     x, y, weights = normal(0, *batch, 5, d), normal(1, *batch, d, e), normal(2, *batch, 5, e)
-    turned = y.swapaxes(-1, -2)
+    transposed = y.swapaxes(-1, -2)
     np.testing.assert_allclose(products.times(x, y), x @ y, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(products.times_turned(x, turned), x @ y, rtol=1e-5, atol=1e-6)
-    of_x, of_y = weights @ turned, x.swapaxes(-1, -2) @ weights
+    np.testing.assert_allclose(
+        products.times_transposed(x, transposed), x @ y, rtol=1e-5, atol=1e-6
+    )
+    of_x, of_y = weights @ transposed, x.swapaxes(-1, -2) @ weights
     found = gradients(products.times, x, y, weights)
     np.testing.assert_allclose(found[0], of_x, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found[1], of_y, rtol=1e-5, atol=1e-5)
-    found = gradients(products.times_turned, x, turned, weights)
+    found = gradients(products.times_transposed, x, transposed, weights)
     np.testing.assert_allclose(found[0], of_x, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found[1], of_y.swapaxes(-1, -2), rtol=1e-5, atol=1e-5)
 
@@ -47,7 +49,7 @@ def test_16_bit_operands_give_what_is_asked_for():
     x, y = (jnp.asarray(normal(i, 3, 3), jnp.bfloat16) for i in range(2))
     assert products.times(x, y).dtype == jnp.bfloat16
     assert products.times(x, y, dtype=jnp.float32).dtype == jnp.float32
-    assert products.times_turned(x, y).dtype == jnp.float32
+    assert products.times_transposed(x, y).dtype == jnp.float32
 
 
 def lowered(platform):

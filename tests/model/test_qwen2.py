@@ -10,6 +10,7 @@ import pytest
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, qwen2
+from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import Qwen2Config
 
 SHAPE = Qwen2Config(31, 32, 48, 2, 4, 2, 8, rope_theta=1e4, tie_embeddings=True)
@@ -18,10 +19,9 @@ OPTIONS = [
     ConditioningConfig(sharing="per_layer"),
     ConditioningConfig(gate="sigmoid_normed", gate_bias=-4.0),
     ConditioningConfig(gate="tanh", input="log"),
-    ConditioningConfig(site="before_block", input="normalised"),
-    ConditioningConfig(site="after_attention"),
+    ConditioningConfig(input="normalised"),
 ]
-STATIC = ("config", "conditioning", "scan", "remat")
+STATIC = ("config", "compute")
 forward = jax.jit(qwen2.forward, static_argnames=STATIC)
 forward_tree = jax.jit(qwen2.forward_tree, static_argnames=STATIC)
 BUDGETS = jnp.array([8, 64])
@@ -39,10 +39,14 @@ def make(conditioning, shape=SHAPE):
     return qwen2.init(jax.random.key(0), shape, conditioning=conditioning, b_max=64)
 
 
-def phi_of(params, conditioning):
+def conditioned_on(params, conditioning, of_branches=None):
+    """The rows' budgets; `of_branches` makes each branch's phi of its trunk's."""
     if conditioning is None:
         return None
-    return budget.embed(params["budget"], BUDGETS, conditioning=conditioning, b_max=64)
+    phi = budget.embed(params["budget"], BUDGETS, conditioning=conditioning, b_max=64)
+    if of_branches is not None:
+        phi = jnp.concatenate([phi[..., None, :], of_branches(phi)], axis=-2)
+    return budget.Conditioned(phi, params["budget"]["gate"], settings=conditioning)
 
 
 def tokens(b, t, seed=1):
@@ -55,8 +59,8 @@ def test_phi_leaves_plain_qwen_bit_identical_at_the_start_and_matters_once_awake
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
 
     def told(params):
-        how = {"budget_embedding": phi_of(params, conditioning), "conditioning": conditioning}
-        return forward(params, x, config=SHAPE, **how)
+        conditioned = conditioned_on(params, conditioning)
+        return forward(params, x, config=SHAPE, conditioned=conditioned)
 
     np.testing.assert_array_equal(told(params), forward(plain, x, config=SHAPE))
     # The rows differ in their budgets alone.
@@ -79,12 +83,12 @@ def test_without_an_embedding_no_budget_code_is_traced():
 def test_a_tree_equals_its_branches_as_sequences(conditioning, scan):
     params = make(conditioning)
     params = params if conditioning is None else awake(params)
-    phi = phi_of(params, conditioning)
+    conditioned = conditioned_on(params, conditioning)
     trunk, branch = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
     context = np.array([[4, 9], [1, 7]])
-    run = {"config": SHAPE, "conditioning": conditioning, "scan": scan}
+    run = {"config": SHAPE, "compute": Compute(scan=scan)}
     trunk_states, branch_states = forward_tree(
-        params, trunk, branch, jnp.asarray(context), budget_embedding=phi, **run
+        params, trunk, branch, jnp.asarray(context), conditioned=conditioned, **run
     )
     # Each trunk, then each of its branches, as a right-padded row of its own.
     alone, rows = [jnp.pad(row, (0, 3)) for row in trunk], [0, 1]
@@ -92,24 +96,32 @@ def test_a_tree_equals_its_branches_as_sequences(conditioning, scan):
         c = context[row, cut]
         alone.append(jnp.pad(jnp.concatenate([trunk[row, :c], branch[row, cut]]), (0, 9 - c)))
         rows.append(row)
-    of_rows = None if phi is None else phi[..., np.array(rows), :]
-    states = forward(params, jnp.stack(alone), budget_embedding=of_rows, **run)
+    if conditioned is not None:
+        of_rows = conditioned.phi[..., np.array(rows), :]
+        conditioned = dataclasses.replace(conditioned, phi=of_rows)
+    states = forward(params, jnp.stack(alone), conditioned=conditioned, **run)
     np.testing.assert_allclose(trunk_states, states[:2, :9], atol=1e-5)
     for index, (row, cut) in enumerate(np.ndindex(2, 2), start=2):
         c = context[row, cut]
         np.testing.assert_allclose(branch_states[row, cut], states[index, c : c + 3], atol=1e-5)
 
 
-@pytest.mark.parametrize("conditioning", [None, OPTIONS[0], OPTIONS[1]])
+@pytest.mark.parametrize(
+    "conditioning",
+    [
+        None,
+        ConditioningConfig(branches="cut"),
+        ConditioningConfig(branches="cut", sharing="per_layer"),
+    ],
+)
 def test_packed_branches_are_the_branches(conditioning):
     params = make(conditioning)
     params = params if conditioning is None else awake(params)
     trunk, branches = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
-    phi = phi_of(params, conditioning)
     # Each branch is told its own budget.
-    of_branches = None if phi is None else jnp.stack([phi, phi[..., ::-1, :]], axis=-2)
-    told = {"budget_embedding": phi, "branch_embedding": of_branches, "conditioning": conditioning}
-    context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, **told}
+    by_branch = lambda phi: jnp.stack([phi, phi[..., ::-1, :]], axis=-2)
+    conditioned = conditioned_on(params, conditioning, by_branch)
+    context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, "conditioned": conditioned}
     want_trunk, want = forward_tree(params, trunk, branches, context, **run)
     # Branches of 2 and 3 tokens; of 0 and 1.
     packing = jnp.array([[0, 1, 3, 4, 5, -1], [3, -1, -1, -1, -1, -1]])
@@ -142,7 +154,8 @@ def test_remat_and_scan_change_no_gradient():
     params, x = make(None), tokens(2, 6)
 
     def gradient(scan, remat):
-        total = lambda p: qwen2.forward(p, x, config=SHAPE, scan=scan, remat=remat).std()
+        compute = Compute(scan=scan, remat=remat)
+        total = lambda p: qwen2.forward(p, x, config=SHAPE, compute=compute).std()
         return jax.jit(jax.grad(total))(params)
 
     want = gradient(scan=False, remat="none")
@@ -176,10 +189,8 @@ def test_selective_remat_makes_no_product_again():
                 jnp.ones(shape, int),
                 jnp.full((2, 2), 4),
                 config=SHAPE,
-                budget_embedding=phi_of(params, conditioning),
-                conditioning=conditioning,
-                scan=False,
-                remat=remat,
+                conditioned=conditioned_on(params, conditioning),
+                compute=Compute(scan=False, remat=remat),
             )
             return states.std()
 

@@ -32,8 +32,8 @@ def test_features_hold_question_budget_and_cut():
 
 def test_the_papers_head_is_told_the_cut_alone():
     budgets, cuts = jnp.array([8, 16]), jnp.array([[4, 8], [8, 16]])
-    np.testing.assert_array_equal(value.told_budgets(budgets, cuts, kind="cut"), cuts)
-    np.testing.assert_array_equal(value.told_budgets(budgets, cuts, kind="trace")[1], [16, 16])
+    np.testing.assert_array_equal(value.phi_budgets(budgets, cuts, kind="cut"), cuts)
+    np.testing.assert_array_equal(value.phi_budgets(budgets, cuts, kind="trace")[1], [16, 16])
     features = value.value_features(jnp.ones((2, 6)), None, budgets, cuts, b_max=64, kind="cut")
     assert features.shape[-1] == value.num_features(6, conditioned=False, kind="cut")
     np.testing.assert_array_equal(features[0, 1], features[1, 0])  # cut 8 of either trace

@@ -7,9 +7,9 @@ A minute or two each on two cores.
 
 import pytest
 
-from bacr_jax import plan
-from bacr_jax.planning import compiling, costs, memory
-from bacr_jax.planning.devices import DEVICES
+from bacr_plan import __main__ as plan
+from bacr_plan import compiling, costs, memory
+from bacr_plan.devices import DEVICES
 from plan_world import SEVEN
 
 pytestmark = [

@@ -6,8 +6,8 @@ import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.planning import compiling
-from bacr_jax.planning.workload import sizes_of
+from bacr_plan import compiling
+from bacr_plan.workload import sizes_of
 from plan_world import SEVEN, tiny_config, workload
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from bacr_jax.model import qwen2
+from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
-from bacr_jax.planning import costs, seconds
-from bacr_jax.planning.devices import DEVICES
-from bacr_jax.planning.lengths import Lengths
-from bacr_jax.planning.schedule import Chunk, Padded, Schedule
+from bacr_plan import costs, seconds
+from bacr_plan.devices import DEVICES
+from bacr_plan.lengths import Lengths
+from bacr_plan.schedule import Chunk, Padded, Schedule
 from plan_world import mesh, workload
 
 # Parameters of the released checkpoints.
@@ -100,7 +101,12 @@ def test_the_forward_count_is_that_of_xla(kv_heads, tied):
 
     def scores(params, trunk, branches, context):
         trunk, branch = qwen2.forward_tree(
-            params, trunk, branches, context, config=shape, scan=False, remat="none"
+            params,
+            trunk,
+            branches,
+            context,
+            config=shape,
+            compute=Compute(scan=False, remat="none"),
         )
         return qwen2.logits(params, trunk[:, :96]), qwen2.logits(params, branch[:, :, :8])
 

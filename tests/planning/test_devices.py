@@ -3,7 +3,7 @@
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.planning import devices
+from bacr_plan import devices
 
 
 def test_shared_memory_and_caches_are_those_of_the_programming_guide():

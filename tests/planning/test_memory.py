@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.planning import costs, memory
+from bacr_plan import costs, memory
 from plan_world import mesh, workload
 
 SEVEN_B = 7_615_616_512

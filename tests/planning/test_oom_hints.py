@@ -6,9 +6,9 @@ import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.oom import OutOfMemory
-from bacr_jax.planning import memory, oom_hints
-from bacr_jax.planning.devices import GIB, MEMORY_FRACTION
-from bacr_jax.planning.workload import sizes_of
+from bacr_plan import memory, oom_hints
+from bacr_plan.devices import GIB, MEMORY_FRACTION
+from bacr_plan.workload import sizes_of
 from plan_world import SEVEN
 
 BOX, LIMIT = 8, 80 * GIB * MEMORY_FRACTION

@@ -5,9 +5,9 @@ import math
 import jax
 import pytest
 
-from bacr_jax.planning import compiling
-from bacr_jax.planning.programs import Programs
-from bacr_jax.planning.workload import planned_shape
+from bacr_plan import compiling
+from bacr_plan.programs import Programs
+from bacr_plan.workload import planned_shape
 from devices_world import run_on_devices
 from plan_world import tiny_config
 

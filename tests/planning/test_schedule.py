@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bacr_jax.planning import schedule
-from bacr_jax.planning.lengths import SUFFIX_TOKENS, Lengths
+from bacr_plan import schedule
+from bacr_plan.lengths import SUFFIX_TOKENS, Lengths
 from plan_world import mesh, workload
 
 

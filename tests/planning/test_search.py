@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.config import io as config_io
-from bacr_jax.learner.policy import mesh_shape
-from bacr_jax.planning import memory, search
-from bacr_jax.planning.devices import DEVICES, GIB
-from bacr_jax.planning.search import Correction
+from bacr_jax.runs.setup import mesh_shape
+from bacr_plan import memory, search
+from bacr_plan.devices import DEVICES, GIB
+from bacr_plan.search import Correction
 from plan_world import SEVEN, mesh, workload
 
 NONE = Correction()

@@ -10,8 +10,8 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
-from bacr_jax.planning import lengths
-from bacr_jax.planning.workload import SUFFIX_TOKENS, planned_shape, sizes_of
+from bacr_plan import lengths
+from bacr_plan.workload import SUFFIX_TOKENS, planned_shape, sizes_of
 from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
 
@@ -65,7 +65,7 @@ def test_a_vocabulary_nobody_knows_is_refused():
 
 
 def test_the_procedural_task_brings_its_own_vocabulary():
-    from bacr_jax.data import ledger
+    from bacr_jax.questions import ledger
 
     assert shape_of(config=QUICKSTART)[0].vocab_size == len(ledger.ledger_tokenizer())
 
@@ -143,7 +143,7 @@ def test_data_that_is_here_says_its_own_lengths():
 def test_the_suffix_has_room_for_the_real_one():
     from tokenizers import Tokenizer
 
-    from bacr_jax.data.prompts import FORMATS
+    from bacr_jax.prompts.formats import FORMATS
 
     root = Path(os.environ.get("BACR_SHARED_DATA", ROOT.parent / "shared" / "data"))
     file = root / "qwen_tokenizer" / "tokenizer.json"
@@ -157,7 +157,7 @@ def test_the_suffix_has_room_for_the_real_one():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("refill", 1.0), ("windows", 9), ("chunk", 8), ("compact", True), ("slots", 64)],
+    [("refill", 1.0), ("windows", 9), ("chunk", 8), ("slots", 64)],
 )
 def test_a_rollout_is_scheduled_by_the_runs_own_settings(key, value):
     def planned(*overrides):

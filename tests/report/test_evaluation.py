@@ -1,7 +1,7 @@
 """Tables of an evaluation hold its results."""
 
+from bacr_grading import ExactGrader
 from bacr_jax.evaluation.summary import summarise
-from bacr_jax.grading import ExactGrader
 from bacr_jax.report.evaluation import tables
 from evaluation_world import near_problems, near_results
 

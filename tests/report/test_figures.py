@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bacr_jax.report import figures, run_figures
+from bacr_jax.report import figures, png, svg
+from bacr_jax.report.charts import Axis, Chart, Series, smoothed
+from bacr_jax.report.training_charts import training_charts
 
 
 def entry(accuracy, half, tokens):
@@ -65,18 +67,23 @@ def lines(axis):
     return found
 
 
-class TestAccuracyByBudget:
+def training(path, metrics):
+    charts = training_charts(metrics)
+    return png.attempt(path, "BACR", lambda: [charts[:3], charts[3:]])
+
+
+class TestAccuracies:
     def test_the_file_is_a_png_and_the_same_each_time(self, tmp_path):
         for name in ("one.png", "two.png"):
-            figures.accuracy_by_budget(tmp_path / name, POLICIES, "ledger")
+            assert figures.accuracy_picture(tmp_path / name, POLICIES, "ledger")
         content = (tmp_path / "one.png").read_bytes()
         assert content.startswith(b"\x89PNG\r\n") and len(content) > 10_000
         assert content == (tmp_path / "two.png").read_bytes()
 
     def test_each_decoding_has_a_panel_with_a_curve_per_policy(self, drawn, tmp_path):
-        figures.accuracy_by_budget(tmp_path / "x.png", POLICIES, "ledger")
+        figures.accuracy_picture(tmp_path / "x.png", POLICIES, "ledger")
         (figure,) = drawn
-        greedy, sampled, used = figure.axes
+        greedy, sampled, used, _ = figure.axes
         found = lines(greedy)
         assert list(found) == ["before", "BACR"]
         assert found["before"][1] == pytest.approx([30.0, 35.0])
@@ -86,16 +93,16 @@ class TestAccuracyByBudget:
         assert greedy.get_xscale() == "log"
         assert [t.get_text() for t in greedy.get_xticklabels()] == ["8", "16"]
         assert greedy.get_ylim() == sampled.get_ylim() == used.get_ylim()
+        # The curves are named once.
+        assert [axis.get_legend() is None for axis in figure.axes] == [False, True, True, True]
 
-    def test_the_last_panel_has_the_tokens_used_even_where_budgets_use_the_same(
-        self, drawn, tmp_path
-    ):
-        figures.accuracy_by_budget(tmp_path / "x.png", POLICIES, "ledger")
-        x, y = lines(drawn[0].axes[-1])["BACR"]
+    def test_below_are_the_tokens_used_even_where_budgets_use_the_same(self, drawn, tmp_path):
+        figures.accuracy_picture(tmp_path / "x.png", POLICIES, "ledger")
+        x, y = lines(drawn[0].axes[2])["BACR"]
         assert x == pytest.approx([7.8, 7.8]) and y == pytest.approx([39.0, 56.0])
 
     def test_intervals_reach_from_end_to_end(self, drawn, tmp_path):
-        figures.accuracy_by_budget(tmp_path / "x.png", POLICIES, "ledger")
+        figures.accuracy_picture(tmp_path / "x.png", POLICIES, "ledger")
         container = drawn[0].axes[0].containers[1]
         segments = container.lines[2][0].get_segments()
         assert [[y for _, y in s] for s in segments] == [
@@ -105,67 +112,75 @@ class TestAccuracyByBudget:
 
     def test_a_policy_that_was_not_sampled_is_left_out_of_that_panel(self, drawn, tmp_path):
         policies = {**POLICIES, "other": {"greedy": AFTER["greedy"]}}
-        figures.accuracy_by_budget(tmp_path / "x.png", policies, "ledger")
-        assert len(lines(drawn[0].axes[1])["other"][0]) == 0
+        figures.accuracy_picture(tmp_path / "x.png", policies, "ledger")
+        assert "other" not in lines(drawn[0].axes[1])
 
     def test_more_policies_than_colours_are_still_drawn(self, tmp_path):
         policies = {f"policy {i}": BEFORE for i in range(9)}
-        figures.accuracy_by_budget(tmp_path / "x.png", policies, "many")
-        assert (tmp_path / "x.png").exists()
+        assert figures.accuracy_picture(tmp_path / "x.png", policies, "many")
 
 
 class TestTrainingCurves:
     @pytest.mark.parametrize("steps", [1, 2, 29, 30, 200])
     def test_any_number_of_steps_makes_a_picture(self, tmp_path, steps):
-        figures.training_curves(tmp_path / "x.png", records(steps), "BACR")
+        assert training(tmp_path / "x.png", records(steps))
         assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
     def test_every_metric_is_in_its_panel(self, drawn, tmp_path):
-        figures.training_curves(tmp_path / "x.png", records(5), "BACR")
+        training(tmp_path / "x.png", records(5))
         reward, cuts, length, entropy, schedule, rates = drawn[0].axes
-        assert lines(reward)["reward"][1] == pytest.approx([0.31, 0.32, 0.33, 0.34, 0.35])
+        (curve,) = reward.get_lines()
+        assert curve.get_ydata() == pytest.approx([0.31, 0.32, 0.33, 0.34, 0.35])
         # Cut 10 comes after cut 9, not after cut 1.
         assert list(lines(cuts))[-3:] == ["cut 9", "cut 10", "cut 11 (the budget)"]
         assert lines(length)["thinking"][1][0] == pytest.approx(26.9)
-        assert lines(entropy)["entropy"][1] == pytest.approx([0.4] * 5)
-        assert lines(schedule)["group 1 (hardest)"][1] == pytest.approx([40.0] * 5)
-        assert lines(rates)["group 0 (easiest)"][1] == pytest.approx([0.8] * 5)
+        assert entropy.get_lines()[0].get_ydata() == pytest.approx([0.4] * 5)
+        assert set(lines(schedule)["group 1"][1]) == {40.0}
+        assert set(lines(rates)["group 0"][1]) == {0.8}
 
     def test_numbers_that_are_none_leave_a_gap(self, drawn, tmp_path):
         broken = records(4)
         broken[1]["reward/mean"], broken[2]["reward/mean"] = "nan", "inf"
         del broken[3]["reward/mean"]
-        figures.training_curves(tmp_path / "x.png", broken, "BACR")
-        y = lines(drawn[0].axes[0])["reward"][1]
+        training(tmp_path / "x.png", broken)
+        y = drawn[0].axes[0].get_lines()[0].get_ydata()
         assert y[0] == pytest.approx(0.31)
         assert np.isnan(y[1:]).all()
 
     def test_what_was_not_recorded_is_said(self, drawn, tmp_path):
-        few = [{"step": 1, "reward/mean": 0.5}]
-        figures.training_curves(tmp_path / "x.png", few, "GRPO")
+        training(tmp_path / "x.png", [{"step": 1, "reward/mean": 0.5}])
         texts = [[t.get_text() for t in axis.texts] for axis in drawn[0].axes]
         assert texts == [[]] + [["not recorded"]] * 5
 
 
+def test_pages_and_files_have_the_same_curves():
+    charts = training_charts(records(40))
+    for chart in charts:
+        page = svg.figure(chart)
+        assert page.count('class="curve') == len([one for one in chart.drawn if len(one.x) > 1])
+        axis = png.figure("t", [[chart]]).axes[0]
+        assert len(axis.get_lines()) == len(chart.drawn)
+
+
+def test_points_without_a_line_are_all_drawn(drawn, tmp_path):
+    places = list(range(40))
+    chart = Chart("t", [Series("a", places, places, "s1", line="", marker="o")], Axis(""), Axis(""))
+    (line,) = png.figure("t", [[chart]]).axes[0].get_lines()
+    assert line.get_markevery() == 1 and line.get_linestyle() == "None"
+
+
 class TestSmoothing:
-    def smoothed(self, drawn, tmp_path, values):
-        """The reward's curve as it is drawn over its noise."""
-        few = [{"step": i, "reward/mean": float(v)} for i, v in enumerate(values, 1)]
-        figures.training_curves(tmp_path / "x.png", few, "BACR")
-        return lines(drawn[-1].axes[0])["reward"][1]
-
-    def test_keeps_constants_and_straight_lines(self, drawn, tmp_path):
+    def test_keeps_constants_and_straight_lines(self):
         values = np.full(60, 3.0)
-        assert self.smoothed(drawn, tmp_path, values) == pytest.approx(values)
+        assert smoothed(values) == pytest.approx(values)
         ramp = np.arange(60.0)
-        assert self.smoothed(drawn, tmp_path, ramp)[2:-2] == pytest.approx(ramp[2:-2])
+        assert smoothed(ramp)[2:-2] == pytest.approx(ramp[2:-2])
 
-    def test_a_gap_is_bridged_by_its_neighbours_only(self, drawn, tmp_path):
-        values = np.array([1.0, math.nan, *[3.0] * 28])
-        found = self.smoothed(drawn, tmp_path, values)
+    def test_a_gap_is_bridged_by_its_neighbours_only(self):
+        found = smoothed(np.array([1.0, math.nan, *[3.0] * 28]))
         assert found[:4] == pytest.approx([1.0, 2.0, 3.0, 3.0])
 
 
 def test_names_of_sets_for_files_are_plain_and_unique():
-    found = run_figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
+    found = figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
     assert list(found.values()) == ["gsm8k", "gsm8k_2", "my_set"]

@@ -126,7 +126,7 @@ class TestComparison:
         (legend,) = re.findall(r"greedy</figcaption>\n<ul[^>]*>(.*?)</ul>", found)[:1]
         # They began as the same policy.
         assert re.findall(r"</span>(.*?)</li>", legend) == [
-            "before", "mine", "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;",
+            "before", "mine", "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;",
         ]  # fmt: skip
         assert ">mine: " in found and found.count("<script") == 1
         # 60 % and 80 % after training at 128 tokens

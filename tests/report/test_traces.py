@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from bacr_jax.config import Config, RewardConfig
 from bacr_jax.errors import UserError
 from bacr_jax.report.traces import (
     budget_names,
@@ -17,9 +16,9 @@ from bacr_jax.report.traces import (
 from report_world import HOSTILE, TRACE, WHOLE_TRACE, lines
 
 
-def shown(folder, trace, config=Config()):  # noqa: B008
+def shown(folder, trace):
     lines(folder / "000003.jsonl", [trace])
-    return traces_section([("run", shown_traces(read_traces(folder)), config)])
+    return traces_section([("run", shown_traces(read_traces(folder)))])
 
 
 def cells(found):
@@ -31,32 +30,23 @@ def cells(found):
     return [dict(zip(heads, plain(row))) for row in rows]
 
 
-def test_traces_show_cuts_answers_and_the_rewards_of_the_dense_formula(tmp_path):
+def test_traces_show_cuts_and_answers(tmp_path):
     found = shown(tmp_path, TRACE)
     assert 'one <span class="cut">cut 1</span>two <span class="cut">cut 2</span>rest' in found
-    # Eq. 7 with lambda 0.3: 0, then 1 + 0.3 (1 - 0).
     first, last = cells(found)
-    assert (first["outcome"], first["reward"]) == ("0", "+0.00")
-    assert (last["outcome"], last["reward"]) == ("1", "+1.30")
+    assert first["outcome"] == "0" and last["outcome"] == "1"
+    # What was paid is shown where the trace says it.
+    assert "reward" not in last
     assert "budget 8" in found and "closed by tag" in found
 
 
-@pytest.mark.parametrize(
-    "config", [Config(method="grpo"), Config(reward=RewardConfig(dense=False))]
-)
-def test_rewards_are_shown_only_where_the_run_trained_on_them(tmp_path, config):
-    first, last = cells(shown(tmp_path, TRACE, config))
-    assert last["outcome"] == "1" and "reward" not in last
-
-
 def test_a_trace_of_today_tells_the_whole_story(tmp_path):
-    found = shown(tmp_path, WHOLE_TRACE, Config(method="grpo"))
+    found = shown(tmp_path, WHOLE_TRACE)
     assert "<dt>told</dt><dd>8 tokens, by embedding</dd>" in found
     assert "5 prompt, 6 thinking, 1 closing tag" in found and "level 2" in found
     assert "difficulty group 1" in found and "<dt>gold</dt><dd>7&lt;script" in found
     first, last = cells(found)
     assert first["decided by"] == "none" and last["decided by"].startswith("symbolic: &lt;script")
-    # The rewards that were paid, whatever the method.
     assert (first["reward"], last["reward"]) == ("+0.00", "+1.30")
     assert (first["value"], first["advantage of the segment"]) == ("+0.25", "+0.75")
     assert (first["of the answer"], last["of the answer"]) == ("-0.25", "+nan")
@@ -129,7 +119,7 @@ def test_the_verdict_is_that_of_the_last_answer():
 
 def test_without_traces_there_is_nothing(tmp_path):
     assert read_traces(tmp_path) == read_traces(tmp_path / "none") == []
-    assert traces_section([("run", [], Config())]) == ""
+    assert traces_section([("run", [])]) == ""
 
 
 @pytest.mark.parametrize(

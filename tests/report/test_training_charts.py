@@ -2,6 +2,7 @@
 
 import pytest
 
+from bacr_jax.report import svg
 from bacr_jax.report.run_data import read_run
 from bacr_jax.report.training_charts import calibrated, calibration, machinery_charts, value_points
 from report_world import TRACE, make_whole_run
@@ -28,11 +29,12 @@ def test_bins_hold_equally_many_points():
 
 
 def test_traces_without_values_are_no_calibration():
-    assert "no value head" in calibration({"a": [TRACE] * 50})
+    chart = calibration({"a": [TRACE] * 50})
+    assert chart.drawn == [] and "no value head" in chart.missing
 
 
 def test_time_is_the_median_so_that_compiling_does_not_count(tmp_path):
     run = read_run(make_whole_run(tmp_path / "a"))
-    bars = machinery_charts([run], {"a": []})[2]
+    bars = svg.figure(machinery_charts([run], {"a": []})[2])
     # plan .1, rollout 2 (30 in the first step), verify .5, learn 3, adapt .2
     assert "a: 5.8 s" in bars and "rollout: 2 s (34%)" in bars

@@ -1,12 +1,15 @@
-"""Suffixes at cuts, and cuts that share a text."""
+"""Suffixes at cuts, cuts that share a text, and many cuts answered a few at a time."""
+
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.rollout.branches import branches_of, first_equal, no_branches, open_branches
+from bacr_jax.rollout.branches import branches_of, first_equal, no_branches, open_branches, split
+from bacr_jax.rollout.sampling import RowIds
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Trunks
-from rollout_world import ANSWER, CLOSE, make_rules
+from rollout_world import ANSWER, CLOSE, make_prompts, make_rules
 
 # Three rows with prompts of 2, 3 and 4 tokens: forced after 6; a tag of two tokens after 4; the
 # turn ended after 3.
@@ -24,9 +27,8 @@ CUTS = jnp.array([[3, 6], [3, 6], [3, 6]])
 
 def opened(world, cuts=CUTS, **changes):
     spec = world.spec().decode
-    return open_branches(
-        TRUNKS, cuts, jnp.arange(3), make_rules(), spec=spec, answer_tokens=3, **changes
-    )
+    ids = RowIds(jnp.arange(3), jnp.zeros(3, jnp.int32))
+    return open_branches(TRUNKS, cuts, ids, make_rules(), spec=spec, answer_tokens=3, **changes)
 
 
 def test_a_branch_keeps_thinking_up_to_its_cut_and_the_models_own_tag(world):
@@ -77,3 +79,32 @@ def test_equal_cuts_know_their_first(cuts, first):
 def test_trunks_without_cuts_have_no_branch():
     branches = no_branches(3)
     assert branches.tokens.shape == (3, 0, 1) and branches.finished.dtype == bool
+
+
+def test_answers_do_not_depend_on_how_many_cuts_are_decoded_together(world):
+    prompts, budgets = make_prompts([3, 1, 5, 2] * 2, 5), [12, 2, 7, 0] * 2
+    cuts = np.tile([0, 2, 3, 5, 6, 9, 12], (8, 1))
+    spec = world.spec(8)
+    together = world.roll(prompts, budgets, cuts=cuts, spec=spec)
+    spec = dataclasses.replace(spec, cuts_at_once=3)
+    apart = world.roll(prompts, budgets, cuts=cuts, spec=spec)
+    np.testing.assert_array_equal(apart.trunks.tokens, together.trunks.tokens)
+    for name in ("tokens", "context", "forced", "sampled", "finished", "source"):
+        np.testing.assert_array_equal(
+            getattr(apart.branches, name), getattr(together.branches, name)
+        )
+    np.testing.assert_allclose(apart.branches.logprobs, together.branches.logprobs, atol=1e-5)
+    assert apart.counters["tokens"] == together.counters["tokens"]
+
+
+def test_chunks_behind_the_end_of_every_trace_are_left_out():
+    cuts = np.array([[2, 4, 6, 8, 10], [2, 4, 6, 8, 10]])
+    source = np.array([[0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+    (chunk,) = split(cuts, source, 2)
+    assert chunk.first == 0
+    np.testing.assert_array_equal(chunk.wanted, [[True, True], [True, False]])
+    chunks = split(cuts, np.array([[0, 1, 2, 3, 4]] * 2), 2)
+    assert [one.first for one in chunks] == [0, 2, 4]
+    # A chunk of fewer repeats its last cut, which nobody wants twice.
+    np.testing.assert_array_equal(chunks[-1].cuts, [[10, 10]] * 2)
+    np.testing.assert_array_equal(chunks[-1].wanted, [[True, False]] * 2)

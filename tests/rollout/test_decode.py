@@ -9,6 +9,7 @@ import pytest
 
 from bacr_jax.rollout import sampling_params
 from bacr_jax.rollout.decode import Drawn, count_tokens, draw_tokens
+from bacr_jax.rollout.sampling import Draws
 from bacr_jax.types import pytree
 from rollout_world import CLOSE, EOS, VOCAB, make_rules, two_tokens
 
@@ -16,19 +17,17 @@ ALL = np.ones(VOCAB, bool)
 
 
 @jax.jit
-def draw_closing(keys, logits, due, matched, rules):
-    sampling = sampling_params(1.0)
-    return draw_tokens(
-        keys, logits, due, matched, rules.think_close, rules=rules, sampling=sampling
-    )
+def draw_closing(keys, logits, active, matched, rules):
+    draws = Draws(keys[0], rules, sampling_params(1.0))
+    return draw_tokens(keys, logits, active, matched, rules.think_close, draws)
 
 
-def draw(tokens, *, due=(True, True, True), matched=(0, 0, 0), rules=None, logits=None):
+def draw(tokens, *, active=(True, True, True), matched=(0, 0, 0), rules=None, logits=None):
     """Draws exactly the three `tokens`, the only likely ones."""
     return draw_closing(
         jax.random.split(jax.random.key(0), 3),
         100 * np.eye(VOCAB, dtype=np.float32)[tokens] if logits is None else logits,
-        np.array(due),
+        np.array(active),
         np.array(matched),
         rules or make_rules(allowed_tokens=ALL),
     )
@@ -51,7 +50,7 @@ def test_the_tag_wins_where_its_last_token_ends_the_turn_too():
 
 
 def test_a_row_that_is_not_due_keeps_its_state_and_ends_nothing():
-    drawn = draw([CLOSE, EOS, 7], due=[False] * 3, matched=[0, 1, 0])
+    drawn = draw([CLOSE, EOS, 7], active=[False] * 3, matched=[0, 1, 0])
     assert not (drawn.live | drawn.broken | drawn.by_tag | drawn.by_eos).any()
     np.testing.assert_array_equal(drawn.matched, [0, 1, 0])
 
@@ -60,7 +59,7 @@ def test_a_row_that_is_not_due_keeps_its_state_and_ends_nothing():
 def test_logits_that_are_not_finite_break_the_row_and_no_other(bad):
     logits = np.zeros((3, VOCAB), np.float32)
     logits[1:, 9] = bad
-    drawn = draw([0] * 3, logits=logits, due=[True, True, False])
+    drawn = draw([0] * 3, logits=logits, active=[True, True, False])
     np.testing.assert_array_equal(drawn.broken, [False, True, False])
     np.testing.assert_array_equal(drawn.live, [True, False, False])
 

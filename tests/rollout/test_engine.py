@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from bacr_jax.rollout import Rows, Sampler, sampling_params
 from bacr_jax.rollout import engine as engines
-from bacr_jax.rollout import sampling_params
 from bacr_jax.rollout.engine import Engine, distinct_prompts, prompt_widths
 from bacr_jax.types import CLOSED_BY_BUDGET
-from rollout_world import make_prompts, make_rules, quarters
+from rollout_world import make_prompts, make_rules, no_cuts, quarters
 
 
 def make_engine(world, spec, lengths=(3, 5, 2)):
@@ -18,10 +18,7 @@ def make_engine(world, spec, lengths=(3, 5, 2)):
         world.decode,
         make_prompts(lengths, 5),
         jax.random.key(3),
-        spec=spec,
-        rules=make_rules(),
-        sampling=sampling_params(1.0),
-        phi_of=world.phi_of,
+        Sampler(spec, make_rules(), sampling_params(1.0), world.phi_of),
     )
 
 
@@ -42,11 +39,12 @@ def test_caches_are_as_long_as_the_rows_need_and_never_longer_than_a_row_can_be(
 def test_a_chunk_feeds_every_slot_and_ended_rows_wait(world):
     engine = make_engine(world, world.spec())
     budgets = np.array([12, 0, 2], np.int32)
-    engine.prefill(np.array([1, 2, 0]), np.array([3, 1, 0]), np.arange(3), budgets, budgets)
-    ended, broken, sampled = engine.progress()
+    rows = Rows(budgets, no_cuts(3)).complete(engine.spec)
+    engine.prefill(rows, np.array([1, 2, 0]), np.array([3, 1, 0]))
+    ended, broken, sampled = engine.status()
     np.testing.assert_array_equal(ended, [False, False, True, True])
     engine.decode()
-    ended, broken, sampled = engine.progress()
+    ended, broken, sampled = engine.status()
     assert not broken.any()
     assert sampled[3] == sampled[2] == 0 and 1 <= sampled[1] <= 2 and 1 <= sampled[0] <= 5
     assert ended[1:].all()
@@ -58,8 +56,8 @@ def test_several_answers_of_a_cut_stand_side_by_side(world, slots):
     """Three of four slots are read in place, two are copied out."""
     spec = world.spec(answers=3)
     engine = make_engine(world, spec, lengths=(3, 5, 2, 4))
-    rows, budgets = np.arange(4), np.array([5, 4, 3, 2], np.int32)
-    engine.prefill(rows, rows, rows.astype(np.int32), budgets, budgets)
+    every, budgets = np.arange(4), np.array([5, 4, 3, 2], np.int32)
+    engine.prefill(Rows(budgets, no_cuts(4)).complete(spec), every, every)
     engine.decode()
     opened = engine.open_branches(np.array(slots), quarters(budgets)[slots], budgets[slots])
     total, steps = engine.answer_steps

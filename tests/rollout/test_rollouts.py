@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.data.decode_rules import decode_rules
 from bacr_jax.errors import UserError
-from bacr_jax.model import qwen2
-from bacr_jax.rollout import RolloutSpec, generate, precompile, sampling_params
+from bacr_jax.model import budget, qwen2
+from bacr_jax.prompts.decode_rules import decode_rules
+from bacr_jax.rollout import RolloutSpec, Rows, Sampler, generate, precompile, sampling_params
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
 from rollout_world import (
     ANSWER,
@@ -133,7 +133,7 @@ def test_a_row_is_the_same_in_any_company(world, answers):
     alone = world.roll(
         jax.tree.map(lambda x: x[3:4], prompts),
         budgets[3:4],
-        rows=np.array([3]),
+        ids=np.array([3]),
         spec=world.spec(answers=answers),
     )
     np.testing.assert_array_equal(alone.trunks.tokens[0], together.trunks.tokens[3])
@@ -186,7 +186,9 @@ def test_greedy_takes_the_most_likely_allowed_token_in_trunks_and_branches(world
     prompts = make_prompts([4, 2], 5)
     result = world.roll(prompts, [12, 12], temperature=0.0)
     t, br = result.trunks, result.branches
-    phi = world.phi_of(jnp.array([12]))
+    conditioned = budget.Conditioned(
+        world.phi_of(jnp.array([12])), world.params["budget"]["gate"], settings=world.conditioning
+    )
     width = t.tokens.shape[1] + br.tokens.shape[2]
 
     @jax.jit
@@ -195,8 +197,7 @@ def test_greedy_takes_the_most_likely_allowed_token_in_trunks_and_branches(world
             world.params,
             row[None],
             config=world.shape,
-            budget_embedding=phi,
-            conditioning=world.conditioning,
+            conditioned=conditioned,
         )
         return jnp.where(LEGAL, qwen2.logits(world.params, hidden)[0], -jnp.inf).argmax(-1)
 
@@ -298,8 +299,8 @@ def test_after_precompiling_nothing_is_left_to_compile(world, caplog):
         }
 
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        sampling = sampling_params(0.5)
-        precompile(world.decode, prompts, 4, sampling=sampling, phi_of=world.phi_of, **given)
+        sampler = Sampler(sampling=sampling_params(0.5), phi_of=world.phi_of, **given)
+        precompile(world.decode, prompts, 4, sampler)
         assert compiled() == set(names.split())
         world.roll(prompts, [12, 3, 7, 0, 5], **given)
         assert compiled() == set()
@@ -339,12 +340,13 @@ def test_greedy_equals_transformers(tmp_path):
     ours = generate(
         decode,
         prompts,
-        np.full(16, 64),
-        np.zeros((16, 0), int),
+        Rows(np.full(16, 64), np.zeros((16, 0), int)),
         jax.random.key(0),
-        spec=RolloutSpec(config, None, max_thinking=64, answer_tokens=1, slots=6, refill=0.1),
-        rules=rules,
-        sampling=sampling_params(0.0),
+        Sampler(
+            RolloutSpec(config, None, max_thinking=64, answer_tokens=1, slots=6, refill=0.1),
+            rules,
+            sampling_params(0.0),
+        ),
     ).trunks
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for i, n in enumerate(lengths):
@@ -359,33 +361,29 @@ def test_greedy_equals_transformers(tmp_path):
         np.testing.assert_array_equal(ours.tokens[i, n : n + 64], theirs[0, n:].numpy())
 
 
-def test_rows_of_several_calls_say_what_they_say_apart(world):
-    """Three calls with keys, temperatures and budgets of their own, in slots that they share."""
+def test_rows_of_several_streams_say_what_they_say_apart(world):
+    """Three rollouts with keys, temperatures and budgets of their own, in slots that they share."""
     lengths = np.array([3, 1, 5, 2, 4])
     prompts = make_prompts(lengths, 5)
     budgets, temperatures = [4, 12, 7], [0.0, 1.0, 0.7]
     keys = jax.vmap(jax.random.key)(np.arange(3))
     row = np.arange(5, dtype=np.int32)
     apart = [
-        world.roll(prompts, np.full(5, budget), key=call, temperature=temperature, rows=row)
-        for call, (budget, temperature) in enumerate(zip(budgets, temperatures))
+        world.roll(prompts, np.full(5, budget), key=stream, temperature=temperature, ids=row)
+        for stream, (budget, temperature) in enumerate(zip(budgets, temperatures))
     ]
     mixed = np.random.default_rng(0).permutation(15)  # whose row stands where
-    calls, own = np.repeat(np.arange(3), 5)[mixed], np.tile(row, 3)[mixed]
+    streams, own = np.repeat(np.arange(3), 5)[mixed], np.tile(row, 3)[mixed]
     done = []
-    several = np.array(budgets)[calls]
-    together = generate(
-        world.decode,
+    several = np.array(budgets)[streams]
+    together = world.roll(
         jax.tree.map(lambda x: np.asarray(x)[own], prompts),
         several,
-        quarters(several),
-        keys,
+        key=keys,
         spec=world.tight(),
-        rules=make_rules(),
         sampling=sampling_params(temperatures),
-        phi_of=world.phi_of,
-        rows=own,
-        calls=calls,
+        ids=own,
+        streams=streams,
         on_rows=lambda *part: done.append(part),
     )
     # Rows are told of once, with what was sampled of them.
@@ -397,36 +395,27 @@ def test_rows_of_several_calls_say_what_they_say_apart(world):
     for name in ("tokens", "sampled"):
         np.testing.assert_array_equal(same(ended[0], name), same(whole[0], name))
         np.testing.assert_array_equal(same(ended[1], name), same(whole[1], name))
-    for call in range(3):
-        mine = np.flatnonzero(calls == call)
+    for stream in range(3):
+        mine = np.flatnonzero(streams == stream)
         mine = mine[np.argsort(own[mine])]
         for part in ("trunks", "branches"):
             found = jax.tree.map(lambda x, mine=mine: np.asarray(x)[mine], getattr(together, part))
             # Every token; log-probabilities but for what the caches' lengths round.
             alike = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
-            jax.tree.map(alike, found, getattr(apart[call], part))
+            jax.tree.map(alike, found, getattr(apart[stream], part))
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"calls": None}, "2 keys and no calls"),
-        ({"calls": np.array([0, 2])}, "calls from 0 to 2; write 0..1"),
+        ({"streams": None}, "2 keys and no streams"),
+        ({"streams": np.array([0, 2])}, "streams from 0 to 2; write 0..1"),
         ({"sampling": sampling_params([0.0, 1.0, 0.5])}, "3 temperatures for 2 keys"),
     ],
 )
-def test_calls_that_do_not_fit_their_keys_are_refused(world, changes, says):
-    given = {"calls": np.array([0, 1]), "sampling": sampling_params(1.0), **changes}
+def test_streams_that_do_not_fit_their_keys_are_refused(world, changes, says):
+    given = {"streams": np.array([0, 1]), **changes}
     keys = jax.vmap(jax.random.key)(np.arange(2))
     with pytest.raises(UserError, match=says):
-        generate(
-            world.decode,
-            make_prompts(np.array([2, 3]), 5),
-            np.array([3, 3]),
-            no_cuts(2),
-            keys,
-            spec=world.spec(),
-            rules=make_rules(),
-            phi_of=world.phi_of,
-            **given,
-        )
+        prompts = make_prompts(np.array([2, 3]), 5)
+        world.roll(prompts, [3, 3], cuts=no_cuts(2), key=keys, **given)

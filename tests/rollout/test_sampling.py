@@ -96,10 +96,11 @@ def test_the_bits_of_numbers_keep_their_order():
     assert (np.diff(order) > 0).all()
 
 
-def test_keys_depend_on_row_position_and_stream_alone():
+def test_keys_depend_on_row_position_and_origin_alone():
     key = jax.random.key(0)
-    data = lambda rows, at, stream: jax.random.key_data(
-        row_keys(key, jnp.array(rows), jnp.array(at), stream)
+    ids = lambda rows: sampling.RowIds(jnp.array(rows), jnp.zeros(len(rows), int))
+    data = lambda rows, at, origin: jax.random.key_data(
+        row_keys(key, ids(rows), jnp.array(at), origin)
     )
     base = data([1, 2], [5, 5], 0)
     np.testing.assert_array_equal(base[1], data([2], [5], 0)[0])

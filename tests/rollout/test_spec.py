@@ -1,9 +1,15 @@
-"""What is static about a rollout, and which programs rollouts share."""
+"""What is static about a rollout, which programs rollouts share, and rows that are refused."""
+
+import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
+from bacr_jax.types import NO_BUDGET
+from rollout_world import VOCAB, make_prompts, make_rules, no_cuts
 
 
 def test_rollouts_of_other_sizes_share_the_programs_of_a_step(world):
@@ -24,3 +30,69 @@ def test_slots_that_do_not_divide_over_devices_are_refused(world):
     assert world.spec(16, mesh=mesh).batch_sizes() == [8, 16]
     with pytest.raises(UserError, match="rollout.slots=12: .* 8 devices; write rollout.slots=16"):
         world.spec(12, mesh=mesh).batch_sizes()
+
+
+IDS = np.array([70, 71, 72])
+
+
+def roll(world, *, prompts=None, budgets=(4, 5, 6), cuts=None, **changes):
+    return world.roll(
+        make_prompts([2, 3, 1], 5) if prompts is None else prompts,
+        budgets,
+        cuts=no_cuts(3) if cuts is None else np.array(cuts),
+        ids=IDS,
+        **changes,
+    )
+
+
+def with_lengths(*lengths):
+    return dataclasses.replace(make_prompts([2, 3, 1], 5), lengths=np.array(lengths))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"budgets": [4, -2, 6]}, "row 71: budget -2; write 0..12"),
+        ({"budgets": [4, 5, 13]}, "row 72: budget 13; write 0..12"),
+        ({"prompts": make_prompts([2, 3], 5)}, "2 prompts, 2 lengths, 3 budgets"),
+        ({"prompts": with_lengths(0, 3, 1)}, "row 70: empty prompt"),
+        ({"prompts": with_lengths(2, 3, 9)}, "row 72: prompt of 9 tokens, but prompts are 5 wide"),
+        ({"cuts": [[1], [1], [-1]]}, "row 72: cut -1; write 0 or more"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line):
+    with pytest.raises(UserError, match=line) as refusal:
+        roll(world, **changes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(world):
+    prompts = make_prompts([2, 3, 1], 5)
+    prompts.tokens[1, 2] = VOCAB
+    with pytest.raises(UserError, match=f"row 71: prompt token {VOCAB}, but the model has {VOCAB}"):
+        roll(world, prompts=prompts)
+
+
+def test_rules_of_another_vocabulary_are_refused(world):
+    rules = dataclasses.replace(make_rules(), allowed_tokens=jnp.ones(VOCAB + 1, bool))
+    with pytest.raises(UserError, match=f"know {VOCAB + 1} token ids, the model has {VOCAB}"):
+        roll(world, rules=rules)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_stop_the_rollout_naming_a_row(world, bad):
+    broken = dataclasses.replace(world.decode, final_norm=world.decode.final_norm * bad)
+    with pytest.raises(UserError, match=r"row 7\d: logits are not finite .* thinking \(3 such"):
+        roll(world, params=broken)
+
+
+def test_only_the_row_with_broken_logits_is_blamed(world):
+    # NaN in the embedding of one token poisons the prompts that hold it, and tied logits of that id
+    head = world.decode.embed
+    poisoned = dataclasses.replace(world.decode, embed=head.at[7].set(jnp.nan), head=head)
+    prompts = make_prompts([2, 3, 1], 5)
+    prompts.tokens[:] = 6
+    prompts.tokens[1, 0] = 7
+    rules = make_rules(allowed_tokens=np.arange(VOCAB) == 6)
+    with pytest.raises(UserError, match=r"row 71: logits are not finite .* \(1 such rows\)"):
+        roll(world, params=poisoned, prompts=prompts, rules=rules, budgets=(4, NO_BUDGET, 4))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.rollout import trunks
+from bacr_jax.rollout.sampling import RowIds
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG
 from rollout_world import make_prompts
 
@@ -25,14 +26,15 @@ def filled(world):
     def fill(prompts, phi):
         slots = trunks.free_slots(spec=spec, slots=3, prompt_width=5, max_new=4, length=7, phi=phi)
         prefilled = trunks.prefill_prompts(world.decode, prompts, spec=spec, phi=phi)
-        budgets, rows, where = jnp.array([4, 0, 4]), jnp.array([70, 71, 72]), jnp.array([2, 0, 3])
-        return trunks.insert_rows(slots, prefilled, prompts, budgets, rows, where)
+        budgets, where = jnp.array([4, 0, 4]), jnp.array([2, 0, 3])
+        ids = RowIds(jnp.array([70, 71, 72]), jnp.zeros(3, jnp.int32))
+        return trunks.insert_rows(slots, prefilled, prompts, budgets, ids, where)
 
     return fill(prompts, world.phi_of(np.array([4, 0, 4])))
 
 
 def test_prompts_stand_in_their_slots_and_one_without_a_slot_is_dropped(filled):
-    np.testing.assert_array_equal(filled.rows, [71, -1, 70])
+    np.testing.assert_array_equal(filled.ids.row, [71, -1, 70])
     np.testing.assert_array_equal(filled.prompt_lengths, [5, 0, 3])
     np.testing.assert_array_equal(filled.tokens[2, :5], PROMPTS.tokens[0])
     np.testing.assert_array_equal(filled.tokens[0, :5], PROMPTS.tokens[1])

@@ -11,9 +11,8 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.runs.boards import Rows
 from bacr_jax.runs.folder import open_run
-from bacr_jax.runs.metrics import MetricsWriter, as_json, same_metrics, without_timings
+from bacr_jax.runs.metrics import MetricsWriter, Rows, as_json, same_metrics, without_timings
 
 QUIET = config_io.override(Config(), ["output.tensorboard=false"])
 

@@ -4,8 +4,8 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.documents import write_json
 from bacr_jax.errors import UserError
-from bacr_jax.runs.files import write_json
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import choose_step, open_policy, read_config
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import Mesh
 
 from bacr_jax.config import Config
-from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.errors import UserError
+from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.runs.provenance import (
     VERSIONED,
     check_same_questions,

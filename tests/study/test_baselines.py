@@ -7,9 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.advantages import token_baseline
 from bacr_jax.config import Config, CutsConfig
-from bacr_jax.study.baselines import ARMS, BY_NAME, Groups, Setting, drawn_answers, settled_state
-from bacr_jax.study.control_variates import Regression, regressors
+from bacr_study.variance.baselines import (
+    ARMS,
+    BY_NAME,
+    Groups,
+    Setting,
+    drawn_answers,
+    returns_to_go,
+    settled_state,
+)
+from bacr_study.variance.control_variates import Regression, regressors
+from bacr_study.variance.weighted_means import length_weights, path_weights, weighted_mean
 
 GROUP, CUTS = 2, 2
 CONFIG = dataclasses.replace(Config(), cuts=CutsConfig(count=CUTS))
@@ -32,9 +42,10 @@ def traces():
 
 def setting():
     """Moments and slopes that have nothing to do with these traces."""
-    state = {"sigma2": 0.2, "error2": 0.05, "slope_xy": [0.1, 0.3], "slope_xx": [0.5, 0.6]}
+    state = {"sigma2": 0.2, "error2": 0.05}
     square, product = [[[0.2, 0.1], [0.1, 0.1]]] * CUTS, [[0.1, 0.03], [-0.08, 0.02]]
     state |= {"optimal_square": square, "optimal_product": product}
+    state |= {"optimal_spread": [0.001, 0.002]}
     state = {name: jnp.asarray(x, jnp.float32) for name, x in state.items()}
     names = [f"{arm.name}/{reading}" for arm in ARMS for reading in ("one", "several", "pooled")]
     slopes = {
@@ -45,10 +56,14 @@ def setting():
         if "features" in arm.options
         for reading in ("one", "several", "pooled")
     }
-    return Setting(CONFIG, dict.fromkeys(names, state), slopes)
+    left = (state, jnp.array([0.2, 0.5]))
+    return Setting(CONFIG, dict.fromkeys(names, left), slopes)
 
 
 PROBABILITY, SCORES, ANSWERS, THINKING = traces()
+# Weights that depend on what was sampled, here as strongly as can be.
+ENERGY = (SCORES**2).sum(-1)
+TOKENS = np.stack([1 + (SCORES[:, 0, 0] > 0), 2 * THINKING - 1], 1).astype(int)
 INDEX = np.array(list(itertools.product(range(len(PROBABILITY)), repeat=GROUP)))
 CHANCE = PROBABILITY[INDEX].prod(-1)
 
@@ -62,9 +77,11 @@ def groups():
         cuts=np.broadcast_to(np.array([1, 2]), shape),
         thinking=THINKING[INDEX],
         budgets=np.full(INDEX.shape, 2),
-        tokens=np.ones(shape, int),
+        tokens=TOKENS[INDEX],
         surprise=np.ones(shape),
+        energy=ENERGY[INDEX],
         values={
+            "constant": value(0.5, 0.6),
             "saved": value(0.1, 0.9),
             "cut": value(0.4, 0.4),
             "trace_and_cut": value(0.3, 0.6),
@@ -86,7 +103,10 @@ def true_gradient():
     return (PROBABILITY[:, None, None] * SCORES * to_go[..., None]).sum(0)
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+EXACT = [arm for arm in ARMS if arm.shrinks != "unknown"]
+
+
+@pytest.mark.parametrize("arm", EXACT, ids=lambda arm: arm.name)
 def test_every_arm_has_the_expected_gradient_that_it_says(groups, arm):
     want = arm.factors(GROUP, CUTS)[:, None] * true_gradient()
     np.testing.assert_allclose(expectation(groups, arm, "several"), want, atol=2e-6)
@@ -100,10 +120,81 @@ def test_sharing_answers_past_the_natural_end_changes_no_expectation(groups, nam
     np.testing.assert_allclose(expectation(groups, arm, reading), want, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["opo", "token"])
+def test_a_weighted_mean_that_holds_the_trace_leaves_no_multiple_of_the_gradient(groups, name):
+    found = expectation(groups, BY_NAME[name], "several").ravel()
+    g = true_gradient().ravel()
+    scale = found @ g / (g @ g)
+    assert 0 < scale < 0.8
+    assert np.linalg.norm(found - scale * g) > 1e-3 * np.linalg.norm(g)
+    assert np.isnan(BY_NAME[name].factors(GROUP, CUTS)).all()
+
+
+@pytest.mark.parametrize("name", ["opo_loo", "token_loo"])
+def test_in_a_group_of_three_the_others_weights_move_no_expected_gradient(name):
+    """Of two traces the other one has all the weight; of three it matters how it is shared."""
+    returns = returns_to_go(ANSWERS.mean(-1), Setting(CONFIG).weights)
+    # One for all traces of the same tokens, with their mean return: baselines are linear in it.
+    kinds, place = np.unique(SCORES.reshape(len(SCORES), -1), axis=0, return_inverse=True)
+    chance = np.bincount(place, PROBABILITY)
+    mean = np.zeros((len(kinds), CUTS))
+    np.add.at(mean, place, PROBABILITY[:, None] * returns)
+    mean /= chance[:, None]
+    first = [np.flatnonzero(place == kind)[0] for kind in range(len(kinds))]
+    weights = {
+        "opo_loo": length_weights(TOKENS[first]),
+        "token_loo": path_weights(ENERGY[first], TOKENS[first]),
+    }[name]
+    index = np.array(list(itertools.product(range(len(kinds)), repeat=3)))
+    baseline = weighted_mean(mean[index], weights[index], loo=True)
+    weighed = chance[index].prod(-1)[:, None, None, None] * SCORES[first][index]
+    np.testing.assert_allclose((weighed * baseline[..., None]).sum((0, 1)), 0.0, atol=1e-12)
+    assert (np.ptp(weights, axis=0) > 0).all() and np.abs(baseline).max() > 0.1
+
+
 def test_only_arms_that_hold_their_own_reward_shrink_the_gradient():
     shrinking = {arm.name for arm in ARMS if (arm.factors(8, 4) != 1).any()}
-    assert shrinking == {"group_mean", "brpo"}
+    assert shrinking == {"group_mean", "brpo", "opo", "token"}
     np.testing.assert_allclose(BY_NAME["brpo"].factors(8, 4), [0.875, 0.90625, 0.9375, 0.96875])
+
+
+def test_answers_are_compared_with_all_at_their_cut_or_where_there_is_one_with_the_group():
+    factors = lambda name: [BY_NAME[name].answer_factor(8, answers) for answers in (4, 1)]
+    assert factors("loo") == factors("brpo") == [0.75, 0.875]
+    assert factors("none") == factors("value") == factors("token_loo") == [1.0, 1.0]
+    assert np.isnan(factors("opo")).all()
+
+
+class TestWeightedMeans:
+    def test_opo_by_hand(self):
+        tokens = np.array([[[1, 0], [1, 2], [3, 1]]])
+        returns = np.array([[1.0, 0.0, 0.5]])[..., None] * np.ones(2)
+        lengths = length_weights(tokens)
+        np.testing.assert_array_equal(lengths[0, :, 0], [1, 3, 4])
+        published = weighted_mean(returns, lengths, loo=False)
+        np.testing.assert_allclose(published, 3 / 8)  # (1 + 0 + 2) / 8
+        others = weighted_mean(returns, lengths, loo=True)
+        np.testing.assert_allclose(others[0, :, 0], [2 / 7, 3 / 5, 1 / 4])
+
+    def test_the_optimal_token_baseline_by_hand(self):
+        energy = np.array([[[0.5, 0.0], [0.5, 1.0], [1.0, 2.0]]])
+        tokens = np.array([[[4, 0], [4, 4], [4, 4]]])
+        returns = np.array([[[1.0, 1.0], [0.0, 0.0], [0.5, 1.0]]])
+        path = path_weights(energy, tokens)
+        # The first trace has no token in the second segment, and no weight there.
+        np.testing.assert_allclose(path[0], [[0.5, 0.0], [0.5, 1.5], [1.0, 3.0]])
+        published = weighted_mean(returns, path, loo=False)
+        np.testing.assert_allclose(published[0], [[0.5, 2 / 3]] * 3)
+        np.testing.assert_allclose(
+            published, token_baseline(jnp.asarray(returns), jnp.asarray(path)) * np.ones((1, 3, 1))
+        )
+        others = weighted_mean(returns, path, loo=True)
+        np.testing.assert_allclose(others[0, :, 0], [1 / 3, 2 / 3, 0.5])
+        np.testing.assert_allclose(others[0, :, 1], [2 / 3, 1.0, 0.0])
+
+    def test_nothing_with_a_weight_is_0(self):
+        nothing = weighted_mean(np.ones((1, 2, 1)), np.array([[[3.0], [0.0]]]), loo=True)
+        np.testing.assert_array_equal(nothing[0, :, 0], [0.0, 1.0])
 
 
 class TestReadings:
@@ -114,6 +205,7 @@ class TestReadings:
         budgets=np.array([[8, 8]]),
         tokens=np.array([[[4, 4], [4, 0]]]),
         surprise=np.ones((1, 2, 2)),
+        energy=np.ones((1, 2, 2)),
         values={},
     )
 
@@ -146,13 +238,23 @@ def test_regressors_by_hand():
     np.testing.assert_allclose(given[0, 0], [[0.0, 0.5, 0.0, 1.0, 1.5], [0.5, 1.0, 1.0, 1.0, 1.0]])
 
 
-def test_the_states_of_shrink_and_history_settle_at_the_moments_of_the_batch(groups):
-    names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise")
+def test_interior_regressors_are_0_at_both_ends_of_the_returns():
+    names, weights = ("interior", "interior_tilt"), np.array([1.0, 2.0])
+    of = lambda *p: regressors(np.ones((1, 1, 2)), np.array([[p]]), weights, names)[1][0, 0]
+    # Also where a value head says more than there is to get.
+    for end in (of(0.0, 0.0), of(1.0, 1.0), of(-0.2, -0.1), of(1.3, 1.1)):
+        np.testing.assert_array_equal(end, 0.0)
+    # Returns of at most 3 and 2: V is 2.4 and 1.8, shares of .8 and .9.
+    np.testing.assert_allclose(of(0.6, 0.9), [[0.16, -0.096], [0.09, -0.072]])
+
+
+def test_the_state_of_shrink_settles_at_the_moments_of_the_batch(groups):
+    names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise", "energy")
     few = Groups(
         **{name: getattr(groups, name)[:64] for name in names},
         values={name: x[:64] for name, x in groups.values.items()},
     )
-    state = settled_state(BY_NAME["shrink"], Setting(CONFIG), few, "several")
+    state, _ = settled_state(BY_NAME["shrink"], Setting(CONFIG), few, "several")
     reward = few.outcomes("several") + 0.3 * np.diff(few.outcomes("several"), axis=-1, prepend=0)
     residual = reward - np.array([0.3 * 1.3, 0.6 + 0.3 * 0.3])
     np.testing.assert_allclose(state["sigma2"], residual.var(1, ddof=1).mean(), rtol=3e-3)

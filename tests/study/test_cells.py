@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.study.cells import correct_digits, read_cell, read_cells, write_cell
-from bacr_jax.study.info import Arm, Task, Variant, study_of
+from bacr_study.cells import correct_digits, read_cell, read_cells, write_cell
+from bacr_study.info import Arm, Task, Variant, study_of
 from cells_world import main_study, make_cell, write_cells
 
 STUDY = main_study(arms=(Arm("anytime", "AnytimeReasoner"), Arm("grpo", "GRPO")), seeds=(0, 1))

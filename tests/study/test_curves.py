@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bacr_jax.study.curves import convergence, first_crossing, schedules
-from bacr_jax.study.grid import Grid
-from bacr_jax.study.info import Arm, Task, Variant
+from bacr_study.curves import convergence, first_crossing, schedules
+from bacr_study.grid import Grid
+from bacr_study.info import Arm, Task, Variant
 from cells_world import BUDGETS, main_study, make_cell
 
 STUDY = main_study(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bacr_jax.study.results import write_results
+from bacr_study.results import write_results
 from browser_world import SIZES, browser  # noqa: F401
 from cells_world import ARMS, main_study, write_cells
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.study.__main__ import main
+from bacr_study.__main__ import main
 from study_world import write_study
 
 # What two equal runs differ in.

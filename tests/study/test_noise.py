@@ -1,11 +1,12 @@
 """Estimators of gradient noise against exact formulas, by listing every pool a toy can sample."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
-from bacr_jax.study import noise
+from bacr_study.variance import noise
 
 PROBS = np.array([0.2, 0.5, 0.3])
 REWARDS = np.array([1.0, 0.0, 0.6])
@@ -113,6 +114,12 @@ class TestNoise:
         np.testing.assert_array_equal(reduction[0], 0.0)
         assert reduction[1, 1] <= reduction[1, 0] <= reduction[1, 2]
 
+    def test_resamples_of_questions_without_noise_are_left_out(self):
+        solved = made([[4.0, 2.0], [1e-16, 1.0]], [1.0, 0.0], [[1.0], [0.0]], [[1], [1]])
+        # Half as noisy on the first question; the second has only what rounding leaves.
+        np.testing.assert_allclose(solved.reduction(0, resamples=200)[1, 0], 1 - 3 / 4)
+        np.testing.assert_allclose(solved.reduction(0, resamples=200)[1, 1:], [0.25, 0.5])
+
     def test_an_arm_of_half_the_cost_has_twice_the_groups(self):
         plain = self.NOISE.reduction(0, resamples=1)
         cheap = self.NOISE.reduction(0, costs=np.array([2.0, 1.0]), resamples=1)
@@ -122,6 +129,14 @@ class TestNoise:
         whole = noise.by_question(self.NOISE, np.array([7, 7]))
         np.testing.assert_allclose(whole.variance, [[12.0, 4.0]])
         np.testing.assert_allclose(whole.parts, [[1.0, 3.0]])
+
+    def test_an_arm_without_exact_factors_has_the_scale_that_the_pool_shows(self):
+        shared = np.array([[1.0, 0.5], [3.0, 1.5]])
+        factors = np.array([[1, 1], [np.nan, np.nan]])
+        given = dataclasses.replace(self.NOISE, shared=shared, factors=factors)
+        np.testing.assert_allclose(given.scale(np.ones(2)), [1.0, 0.5])
+        np.testing.assert_allclose(given.ratio(), [3.0, 4 / 0.5**2 / 4])
+        assert np.isfinite(given.reduction(0, resamples=100)).all()
 
     def test_noise_to_signal(self):
         np.testing.assert_allclose(self.NOISE.ratio(), [3.0, 4 / 0.875**2 / 4])

@@ -3,15 +3,23 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from bacr_jax.study import reproduction
-from bacr_jax.study.__main__ import main
-from bacr_jax.study.cells import read_cells
-from bacr_jax.study.reproduction import Pair, expected_share, pairs, summary, welch
-from bacr_jax.study.results import build_results, write_results
-from bacr_jax.study.statistics import mean_interval
+from bacr_study import reproduction
+from bacr_study.__main__ import main
+from bacr_study.cells import read_cells
+from bacr_study.reproduction import (
+    Pair,
+    detectable,
+    expected_share,
+    pairs,
+    summary,
+    welch,
+)
+from bacr_study.results import build_results, write_results
+from bacr_study.statistics import mean_interval
 from cells_world import ARMS, main_study, write_cells
 from study_world import write_study
 
@@ -34,6 +42,42 @@ def test_samples_without_spread_and_single_seeds():
     same, other = mean_interval([1.0, 1.0, 1.0]), mean_interval([0.5, 0.5])
     assert welch(same, same) == 1.0 and welch(same, other) == 0.0
     assert math.isnan(welch(same, mean_interval([1.0])))
+
+
+def estimate(seeds, deviation=1.0):
+    """A mean of 0 over seeds of this standard deviation."""
+    values = np.random.default_rng(0).normal(size=seeds)
+    return mean_interval(list(deviation * (values - values.mean()) / values.std(ddof=1)))
+
+
+@pytest.mark.parametrize(("seeds", "difference"), [(64, 0.5), (17, 1.0)])
+def test_the_detectable_difference_is_cohens(seeds, difference):
+    # Cohen (1988), table 2.4.1: d of .5 needs 64 a group at 5 % and 80 %, d of 1 needs 17.
+    found = detectable(estimate(seeds), estimate(seeds))
+    fewer = detectable(estimate(seeds - 1), estimate(seeds - 1))
+    assert found <= difference < fewer
+
+
+@pytest.mark.parametrize(("spreads", "level"), [((1.0, 1.0), 0.05), ((1.0, 3.0), 0.05 / 20)])
+def test_that_difference_is_found_in_four_cases_of_five(spreads, level):
+    samples = [estimate(5, spread) for spread in spreads]
+    shift = detectable(*samples, level=level)
+    rng = np.random.default_rng(1)
+    one, other = (rng.normal(0, spread, (20_000, 5)) for spread in spreads)
+    found = stats.ttest_ind(one + shift, other, axis=1, equal_var=False).pvalue < level
+    # Welch's estimated df cost some power.
+    assert found.mean() == pytest.approx(0.8, abs=0.04)
+
+
+def test_samples_without_spread_and_single_seeds_have_no_power():
+    same = mean_interval([1.0, 1.0])
+    assert detectable(same, same) == 0.0
+    assert math.isnan(detectable(same, mean_interval([1.0])))
+    one = [pair([0.4], [0.5])]
+    assert "least detectable difference: unknown" in summary(one)
+    # .05 apart in each of two seeds: 3.536 points of error, 2 df, 5.653 errors.
+    few = summary([pair([0.45, 0.50], [0.45, 0.50])])
+    assert "median 20.0, largest 20.0 points by one test" in few
 
 
 def test_within_is_the_earlier_interval():
@@ -77,6 +121,7 @@ def test_the_table_is_written_beside_the_others(tmp_path):
     files, said = reproduction.write(tmp_path, now)
     assert [file.name for file in files] == [f"reproduction.{end}" for end in ("md", "tex", "csv")]
     assert files[0].read_text().count("| yes |") == 36 and said.startswith("36 of 36")
+    assert "| detectable | detectable, Holm |" in files[0].read_text()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bacr_jax.study import figures
-from bacr_jax.study.cells import read_cells, write_cell
-from bacr_jax.study.effects import effect_weights
-from bacr_jax.study.info import Arm, Task, Variant
-from bacr_jax.study.page import page
-from bacr_jax.study.results import (
+from bacr_study import figures
+from bacr_study.cells import ids_digest, read_cells, write_cell
+from bacr_study.configured import SHOWN, Configured, Problems
+from bacr_study.effects import effect_weights
+from bacr_study.info import Arm, Task, Variant
+from bacr_study.page import page
+from bacr_study.results import (
     as_text,
     build_results,
     rounded,
@@ -22,8 +23,8 @@ from bacr_jax.study.results import (
     without_times,
     write_results,
 )
-from bacr_jax.study.statistics import holm
-from bacr_jax.study.tables import tables_of
+from bacr_study.statistics import holm
+from bacr_study.tables import tables_of
 from cells_world import (
     BUDGETS,
     ablation_study,
@@ -72,6 +73,20 @@ def ablation(tmp_path_factory):
 
 def table(results, name):
     return next(one for one in tables_of(results) if one.name == name)
+
+
+def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(tmp_path):
+    pairs = (("paper", "bacr_paper", "anytime"), ("back", "anytime", "bacr_paper"))
+    study = dataclasses.replace(SMALL, views=("contrasts",), contrasts=pairs, focus=(16,))
+    found = built(tmp_path, study)
+    of, less = (np.mean(accuracies(study, Variant(arm), 16)) for arm in pairs[0][1:])
+    first, second, *means = found["contrasts"]
+    assert first["difference"] == pytest.approx(of - less, rel=1e-5) and first["of"] == "bacr_paper"
+    assert second["difference"] == -first["difference"]
+    assert [e["budget"] for e in means] == ["mean", "mean"] and first["tests"] == 4
+    assert first["p_holm"] == pytest.approx(min(1, 4 * first["p"])) or first["p"] > means[0]["p"]
+    assert [row[0] for row in table(found, "contrasts").rows] == ["paper", "back"]
+    assert [p.name for p in figures.draw_figures(tmp_path, found)] == ["contrasts_ledger"]
 
 
 def accuracies(study, variant, budget, mode="sampled", name="test"):
@@ -172,6 +187,95 @@ class TestResults:
         found = build_results(read_cells(tmp_path, study), study)["comparisons"]
         assert {e["basis"] for e in found if e["variant"] == "cot"} == {"seeds"}
         assert {e["problems"] for e in found if e["variant"] == "bacr_paper"} == {12}
+
+
+def repeated(study):
+    """Twelve rows of four problems, as the cells have them; level 1 is one problem."""
+    cell = make_cell(study, "ledger", Variant("cot"), 0, problems=12, steps=1)
+    levels = cell.levels("test")
+    return Problems(np.arange(12) % 4 * (levels > 1), levels, cell.problems_digest["test"])
+
+
+class TestConfigured:
+    STUDY = dataclasses.replace(SMALL, views=("accuracy",))
+
+    def built(self, folder, known, **changes):
+        study = dataclasses.replace(self.STUDY, **changes)
+        write_cells(folder, study, problems=12, steps=10)
+        return build_results(read_cells(folder, study), study, known)
+
+    def test_rows_and_distinct_problems_are_counted_and_said(self, tmp_path):
+        problems = repeated(self.STUDY)
+        found = self.built(tmp_path, Configured(problems={("ledger", "test"): problems}))
+        counts = found["problems"]["ledger"]["test"]
+        distinct = len(set(problems.number.tolist()))
+        assert (counts["rows"], counts["distinct_problems"]) == (12, distinct)
+        ones = int((problems.levels == 1).sum())
+        assert counts["levels"]["1"] == {"rows": ones, "distinct_problems": 1}
+        said = f"{distinct} distinct problems, and tests take rows for problems"
+        assert any(said in line for line in found["warnings"])
+        assert f"test: {distinct} distinct in 12 rows" in page(found, tables_of(found), [])
+
+    def test_problems_that_are_not_the_cells_are_not_counted(self, tmp_path):
+        other = dataclasses.replace(repeated(self.STUDY), digest=ids_digest(["another"]))
+        found = self.built(tmp_path, Configured(problems={("ledger", "test"): other}))
+        assert found["problems"] == {} and found["warnings"] == []
+
+    def test_clustered_tests_have_as_many_problems_as_there_are(self, tmp_path):
+        problems = repeated(self.STUDY)
+        known = Configured(problems={("ledger", "test"): problems})
+        rows, one = (
+            self.built(tmp_path, known, clustered=clustered) for clustered in (False, True)
+        )
+        assert one["warnings"] == []
+        for before, after in zip(rows["comparisons"], one["comparisons"]):
+            assert after["difference"] == pytest.approx(before["difference"], abs=1e-6)
+            assert (before["problems"], after["problems"]) == (12, len(set(problems.number)))
+
+    def test_arms_are_shown_with_what_they_were_trained_with(self, tmp_path):
+        settings = dict(zip(SHOWN, (2, 0.02, 5e-4)))
+        known = Configured({("ledger", arm.id): settings for arm in self.STUDY.arms})
+        found = self.built(tmp_path, known)
+        names = [one.name for one in tables_of(found)]
+        assert names[:2] == ["accuracy", "arms"]
+        shown = table(found, "arms").rows
+        # Ten steps of two minibatches; the first arm is not trained.
+        assert [item.text for item in shown[1][1:]] == ["20", "0.02", "0.0005", "200,000"]
+        assert list(shown[0][1:]) == ["-"] * 4
+
+    def test_without_configs_there_is_no_such_table(self, results):
+        assert "arms" not in {one.name for one in tables_of(results)}
+
+
+class TestDecoding:
+    def test_both_forms_and_their_difference_are_those_of_the_means(self, results):
+        entry = next(
+            e
+            for e in results["decoding"]
+            if (e["variant"], e["budget"], e["reference"]) == ("bacr_paper", "16", "anytime")
+        )
+        gaps = {
+            mode: np.mean(accuracies(SMALL, Variant("bacr_paper"), 16, mode))
+            - np.mean(accuracies(SMALL, Variant("anytime"), 16, mode))
+            for mode in ("sampled", "greedy")
+        }
+        assert entry["sampled"]["difference"] == pytest.approx(gaps["sampled"], abs=1e-5)
+        assert entry["greedy"]["difference"] == pytest.approx(gaps["greedy"], abs=1e-5)
+        change = entry["change"]["difference"]
+        assert change == pytest.approx(gaps["greedy"] - gaps["sampled"], abs=1e-5)
+
+    def test_the_table_holds_those_that_differ_and_no_others(self, results):
+        entries = [e["change"] for e in results["decoding"]]
+        apart = [e for e in entries if e["low"] > 0 or e["high"] < 0]
+        changed = json.loads(json.dumps(results))
+        first = changed["decoding"][0]
+        first["change"].update(low=-0.1, high=0.1)
+        first["sampled"].update(difference=0.2, low=0.1, high=0.3)
+        first["greedy"].update(difference=-0.2, low=-0.3, high=-0.1)
+        of = lambda found: [one for one in tables_of(found) if one.name == "decoding"]
+        assert sum(len(one.rows) for one in of(results)) == len(apart)
+        rows = of(changed)[0].rows
+        assert rows[0][4].text == "+20.0 [+10.0, +30.0]"
 
 
 class TestAblation:
@@ -282,6 +386,18 @@ class TestTables:
         assert len(pairs) == 5
         assert {other for _, other in pairs} == {"bacr_paper.0.6"}
 
+    def test_differences_say_where_one_more_seed_would_fall(self, results):
+        entry = next(e for e in results["comparisons"] if e["view"] == "accuracy")
+        budget = entry["budget"]
+        gaps = np.subtract(
+            *(accuracies(SMALL, Variant(entry[k]), budget) for k in ("variant", "reference"))
+        )
+        half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) * np.sqrt(1 + 1 / 3)
+        ends = (gaps.mean() - half, gaps.mean() + half)
+        assert (entry["seed_low"], entry["seed_high"]) == pytest.approx(ends, rel=1e-4)
+        shown = table(results, "differences_anytime").rows[0][4]
+        assert shown.numbers == pytest.approx([100 * end for end in ends], rel=1e-3)
+
 
 class TestWriting:
     def test_missing_cells_leave_gaps_and_are_named(self, tmp_path):
@@ -348,7 +464,7 @@ class TestFigures:
         looks = figures.looks_of(study)
         assert len({look.colour for look in looks.values()}) == len(study.arms)
         assert len({look.marker for look in looks.values()}) == len(study.arms)
-        assert looks["anytime"].colour == "#7f7f7f"
+        assert looks["anytime"].colour == "s0"
 
 
 def test_equal_runs_that_took_another_time_give_the_same_results_file(tmp_path):

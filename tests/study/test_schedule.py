@@ -11,8 +11,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.runs.progress import Progress
-from bacr_jax.study import schedule
-from bacr_jax.study.schedule import Scheduler, Share, run_all, shares
+from bacr_study import schedule
+from bacr_study.schedule import Scheduler, Share, run_all, shares
 from study_world import planned
 
 # Writes down what it was given, makes its warm-up, and waits for a file before it ends.

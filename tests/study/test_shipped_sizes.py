@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.learner.policy import decoding_mesh
-from bacr_jax.planning import memory, search
-from bacr_jax.planning.devices import GIB, MEMORY_FRACTION
-from bacr_jax.planning.search import Correction
-from bacr_jax.planning.workload import sizes_of
-from bacr_jax.study.plan import paths_of, plan_runs
-from bacr_jax.study.spec_file import read_study
+from bacr_jax.runs.setup import decoding_mesh
+from bacr_plan import memory, search
+from bacr_plan.devices import GIB, MEMORY_FRACTION
+from bacr_plan.search import Correction
+from bacr_plan.workload import sizes_of
+from bacr_study.plan import paths_of, plan_runs
+from bacr_study.spec_file import read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies"
 TRAINED = ("main", "hard", "ablation", "scale", "told", "sensitivity")

@@ -9,9 +9,9 @@ import pytest
 
 from bacr_jax.advantages import scatter_segments
 from bacr_jax.config import LossConfig
-from bacr_jax.learner.objective import loss_normalizers
+from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.train_step import gradients
-from bacr_jax.study import sketches
+from bacr_study.variance import sketches
 from learner_world import CUTS, ROWS, RULES, SPEC, THINKING, WORLD, make_batch_by_hand, state_of
 
 SPEC = dataclasses.replace(SPEC, loss=LossConfig(entropy_coef=0.0), value=None, remat="none")
@@ -48,7 +48,7 @@ def test_scores_weighted_by_advantages_add_up_to_the_gradient_of_the_loss():
     sketch = sketches.count_sketch(0, WORLD.params, 256)
     normalizers = loss_normalizers(batch, spec=SPEC)
     whole = jax.jit(gradients, static_argnames="spec")(
-        state_of(None), batch, RULES.allowed_tokens, None, None, normalizers, spec=SPEC
+        state_of(None), Minibatch(batch), normalizers, RULES.allowed_tokens, spec=SPEC
     ).policy
     segments = sketches.segment_weights(batch, batch.cuts)
     branches = sketches.answer_weights(batch, np.ones((ROWS, CUTS, 1), np.float32))[:, :CUTS]

@@ -3,7 +3,7 @@
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.study.spec_file import read_study
+from bacr_study.spec_file import read_study
 from study_world import STUDY, planned, write_study
 
 
@@ -85,6 +85,11 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
         ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a, values: 3}", "values: found 3"),
         ("sizes:", "size_s:", "sizes: found null; write at least one"),
         ("title: Two arms", "title: Two arms\nviews: [acuracy]", "views: found 'acuracy'"),
+        (
+            "title: Two arms",
+            "title: Two arms\ncontrasts: {a: [grpo]}",
+            "contrasts.a: found ['grpo']; write",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from bacr_jax.study import variance
-from bacr_jax.study.gradient_pool import stratified
+from bacr_study.variance import main as variance
+from bacr_study.variance.gradient_pool import Pool, stratified
 
 STUDY = """
 kind: variance
@@ -39,6 +39,15 @@ sizes:
     sketch: 256
     resamples: 100
 """
+# As bacr-robust trains: a told budget each from a list, one cut, one answer.
+TRAINING = (
+    STUDY.replace(
+        "[configs/quickstart.yaml]", "[configs/tradeoff.yaml, configs/methods/bacr-weighted.yaml]"
+    )
+    .replace("      - warmup.steps=2\n", "      - warmup.steps=2\n      - warmup.style=null\n")
+    .replace('"eval.budgets=[8]"', '"budget.choices=[8, 12, 24]"')
+    .replace("budgets: [8, 16]", "regimes: [training]\n    answers: 1\n    budgets: [8]")
+)
 
 
 def test_questions_are_spread_over_levels():
@@ -65,3 +74,26 @@ def test_a_study_goes_on_from_its_pools_and_ends_with_the_same_numbers(tmp_path)
     arms = first[0]["groups"]["4"]
     assert arms["brpo/several"]["reduction"] == [0.0, 0.0, 0.0]
     assert arms["brpo/one"]["tokens_a_trace"] < arms["brpo/several"]["tokens_a_trace"]
+
+
+@pytest.mark.slow
+def test_a_study_in_the_regime_that_trains(tmp_path):
+    variance_file = tmp_path / "study.yaml"
+    variance_file.write_text(TRAINING)
+    variance.main(variance_file, "cpu", [f"output={tmp_path}"])
+    found = json.loads((tmp_path / "variance.json").read_text())
+    (cell,) = found["cells"]
+    assert (cell["regime"], found["against"]) == ("training", "brpo/one")
+    assert set(cell["by_budget"]) == {"8", "12", "24"} and len(cell["by_value"]) == 3
+    arms = cell["groups"]["4"]
+    # With one cut BRPO as published is the group's mean.
+    assert arms["group_mean/one"] == arms["brpo/one"]
+    assert arms["opo_loo/one"]["scale"] == arms["token_loo/one"]["scale"] == 1.0
+    (pool,) = cell["pools"]
+    assert set(pool["scores"]) == {"surprise", "energy", "tokens", "norm"}
+    assert pool["scores"]["norm"]["with_norm"] == pytest.approx([1.0])
+    (file,) = (tmp_path / "seed-1" / "pools").glob("pool-*.npz")
+    drawn = Pool.load(file).drawn
+    # The exact energy has, besides the token's own (1 - p)^2, at most as much again of the others.
+    assert (drawn.energy > drawn.surprise - 1e-4).all()
+    assert (drawn.energy < 2 * drawn.surprise + 1e-4).all()

@@ -1,29 +1,32 @@
 """Results of made-up pools, written and read back."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from bacr_jax.study import variance_report
-from bacr_jax.study.baselines import BY_NAME
-from bacr_jax.study.measurement import NAMES, TRAINED, Measured, Result
-from bacr_jax.study.noise import Noise
-from bacr_jax.study.variance_settings import VarianceSettings
+from bacr_study.variance import report as variance_report
+from bacr_study.variance.baselines import BY_NAME
+from bacr_study.variance.measurement import Measured, Result
+from bacr_study.variance.noise import Noise
+from bacr_study.variance.settings import VarianceSettings
+from bacr_study.variance.summary import shown
+from bacr_study.variance.variants import variants
 
 SETTINGS = VarianceSettings(seeds=(0, 1), checkpoints=(5,), groups=(8,), resamples=100)
+ONE = dataclasses.replace(SETTINGS, regimes=("training",), answers=1)
 QUESTIONS, CUTS = 6, 4
-# Half the variance of published BRPO, before its scale is counted.
-QUIET = NAMES.index("value/several")
 
 
-def noise(seed, arms):
+def noise(seed, arms, names):
     rng = np.random.default_rng(seed)
     variance = np.full((QUESTIONS, len(arms)), 2.0)
-    if QUIET in arms:
-        variance[:, arms.index(QUIET)] = 1.0
+    # Half the variance of published BRPO, before its scale is counted.
+    for quiet in {names.index(name) for name in names if name.startswith("value/")} & set(arms):
+        variance[:, arms.index(quiet)] = 1.0
     parts = rng.random((QUESTIONS, CUTS)) + 0.5
-    names = [NAMES[i].split("/")[0] for i in arms]
+    names = [names[i].split("/")[0] for i in arms]
     return Noise(
         variance=variance,
         own=np.ones_like(variance),
@@ -34,17 +37,19 @@ def noise(seed, arms):
     )
 
 
-def result(seed, regime):
-    every = list(range(len(NAMES)))
+def result(seed, regime, answers=4):
+    names, trained = variants(answers).names, variants(answers).trained
+    every = list(range(len(names)))
     measured = Measured(
-        noise=noise(seed, every),
+        noise=noise(seed, every, names),
         questions=np.arange(QUESTIONS),
         budgets=np.repeat([8, 16], 3) if regime == "common" else np.zeros(QUESTIONS, int),
-        bins={} if regime == "common" else {"8-20": noise(seed, every)},
-        with_answers=noise(seed, list(TRAINED)) if regime == "common" else None,
+        bins={} if regime == "common" else {"8-20": noise(seed, every, names)},
+        by_value=[noise(seed + i, every, names) for i in range(3)],
+        with_answers=noise(seed, list(trained), names) if regime == "common" else None,
         answer_questions=np.arange(QUESTIONS),
-        spread=np.linspace(0.1, 1, len(NAMES)),
-        cost=np.full(len(NAMES), 20.0),
+        spread=np.linspace(0.1, 1, len(names)),
+        cost=np.full(len(names), 20.0),
     )
     value = {
         "squared_error": 0.01,
@@ -54,7 +59,16 @@ def result(seed, regime):
         "predicted_excess": 1.0,
         "calibration": {"8-16": [0.5, 0.6]},
     }
-    found = {"values": {"saved": value}, "icc": 0.1}
+    scores = {
+        "with_norm": [0.9, 0.8, 0.7, 0.6],
+        "cv": 1.5,
+        "correlation": -0.25,
+        "effective_traces": 150.0,
+        "predicted_saving": 0.31,
+        "deviation_of_saving": 0.05,
+    }
+    found = {"values": {"saved": value}, "icc": 0.1, "scores": {"surprise": scores}}
+    found["value_edges"] = np.array([0.1, 0.4, 0.62, 0.9])
     seconds = {"one": 0.001, "several": 0.002, "scores": 0.003}
     return Result(seed, 5, regime, {8: measured}, found, 0.3, 0.8, seconds)
 
@@ -78,7 +92,9 @@ def test_numbers(written):
     assert arms["brpo/several"]["reduction"] == [0.0, 0.0, 0.0]
     assert set(found["cells"][0]["by_budget"]) == {"8", "16"}
     assert set(found["cells"][1]["by_budget"]) == {"8-20"}
-    assert found["cells"][0]["with_answers"].keys() == {NAMES[i] for i in TRAINED}
+    assert found["cells"][0]["with_answers"].keys() == {
+        name for name in variants(4).names if name.endswith("/several")
+    }
 
 
 def test_tables_and_pictures_are_there(written):
@@ -87,3 +103,20 @@ def test_tables_and_pictures_are_there(written):
     assert "| BCAE, trained V(q, b, b_j); 4 answers | +" in text
     assert {p.suffix for p in paths} == {".json", ".md", ".png", ".pdf"}
     assert all(p.stat().st_size > 1000 for p in paths)
+
+
+def test_with_one_answer_everything_is_against_brpo_of_one_answer(tmp_path):
+    results = [result(seed, "training", answers=1) for seed in ONE.seeds]
+    variance_report.write(tmp_path, "cpu", ONE, results, 90.0)
+    found = json.loads((tmp_path / "variance.json").read_text())
+    (cell,) = found["cells"]
+    assert found["against"] == "brpo/one"
+    assert {name.split("/")[1] for name in cell["groups"]["8"]} == {"one"}
+    assert len(cell["by_value"]) == 3
+    assert len(set(shown(variants(1)))) == len(shown(variants(1)))
+    assert cell["compared"]["score_weighted against value"][0] == pytest.approx(-1.0)
+    assert cell["pools"][0]["measured_saving"] == pytest.approx(0.0)
+    text = (tmp_path / "variance.md").read_text()
+    assert "ends of the thirds, seed 0: 0.10, 0.40, 0.62, 0.90; seed 1" in text
+    assert "surprise | 0.90, 0.80, 0.70, 0.60 | 1.50 | -0.25 | 150 | 31 ± 5 % | 0 % |" in text
+    assert "| rescaled_interior against rescaled | +0.0" in text and "highest third" in text

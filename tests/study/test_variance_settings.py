@@ -3,13 +3,17 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.study.variance import run_config
-from bacr_jax.study.variance_settings import SIZES, read_settings
+from bacr_study.spec_file import read_study
+from bacr_study.variance.gradient_pool import draw_budgets
+from bacr_study.variance.main import run_config
+from bacr_study.variance.settings import SIZES, read_settings
 
-SHIPPED = Path(__file__).parents[2] / "configs" / "studies" / "variance.yaml"
+STUDIES = Path(__file__).parents[2] / "configs" / "studies"
+SHIPPED, TRAINING = STUDIES / "variance.yaml", STUDIES / "variance-training.yaml"
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -18,6 +22,23 @@ def test_the_shipped_study_has_every_size(size):
     assert settings.questions >= 64
     assert settings.traces >= 64
     assert len(settings.budgets) >= 4
+
+
+def test_the_training_regime_is_that_of_the_controls(monkeypatch, tmp_path):
+    """What bacr-weighted trains with there, at the budgets that it draws, on seeds of its own."""
+    monkeypatch.chdir(SHIPPED.parents[2])
+    settings = read_settings(TRAINING, "cpu")
+    config = run_config(settings, settings.seeds[0], tmp_path)
+    controls = read_study(STUDIES / "controls.yaml", size="cpu")
+    assert not set(settings.seeds) & set(controls.seeds)
+    there = controls.config_of("tradeoff", "bacr-weighted", {})
+    for part in ("advantage", "budget", "cuts", "reward", "value", "loss", "optimizer", "rollout"):
+        assert getattr(config, part) == getattr(there, part), part
+    assert (settings.regimes, settings.answers, config.cuts.count) == (("training",), 1, 1)
+    drawn = draw_budgets(config, "training", settings.budgets, 20, 50, seed=0)
+    values, counts = np.unique(drawn, return_counts=True)
+    np.testing.assert_array_equal(values, config.budget.choices)
+    assert counts.min() > 0.15 * drawn.size
 
 
 def test_overrides_win():
@@ -35,7 +56,7 @@ def test_overrides_win():
         ("kind: variance\nsizes:\n  cpu: {questions: x}", "cpu", [], "found 'x'; write a whole"),
         ("kind: variance\nsizes:\n  cpu: {traces: 16}", "cpu", [], "write 32 or more"),
         ("kind: variance\nsizes:\n  cpu: {seeds: []}", "cpu", [], "is empty"),
-        ("kind: variance\nsizes:\n  cpu: {regimes: [odd]}", "cpu", [], "'odd'; write common or"),
+        ("kind: variance\nsizes:\n  cpu: {regimes: [odd]}", "cpu", [], "'odd'; write common, ind"),
         (
             "kind: variance\nsizes:\n  cpu: {questions: 4}",
             "cpu",
@@ -64,6 +85,22 @@ def test_what_cannot_be_used_is_one_line(tmp_path, content, size, overrides, lin
 def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, monkeypatch, key, line):
     monkeypatch.chdir(SHIPPED.parents[2])
     settings = read_settings(SHIPPED, "cpu")
+    settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
+    with pytest.raises(UserError) as refused:
+        run_config(settings, 0, tmp_path)
+    assert line in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("budget.prior=uniform", "found budget.prior=uniform; write budget.prior=choices"),
+        ("cuts.count=2", "answers=1: the run has cuts.count=2"),
+    ],
+)
+def test_the_training_regime_needs_a_list_of_budgets_and_one_cut(tmp_path, monkeypatch, key, line):
+    monkeypatch.chdir(SHIPPED.parents[2])
+    settings = read_settings(TRAINING, "cpu")
     settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
     with pytest.raises(UserError) as refused:
         run_config(settings, 0, tmp_path)

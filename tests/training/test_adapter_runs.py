@@ -7,32 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
+from bacr_jax.export.from_run import export
 from bacr_jax.model.hf import load_policy
 from bacr_jax.model.qwen2 import forward, logits, unstack
-from bacr_jax.report.exported_folder import export
 from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.rollout.rows import Rows, Sampler
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.open import read_params
 from bacr_jax.training.loop import Trainer
+from small_config import small_config
 from whole_runs import state_of
 
-SMALL = """
-model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 2,
-        scan_layers: false, remat: none}
+CHANGES = """
+model: {num_layers: 2}
 adapter: {rank: 2, alpha: 4}
 data: {ledger: {train_size: 64}}
-budget: {min: 4, max: 8}
-curriculum: {mu0: 8, sigma: 4}
-rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4}
-value: {hidden_size: 8, inner_steps: 1}
 loss: {kl_coef: 0.1}
 optimizer: {learning_rate: 1.0e-2}
 train: {steps: 2, minibatches: 2}
-eval: {budgets: [8], size: 4, samples: 0}
 warmup: {steps: 2, target_accuracy: 0, short_accuracy: 0, hold_accuracy: 0}
-output: {tensorboard: false}
 """
 
 
@@ -40,8 +34,7 @@ output: {tensorboard: false}
 def world(tmp_path_factory):
     """A run of two steps that was left after each and gone on with."""
     place = tmp_path_factory.mktemp("adapters")
-    (place / "small.yaml").write_text(SMALL)
-    settings = config_io.load([place / "small.yaml"], [f"output.dir={place / 'run'}"])
+    settings = small_config(place, CHANGES, f"output.dir={place / 'run'}")
     sizes = []
     for _ in range(2):
         with open_run(place / "run", settings) as folder:
@@ -106,13 +99,14 @@ def test_a_sampler_beside_the_base_says_what_a_merged_one_says(world):
         generate(
             run.policy.decode_params(one),
             prompts,
-            budgets,
-            budgets[:, None],
+            Rows(budgets, budgets[:, None]),
             jax.random.key(0),
-            spec=run.policy.rollout,
-            rules=run.environment.rules,
-            sampling=sampling_params(0.0),
-            phi_of=run.policy.phi_of(one),
+            Sampler(
+                run.policy.rollout,
+                run.environment.rules,
+                sampling_params(0.0),
+                run.policy.phi_of(one),
+            ),
         )
         for one in (params, apart)
     ]

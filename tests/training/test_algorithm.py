@@ -7,14 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from bacr_jax.data import ledger
-from bacr_jax.data.environment import Environment
-from bacr_jax.grading.pool import WorkerPool
-from bacr_jax.grading.pooled import PooledGrader
-from bacr_jax.grading.verifier import Score, VerifierGrader
-from bacr_jax.training.adapt import adapted
+from bacr_grading.pool import WorkerPool
+from bacr_grading.pooled import PooledGrader
+from bacr_grading.verifier import Score, VerifierGrader
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.lines import plan_batch
 from methods_world import NAMES, PRESETS, Odd, load, run_of
 
 
@@ -31,7 +29,7 @@ def train(config, tokenizer, steps=2):
     for step in range(steps):
         state, done = iterate(run, state, step)
         assert all(np.isfinite(value) for value in done.metrics.values())
-        history.append((done.metrics, done.batch.rollout, done.batch.outcomes))
+        history.append((done.metrics, done.chosen.rollout, done.chosen.outcomes))
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.train.policy))
     assert max(jax.tree.leaves(moved)) > 0
@@ -99,7 +97,7 @@ def test_answers_are_graded_while_others_are_sampled_and_no_number_changes(
     # Nothing is looked at twice.
     looked = lambda notes: sum(count for kind, count in notes if kind == "workers")
     assert looked(early.notes) == looked(late.notes) > 0
-    for a, b in zip(jax.tree.leaves(one.batch.outcomes), jax.tree.leaves(other.batch.outcomes)):
+    for a, b in zip(jax.tree.leaves(one.chosen.outcomes), jax.tree.leaves(other.chosen.outcomes)):
         np.testing.assert_array_equal(a, b)
     own = lambda metrics: {k: v for k, v in metrics.items() if not k.startswith(("time", "roll"))}
     assert own(one.metrics) == own(other.metrics)
@@ -136,53 +134,6 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
     _, done = iterate(run, state, 1)
     # Once only: it learns from there.
     assert done.metrics["value/mean"] == pytest.approx(bias, abs=0.02)
-
-
-@pytest.mark.slow  # test_poisoned_batches.py has a step with continuous difficulty, too
-def test_continuous_difficulty_gives_every_problem_its_own_rate(tmp_path, tokenizer):
-    config = load(tmp_path, "bacr-full", "curriculum.difficulty=continuous",
-                  "curriculum.weight_epsilon=0", "rollout.questions=16")  # fmt: skip
-    run, state = run_of(config, tokenizer)
-    schedule, posterior = state.curriculum, state.difficulty
-    levels = np.asarray(run.environment.train.set.levels)
-    tried = np.zeros(len(levels), bool)
-    for step in range(6):
-        plan = plan_batch(
-            schedule, jax.random.key(step), run.group_of, run.group_sizes,
-            method=run.method, num_questions=16,
-        )  # fmt: skip
-        np.testing.assert_array_equal(plan.questions, plan.groups)
-        tried[np.asarray(plan.questions)] = True
-        # Levels 1 and 2 are always solved, the others never.
-        correct = np.broadcast_to(levels[plan.questions] < 3, (4, 16)).T.astype(np.float32)
-        schedule, posterior = adapted(
-            schedule, posterior, plan.groups, correct, True, run.coordinate,
-            settings=config.curriculum,
-        )  # fmt: skip
-    rates = np.asarray(schedule.pass_rate)
-    assert ((rates > 0) & (rates < 1)).all()
-    assert rates[levels < 3].min() > 0.7 and rates[levels > 3].max() < 0.3
-    for level in range(1, 6):
-        untried = rates[(levels == level) & ~tried]
-        np.testing.assert_allclose(untried, untried[:1].repeat(len(untried)), rtol=1e-5)
-    hard, easy = np.argmax(levels), np.argmin(levels)
-    groups = jax.numpy.array([easy, hard])
-    budgets = run.method.sample_budgets(jax.random.key(0), schedule, groups.repeat(200))
-    assert budgets[:200].mean() + 1 < budgets[200:].mean()
-
-
-@pytest.mark.slow
-def test_a_probe_measures_pass_rates_at_its_own_cost(tmp_path, tokenizer):
-    config = load(tmp_path, "bacr-full", "curriculum.pass_rate=probe", "curriculum.probe_size=16",
-                  "curriculum.update_every=2",
-                  "cuts.count=1", "cuts.weights=own_budget")  # fmt: skip
-    state, history = train(config, tokenizer)
-    assert int(state.curriculum.updates) == 1
-    # 4 questions of each group, and a prior worth 2 at one half
-    rates = np.asarray(state.curriculum.pass_rate)
-    np.testing.assert_allclose(rates * 6, np.round(rates * 6), atol=1e-5)
-    rollouts = sum(metrics["rollout/tokens"] for metrics, _, _ in history)
-    assert rollouts < state.generated_tokens <= rollouts + 16 * (12 + 2 + 1)
 
 
 @pytest.mark.slow
@@ -236,17 +187,13 @@ def warm(tmp_path_factory):
 def test_what_a_method_remembers_is_part_of_every_checkpoint(tmp_path, tokenizer):
     from bacr_jax.runs.checkpoint import Checkpoints
 
-    config = load(tmp_path, "hapo", "curriculum.difficulty=continuous")
+    config = load(tmp_path, "hapo")
     _, fresh = run_of(config, tokenizer)
     history = fresh.method_state.at[7].set(11)
-    posterior = dataclasses.replace(fresh.difficulty, a=fresh.difficulty.a.at[3].set(5.0))
-    state = dataclasses.replace(
-        fresh, method_state=history, difficulty=posterior, generated_tokens=2**40
-    )
+    state = dataclasses.replace(fresh, method_state=history, generated_tokens=2**40)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     checkpoints.save(1, state, {})
     _, back, _ = checkpoints.restore(fresh)
     checkpoints.close()
     np.testing.assert_array_equal(back.method_state, history)
-    np.testing.assert_array_equal(back.difficulty.a, posterior.a)
     assert int(back.generated_tokens) == 2**40

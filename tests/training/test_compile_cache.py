@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bacr_jax.runs.metrics import without_timings
-from test_train import SMALL
+from whole_runs import WHOLE_RUN
 
 STEPS = ("train.steps=2", "output.report=false", "output.tensorboard=false")
 
@@ -25,7 +25,7 @@ def started(config, folder, **environment):
 @pytest.mark.slow  # two runs in processes of their own
 def test_programs_from_the_folder_give_the_same_bits(tmp_path):
     config = tmp_path / "small.yaml"
-    config.write_text(SMALL)
+    config.write_text(WHOLE_RUN)
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     metrics = []
     for name in ("compiled", "found"):

@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from bacr_jax.parallel.preemption import EXIT_CODE
-from test_train import SMALL
-from whole_runs import StopAt, assert_same_run
+from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
 # With a divergence from the starting policy, so that the warm-up still counts after the start.
 CONFIG = "method: grpo\nloss: {kl_coef: 0.04, kl_kind: k3}\n"
@@ -23,7 +22,7 @@ def train(command, *overrides):
 def runs(tmp_path_factory):
     """A finished run, and one that was stopped in its last evaluation but one."""
     place = tmp_path_factory.mktemp("runs")
-    (place / "small.yaml").write_text(SMALL + CONFIG)
+    (place / "small.yaml").write_text(WHOLE_RUN + CONFIG)
     command = lambda name: ["--config", str(place / "small.yaml"), f"output.dir={place / name}"]
     assert train(command("finished")) == 0
     shutil.copytree(place / "finished" / "warmup", place / "stopped_warmup")

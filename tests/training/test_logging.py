@@ -33,16 +33,12 @@ def test_what_befalls_a_process_is_kept_apart_from_what_the_grader_decides():
     }  # fmt: skip
 
 
-def test_a_groups_rate_and_location_are_means_over_its_members(tmp_path):
-    config = load(tmp_path)
-    schedule = init_curriculum(3, mu0=(4.0, 8.0, 12.0))
-    metrics = schedule_metrics(
-        schedule, jnp.array([0.5, 0.25, 0.25]), np.array([0, 0, 1]), config=config
-    )
-    assert metrics["curriculum/mu_0"] == pytest.approx(6) and metrics["curriculum/mu_1"] == 12
-    assert metrics["curriculum/weight_0"] == pytest.approx(0.75)
-    # groups without problems
-    assert metrics["curriculum/mu_2"] == metrics["curriculum/weight_3"] == 0
+def test_every_group_has_a_location_a_rate_and_a_weight(tmp_path):
+    schedule = init_curriculum(4, mu0=(4.0, 6.0, 8.0, 12.0))
+    metrics = schedule_metrics(schedule, jnp.array([0.5, 0.25, 0.25, 0.0]), config=load(tmp_path))
+    assert metrics["curriculum/mu_0"] == 4 and metrics["curriculum/mu_3"] == 12
+    assert metrics["curriculum/pass_rate_1"] == metrics["curriculum/weight_0"] == 0.5
+    assert metrics["curriculum/weight_3"] == 0
 
 
 def test_laps_of_the_same_name_add_up():

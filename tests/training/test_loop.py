@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.runs.files import read_lines
 from bacr_jax.runs.metrics import without_timings
-from test_train import SMALL
-from whole_runs import StopAt, assert_same_run
+from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # The quickstart's model, warmed up enough to be right now and then.
@@ -35,7 +34,7 @@ FAST += ("output.report=false",)
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.yaml"
-    path.write_text(SMALL)
+    path.write_text(WHOLE_RUN)
     return path
 
 

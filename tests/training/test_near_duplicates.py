@@ -6,29 +6,20 @@ import json
 import numpy as np
 import pytest
 
-from bacr_jax.config import io as config_io
 from bacr_jax.runs.folder import open_run
 from bacr_jax.training.loop import Trainer
+from small_config import small_config
 
-SMALL = """
-model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
-        scan_layers: false, remat: none}
+CHANGES = """
 data: {ledger: {train_size: 20}, num_groups: 1}
-budget: {min: 4, max: 8}
-curriculum: {mu0: 8, sigma: 4}
-rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4}
-value: {hidden_size: 8, inner_steps: 1}
-train: {steps: 1, minibatches: 1}
-eval: {budgets: [8], size: 6, samples: 0}
-output: {tensorboard: false}
+eval: {size: 6}
 """
 
 
 @pytest.mark.slow
 def test_training_reports_both_figures(tmp_path, capsys):
-    (tmp_path / "small.yaml").write_text(SMALL)
     run = tmp_path / "run"
-    settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
+    settings = small_config(tmp_path, CHANGES, f"output.dir={run}")
     with open_run(run, settings) as folder:
         trainer = Trainer(settings, folder)
         held_out = trainer.environment.eval["ledger"]

@@ -1,5 +1,6 @@
 """What is no number is skipped and counted; training goes on, and stops when nothing else comes."""
 
+import dataclasses
 import json
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.data import ledger
+from bacr_jax.methods import load_method
+from bacr_jax.questions import ledger
+from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
-from methods_world import Odd, load, run_of
-from test_train import SMALL
+from methods_world import Odd, group_batch, load, run_of
+from whole_runs import WHOLE_RUN
 
 POISON = """
 import dataclasses
@@ -33,7 +36,7 @@ def train(tmp_path):
     from bacr_jax.train import main
 
     def run(when, *overrides):
-        (tmp_path / "small.yaml").write_text(SMALL)
+        (tmp_path / "small.yaml").write_text(WHOLE_RUN)
         method = tmp_path / "poison.py"
         method.write_text(POISON.format(when=when))
         base = ["--config", str(tmp_path / "small.yaml"), f"method={method}", *overrides]
@@ -70,6 +73,24 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
     assert (tmp_path / "run" / "checkpoints" / "4" / "state").is_dir()
 
 
+@pytest.mark.parametrize("what", ["rewards", "values", "surprise"])
+def test_what_is_no_number_leaves_the_moments_as_they_were(tmp_path, what):
+    """Rewards are finite in two of three: one bad value or score would stay in a running mean."""
+    config = load(tmp_path, "bacr-weighted", "budget.choices=[8, 12]")
+    method, batch = load_method(config), group_batch(config)
+    state = method.init_state(64)
+    rewards, values = method.rewards(state, batch), jnp.full(batch.outcomes.shape, 0.5)
+    state = stages.update_method(state, batch, rewards, values, method=method)
+    given = {"rewards": rewards, "values": values, "surprise": batch.surprise}
+    given[what] = given[what].at[0, 0, 0].set(jnp.nan)
+    spoilt = dataclasses.replace(batch, surprise=given["surprise"])
+    after = stages.update_method(state, spoilt, given["rewards"], given["values"], method=method)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    good = stages.update_method(after, batch, rewards, values, method=method)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(good))
+    assert any((x != y).any() for x, y in zip(jax.tree.leaves(good), jax.tree.leaves(state)))
+
+
 class Broken(Odd):
     def grade(self, answers, references, *, mode, poll=None, questions=None):
         verdicts = super().grade(answers, references, mode=mode)
@@ -77,18 +98,17 @@ class Broken(Odd):
         return verdicts
 
 
-@pytest.mark.parametrize("overrides", [(), ("curriculum.difficulty=continuous",)])
-def test_an_outcome_that_is_no_number_reaches_no_pass_rate(tmp_path, overrides):
+def test_an_outcome_that_is_no_number_reaches_no_pass_rate(tmp_path):
     tokenizer = ledger.ledger_tokenizer()
-    config = load(tmp_path, "hapo", "curriculum.update_every=1", *overrides)
+    config = load(tmp_path, "hapo", "curriculum.update_every=1")
     run, state = run_of(config, (tokenizer, len(tokenizer)), Broken())
-    before = jax.tree.map(np.array, (state.curriculum, state.difficulty))
+    before = jax.tree.map(np.array, state.curriculum)
     remembered = np.array(state.method_state)
     params = jax.tree.map(np.array, state.train.policy)
     state, done = iterate(run, state, 0)
     metrics = done.metrics
     assert np.isnan(metrics["reward/mean"]) and metrics["policy/skipped"] == 1
-    jax.tree.map(np.testing.assert_array_equal, (state.curriculum, state.difficulty), before)
+    jax.tree.map(np.testing.assert_array_equal, state.curriculum, before)
     jax.tree.map(np.testing.assert_array_equal, state.train.policy, params)
     np.testing.assert_array_equal(state.method_state, remembered)
     assert int(state.train.skipped_in_a_row) == 1 and jnp.isfinite(state.curriculum.ema_rate).all()

@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from bacr_jax.data import ledger
-from bacr_jax.data.prompts import FORMATS, encode_prompts, encode_text
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.formats import FORMATS, encode_prompts, encode_text
+from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training import rejection_sft
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks

@@ -2,20 +2,25 @@
 
 import dataclasses
 import inspect
+import threading
 
 import jax
+import jax.monitoring
 import numpy as np
 import pytest
 
-from bacr_jax.data import ledger, questions
-from bacr_jax.data.environment import build_environment
-from bacr_jax.data.prompts import FORMATS
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import qwen2
+from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.formats import FORMATS
+from bacr_jax.questions import ledger, loaders
 from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.metrics import without_timings
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training import start
+from bacr_jax.training.start import compiled_ahead
 from methods_world import load, run_of
+from whole_runs import WHOLE_RUN
 
 # Without the runtime type checks, so that a measurement can be a made-up one.
 initial_state = inspect.unwrap(start.initial_state)
@@ -27,7 +32,7 @@ def world(tmp_path_factory):
     tokenizer = ledger.ledger_tokenizer()
     config = load(tmp_path_factory.mktemp("start"), None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(questions, "LEDGER_TEST_SIZE", 20)
+        patch.setattr(loaders, "LEDGER_TEST_SIZE", 20)
         yield run_of(config, (tokenizer, len(tokenizer)))
 
 
@@ -71,8 +76,9 @@ def warm(monkeypatch):
         seen.update(place=place, plain=plain, accuracy=accuracy_of(plain))
         return plain
 
-    def evaluate(params, environment, questions, key, **options):
-        seen.update(options, style=environment.style.name, gates=params.gates)
+    def evaluate(decoder, environment, questions, key, **options):
+        seen.update(options, style=environment.style.name, gates=decoder.params.gates)
+        seen.update(spec=decoder.spec, phi_of=decoder.phi_of)
         budgets = options["config"].budgets
         return {"greedy": {str(budget): {"accuracy": 0.25} for budget in budgets}}
 
@@ -137,3 +143,81 @@ def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
     shared = start.shared_format_environment(dataclasses.replace(run, environment=own))
     assert shared.style is FORMATS["ledger"]
     assert shared.train.set.questions == own.train.set.questions
+
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def test_a_failure_of_the_work_beside_is_not_the_runs():
+    def work(poll):
+        raise ValueError("memory, perhaps")
+
+    with compiled_ahead(work) as begin:
+        begin()
+        done = 1
+    assert done == 1
+
+
+def test_the_work_is_waited_for_and_left_only_where_the_run_has_failed():
+    started, go_on, seen = threading.Event(), threading.Event(), []
+
+    def work(poll):
+        started.set()
+        while not go_on.wait(0.01):
+            poll()
+        seen.append("finished")
+
+    with compiled_ahead(work) as begin:
+        begin()
+        begin()
+        started.wait(10)
+        go_on.set()
+    assert seen == ["finished"]
+    started.clear()
+    go_on.clear()
+    with pytest.raises(KeyError), compiled_ahead(work) as begin:
+        begin()
+        started.wait(10)
+        raise KeyError
+    assert seen == ["finished"]
+    with compiled_ahead(work):
+        pass
+    assert seen == ["finished"]
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of the programs that are compiled."""
+    found = []
+
+    def listen(event, seconds, fun_name="", **_):
+        if event == COMPILED:
+            found.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.slow  # two whole runs
+def test_nothing_of_the_loop_is_compiled_after_the_warm_up(compiled, tmp_path, monkeypatch):
+    from bacr_jax.train import run
+
+    config = tmp_path / "small.yaml"
+    config.write_text(WHOLE_RUN)
+    keys = ("train.steps=1", "output.report=false", "output.tensorboard=false")
+    at_start = []
+
+    def tell(event):
+        if type(event).__name__ == "Started":
+            at_start.append(len(compiled))
+
+    run(config, [*keys, f"output.dir={tmp_path / 'ahead'}"], callbacks=[tell])
+    late = {name.removeprefix("jit(").removesuffix(")") for name in compiled[at_start[0] :]}
+    known = {name.removeprefix("jit(").removesuffix(")") for name in compiled[: at_start[0]]}
+    loop = {"plan_batch", "train_step", "decode_trunks", "decode_branches", "token_advantages"}
+    assert loop <= known and not late & {"plan_batch", "train_step", "token_advantages"}
+    monkeypatch.setattr(start, "can_go_ahead", lambda run: False)
+    run(config, [*keys, f"output.dir={tmp_path / 'later'}"])
+    one, other = (without_timings(tmp_path / name / "metrics.jsonl") for name in ("ahead", "later"))
+    assert one == other != []

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from bacr_jax.data import ledger
 from bacr_jax.methods import load_method
-from bacr_jax.training import adapt, algorithm, lines, start
+from bacr_jax.questions import ledger
+from bacr_jax.training import algorithm, stages, start
 from bacr_jax.training import run as runs
 from methods_world import load, run_of
 
@@ -26,13 +26,17 @@ def asked(monkeypatch):
     """(prompts, budgets, options) of the calls that would have decoded or compiled."""
     found = []
 
-    def spy(params, prompts, budgets, *arguments, **options):
-        found.append((jax.tree.map(np.asarray, prompts), budgets, options))
+    def spy(params, prompts, rows, key, sampler, listeners):
+        found.append((jax.tree.map(np.asarray, prompts), rows, sampler))
         raise Stopped
 
-    for module in (lines, adapt, start):
+    for module in (stages, start):
         monkeypatch.setattr(module, "generate", spy)
-    monkeypatch.setattr(runs, "precompile_rollout", spy)
+
+    def spy_of_programs(params, prompts, num_cuts, sampler, **_):
+        spy(params, prompts, None, None, sampler, None)
+
+    monkeypatch.setattr(runs, "precompile_rollout", spy_of_programs)
     return found
 
 
@@ -57,8 +61,9 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
     assert ("budget" in state.train.policy) == (how in ("embedding", "both"))
     with pytest.raises(Stopped):
         algorithm.sample_round(run, state, 0, 0, state.stream, algorithm.Clock(), None)
-    ((prompts, budgets, options),) = asked
-    assert (options["phi_of"] is not None) == (how in ("embedding", "both"))
+    ((prompts, rows, sampler),) = asked
+    budgets = rows.budgets
+    assert (sampler.phi_of is not None) == (how in ("embedding", "both"))
     assert len(set(budgets.tolist())) > 3
     words = how in ("words", "both")
     assert told(tokenizer[0], prompts) == [f"f{b}" if words else "" for b in budgets]
@@ -67,14 +72,6 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
     with pytest.raises(Stopped):
         runs.precompile(run, state)
     assert asked[0][0].tokens.shape[1] == prompts.tokens.shape[1] == (17 if words else 13)
-
-
-def test_a_probe_is_told_its_budget(tmp_path, tokenizer, asked):
-    probed = ("curriculum.pass_rate=probe", "curriculum.probe_size=4", "curriculum.probe_budget=7")
-    run, state = run_of(load(tmp_path, "bacr-full", *WORDS, *probed), tokenizer)
-    with pytest.raises(Stopped):
-        adapt.probe(run, state.train.policy, 1)
-    assert told(tokenizer[0], asked[0][0]) == ["f7"] * 4
 
 
 def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
@@ -100,9 +97,11 @@ def test_methods_with_one_budget_for_all_traces_have_no_words_for_it(tmp_path, n
 def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
     from bacr_jax.runs.folder import RunPaths
     from bacr_jax.train import main
-    from methods_world import SMALL
+    from methods_world import CHANGES
+    from small_config import SMALL
 
-    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "changes.yaml").write_text(CHANGES)
+    small = ["--config", str(SMALL), "--config", str(tmp_path / "changes.yaml")]
     options = [
         "warmup.steps=4",
         "warmup.target_accuracy=0",
@@ -110,10 +109,10 @@ def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
         "warmup.hold_accuracy=0",
     ]
     options += ["train.steps=2", "conditioning.told=words", f"output.dir={tmp_path / 'run'}"]
-    assert main(["--config", str(tmp_path / "small.yaml"), *options]) == 0
+    assert main([*small, *options]) == 0
     assert RunPaths(tmp_path / "run").summary.is_file()
     # Another form of telling does not start from this warm-up.
     shared = [f"warmup.dir={tmp_path / 'run' / 'warmup'}", f"output.dir={tmp_path / 'other'}"]
-    other = ["--config", str(tmp_path / "small.yaml"), *options[:4], *shared]
+    other = [*small, *options[:4], *shared]
     assert main(other) == 2
     assert "the budgets told in words differ" in capsys.readouterr().err

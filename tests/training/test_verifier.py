@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.grading.verifier import FAULTS
-from bacr_jax.runs.files import read_lines
+from bacr_grading.verifier import FAULTS
+from bacr_jax.documents import read_lines
 from judge_world import judge, point_at
-from test_train import SMALL
+from whole_runs import WHOLE_RUN
 
 JUDGE = Path(__file__).parents[2] / "examples" / "verify_with_judge.py"
 FAST = ("output.tensorboard=false", "output.report=false", "eval.samples=0", "eval.every=null")
@@ -32,7 +32,7 @@ def test_a_judge_that_hangs_raises_or_says_nonsense_is_counted_and_training_goes
     from bacr_jax.train import main
 
     config, folder = tmp_path / "small.yaml", tmp_path / "run"
-    config.write_text(SMALL)
+    config.write_text(WHOLE_RUN)
     command = ["--config", str(config), f"output.dir={folder}", *FAST, *CLOSED]
     verifier = tmp_path / "judge.py"
     verifier.write_text(JUDGE.read_text())

@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Many small programs that run once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 import interop_world  # noqa: E402
 from bacr_jax.config.cli import quieten_orbax  # noqa: E402
@@ -26,7 +26,7 @@ LEDGER = {
     "shared": ("embedding", {}),
     "per_layer": (
         "embedding",
-        {"sharing": "per_layer", "input": "log", "gate": "tanh", "site": "before_block"},
+        {"sharing": "per_layer", "input": "log", "gate": "tanh"},
     ),
     "response": (
         "embedding",
@@ -34,7 +34,6 @@ LEDGER = {
             "positions": "response",
             "input": "normalised",
             "gate": "sigmoid_normed",
-            "site": "after_attention",
         },
     ),
     "both": ("both", {}),

@@ -67,7 +67,7 @@ def test_folders_that_are_damaged(world, tmp_path):
         ({"thinking": None}, "config.json does not say how thinking is held"),
         ({"thinking": {"closing_ids": 3}}, "config.json does not say how thinking is held"),
         ({"budget_module": {"gate": "relu"}}, "budget_module.gate: found 'relu'; export the"),
-        ({"budget_module": {"site": None}}, "budget_module.site: found None; export the folder"),
+        ({"budget_module": {"site": "middle"}}, "budget_module.site: found 'middle'; only after"),
         ({"budget_module": {"b_max": "64"}}, "budget_module.b_max: found '64'; export the folder"),
     ]
     for number, (changes, expected) in enumerate(cases):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from vllm_world import OPTIONS, server_of
 
+from bacr_held import EngineError, fingerprint, read_folder
 from bacr_vllm import Server
-from bacr_vllm.held import EngineError, fingerprint, read_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "both"

@@ -14,38 +14,33 @@ and the group baselines (GRPO, RLOO, Dr.GRPO; BRPO in `methods.anytime`) work on
 Advantages are constants to the policy gradient: gradients into rewards and values are stopped.
 """
 
-from bacr_jax.advantages.credit import (
-    CreditMode,
-    answer_credit,
-    thinking_credit,
-    to_go,
-)
 from bacr_jax.advantages.group import (
+    advantage_scale,
     group_advantage,
     grpo_advantage,
+    normalize,
     other_questions_mean,
     rloo_advantage,
 )
-from bacr_jax.advantages.history import (
-    history_advantage,
-    history_moments,
-    history_surprise,
-)
 from bacr_jax.advantages.optimal import (
+    effective_traces,
     optimal_advantage,
     optimal_moments,
+    optimal_shift,
     optimal_slopes,
+    score_statistics,
     segment_surprise,
-)
-from bacr_jax.advantages.scale import (
-    advantage_scale,
-    normalize,
+    token_baseline,
 )
 from bacr_jax.advantages.segments import (
+    CreditMode,
+    answer_credit,
     first_of_reused,
     scatter_segments,
     segment_index,
     sum_reused,
+    thinking_credit,
+    to_go,
 )
 from bacr_jax.advantages.value import (
     bcae_advantage,
@@ -62,15 +57,14 @@ __all__ = [
     "answer_credit",
     "bcae_advantage",
     "correctness_from_value",
+    "effective_traces",
     "first_of_reused",
     "group_advantage",
     "grpo_advantage",
-    "history_advantage",
-    "history_moments",
-    "history_surprise",
     "normalize",
     "optimal_advantage",
     "optimal_moments",
+    "optimal_shift",
     "optimal_slopes",
     "other_questions_mean",
     "prior_strength",
@@ -78,10 +72,12 @@ __all__ = [
     "residual_moments",
     "rloo_advantage",
     "scatter_segments",
+    "score_statistics",
     "segment_index",
     "segment_surprise",
     "shrink_baseline",
     "sum_reused",
     "thinking_credit",
     "to_go",
+    "token_baseline",
 ]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from bacr_jax.config.budgets import drawn, level_problems
+from bacr_jax.config.derived import drawn, level_problems
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
@@ -93,19 +93,4 @@ def curriculum_problems(config: Config) -> Iterator[str]:
         yield (
             f"curriculum.mu0: found {len(schedule.mu0)} values for data.num_groups={groups}; write "
             "one number, or one per group"
-        )
-    if schedule.difficulty == "continuous" and schedule.pass_rate != "ema":
-        yield (
-            f"curriculum.pass_rate={schedule.pass_rate}: difficulty=continuous keeps its own "
-            "record of every problem; write curriculum.pass_rate=ema"
-        )
-    if schedule.difficulty == "continuous" and config.data.order == "shuffled":
-        yield (
-            "data.order=shuffled: shuffles within groups, but curriculum.difficulty=continuous "
-            "draws every problem by itself; write data.order=drawn"
-        )
-    if (schedule.probe_budget or 0) > config.budget.max:
-        yield (
-            f"curriculum.probe_budget={schedule.probe_budget}: is above budget.max="
-            f"{config.budget.max}; write at most {config.budget.max}"
         )

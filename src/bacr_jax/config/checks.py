@@ -5,26 +5,22 @@ A problem is a line that names the dotted keys, what was found and what to write
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bacr_jax.config.adapter import adapter_problems
+from bacr_grading.spelling import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_problems
+from bacr_jax.config.derived import adapter_problems, selection_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config
-from bacr_jax.config.selection import problems as _selection
 from bacr_jax.config.values import shown, written
-from bacr_jax.errors import UserError, printable
+from bacr_jax.errors import UserError
 
-__all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "grader_problem", "problems"]
+__all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "problems"]
 
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
-
-# FILE.py:function, a verifier of one's own.
-_GRADER = re.compile(r".+\.py:[^\W\d]\w*")
 
 # Stands for the number in `conditioning.words`.
 BUDGET = "{budget}"
@@ -55,16 +51,6 @@ def _blank_texts(config: Config) -> Iterator[str]:
     for name, key in walk(config):
         if any(isinstance(item, str) and not item.strip() for item in _items(key.value)):
             yield f"{name}: found blank text; write a name"
-
-
-def grader_problem(spec: str) -> str | None:
-    """What is wrong with the spelling of `grader`, or None."""
-    if _GRADER.fullmatch(spec):
-        return None
-    return (
-        f"grader: found '{printable(spec)}'; write FILE.py:function, such as "
-        "examples/verify_unit_tests.py:grade, or null"
-    )
 
 
 def _grader(config: Config) -> Iterator[str]:
@@ -264,23 +250,6 @@ def _batches(config: Config) -> Iterator[str]:
             f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
             f"{train.micro_batch_rows} splits the update too; write null for one of them"
         )
-    if train.drop_zero_advantage:
-        loss = config.loss
-        others = [
-            f"loss.{k}={getattr(loss, k):g}"
-            for k in ("entropy_coef", "kl_coef")
-            if getattr(loss, k)
-        ]
-        if others:
-            yield (
-                f"train.drop_zero_advantage: would change the loss, since {', '.join(others)} "
-                "count every token; write false, or 0 for them"
-            )
-        if train.micro_batch_tokens is None:
-            yield (
-                "train.drop_zero_advantage: rows are only left out of micro-batches by tokens; "
-                "write train.micro_batch_tokens, or false"
-            )
 
 
 def _loss(config: Config) -> Iterator[str]:
@@ -323,18 +292,14 @@ _GENERAL: tuple[Finder, ...] = (
     curriculum_problems,
     _batches,
     _loss,
-    _selection,
+    selection_problems,
 )
 
 
 def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
-    """Every problem of a config, one line each.
+    """Every problem of a config, one line each; `also` finds those of a method's settings.
 
     While a number is out of range, combinations are not looked at: they divide by it.
-
-    Args:
-      config: the settings.
-      also: finds what is wrong with the settings of a method.
     """
     found = list(_out_of_range(config))
     yield from found
@@ -344,25 +309,16 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
 
 
 def check_ranges(config: Config) -> None:
-    """Refuses values that are wrong by themselves; combinations are not looked at.
-
-    Raises:
-      UserError: with the first problem.
-    """
+    """Refuses the first value wrong by itself, by a UserError; combinations are not looked at."""
     for find in (_out_of_range, _words):
         for problem in find(config):
             raise UserError(problem)
 
 
 def check(config: Config, *, also: Finder | None = None) -> None:
-    """Refuses values out of range and impossible combinations.
+    """Refuses values out of range and impossible combinations; `also` as in `problems`.
 
-    Args:
-      config: the settings.
-      also: as in `problems`.
-
-    Raises:
-      UserError: with the first problem, and the number of others.
+    UserError: with the first problem, and the number of others.
     """
     found = list(problems(config, also))
     if found:

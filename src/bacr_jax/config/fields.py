@@ -28,9 +28,7 @@ class Key:
     """A setting or a section, as its field states it.
 
     Attributes:
-      hint: its type.
       value: what it is set to; in the defaults, its value if nobody sets it.
-      meaning: one line.
       bounds: interval that its numbers lie in; None: it holds none.
       is_section: it has keys instead of a value.
     """

@@ -11,7 +11,7 @@ import hashlib
 import json
 import textwrap
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,17 @@ import yaml
 
 from bacr_jax.config.checks import check
 from bacr_jax.config.fields import Key, range_text, walk
+from bacr_jax.config.reader import read_entry
 from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import locate
 from bacr_jax.config.values import (
     FrozenMap,
     any_of,
-    convert,
     describe,
-    expected,
     shown,
     written,
 )
-from bacr_jax.config.yaml import Entry, entries, nearest_key, parse_file, parse_override
+from bacr_jax.config.yaml import Entry, entries, parse_file, parse_override
 from bacr_jax.errors import UserError
 
 __all__ = [
@@ -52,6 +51,21 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
         False: "conditioning.told=nothing",
     }
 }
+# Keys of earlier versions whose options are no more, and the value that a run without them had: it
+# is still read and says nothing, and stays in fingerprints, so that such runs can be told.
+_RETIRED: Mapping[str, Any] = {
+    "advantage.history": False,
+    "conditioning.site": "after_block",
+    "curriculum.difficulty": "groups",
+    "curriculum.coordinate": "level",
+    "curriculum.bandwidth": 0.5,
+    "curriculum.strength": 4.0,
+    "curriculum.forgetting": 0.995,
+    "curriculum.probe_size": 128,
+    "curriculum.probe_budget": None,
+    "rollout.compact": False,
+    "train.drop_zero_advantage": False,
+}
 # Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
 # ones, so that runs of those versions can be told.
 _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
@@ -60,6 +74,7 @@ _LATER = frozenset(
     {
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
+        *("advantage.score_uniform", "grading.flip_rate"),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
 )
@@ -77,7 +92,7 @@ def identity(config: Config) -> dict[str, Any]:
         same = [old for old, new in _FORMERLY.get(name, {}).items() if new == value]
         return same[0] if same else value
 
-    items = flatten(config).items()
+    items = {**_RETIRED, **flatten(config)}.items()
     return {name: formerly(name, value) for name, value in items if name not in _OF_SPEED}
 
 
@@ -87,30 +102,28 @@ def schema() -> Mapping[str, Key]:
     return dict(walk(Config()))
 
 
-def _read(entry: Entry) -> Any:
-    """The value of an entry, converted to the type of its key."""
+def _read(found: Iterable[Entry]) -> dict[str, Any]:
+    """The values of entries, converted to the types of their keys; nothing for retired ones."""
+    values = {entry.key: _value(entry) for entry in found}
+    return {name: value for name, value in values.items() if name not in _RETIRED}
+
+
+def _value(entry: Entry) -> Any:
     name = entry.key
+    if name in _RETIRED:
+        if entry.value != _RETIRED[name]:
+            raise UserError(
+                f"{entry.where}: {name}: found {entry.text}, but the option is no more; leave the "
+                "key out"
+            )
+        return entry.value
     if name in _GONE:
         written_before = {shown(value): new for value, new in _GONE[name].items()}
         new = written_before.get(entry.text) or any_of(list(written_before.values()))
         raise UserError(f"{entry.where}: {name}: is no key any more; write {new}")
-    if name not in schema():
-        advice = nearest_key(name, {known: key.is_section for known, key in schema().items()})
-        raise UserError(f"{entry.where}: {shown(name, quote=False)}: no such key; write {advice}")
-    key = schema()[name]
-    if key.is_section:
-        inside = [known for known in schema() if known.rpartition(".")[0] == name]
-        raise UserError(
-            f"{entry.where}: {name}: found {entry.text}, but it is a section; write one of "
-            f"{', '.join(inside)}"
-        )
     if name in _FORMERLY and isinstance(entry.value, bool):
         return _FORMERLY[name][entry.value]
-    fits, value = convert(key.hint, entry.value, text=entry.raw if entry.lenient else None)
-    if not fits:
-        wanted = expected(key.hint, entry.value)
-        raise UserError(f"{entry.where}: {name}: found {entry.text}; write {wanted}")
-    return value
+    return read_entry(entry, name, schema())
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
@@ -126,44 +139,33 @@ def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
 
 
 def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
-    """The config that files and overrides ask for, over the defaults.
+    """The config that files and overrides ask for, over the defaults; not yet checked (`check`).
 
-    Args:
-      paths: YAML files, or names of configs that ship with the package (`shipped`); a key in a
-        later one wins.
-      overrides: `a.b=value` with the value in YAML; they win over the files, later ones over
-        earlier ones.
-
-    Returns:
-      Typed settings. Their ranges and combinations are for `check`.
+    Paths are YAML files, or names of configs that ship with the package (`shipped`). Overrides are
+    `a.b=value` with the value in YAML, and win over the files. Of each, later ones win.
 
     Raises:
-      UserError: a file that can't be read or parsed, an unknown key, a key given twice in one
-        file, or a value of the wrong type.
+      UserError: a file that can't be read or parsed, an unknown key, a key given twice in one file,
+        or a value of the wrong type.
     """
     sections = {name for name, key in schema().items() if key.is_section}
     values: dict[str, Any] = {}
     for path in paths:
         found = entries(parse_file(locate(path)), sections)
-        values |= {entry.key: _read(entry) for entry in found}
+        values |= _read(found)
     return override(typing.cast(Config, _build(Config, "", values)), overrides)
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """The config with some values replaced.
+    """The config with `a.b=value` set, the values in YAML; later ones win.
 
-    Args:
-      config: settings.
-      overrides: `a.b=value` with the value in YAML; later ones win.
-
-    Raises:
-      UserError: an unknown key, or a value of the wrong type.
+    UserError: an unknown key, or a value of the wrong type.
     """
     sections = {name for name, key in schema().items() if key.is_section}
     values = flatten(config)
     for text in overrides:
         found = entries(parse_override(text, COMMAND_LINE), sections)
-        values |= {entry.key: _read(entry) for entry in found}
+        values |= _read(found)
     return typing.cast(Config, _build(Config, "", values))
 
 
@@ -191,19 +193,10 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config, *sections: str) -> str:
-    """A short hash of the named sections or keys; of the whole config if none is named.
+    """A hash of the sections or keys with these dotted names; of the whole config without any.
 
-    Equal settings have equal fingerprints, on every machine and in every process.
-
-    Args:
-      config: the settings.
-      sections: dotted names of sections or keys.
-
-    Returns:
-      12 hexadecimal digits.
-
-    Raises:
-      KeyError: a name that is in no config.
+    12 hexadecimal digits, equal for equal settings on every machine and in every process. KeyError:
+    a name that is in no config.
     """
     for section in sections:
         schema()[section]
@@ -218,11 +211,7 @@ def fingerprint(config: Config, *sections: str) -> str:
 
 
 def help_text(width: int = 100) -> str:
-    """Every key with its default, its meaning and what can be written, section by section.
-
-    Args:
-      width: columns of the text, at least 80.
-    """
+    """Every key by section: its default, meaning and what can be written; 80 columns or more."""
     settings = {name: key for name, key in schema().items() if not key.is_section}
     defaults = {name: written(key.value) for name, key in settings.items()}
     # One long name or default would push every meaning to the right.

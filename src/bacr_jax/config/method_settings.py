@@ -33,9 +33,6 @@ class ConditioningConfig:
         "sigmoid", "gate of Eq. 3 on the raw stream, on the RMS-normed stream, or a tanh gate"
     )
     gate_bias: float = key(0.0, "constant added inside the gate (-4: nearly closed)", "(-inf, inf)")
-    site: Literal["after_block", "before_block", "after_attention"] = key(
-        "after_block", "where in the block the gated embedding joins the residual stream"
-    )
 
     @property
     def embeds(self) -> bool:
@@ -98,14 +95,8 @@ class CurriculumConfig:
         512.0, "standard deviation of the budget distribution, in tokens", "(0, inf)"
     )
     clip_mu: bool = key(True, "keep mu inside [budget.min, budget.max]")
-    pass_rate: Literal["ema", "epoch", "probe"] = key(
-        "ema", "running estimate, each period's plain rate (paper), or that of a fixed probe set"
-    )
-    probe_size: int = key(
-        128, "training questions in the probe set, spread over the groups", "[1, inf)"
-    )
-    probe_budget: int | None = key(
-        None, "thinking budget of the probe; null: budget.max", "[1, inf)"
+    pass_rate: Literal["ema", "epoch"] = key(
+        "ema", "running estimate, or each period's plain rate (paper)"
     )
     ema_decay: float = key(0.9, "decay per step of the running estimate", "[0, 1)")
     update_every: int | None = key(
@@ -115,19 +106,6 @@ class CurriculumConfig:
         0.02, "added to rho(1-rho) so that no group is lost; 0: paper", "[0, inf)"
     )
     size_weighted: bool = key(False, "multiply group weights by group sizes")
-    difficulty: Literal["groups", "continuous"] = key(
-        "groups", "pass rates per group (paper), or per problem by smoothing (an extension)"
-    )
-    coordinate: Literal["level", "prompt_length"] = key(
-        "level", "what makes problems neighbours (difficulty: continuous)"
-    )
-    bandwidth: float = key(0.5, "width of the neighbourhood, in levels or tokens", "(0, inf)")
-    strength: float = key(
-        4.0, "attempts that the neighbourhood is worth beside a problem's own", "(0, inf)"
-    )
-    forgetting: float = key(
-        0.995, "decay per step of old attempts (difficulty: continuous)", "(0, 1]"
-    )
 
 
 @dataclass(frozen=True)
@@ -157,8 +135,13 @@ class RewardConfig:
 class AdvantageConfig:
     """Budget-conditioned advantage estimation (paper Eq. 10-14)."""
 
-    baseline: Literal["value", "group", "residual_loo", "shrink"] = key(
-        "value", "value: V(q,b) (paper); group: mean of the group; value with a leave-one-out part"
+    baseline: Literal["value", "group", "residual_loo", "shrink", "constant", "optimal_token"] = (
+        key(
+            "value",
+            "value: V(q,b) (paper); group: mean of the group; residual_loo, shrink: value with a "
+            "leave-one-out part; constant: one running number per cut, without a value head; "
+            "optimal_token: arXiv 2602.07078, per group and position",
+        )
     )
     credit: Literal["to_go", "answer_literal", "trajectory", "segment"] = key(
         "to_go",
@@ -168,13 +151,15 @@ class AdvantageConfig:
         "batch_rms", "divide by the batch's root mean square, the group's deviation, or nothing"
     )
     floor: float = key(0.1, "smallest divisor (the epsilon of Eq. 14)", "(0, inf)")
-    history: bool = key(
-        False, "correct the value by the trace's previous outcome (an extension; not in the paper)"
-    )
     score_weighted: bool = key(
         False,
         "move the baseline to where it leaves least gradient noise: returns weighted by how "
         "improbable a trace was (an extension; not in the paper)",
+    )
+    score_uniform: bool = key(
+        False,
+        "with score_weighted: move all of a batch's baselines by the same number, the mean of what "
+        "they would move by (a control: docs/studies/controls.md)",
     )
 
 

@@ -79,14 +79,9 @@ def _process(environment: MutableMapping[str, str]) -> int:
 
 
 def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
-    """The value of XLA_FLAGS for a reproducible run.
+    """The value of XLA_FLAGS for a reproducible run, whose folder need not exist yet.
 
-    Args:
-      folder: run folder; it need not exist yet.
-      environment: of the process. Flags in it stay, and win where they don't contradict.
-
-    Raises:
-      UserError: its XLA_FLAGS contradict the request.
+    Flags of the environment stay, and win where they don't contradict the request; else UserError.
     """
     flags = environment.get(VARIABLE, "").strip()
     if flags and not flags.startswith("-"):
@@ -117,14 +112,9 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
 def make_reproducible(config: Config, environment: MutableMapping[str, str] | None = None) -> None:
     """Sets XLA_FLAGS if the config asks for a reproducible run; else does nothing.
 
-    Call it before any device is used. CPUs need none of it and are not bothered by it.
-
-    Args:
-      config: checked settings.
-      environment: of the process; its own by default.
-
-    Raises:
-      UserError: XLA_FLAGS contradict the request, or GPUs are in use already, without them.
+    Call it before any device is used. CPUs need none of it and are not bothered by it. The
+    environment is the process's own by default. UserError: XLA_FLAGS contradict the request, or
+    GPUs are in use already, without them.
     """
     if not config.reproducible:
         return

@@ -173,6 +173,11 @@ class GradingConfig:
     batch: int = key(
         16, "most answers in one call of a verifier whose name ends with _batch", "[1, inf)"
     )
+    flip_rate: float = key(
+        0.0,
+        "share of training's outcomes turned round, to see what a noisy verifier does",
+        "[0, .5]",
+    )
 
 
 @dataclass(frozen=True)
@@ -225,10 +230,6 @@ class RolloutConfig:
     )
     refill: float = key(
         0.25, "share of the slots to end before they are answered; 1 compiles least", "(0, 1]"
-    )
-    compact: bool = key(
-        False,
-        "once no row waits, rows that still think move into fewer slots; one device, more programs",
     )
     attention: Literal["auto", "xla", "cudnn"] = key(
         "auto",
@@ -287,9 +288,6 @@ class TrainConfig:
     )
     length_buckets: int = key(
         4, "padded lengths that rows are sorted into (micro_batch_tokens)", "[1, inf)"
-    )
-    drop_zero_advantage: bool = key(
-        False, "leave out rows without advantage (micro_batch_tokens, no value head); same loss"
     )
     max_skipped_updates: int | None = key(
         10,

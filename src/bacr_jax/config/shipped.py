@@ -35,24 +35,15 @@ def root() -> Path:
 
 
 def names(folders: Sequence[str] = CONFIGS) -> list[str]:
-    """Names of the configs that ship with the package, such as `quickstart` and `methods/grpo`.
-
-    Args:
-      folders: `CONFIGS` or `STUDIES`.
-    """
+    """Names of the configs that ship, of `CONFIGS` or `STUDIES`: `quickstart`, `methods/grpo`."""
     found = [path for folder in folders for path in sorted((root() / folder).glob("*.yaml"))]
     return [path.relative_to(root()).with_suffix("").as_posix() for path in found]
 
 
 def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
-    """The file that somebody means; it need not be there.
+    """The file that a path or a name in `CONFIGS` or `STUDIES` means; it need not be there.
 
-    Args:
-      written: a path or a name, as the module describes them.
-      folders: where a name without a folder may lie, `CONFIGS` or `STUDIES`.
-
-    Raises:
-      UserError: a name that also could mean a file of the current folder.
+    UserError: a name that also could mean a file of the current folder.
     """
     text, path = str(written), Path(written)
     if not _NAME.fullmatch(text):

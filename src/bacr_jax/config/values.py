@@ -114,15 +114,10 @@ def _number(value: Any) -> float | None:
 
 
 def convert(hint: Any, value: Any, *, text: str | None = None) -> tuple[bool, Any]:
-    """Converts a value to a type, without changing what it means.
+    """Whether a value of YAML fits a type, and it converted, without changing what it means.
 
-    Args:
-      hint: int, float, bool, str, None, Literal, tuple, Mapping, or a union of these.
-      value: as YAML gives it.
-      text: what was typed, if a str may also be made of something that YAML reads as a number.
-
-    Returns:
-      Whether it fits, and the converted value.
+    Types are int, float, bool, str, None, Literal, tuple, Mapping, or a union of these. `text` is
+    what was typed, if a str may also be made of something that YAML reads as a number.
     """
     members = alternatives(hint)
     if _means_null(members, value):

@@ -116,8 +116,7 @@ def _problem(error: Exception, text: str) -> tuple[str, int | None]:
 def parse_file(path: Path) -> Parsed:
     """Parses a YAML file whose root is a mapping, or empty.
 
-    Raises:
-      UserError: it can't be read, is not UTF-8, not YAML or not a mapping.
+    UserError: it can't be read, is not UTF-8, not YAML or not a mapping.
     """
     source = str(path)
     try:
@@ -159,11 +158,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def parse_override(override: str, source: str) -> Parsed:
-    """Parses `a.b=value`; the value is YAML.
-
-    Raises:
-      UserError: no key, no `=`, or a value that is not YAML.
-    """
+    """Parses `a.b=value`, the value as YAML; UserError: no key, no `=`, or a value that is none."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
         raise UserError(f"{source}: found {shown(override)}; write key=value, such as seed=1")
@@ -199,10 +194,8 @@ def _text(parsed: Parsed, node: yaml.Node) -> str:
 def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
     """Values of a document by dotted key, in the order written.
 
-    `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing.
-
-    Raises:
-      UserError: a key that is not text, or one that is given twice.
+    `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing. UserError:
+    a key that is not text, or one that is given twice.
     """
     if not parsed.lines:
         # An override: the whole document belongs to one key, an empty one being null.
@@ -244,15 +237,10 @@ def _under(
 
 
 def nearest_key(key: str, known: Mapping[str, bool]) -> str:
-    """What to write instead of an unknown key.
+    """What to write instead of an unknown key; `known` says which dotted names are sections.
 
-    Args:
-      key: what was found.
-      known: every dotted name, and whether it is a section.
-
-    Returns:
-      The nearest key (in the same section, or of the same last name elsewhere, or by spelling), or
-      the keys there are.
+    The nearest key (in the same section, or of the same last name elsewhere, or by spelling), or
+    the keys there are.
     """
     parent, _, last = key.rpartition(".")
     siblings = {

@@ -11,10 +11,7 @@ One iteration of the schedule, for K difficulty groups:
     state   = update_pass_rates(state, source="ema")                      # every few steps
 
 The schedule knows nothing about where outcomes come from. Fed with the training rollouts it
-follows the policy as it trains, at the budgets that the schedule itself chose; fed with the
-outcomes of a fixed set of probe questions at a fixed budget, through the same two functions, it is
-free of that feedback. `difficulty.DifficultyPosterior` gives a rate per problem instead
-of per group; every function here that takes a `[K]` array takes those `[n]` arrays too.
+follows the policy as it trains, at the budgets that the schedule itself chose.
 """
 
 from bacr_jax.curriculum.budgets import (

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bacr_jax.curriculum.truncnorm import truncnorm_ppf
-from bacr_jax.errors import UserError
 
 Scalar = int | float | Array
 Assignment = Literal["independent", "shared", "stratified"]
@@ -28,7 +27,7 @@ def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
         stratum = jnp.argsort(jax.random.uniform(order_key, shape), axis=-1)
         below_one = 1.0 - jnp.finfo(jnp.float32).epsneg
         return jnp.minimum((stratum + jitter) / rollouts, below_one)
-    raise UserError(f"budget.assign: found {assign!r}; write independent, shared or stratified")
+    raise ValueError(f"assign: found {assign!r}; known are independent, shared and stratified")
 
 
 def sample_budgets(
@@ -47,13 +46,9 @@ def sample_budgets(
         b ~ TruncNorm(mu_k, sigma_k^2; b_min, b_max), rounded to whole tokens
 
     Args:
-      key: PRNG key.
-      mu: location per group in tokens (`scheduled_mean`); may lie outside [b_min, b_max].
+      mu: location per group (`scheduled_mean`); it may lie outside [b_min, b_max], all in tokens.
       group: group of each question, in [0, K).
       sigma: scale in tokens, > 0; scalar, or one per group.
-      b_min: smallest budget, in tokens.
-      b_max: largest budget, in tokens.
-      num_rollouts: rollouts per question G.
       assign: "independent": G draws per question (paper). "shared": one draw for all G, which
         makes the plain group mean compare like with like. "stratified": one draw from each of
         the G quantile ranges, in random order.
@@ -62,7 +57,7 @@ def sample_budgets(
       Budgets in [b_min, b_max], int32. Each is distributed as Eq. 4 whatever `assign` is.
 
     Raises:
-      UserError: an unknown `assign`.
+      ValueError: an unknown `assign`.
     """
     chex.assert_rank([mu, group], 1)
     u = _uniforms(key, (group.shape[0], num_rollouts), assign)
@@ -82,18 +77,8 @@ def uniform_budgets(
 ) -> Int[Array, "Q G"]:
     """Budgets uniform over the whole numbers of [b_min, b_max]: a prior without a curriculum.
 
-    Args:
-      key: PRNG key.
-      b_min: smallest budget, in tokens.
-      b_max: largest budget, in tokens.
-      shape: (Q questions, G rollouts).
-      assign: how the rollouts of a question are coupled, see `sample_budgets`.
-
-    Returns:
-      Budgets, int32.
-
-    Raises:
-      UserError: an unknown `assign`.
+    They are int32, in tokens. `assign` says how the rollouts of a question are coupled, see
+    `sample_budgets`; ValueError: an unknown one.
     """
     steps = jnp.floor(_uniforms(key, shape, assign) * (b_max - b_min + 1)).astype(jnp.int32)
     return jnp.clip(b_min + steps, b_min, b_max).astype(jnp.int32)
@@ -111,16 +96,14 @@ def choice_budgets(
     Over a range, budgets near its ends are rare; a list trains at just those that will be asked.
 
     Args:
-      key: PRNG key.
       choices: budgets in tokens, ascending, so that "stratified" spreads over small and large.
-      shape: (Q questions, G rollouts).
       assign: how the rollouts of a question are coupled, see `sample_budgets`.
 
     Returns:
       Budgets, int32.
 
     Raises:
-      UserError: an unknown `assign`.
+      ValueError: an unknown `assign`.
     """
     chex.assert_rank(choices, 1)
     last = choices.shape[0] - 1
@@ -129,13 +112,5 @@ def choice_budgets(
 
 
 def fixed_budgets(budget: Scalar, *, shape: tuple[int, int]) -> Int[Array, "Q G"]:
-    """The same budget everywhere (GRPO and DAPO train at b_max).
-
-    Args:
-      budget: tokens.
-      shape: (Q questions, G rollouts).
-
-    Returns:
-      Budgets, int32.
-    """
+    """The same budget everywhere, in tokens, int32 (GRPO and DAPO train at b_max)."""
     return jnp.full(shape, budget, jnp.int32)

@@ -48,15 +48,9 @@ def group_weights(
 
 
 def sample_groups(key: PRNGKeyArray, weights: Float[Array, "K"], num: int) -> Int[Array, "num"]:
-    """Draws groups (or problems) with the given weights, with replacement.
+    """Draws int32 indices of groups (or problems) with the given weights, with replacement.
 
-    Args:
-      key: PRNG key.
-      weights: nonnegative, not all zero; need not sum to 1. Weight 0 is never drawn.
-      num: number of draws.
-
-    Returns:
-      Group indices, int32.
+    Weights are nonnegative, not all zero, and need not sum to 1. Weight 0 is never drawn.
     """
     chex.assert_rank(weights, 1)
     return jax.random.categorical(key, jnp.log(weights), shape=(num,)).astype(jnp.int32)
@@ -68,13 +62,11 @@ def sample_questions(
     """Draws questions: a group by weight, then one of its questions uniformly.
 
     Drawing is with replacement and its probabilities are not corrected for in the loss, so the
-    weights shape the objective, as in the paper.
+    weights shape the objective, as in the paper. A group without questions is passed over.
 
     Args:
-      key: PRNG key.
-      weights: group probabilities (`group_weights`); a group without questions is passed over.
+      weights: group probabilities (`group_weights`).
       group_of: group of each question, in [0, K).
-      num: number of draws.
 
     Returns:
       Question indices in [0, n), int32.

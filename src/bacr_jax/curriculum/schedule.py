@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.errors import UserError
 from bacr_jax.types import pytree
 
 Scalar = int | float | Array
@@ -49,20 +48,17 @@ def init_curriculum(num_groups: int, *, mu0: float | Sequence[float]) -> Curricu
       num_groups: number of difficulty groups K, at least 1.
       mu0: initial budget location in tokens, one for all groups or one per group.
 
-    Returns:
-      The state, with no outcomes recorded and no update done.
-
     Raises:
-      UserError: a list of `mu0` whose length is not `num_groups`, or a location below 0.
+      ValueError: a list of `mu0` whose length is not `num_groups`, or a location below 0.
     """
     locations = np.asarray(mu0, np.float32)
     if locations.ndim == 1 and locations.shape[0] != num_groups:
-        raise UserError(
-            f"curriculum mu0: found {locations.shape[0]} values for {num_groups} difficulty "
-            "groups; write one number, or one per group"
+        raise ValueError(
+            f"mu0: found {locations.shape[0]} values for {num_groups} difficulty "
+            "groups; give one number, or one per group"
         )
     if (locations <= 0.0).any():
-        raise UserError(f"curriculum mu0: found {mu0}; write positive numbers of tokens")
+        raise ValueError(f"mu0: found {mu0}; give positive numbers of tokens")
     # Filled on the host: a few numbers are no programs.
     full = lambda value, dtype=np.float32: jnp.array(np.full(num_groups, value, dtype))
     return CurriculumState(
@@ -99,8 +95,7 @@ def budget_mean(
       mu0: mu(0) in tokens, scalar or one per group.
       alpha: how much a high pass rate shortens budgets.
       beta: how much a low pass rate lengthens them, as a fraction of `b_max`.
-      b_min: smallest budget, in tokens.
-      b_max: largest budget, in tokens.
+      b_max: in tokens, as `b_min`.
       clip: keep the location inside [b_min, b_max]; False is Eq. 5 to the letter.
 
     Returns:
@@ -120,21 +115,11 @@ def scheduled_mean(
     b_max: Scalar,
     clip: bool = True,
 ) -> Float[Array, "K"]:
-    """Location of the budget distribution now: mu_k(0) until the first update, then Eq. 5.
+    """Location (tokens) of the budget distribution now: mu_k(0) until the first update, then Eq. 5.
 
     Eq. 5 does not return mu_k(0) for any pass rate in general, so the first period, in which
-    nothing has been measured, is a case of its own.
-
-    Args:
-      state: the schedule.
-      alpha: see `budget_mean`.
-      beta: see `budget_mean`.
-      b_min: smallest budget, in tokens.
-      b_max: largest budget, in tokens.
-      clip: keep the location, the initial one included, inside [b_min, b_max].
-
-    Returns:
-      mu in tokens.
+    nothing has been measured, is a case of its own. See `budget_mean`; `clip` keeps the initial
+    location, too, inside [b_min, b_max], in tokens.
     """
     adapted = budget_mean(
         state.pass_rate, state.mu0, alpha=alpha, beta=beta, b_min=b_min, b_max=b_max, clip=clip
@@ -162,10 +147,9 @@ def record_outcomes(
     group without rollouts keeps its rate exactly.
 
     Args:
-      state: the schedule.
       group: group of each question, in [0, K).
       correct: outcome of each rollout at its full budget (paper: r(q, t_{:b})), 0/1 or a mean
-        over several answers; or the outcomes of a probe set.
+        over several answers.
       ema_decay: d, in [0, 1), per call after a group's first.
 
     Returns:
@@ -196,7 +180,6 @@ def update_pass_rates(
     """Hands the measured rates to the schedule (the last line of the paper's Algorithm 1).
 
     Args:
-      state: the schedule.
       source: "ema" takes the smoothed running rates, which are never exactly 0 or 1. "epoch"
         takes correct / seen since the last update (paper); groups without rollouts keep theirs.
 
@@ -204,7 +187,7 @@ def update_pass_rates(
       The state with new `pass_rate`, counts cleared and one more update.
 
     Raises:
-      UserError: an unknown `source`.
+      ValueError: an unknown `source`.
     """
     if source == "ema":
         rate = state.ema_rate
@@ -212,7 +195,7 @@ def update_pass_rates(
         measured = state.correct / jnp.maximum(state.seen, 1.0)
         rate = jnp.where(state.seen > 0.0, measured, state.pass_rate)
     else:
-        raise UserError(f"curriculum.pass_rate: found {source!r}; write ema or epoch")
+        raise ValueError(f"source: found {source!r}; known are ema and epoch")
     zeros = jnp.zeros_like(state.seen)
     return dataclasses.replace(
         state, pass_rate=rate, correct=zeros, seen=zeros, updates=state.updates + 1

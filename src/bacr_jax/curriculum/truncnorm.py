@@ -87,7 +87,6 @@ def truncnorm_ppf(
       u: probabilities in [0, 1].
       mu: location of the untruncated normal (its mode, not the mean of the result).
       sigma: scale of the untruncated normal, > 0.
-      low: lower end of the interval.
       high: upper end, above `low`.
 
     Returns:
@@ -126,19 +125,12 @@ def truncnorm_ppf(
 
 
 def truncnorm_mean(mu: Scalar, sigma: Scalar, low: Scalar, high: Scalar) -> Float[Array, "..."]:
-    """Mean of TruncNorm(mu, sigma^2; low, high).
+    """Mean of TruncNorm(mu, sigma^2; low, high), in the units of `mu` (tokens for budgets).
 
     Integrates around the point of the interval nearest to mu, in units in which nothing
-    underflows; the usual ratio of density and CDF differences fails in far tails.
-
-    Args:
-      mu: location of the untruncated normal.
-      sigma: scale of the untruncated normal, > 0.
-      low: lower end of the interval.
-      high: upper end, above `low`.
-
-    Returns:
-      The mean, in the units of `mu` (tokens for budgets), the shape of the arguments broadcast.
+    underflows; the usual ratio of density and CDF differences fails in far tails. mu and sigma > 0
+    are location and scale of the untruncated normal, high is above low, and the result has the
+    shape of the arguments broadcast together.
     """
     mu, sigma, low, high = jnp.broadcast_arrays(
         *(jnp.asarray(x, jnp.float32) for x in (mu, sigma, low, high))
@@ -164,16 +156,8 @@ def truncated_normal(
 ) -> Float[Array, "..."]:
     """Samples from TruncNorm(mu, sigma^2; low, high), paper Eq. 4, by inverse CDF.
 
-    Args:
-      key: PRNG key.
-      mu: location of the untruncated normal, broadcast against `shape`.
-      sigma: scale of the untruncated normal, > 0.
-      low: lower end of the interval.
-      high: upper end, above `low`.
-      shape: shape of the result; by default that of the arguments broadcast together.
-
-    Returns:
-      Samples in [low, high], float32.
+    They lie in [low, high], float32, high being above low. mu and sigma > 0 are location and scale
+    of the untruncated normal. The arguments are broadcast together, and against `shape` if given.
     """
     if shape is None:
         shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in (mu, sigma, low, high)))

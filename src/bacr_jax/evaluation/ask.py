@@ -10,19 +10,19 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.budgets import cap
-from bacr_jax.data.environment import make_rules
-from bacr_jax.data.prompts import PromptFormat, encode_prompts
-from bacr_jax.data.tokenizers import answer_text, decode_ids
-from bacr_jax.data.told import budget_words, told_prompts
+from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.checks import check_grace
 from bacr_jax.evaluation.decoder import Decoder, open_decoder, with_declared_budget
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.learner import policy as policies
-from bacr_jax.rollout import Rollout, generate, sampling_params
+from bacr_jax.prompts.environment import make_rules
+from bacr_jax.prompts.formats import PromptFormat, encode_prompts
+from bacr_jax.prompts.tokenizers import answer_text, decode_ids
+from bacr_jax.prompts.told import budget_words, told_prompts
+from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.types import NO_BUDGET, Prompts
+from bacr_jax.types import NO_BUDGET, Poll, Prompts
 
 # Row, its thinking so far, its answer so far (with what was forced before it).
 Watch = Callable[[int, str, str], Any]
@@ -81,7 +81,6 @@ class Session:
 
         Args:
           saved: the policy, with the settings it is decoded with.
-          style: prompt format.
 
         Raises:
           UserError: its settings or its tokenizer can't be used.
@@ -89,7 +88,7 @@ class Session:
         self.saved, self.style = saved, style
         self.tokenizer = saved.tokenizer()
         check_grace(saved.config, self.tokenizer)
-        self.vocab_size = policies.vocabulary_rows(saved.config, len(self.tokenizer))
+        self.vocab_size = setup.vocabulary_rows(saved.config, len(self.tokenizer))
         self.rules = make_rules(self.tokenizer, style, self.vocab_size)
         self._opened: Decoder | None = None
 
@@ -103,18 +102,14 @@ class Session:
         top_p: float = 1.0,
         seed: int = 0,
         watch: Watch | None = None,
-        poll: Callable[[], None] | None = None,
+        poll: Poll = None,
     ) -> list[Answer]:
         """Decodes all answers together.
 
         Args:
-          questions: texts.
           budgets: thinking tokens; None: the policy is told none and thinks up to budget.cap
             tokens.
-          samples: answers per question and budget.
           temperature: 0: the most likely tokens.
-          top_p: nucleus.
-          seed: of sampled answers.
           watch: called after every chunk for each row that went on, with its texts so far.
           poll: called between chunks, so that a caller can stop by raising.
 
@@ -134,16 +129,15 @@ class Session:
         rollout = generate(
             decoder.params,
             _widened(jax.tree.map(lambda x: np.asarray(x)[rows], prompts)),
-            _told(budgets)[budget],
-            limit[:, None],
+            Rows(_told(budgets)[budget], limit[:, None], limits=limit),
             jax.random.key(seed),
-            spec=_spec(decoder, longest, len(rows)),
-            rules=self.rules,
-            sampling=sampling_params(temperature, top_p),
-            phi_of=decoder.phi_of,
-            limits=limit,
-            poll=poll,
-            **({} if watch is None else _Live(self._text, watch).listeners()),
+            Sampler(
+                _spec(decoder, longest, len(rows)),
+                self.rules,
+                sampling_params(temperature, top_p),
+                decoder.phi_of,
+            ),
+            Listeners(poll) if watch is None else _Live(self._text, watch).listeners(poll),
         )
         return [
             self._answer(rollout, row, questions[q], budgets[b], int(s))
@@ -191,7 +185,7 @@ class Session:
     ) -> int:
         """The largest budget, which the model's positions must hold behind the prompts."""
         config, longest = self.saved.config, max(int(limits.max()), 1)
-        positions = policies.model_shape(config, self.vocab_size).max_positions
+        positions = setup.model_shape(config, self.vocab_size).max_positions
         free = positions - int(np.max(prompts.lengths)) - config.rollout.answer_tokens
         free -= config.budget.grace
         if longest > free:
@@ -268,11 +262,7 @@ def prompt_per_budget(
     """The prompts once per budget, with the budget in them where the format has a place for it.
 
     Args:
-      prompts: a row per question.
-      tokenizer: of the policy.
-      style: prompt format.
       budgets: thinking tokens; None is never in a prompt.
-      config: whether the policy is given its budget.
 
     Returns:
       All rows at the first budget, then those at the second, and so on.
@@ -299,19 +289,19 @@ class _Live:
         self._thinking: dict[int, list[int]] = {}
         self._said: dict[int, tuple[str, str]] = {}
 
-    def listeners(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        return {"on_tokens": self._thought, "on_answer": self._answered}
+    def listeners(self, poll: Poll) -> Listeners:
+        """Of `generate`."""
+        return Listeners(poll, on_tokens=self._thought, on_answer=self._answered)
 
-    def _thought(self, row: int, tokens: Sequence[int]) -> None:
+    def _thought(self, row: int, tokens: np.ndarray) -> None:
         """Takes the new thinking tokens of a row."""
         ids = self._thinking.setdefault(row, [])
         ids += map(int, tokens)
         self._tell(row, ids, [])
 
-    def _answered(self, row: int, tokens: Sequence[int]) -> None:
+    def _answered(self, row: int, tokens: np.ndarray) -> None:
         """Takes all tokens after the thinking of a row."""
-        self._tell(row, self._thinking.get(row, []), tokens)
+        self._tell(row, self._thinking.get(row, []), tokens.tolist())
 
     def _tell(self, row: int, *parts: Sequence[int]) -> None:
         thinking, answer = (self._text(ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts)

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config.budgets import largest_evaluated
-from bacr_jax.data.environment import Questions
-from bacr_jax.data.prompts import PromptFormat, line_breaks
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, dense_cuts, told_budgets
-from bacr_jax.learner import policy as policies
+from bacr_jax.prompts.environment import Questions
+from bacr_jax.prompts.formats import PromptFormat, line_breaks
+from bacr_jax.runs import setup
 
 # Cuts of a dense curve: each is an answer of its own.
 _MOST_CUTS = 256
@@ -87,8 +87,8 @@ def check_labels(config: Config, labels: Path | None) -> None:
 
 def positions(config: Config, tokenizer: Any) -> int:
     """Positions that the model was made for; the largest budget is less."""
-    rows = policies.vocabulary_rows(config, len(tokenizer))
-    positions = policies.model_shape(config, rows).max_positions
+    rows = setup.vocabulary_rows(config, len(tokenizer))
+    positions = setup.model_shape(config, rows).max_positions
     largest = largest_evaluated(config) + config.budget.grace
     if largest >= positions:
         raise UserError(f"{_asked(config)}: the model has {positions} positions; write fewer")

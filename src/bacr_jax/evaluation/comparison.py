@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.graded import Graded, interval, number
 from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals, stack_scores
 from bacr_jax.evaluation.metrics import anytime_weights
-from bacr_jax.evaluation.samples import EvalSetting, budget_key
+from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, interval, number
 
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
 
@@ -25,8 +24,6 @@ def check_comparable(
     Args:
       mine: the `sets` of this evaluation's settings.
       theirs: the settings of the other one.
-      modes: this evaluation's budgets by decoding.
-      where: names the other one.
       grader: this evaluation's verifier of one's own, as its settings have it.
 
     Raises:

@@ -10,22 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from bacr_grading import LENIENT, Verdict
 from bacr_jax.config import Config, EvalConfig
-from bacr_jax.config.budgets import cap
-from bacr_jax.data.environment import Environment, Questions
-from bacr_jax.data.prompts import PromptFormat, encode_text, with_declaration
-from bacr_jax.data.tokenizers import decode_ids
+from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Sample
-from bacr_jax.evaluation.trace_source import Asked, Part, TraceSource
-from bacr_jax.grading import LENIENT, Verdict
-from bacr_jax.learner import policy as policies
+from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Asked, Part, Sample, TraceSource
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.rollout import RolloutSpec, generate, sampling_params
-from bacr_jax.rollout.cut_chunks import CUTS_AT_ONCE
+from bacr_jax.prompts.environment import Environment, Questions
+from bacr_jax.prompts.formats import PromptFormat, encode_text, with_declaration
+from bacr_jax.prompts.tokenizers import decode_ids
+from bacr_jax.rollout import Listeners, RolloutSpec, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout.branches import CUTS_AT_ONCE
+from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts, Trunks
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Decoder:
         key: jax.Array,
         config: EvalConfig,
         *,
-        poll: Callable[[], None] | None,
+        poll: Poll,
         on_rows: Callable[[int], None] | None = None,
     ) -> list[tuple[Trunks, Branches]]:
         """Thinking up to the budget, and an answer at each cut, for each row; on the host.
@@ -70,29 +69,32 @@ class Decoder:
             for part, limit in zip(parts, limits)
         ]
         each = lambda numbers: np.repeat(np.asarray(numbers, np.int32), counts, 0)
-        # Programs depend on how many calls there are: a few numbers serve all evaluations.
-        calls = [*first, *[first[-1]] * (2 ** (len(first) - 1).bit_length() - len(first))]
+        # Programs depend on how many streams there are: a few numbers serve all evaluations.
+        streams = [*first, *[first[-1]] * (2 ** (len(first) - 1).bit_length() - len(first))]
         # Keys take numbers from 0 on.
-        keys = [jax.random.fold_in(key, setting.budget % 2**32) for setting in calls]
-        greedy = [setting.mode == GREEDY for setting in calls]
+        keys = [jax.random.fold_in(key, setting.budget % 2**32) for setting in streams]
+        greedy = [setting.mode == GREEDY for setting in streams]
         rollout = generate(
             self.params,
             _stacked([part.prompts for part in parts]),
-            each([setting.budget for setting in first]),
-            each(cuts),
-            jnp.stack(keys),
-            spec=dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
-            rules=environment.rules,
-            sampling=sampling_params(
-                [0.0 if most_likely else config.temperature for most_likely in greedy],
-                1.0 if all(greedy) else config.top_p,
+            Rows(
+                each([setting.budget for setting in first]),
+                each(cuts),
+                ids=np.concatenate([part.rows for part in parts]),
+                limits=each(limits),
+                streams=each(range(len(parts))),
             ),
-            phi_of=self.phi_of,
-            rows=np.concatenate([part.rows for part in parts]).astype(np.int32),
-            limits=each(limits),
-            calls=each(range(len(parts))),
-            poll=poll,
-            on_rows=None if on_rows is None else lambda rows, *_: on_rows(len(rows)),
+            jnp.stack(keys),
+            Sampler(
+                dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
+                environment.rules,
+                sampling_params(
+                    [0.0 if most_likely else config.temperature for most_likely in greedy],
+                    1.0 if all(greedy) else config.top_p,
+                ),
+                self.phi_of,
+            ),
+            Listeners(poll, None if on_rows is None else lambda rows, *_: on_rows(len(rows))),
         )
         drawn = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
         ends = np.cumsum([0, *counts])
@@ -125,11 +127,8 @@ def open_decoder(
 
     Args:
       saved: the policy, with the settings it is decoded with.
-      vocab_size: rows of its embedding.
-      max_thinking: largest budget to come.
       slots: rows decoded together, on all devices; None: as many as in the policy's own
         evaluations. The next number that all of them can share evenly is taken.
-      num_devices: devices that rows are spread over.
 
     Raises:
       UserError: the policy's files and its config disagree.
@@ -161,18 +160,18 @@ def open_decoder(
     return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
 
 
-def _policy(config: Config, vocab_size: int, num_devices: int) -> policies.Policy:
+def _policy(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
     """The policy on so many devices, whatever the portions of its training were."""
     method = load_method(config)
     if num_devices == 1:
-        return policies.make_policy(config, method, vocab_size)
-    mesh = policies.decoding_mesh(config, policies.model_shape(config, vocab_size), num_devices)
+        return setup.make_policy(config, method, vocab_size)
+    mesh = setup.decoding_mesh(config, setup.model_shape(config, vocab_size), num_devices)
     free = dataclasses.replace(
         config,
-        rollout=dataclasses.replace(config.rollout, slots=None, compact=False),
+        rollout=dataclasses.replace(config.rollout, slots=None),
         eval=dataclasses.replace(config.eval, slots=None),
     )
-    return policies.make_policy(free, method, vocab_size, mesh)
+    return setup.make_policy(free, method, vocab_size, mesh)
 
 
 def declaration(
@@ -212,16 +211,12 @@ def draw_samples(
     *,
     name: str,
     config: EvalConfig,
-    poll: Callable[[], None] | None = None,
+    poll: Poll = None,
     on_rows: Callable[[int], None] | None = None,
 ) -> list[list[Sample]]:
     """Answers and grades rows of several settings, decoded together.
 
     Args:
-      decoder: the policy, or what asks it.
-      environment: tokenizer, rules and grader.
-      questions: the set.
-      chosen: places of the problems evaluated.
       parts: row numbers, as `batches` gives them, and what they are asked: decoding and budget;
         with several settings the same traces are cut at several places, as many in every part.
       key: of the evaluation; what a sample says depends on it, its row number and its budget.
@@ -262,7 +257,7 @@ def _samples(
     branches: Branches,
     *,
     name: str,
-    poll: Callable[[], None] | None,
+    poll: Poll,
 ) -> list[Sample]:
     """Traces of a part, graded; see `draw_samples`."""
     rows, settings = part
@@ -289,7 +284,7 @@ def _samples(
             # The thinking once for each trace.
             text=texts[n] if early[j] is None else parts[n][1],
             gold=references[n],
-            **_judged(verdicts[n]),
+            **_graded(verdicts[n]),
             **_counted(trunks, branches, i, j, early[j]),
         )
         for n, (i, j) in enumerate(cells)
@@ -301,13 +296,13 @@ def _verdicts(
     texts: Sequence[str],
     references: Sequence[str],
     asked: Sequence[str],
-    poll: Callable[[], None] | None,
+    poll: Poll,
 ) -> list[Verdict]:
     graded = [for_grader(text, environment.style) for text in texts]
     return environment.grader.grade(graded, references, mode=LENIENT, poll=poll, questions=asked)
 
 
-def _judged(verdict: Verdict) -> dict[str, Any]:
+def _graded(verdict: Verdict) -> dict[str, Any]:
     """The fields of a `Sample` that the grader fills."""
     names = ("extracted", "correct", "strict", "path", "timed_out")
     return {name: getattr(verdict, name) for name in names}

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax import documents
+from bacr_jax.documents import cannot_write, write_json
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
-from bacr_jax.runs.files import cannot_write, write_json
 from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
@@ -48,7 +48,6 @@ def sample_batches(
     Args:
       ids: identifiers of the problems evaluated, by set.
       settings: decodings and budgets, those together that the same traces serve.
-      most: rows of a batch.
     """
     work = []
     for name, problems in ids.items():
@@ -95,9 +94,6 @@ class EvaluationFolder:
         """The batches that are there as a whole; what follows them is cut off.
 
         Texts are left out, since they are many and no number needs them.
-
-        Args:
-          work: batches, as `sample_batches` gives them.
 
         Raises:
           UserError: the file holds other samples than these.
@@ -181,10 +177,6 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[Evaluation
 
     It is locked against other processes until it is left. A new folder in which nothing was
     evaluated disappears when a UserError leaves it.
-
-    Args:
-      path: the folder.
-      settings: what the samples depend on, as JSON.
 
     Raises:
       UserError: the folder holds something else or another evaluation, is in use, or can't be

@@ -79,8 +79,6 @@ def resampled_means(
 
     Args:
       scores: one row per problem, one column per statistic.
-      seed: of the draws.
-      resamples: number of draws r.
     """
     n = len(scores)
     blocks = _kept_draws(n, seed, resamples) if n <= _KEPT else _draws(n, seed, resamples)
@@ -110,7 +108,6 @@ def bootstrap_intervals(
 
     Args:
       scores: one row per problem, one column per statistic.
-      seed: of the draws.
 
     Returns:
       Lower and upper ends. They coincide where all problems score alike.
@@ -127,7 +124,6 @@ def rate_intervals(scores: Float[np.ndarray, "n s"], *, seed: int = 0) -> Float[
 
     Args:
       scores: shares in [0, 1], one row per problem, one column per statistic.
-      seed: of the draws.
 
     Returns:
       Lower and upper ends, in [0, 1].
@@ -150,7 +146,6 @@ def ratio_interval(
     Args:
       part: share of each problem's samples that count; at most `whole`.
       whole: share of each problem's samples that are looked at, some of them more than 0.
-      seed: of the draws.
 
     Returns:
       Lower and upper end, in [0, 1].
@@ -176,7 +171,6 @@ def difference_intervals(
     Args:
       one: rates of one policy, one row per problem, one column per statistic.
       other: those of the other, the same problems in the same order.
-      seed: of the draws.
     """
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     ends = bootstrap_intervals(differences, seed=seed)

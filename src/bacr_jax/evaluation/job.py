@@ -12,15 +12,12 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from bacr_grading import load_verifier
 from bacr_jax.config import Config
-from bacr_jax.config.budgets import cap
+from bacr_jax.config.derived import cap
 from bacr_jax.config.engine import Engine
-from bacr_jax.data.environment import Environment, Questions, build_environment, load_sets
-from bacr_jax.data.graders import failures
-from bacr_jax.data.prompts import PromptFormat, format_for
-from bacr_jax.data.question_set import QuestionSet
-from bacr_jax.data.told import budget_words
-from bacr_jax.evaluation import checks, comparison, labels
+from bacr_jax.documents import write_atomically, write_json
+from bacr_jax.evaluation import checks, comparison
 from bacr_jax.evaluation.decoder import draw_samples
 from bacr_jax.evaluation.folder import (
     RESULTS,
@@ -34,26 +31,60 @@ from bacr_jax.evaluation.folder import (
     read_settings,
     sample_batches,
 )
-from bacr_jax.evaluation.graded import Graded, graded
 from bacr_jax.evaluation.samples import (
     SAMPLED,
     EvalSetting,
+    Graded,
     Sample,
     budget_key,
     dense_settings,
     eval_settings,
+    graded,
     subset,
     told_budgets,
 )
-from bacr_jax.evaluation.served import check_served
-from bacr_jax.evaluation.sources import open_source
+from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
-from bacr_jax.grading import load_verifier
-from bacr_jax.learner import policy as policies
 from bacr_jax.methods.registry import declares_budget
-from bacr_jax.runs.files import write_json
+from bacr_jax.prompts.environment import Environment, Questions, build_environment, load_sets
+from bacr_jax.prompts.formats import PromptFormat, format_for
+from bacr_jax.prompts.graders import failures
+from bacr_jax.prompts.told import budget_words
+from bacr_jax.questions.groups import groups_from_solve_rate
+from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Phase, Progress
+from bacr_jax.types import Poll
+
+# What the paper's groups are called, from the easiest on.
+GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25")
+
+
+def write_labels(path: Path, graded: Graded) -> dict[str, int]:
+    """Writes each problem's avg@k: the share of its k samples that are right.
+
+    The paper names pass@8, which is 0 or 1 for a single problem and can't be cut at .25, .5 and
+    .75; the mean of the samples can.
+
+    Args:
+      path: JSONL file; a line {"id", "avg", "samples"} per problem.
+
+    Returns:
+      Number of problems in each difficulty group, the easiest first.
+
+    Raises:
+      UserError: the file can't be written.
+    """
+    rates = graded.correct.mean(1)
+    lines = [
+        json.dumps({"id": id_, "avg": float(rate), "samples": graded.samples})
+        for id_, rate in zip(graded.ids, rates)
+    ]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    groups = groups_from_solve_rate(rates, num_groups=len(GROUPS))
+    return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
+
 
 __all__ = ["Work", "open_evaluation", "prepare", "run"]
 
@@ -181,13 +212,9 @@ def prepare(
     """Reads questions and checks that everything fits together, before any device work.
 
     Args:
-      saved: the policy, with the evaluation's config.
       greedy: also the most likely answer, beside samples.
       self_consistency: k of votes at equal total tokens.
-      split: part of the sets.
       train: near-duplicates of its questions are counted apart; None: none are looked for.
-      compare: evaluated runs, or folders of evaluations.
-      labels: where to write measured difficulty.
       name: of the policy, for tables.
       engine: what decodes elsewhere; None: this package does.
 
@@ -265,7 +292,7 @@ def _draw_missing(
     progress: Progress,
     planned: Sequence[SampleBatch],
     done: list[list[Sample]],
-    poll: Callable[[], None] | None,
+    poll: Poll,
 ) -> None:
     """Draws the batches that are not there yet, and adds them to the folder and to `done`."""
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
@@ -328,14 +355,12 @@ def run(
     work: Work,
     folder: EvaluationFolder,
     progress: Progress,
-    poll: Callable[[], None] | None = None,
+    poll: Poll = None,
 ) -> dict[str, Any]:
     """Draws what is missing, and computes every number from the samples.
 
     Args:
-      work: as `prepare` gives it.
       folder: opened for `work.settings`; gets samples.jsonl and results.json.
-      progress: shows how far it is.
       poll: called regularly; it may raise, and what was drawn by then stays.
 
     Returns:
@@ -343,7 +368,7 @@ def run(
     """
     planned = work.batches()
     done = folder.resume(planned)
-    rows = policies.vocabulary_rows(work.config, len(work.tokenizer))
+    rows = setup.vocabulary_rows(work.config, len(work.tokenizer))
     environment = build_environment(
         work.config, work.tokenizer, rows, style=work.style, sets=work.sets
     )
@@ -380,7 +405,7 @@ def run(
         return results
     (of_set,) = own.values()
     (setting,) = [s for s in of_set if s.mode == SAMPLED and s.cut is None]
-    counts = labels.write_labels(work.labels, of_set[setting])
+    counts = write_labels(work.labels, of_set[setting])
     lines = {group: f"solve rate {group}: {count} problems" for group, count in counts.items()}
     return {**results, "labels": {"file": f"difficulty labels in {work.labels}", **lines}}
 

@@ -1,11 +1,22 @@
 """Estimates from graded samples: pass@k, maj@k, and accuracy over a range of budgets."""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+from bacr_jax.evaluation.intervals import (
+    bootstrap_intervals,
+    rate_intervals,
+    ratio_interval,
+    stack_scores,
+)
+from bacr_jax.evaluation.samples import Graded, interval, number
+from bacr_jax.types import NO_BUDGET
 
 Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
 
@@ -155,3 +166,134 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
     gaps = np.diff(np.log2(np.asarray(budgets, np.float64)))
     area = (np.append(gaps, 0.0) + np.append(0.0, gaps)) / (2.0 * gaps.sum())
     return np.stack([mean, area])
+
+
+def answer_clusters(
+    answers: Sequence[Sequence[str | None]],
+    correct: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"],
+    grader: Any,
+) -> Int[np.ndarray, "n samples"]:
+    """Numbers equal answers equally, within each problem.
+
+    Right answers equal the reference and so one another. Wrong answers are equal when the grader,
+    in its strict mode, takes one for the other; what equals either of two is one answer. A verifier
+    of one's own may not be asked that: under scores, answers are equal when they are written alike,
+    blanks aside.
+
+    Args:
+      answers: what each sample answers, problems by samples; None for no answer.
+
+    Returns:
+      0 for right answers, 1, 2, ... for wrong ones in the order of their first appearance, -1 for
+      no answer. Under scores, 0, 1, 2, ... for all of them.
+    """
+    if correct.dtype != bool:
+        return _written_alike(answers)
+    wrong = [
+        list(dict.fromkeys(a for a, c in zip(row, right) if a is not None and not c))
+        for row, right in zip(answers, correct)
+    ]
+    pairs = [
+        (problem, a, b)
+        for problem, distinct in enumerate(wrong)
+        for a, b in itertools.combinations(range(len(distinct)), 2)
+    ]
+    texts = [f"<answer>{wrong[problem][b]}</answer>" for problem, _, b in pairs]
+    verdicts = grader.grade(texts, [wrong[problem][a] for problem, a, _ in pairs], mode="strict")
+    first = [list(range(len(distinct))) for distinct in wrong]
+    for (problem, a, b), verdict in zip(pairs, verdicts):
+        if verdict.correct:
+            old, new = first[problem][b], first[problem][a]
+            first[problem] = [new if x == old else x for x in first[problem]]
+    numbers = np.full(correct.shape, -1)
+    for problem, row in enumerate(answers):
+        places = {text: first[problem][i] for i, text in enumerate(wrong[problem])}
+        names = {place: 1 + i for i, place in enumerate(dict.fromkeys(places.values()))}
+        for sample, text in enumerate(row):
+            if correct[problem, sample]:
+                numbers[problem, sample] = 0
+            elif text is not None:
+                numbers[problem, sample] = names[places[text]]
+    return numbers
+
+
+def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "n samples"]:
+    rows = []
+    for row in answers:
+        texts = [None if text is None else " ".join(text.split()) for text in row]
+        names = {text: i for i, text in enumerate(dict.fromkeys(t for t in texts if t is not None))}
+        rows.append([-1 if text is None else names[text] for text in texts])
+    return np.array(rows, np.int64)
+
+
+_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+
+
+def _accuracy_among(
+    correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
+) -> tuple[float | None, list[float] | None]:
+    """Mean score among some answers, with its interval; None where there are none of them."""
+    if not chosen.any():
+        return None, None
+    ends = ratio_interval(np.where(chosen, correct, 0.0).mean(1), chosen.mean(1))
+    return number(correct[chosen].mean()), interval(np.array(ends))
+
+
+def completion(graded: Graded) -> dict[str, Any]:
+    """How many traces and answers came to an end, and accuracy among these traces and the others.
+
+    Returns:
+      completion_rate (share of traces whose thinking ended by itself, by its tag or the end of the
+      turn), closed_rate (share of answers that were closed), accuracy_if_complete and
+      accuracy_if_cut (of the traces that ended by themselves, and of those that the budget cut;
+      null without any), each with its 95 % interval.
+    """
+    complete = ~graded.forced
+    rates = stack_scores([complete.mean(1), graded.finished.mean(1)])
+    ends, means = rate_intervals(rates), rates.mean(0)
+    whole, whole_ends = _accuracy_among(graded.correct, complete)
+    cut, cut_ends = _accuracy_among(graded.correct, graded.forced)
+    return {
+        "completion_rate": number(means[0]),
+        "completion_ci95": interval(ends[0]),
+        "closed_rate": number(means[1]),
+        "closed_ci95": interval(ends[1]),
+        "accuracy_if_complete": whole,
+        "if_complete_ci95": whole_ends,
+        "accuracy_if_cut": cut,
+        "if_cut_ci95": cut_ends,
+    }
+
+
+def adherence(graded: Graded) -> dict[str, Any]:
+    """Thinking tokens used against those requested.
+
+    Args:
+      graded: samples of a setting with budget b.
+
+    Returns:
+      requested, b or null where the policy was told none; used, the mean thinking tokens n; ratio,
+      the mean of n / b, with its 95 % interval (null for b = 0 and without a budget); quantiles of
+      n (p10, p50, p90, max); over_share and mean_excess, how often and by how much n is above b (a
+      grace window allows that).
+    """
+    used = graded.thinking
+    requested = None if graded.budget == NO_BUDGET else graded.budget
+    found: dict[str, Any] = {
+        "requested": requested,
+        "used": number(used.mean()),
+        "ratio": None,
+        "ratio_ci95": None,
+        "quantiles": {name: number(np.quantile(used, q)) for name, q in _QUANTILES.items()},
+        "over_share": 0.0,
+        "mean_excess": 0.0,
+    }
+    if requested is None:
+        return found
+    excess = np.maximum(used - requested, 0)
+    found |= {"over_share": number((excess > 0).mean()), "mean_excess": number(excess.mean())}
+    if requested:
+        ratios = used.mean(1) / requested
+        ends = bootstrap_intervals(ratios[:, None])[0]
+        found |= {"ratio": number(ratios.mean()), "ratio_ci95": interval(ends)}
+    return found

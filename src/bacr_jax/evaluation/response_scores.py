@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bacr_jax.data.prompts import encode_text
-from bacr_jax.data.tokenizers import decode_ids
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Session, rounded_up
-from bacr_jax.learner import policy as policies
 from bacr_jax.learner.scoring import response_logprobs
 from bacr_jax.methods import load_method
+from bacr_jax.prompts.formats import encode_text
+from bacr_jax.prompts.tokenizers import decode_ids
+from bacr_jax.runs import setup
 from bacr_jax.types import NO_BUDGET
 
 # Rows of one pass.
@@ -51,14 +51,10 @@ class Scorer:
     """The policy of a session with its weights laid out for whole sequences."""
 
     def __init__(self, session: Session):
-        """Reads the weights.
-
-        Args:
-          session: says prompts, tokenizer and allowed tokens.
-        """
+        """Reads the weights."""
         config = session.saved.config
         self.session = session
-        learner = policies.make_policy(config, load_method(config), session.vocab_size).learner
+        learner = setup.make_policy(config, load_method(config), session.vocab_size).learner
         # One pass without a gradient keeps nothing that could be recomputed.
         self.spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         self.params: Any = jax.tree.map(jnp.asarray, session.saved.params())
@@ -69,7 +65,6 @@ class Scorer:
         """Scores a response to each question.
 
         Args:
-          questions: texts.
           responses: what follows each prompt, as a text or as ids (`Answer.tokens`).
           budget: thinking tokens that the policy is told; None: none.
 

@@ -5,15 +5,28 @@ problem and sample by sample, are drawn in batches whose composition is fixed be
 evaluation that was interrupted and continued gives what an uninterrupted one gives.
 """
 
+import collections
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.types import (
+    CLOSED_BY_BUDGET,
+    CLOSED_BY_EOS,
+    CLOSED_BY_TAG,
+    NO_BUDGET,
+    Branches,
+    Poll,
+    Prompts,
+    Trunks,
+)
 
 GREEDY, SAMPLED = "greedy", "sampled"
 # What results call an evaluation without a budget.
@@ -160,3 +173,131 @@ def batches(problems: int, setting: EvalSetting, most: int | None) -> list[Int[n
     """Row numbers of a setting (problem x samples + sample), in batches of at most `most`."""
     rows = np.arange(problems * setting.samples)
     return [rows] if most is None else [rows[i : i + most] for i in range(0, len(rows), most)]
+
+
+# Beyond these digits, sums depend on the order in which a machine takes them.
+_DIGITS = 10
+
+
+@dataclass(frozen=True)
+class Graded:
+    """The samples of a setting, problems by samples.
+
+    Attributes:
+      budget: thinking tokens that the policy was told; NO_BUDGET: none.
+      ids: identifier of each problem.
+      levels: of each problem.
+      subjects: of each problem.
+      correct: lenient verdicts; scores in [0, 1] where a verifier of one's own gave them.
+      strict: strict verdicts; the same scores.
+      thinking: thinking tokens.
+      total: thinking, forced and answer tokens.
+      forced_tokens: tokens put between thinking and answer.
+      answered: sampled answer tokens.
+      forced: the budget ended the thinking.
+      finished: the answer was closed.
+      timed_out: the grader's deadline passed.
+      answers: extracted answers, None where there is none.
+      paths: how many verdicts each path decided.
+    """
+
+    budget: int
+    ids: list[str]
+    levels: Int[np.ndarray, "n"]
+    subjects: list[str]
+    correct: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
+    strict: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
+    thinking: Int[np.ndarray, "n samples"]
+    total: Int[np.ndarray, "n samples"]
+    forced_tokens: Int[np.ndarray, "n samples"]
+    answered: Int[np.ndarray, "n samples"]
+    forced: Bool[np.ndarray, "n samples"]
+    finished: Bool[np.ndarray, "n samples"]
+    timed_out: Bool[np.ndarray, "n samples"]
+    answers: list[list[str | None]]
+    paths: dict[str, int]
+
+    @property
+    def samples(self) -> int:
+        """Answers per problem."""
+        return self.correct.shape[1]
+
+
+def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
+    """Collects the samples of a setting, given problem by problem."""
+    heads = samples[:: setting.samples]
+
+    def table(values: Sequence[Any], kind: type) -> np.ndarray:
+        return np.array(values, kind).reshape(len(heads), setting.samples)
+
+    answers = [sample.extracted for sample in samples]
+    kind = bool if all(isinstance(sample.correct, bool) for sample in samples) else float
+    return Graded(
+        budget=setting.budget,
+        ids=[sample.id for sample in heads],
+        levels=np.array([sample.level for sample in heads], np.int64),
+        subjects=[sample.subject for sample in heads],
+        correct=table([sample.correct for sample in samples], kind),
+        strict=table([sample.strict for sample in samples], kind),
+        thinking=table([sample.thinking_tokens for sample in samples], np.int64),
+        total=table([sample.total_tokens for sample in samples], np.int64),
+        forced_tokens=table([sample.forced_tokens for sample in samples], np.int64),
+        answered=table([sample.answer_tokens for sample in samples], np.int64),
+        finished=table([sample.finished for sample in samples], bool),
+        forced=table([sample.closed_by == "budget" for sample in samples], bool),
+        timed_out=table([sample.timed_out for sample in samples], bool),
+        answers=[answers[i : i + setting.samples] for i in range(0, len(answers), setting.samples)],
+        paths=dict(sorted(collections.Counter(sample.path for sample in samples).items())),
+    )
+
+
+def number(value: Any) -> float:
+    """A number for a report: the same on every run of the same samples."""
+    return round(float(value), _DIGITS)
+
+
+def interval(ends: Float[np.ndarray, "2"]) -> list[float]:
+    """Two of them."""
+    return [number(end) for end in ends]
+
+
+# Row numbers, and the settings of their traces: of one decoding and budget.
+Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows that are decoded alike.
+
+    Attributes:
+      prompts: as they are fed.
+      rows: row numbers.
+      settings: decoding and budget; with several the same traces are cut at several places.
+    """
+
+    prompts: Prompts
+    rows: Int[np.ndarray, "rows"]
+    settings: Sequence[EvalSetting]
+
+
+class TraceSource(Protocol):
+    """A `decoder.Decoder`, or a server that is asked."""
+
+    def traces(
+        self,
+        environment: Environment,
+        parts: Sequence[Asked],
+        key: jax.Array,
+        config: EvalConfig,
+        *,
+        poll: Poll,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> list[tuple[Trunks, Branches]]:
+        """Thinking and answers of some rows, part by part.
+
+        Args:
+          parts: rows by decoding and budget, as many cuts in each.
+          key: of the evaluation; what a row says depends on it, its number and its budget.
+          poll: called regularly, so that a caller can stop by raising.
+          on_rows: called with how many more rows are done.
+        """

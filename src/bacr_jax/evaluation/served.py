@@ -2,7 +2,15 @@
 
 import asyncio
 import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,32 +19,24 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from bacr_held import Answering, EngineError, Rules, Sampling, Server, Thinking, read_rules
+from bacr_held.http_json import request_json
+from bacr_held.server import extras
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.budgets import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
-from bacr_jax.data.environment import Environment
-from bacr_jax.data.exported import describe
-from bacr_jax.data.stop_strings import compile_stop_strings, match
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.engine_process import started
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, EvalSetting
-from bacr_jax.evaluation.trace_source import Asked
+from bacr_jax.evaluation.decoder import declaration, open_decoder
+from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Asked, EvalSetting, TraceSource
 from bacr_jax.model.hf import read_thinking
-from bacr_jax.model.hf.held import (
-    Answering,
-    EngineError,
-    Rules,
-    Sampling,
-    Server,
-    Thinking,
-    read_rules,
-)
-from bacr_jax.model.hf.held.server import extras
+from bacr_jax.prompts.environment import Environment, Questions
+from bacr_jax.prompts.stop_strings import compile_stop_strings, match
+from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
-from bacr_jax.types import NO_BUDGET, Branches, Trunks
+from bacr_jax.types import NO_BUDGET, Branches, Poll, Trunks
 
 _CODES = {name: code for code, name in CLOSE_NAMES.items()}
-# Seconds between two calls of `poll`.
+# Seconds between two calls of `poll`, and between two questions to a server that starts.
 _PATIENCE = 0.5
 _OTHER_FORMAT = (
     "data.prompt_format: an engine samples what {} was trained to write; leave prompt format and "
@@ -71,7 +71,7 @@ class ServedDecoder:
         key: jax.Array,
         config: EvalConfig,
         *,
-        poll: Callable[[], None] | None,
+        poll: Poll,
         on_rows: Callable[[int], None] | None = None,
     ) -> list[tuple[Trunks, Branches]]:
         """As of `Decoder`; sampled answers are others than there, and the same at every call.
@@ -144,7 +144,7 @@ def _sampling(key: jax.Array, setting: EvalSetting, row: int, config: EvalConfig
 async def _together(
     rows: Sequence[Coroutine[Any, Any, Row]],
     at_once: int,
-    poll: Callable[[], None] | None,
+    poll: Poll,
     on_rows: Callable[[int], None] | None,
 ) -> list[Row]:
     """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them."""
@@ -257,10 +257,6 @@ def open_served(
 
     Args:
       engine: where the server is, or how to start one.
-      saved: the policy, with the evaluation's config.
-      environment: tokenizer and prompt format of the evaluation.
-      longest_prompt: tokens.
-      slots: rows asked for together.
       say: tells the reader what takes time.
 
     Raises:
@@ -290,3 +286,116 @@ def open_served(
                 f"needed; start it with --max-model-len {needed}, or write smaller --budgets"
             )
         yield ServedDecoder(server, rules, slots)
+
+
+# A large model is read from a slow disk and compiled first.
+_START_SECONDS, _STOP_SECONDS = 3600.0, 30.0
+
+
+@contextlib.contextmanager
+def started(engine: Engine, folder: Path, *, dtype: str, slots: int) -> Iterator[str]:
+    """Starts a server of a folder on this machine; gives its address, and stops it at the end.
+
+    Raises:
+      UserError: it does not start.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [engine.python, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(folder.absolute()), "--served-model-name", "policy"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", dtype, "--max-num-seqs", str(slots), *engine.arguments]
+    handle, name = tempfile.mkstemp(prefix="bacr-engine-", suffix=".log")
+    log = Path(name)
+    with os.fdopen(handle, "wb") as file:
+        # A group of its own: it is stopped with its workers, and Ctrl-C reaches this process first.
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(process, url, log)
+        yield url
+    finally:
+        _stop(process)
+    log.unlink(missing_ok=True)
+
+
+def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    """Until the server answers.
+
+    Raises:
+      UserError: it ended, or never answers.
+    """
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise UserError(f"--engine-python: vLLM did not start ({_last_error(log)}); see {log}")
+        try:
+            asyncio.run(request_json("GET", f"{url}/v1/models", timeout=_STOP_SECONDS))
+        except EngineError:
+            time.sleep(_PATIENCE)
+        else:
+            return
+    raise UserError(f"--engine-python: vLLM did not answer in {_START_SECONDS:g} s; see {log}")
+
+
+def _last_error(log: Path) -> str:
+    """The last line that names an error, shortened; or the last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\w*(Error|error)\b.*: ", line)]
+    return (errors or lines or ["it said nothing"])[-1][-300:]
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a server and its workers."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+
+
+def open_source(
+    engine: Engine | None,
+    saved: SavedPolicy,
+    environment: Environment,
+    sets: dict[str, Questions],
+    *,
+    slots: int,
+    say: Callable[[str], None],
+) -> AbstractContextManager[TraceSource]:
+    """What draws the answers, for as long as they are drawn.
+
+    Args:
+      engine: what decodes elsewhere; None: this package does.
+      say: tells the reader what takes time.
+
+    Raises:
+      UserError: the policy's files and its config disagree, or the engine can't be used.
+    """
+    config, largest = saved.config, largest_evaluated(saved.config)
+    if engine is None:
+        devices = jax.device_count()
+        opened = open_decoder(
+            saved,
+            environment.vocab_size,
+            max_thinking=largest,
+            slots=slots,
+            num_devices=devices,
+        )
+        if devices > 1:
+            shared = devices // opened.spec.row_shards
+            copy = f", {shared} of which share a copy of the policy" if shared > 1 else ""
+            say(f"{opened.spec.slots} rows at a time on {devices} devices{copy}")
+        return contextlib.nullcontext(opened)
+    told = declaration(environment.tokenizer, environment.style, config.eval, largest)
+    return open_served(
+        engine,
+        saved,
+        environment,
+        longest_prompt=max(questions.longest for questions in sets.values()) + len(told),
+        slots=slots,
+        say=say,
+    )

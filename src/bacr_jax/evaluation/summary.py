@@ -6,14 +6,69 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from bacr_jax.data.question_set import QuestionSet
-from bacr_jax.evaluation.answer_clusters import answer_clusters
-from bacr_jax.evaluation.completion import adherence, completion
-from bacr_jax.evaluation.dense import Dense, dense_curve
-from bacr_jax.evaluation.graded import Graded, interval, number
 from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, stack_scores
-from bacr_jax.evaluation.metrics import anytime_weights, majority_at_k, pass_at_k
-from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, budget_key
+from bacr_jax.evaluation.metrics import (
+    adherence,
+    answer_clusters,
+    anytime_weights,
+    completion,
+    majority_at_k,
+    pass_at_k,
+)
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Graded, budget_key, interval, number
+from bacr_jax.questions.question_set import QuestionSet
+
+# {mode: curve}, as `dense_curve` gives it.
+Dense = dict[str, dict[str, Any]]
+
+
+def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
+    """The numbers of the same traces at every cut.
+
+    Args:
+      by_cut: their samples by thinking tokens kept; the largest is the budget that was told.
+
+    Returns:
+      told; curve, by cut: accuracy with its interval, strict accuracy, mean tokens, completion_rate
+      (traces that ended by themselves by then), forced_share, problems and samples; mean and area
+      of the accuracy over the cuts with their intervals, as `summary.anytime` has them.
+    """
+    cuts = sorted(by_cut)
+    cells = [by_cut[cut] for cut in cuts]
+    column = lambda name: [getattr(cell, name).mean(1) for cell in cells]
+    # One set of resamples serves all cuts of the same problems.
+    correct = stack_scores(column("correct"))
+    over = correct @ anytime_weights(cuts).T
+    ends = rate_intervals(np.concatenate([correct, over], axis=1))
+    tokens = stack_scores([*column("thinking"), *column("total")])
+    token_ends, count = bootstrap_intervals(tokens), len(cuts)
+    curve = {
+        str(cut): {
+            "accuracy": number(correct[:, i].mean()),
+            "ci95": interval(ends[i]),
+            "strict_accuracy": number(cell.strict.mean()),
+            "mean_thinking_tokens": number(cell.thinking.mean()),
+            "thinking_ci95": interval(token_ends[i]),
+            "mean_forced_tokens": number(cell.forced_tokens.mean()),
+            "mean_answer_tokens": number(cell.answered.mean()),
+            "mean_total_tokens": number(cell.total.mean()),
+            "total_ci95": interval(token_ends[count + i]),
+            "completion_rate": number((~cell.forced).mean()),
+            "forced_share": number(cell.forced.mean()),
+            "problems": len(cell.ids),
+            "samples": cell.samples,
+        }
+        for i, (cut, cell) in enumerate(zip(cuts, cells))
+    }
+    return {
+        "told": cuts[-1],
+        "curve": curve,
+        "mean": number(over[:, 0].mean()),
+        "mean_ci95": interval(ends[count]),
+        "area": number(over[:, 1].mean()),
+        "area_ci95": interval(ends[count + 1]),
+    }
+
 
 # {mode: {budget: entry}}; what tables and pictures read.
 Summary = dict[str, dict[str, dict[str, Any]]]
@@ -65,7 +120,6 @@ def entry_of(
     """Every number of one setting.
 
     Args:
-      graded: its samples.
       grader: decides which wrong answers are the same, for maj@k.
       duplicates: problems that are near-duplicates of training questions; None: not looked for.
 
@@ -154,7 +208,6 @@ def self_consistency(
 
     Args:
       entries: `entry_of` sampled settings by budget; there may be more than `budgets`.
-      budgets: those that the report is about.
 
     Returns:
       By k, then by accounting, then by budget b: per_sample has k samples of b tokens each, k b in
@@ -195,7 +248,6 @@ def summarise(
 
     Args:
       results: samples of every setting, all of the same problems.
-      grader: decides which wrong answers are the same.
       budgets: those that the report is about; other settings only serve votes at equal total
         tokens.
       problems: the problems, for their near-duplicates of training questions.

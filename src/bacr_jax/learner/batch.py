@@ -87,13 +87,9 @@ def make_batch(
     """Joins a rollout and its advantages; arrays of the host or of a device.
 
     Args:
-      prompts: prompts of the rows.
-      trunks: sampled thinking.
-      branches: sampled answers.
       cuts: [B, M] b_j in tokens.
       thinking_advantages: [B, T] per sampled thinking token.
       answer_advantages: [B, M] per answer, already summed over the cuts it serves.
-      returns: [B, M] dense rewards.
     """
     own = np.asarray(branches.source) == np.arange(cuts.shape[1])
     fields: dict[str, Any] = {
@@ -120,16 +116,7 @@ def make_batch(
 def empty_batch(
     rows: int, *, prompt: int, thinking: int, cuts: int, suffix: int, answer: int
 ) -> Batch:
-    """Rows without a token, to compile for the batches to come.
-
-    Args:
-      rows: B.
-      prompt: width P of the prompts.
-      thinking: most thinking tokens T.
-      cuts: branches M of a row.
-      suffix: most forced tokens of a branch.
-      answer: most answer tokens of a branch.
-    """
+    """Rows without a token, to compile for the batches to come."""
     whole = lambda *shape: np.zeros((rows, *shape), np.int32)
     real = lambda *shape: np.zeros((rows, *shape), np.float32)
     fields: dict[str, Any] = {

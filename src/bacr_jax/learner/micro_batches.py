@@ -80,14 +80,6 @@ class Part:
         return self.rows * (self.width + self.branches)
 
 
-def has_advantage(batch: Batch) -> np.ndarray:
-    """Rows with an advantage other than 0 on any sampled token; the others have no policy loss."""
-    thinking = np.asarray(batch.thinking_advantages)
-    sampled = np.arange(thinking.shape[1]) < np.asarray(batch.sampled)[:, None]
-    answers = np.asarray(batch.answer_advantages) * (np.asarray(batch.answered) > 0)
-    return ((thinking * sampled) != 0).any(1) | (answers != 0).any(1)
-
-
 def _narrowed(batch: Batch, width: int) -> Batch:
     """The same rows with trunks cut to `width` positions, which hold all their tokens."""
     thinking = min(width, batch.thinking_advantages.shape[1])
@@ -132,14 +124,7 @@ def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
 def _filled(
     order: np.ndarray, trunks: np.ndarray, branches: np.ndarray, shapes: Shapes
 ) -> list[Part]:
-    """Micro-batches filled in the given order; the first row left decides the widths of the next.
-
-    Args:
-      order: rows of the batch.
-      trunks: width that each row's trunk needs.
-      branches: positions that each row's branches need.
-      shapes: padded shapes.
-    """
+    """Micro-batches filled in this order; the first row left decides the widths of the next."""
     parts, left = [], order
     while len(left):
         width, positions = int(trunks[left[0]]), int(branches[left[0]])
@@ -151,7 +136,7 @@ def _filled(
     return parts
 
 
-def planned_parts(batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = None) -> list[Part]:
+def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
     """The micro-batches of a batch: of several ways to sort its rows the one with least padding.
 
     Longest rows first, so that the last micro-batch, which may not be full, is the cheapest; rows
@@ -159,8 +144,6 @@ def planned_parts(batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = Non
 
     Args:
       batch: arrays of the host.
-      shapes: padded shapes.
-      keep: [B] rows to take; None for all.
 
     Returns:
       The widest last.
@@ -170,13 +153,11 @@ def planned_parts(batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = Non
     trunks = _at_least(shapes.widths(batch.trunk.shape[1]), lengths)
     needed = np.asarray(batch.branch_lengths).sum(1)
     branches = _at_least(shapes.branch_widths(cuts * longest), needed)
-    wanted = np.ones(len(lengths), bool) if keep is None else keep
     by_length = np.lexsort((np.arange(len(lengths)), -lengths))
-    by_length = by_length[wanted[by_length]]
 
     def order(windows: int) -> np.ndarray:
         parts = [part[np.argsort(-branches[part], kind="stable")] for part in windowed(windows)]
-        return np.concatenate([by_length[:0], *parts])
+        return np.concatenate(parts)
 
     windowed = lambda windows: np.array_split(by_length, windows)
     plans = [_filled(order(windows), trunks, branches, shapes) for windows in _WINDOWS]
@@ -184,11 +165,9 @@ def planned_parts(batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = Non
     return sorted(best, key=lambda part: (part.width, part.branches))
 
 
-def micro_batches(
-    batch: Batch, shapes: Shapes, *, keep: np.ndarray | None = None
-) -> Iterator[Batch]:
+def micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
     """All rows of a batch, each in one micro-batch that holds it (`planned_parts`)."""
-    for part in planned_parts(batch, shapes, keep=keep):
+    for part in planned_parts(batch, shapes):
         yield padded_rows(batch, part)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.spec import LearnerSpec, Params, phi_of, phi_of_branches
+from bacr_jax.learner.spec import LearnerSpec, Params, condition
 from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import logprobs, qwen2, value
 from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
@@ -35,6 +35,22 @@ class TokenScores:
     thinking_entropy: Float[Array, "B T"]
     answers_entropy: Float[Array, "B M T"]
     question: Float[Array, "B D"]
+
+
+@pytree
+class Minibatch:
+    """Rows, and what other policies make of their tokens.
+
+    Attributes:
+      batch: the rows.
+      old: scores of the policy when the rows were sampled; None on the first update, where the
+        ratio is exactly 1, and where the sampler's own are taken (loss.old_logprobs).
+      reference: scores of the reference policy; needed with a KL term.
+    """
+
+    batch: Batch
+    old: TokenScores | None = None
+    reference: TokenScores | None = None
 
 
 @pytree
@@ -69,10 +85,7 @@ def chunked_logprobs(
 
     Args:
       states: final states that predict a token each.
-      lm_head: output matrix.
-      targets: the tokens.
       allowed_tokens: ids that can be drawn; None for all.
-      spec: temperature, chunk and mesh.
     """
     b, t, _ = states.shape
     # Cast and gathered once, not once per chunk; of the masters no value is read then.
@@ -148,9 +161,7 @@ def score_tokens(
     answer token t at suffix - 1 + t of its branch (`_answer_targets`). Forced tokens are inputs
     only.
     """
-    trunk_mask = None
-    if spec.conditioning is not None and spec.conditioning.positions == "response":
-        trunk_mask = jnp.arange(batch.trunk.shape[1]) >= batch.prompt_lengths[:, None]
+    response = jnp.arange(batch.trunk.shape[1]) >= batch.prompt_lengths[:, None]
     trunk, branch = qwen2.forward_tree(
         params,
         batch.trunk,
@@ -158,17 +169,9 @@ def score_tokens(
         batch.context,
         config=spec.model,
         lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
-        budget_embedding=phi_of(params, batch.budgets, spec),
-        branch_embedding=phi_of_branches(params, batch.cuts, spec),
-        conditioning=spec.conditioning,
-        trunk_mask=trunk_mask,
+        conditioned=condition(params, batch.budgets, response, spec, batch.cuts),
         packing=batch.packing,
-        dtype=spec.dtype,
-        implementation=spec.implementation,
-        scan=spec.scan,
-        remat=spec.remat,
-        mesh=spec.mesh,
-        row_axes=spec.row_axes,
+        compute=spec,
     )
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
@@ -241,14 +244,11 @@ def policy_terms(
 
     With the sampler's own log-probabilities as the old ones the ratio is at most the importance
     cap: above it a token has no gradient, whatever the sign of its advantage. What sampler and
-    learner differ by is then told from the policy as it is now.
+    learner differ by is then measured with the policy as it is now.
 
     Args:
-      scores: of the policy that learns.
       before: of the policy when the batch was sampled, as the learner or the sampler computes them.
       batch: rows, with advantages and the sampler's own log-probabilities.
-      normalizers: of the whole batch.
-      spec: settings.
     """
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
@@ -307,32 +307,23 @@ def value_terms(
 def objective(
     policy: Params,
     value_head: Params | None,
-    batch: Batch,
-    allowed_tokens: Bool[Array, "V"],
-    old: TokenScores | None,
-    reference: TokenScores | None,
+    minibatch: Minibatch,
     normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
     """L = L_pi + c_v L_V - c_h H (paper Eq. 16) on part of a batch.
 
     Args:
-      policy: policy parameters.
       value_head: its parameters; None when the method has none.
-      batch: rows.
-      allowed_tokens: ids the sampler may draw.
-      old: the policy's scores when the batch was sampled; None on the first update, where the
-        ratio is exactly 1, and where the sampler's own are taken (loss.old_logprobs).
-      reference: scores of the reference policy, needed with a KL term.
-      normalizers: of the whole batch.
-      spec: settings.
 
     Returns:
       This part's share of the loss, and its share of each metric: both add up over micro-batches.
     """
+    batch, reference = minibatch.batch, minibatch.reference
     scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
-    before = old if old is not None else jax.lax.stop_gradient(scores)
+    before = jax.lax.stop_gradient(scores) if minibatch.old is None else minibatch.old
     if spec.loss.old_logprobs == "sampler":
         sampler = {"thinking": batch.thinking_logprobs, "answers": batch.answer_logprobs}
         before = dataclasses.replace(before, **sampler)

@@ -12,10 +12,6 @@ from bacr_jax.config import OptimizerConfig, ValueConfig
 def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Learning rate relative to its peak: a linear rise, then cosine, linear or no decay.
 
-    Args:
-      config: schedule settings.
-      total_steps: optimizer updates in the whole run.
-
     Returns:
       A function from the update's number to a factor in [0, 1].
     """
@@ -104,13 +100,7 @@ def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.Gradien
 def value_optimizer(
     config: ValueConfig, policy: OptimizerConfig, total_steps: int
 ) -> optax.GradientTransformation:
-    """Adam for the value head, with its own steps and rate, or the policy's if the run has one.
-
-    Args:
-      config: the head's settings.
-      policy: the policy's optimizer.
-      total_steps: policy updates in the whole run.
-    """
+    """Adam for the value head, with its own steps and rate, or the policy's if the run has one."""
     if policy.single_rate:
         adam = _adamw(policy, policy.learning_rate, total_steps)
         return optax.chain(optax.clip_by_global_norm(policy.grad_clip), adam)

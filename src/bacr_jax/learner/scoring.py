@@ -1,12 +1,14 @@
-"""Log-probabilities of given responses, in one pass and without a value or a gradient."""
+"""Scores of given responses, in one pass and without a value or a gradient."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.learner.spec import LearnerSpec, Params, phi_of
+from bacr_jax.learner.spec import LearnerSpec, Params, condition
 from bacr_jax.model import logprobs, qwen2
 
 
@@ -24,44 +26,81 @@ def response_logprobs(
     """Log pi(token t | tokens before it, budget) under the distribution that is sampled from.
 
     Args:
-      params: policy parameters.
       tokens: prompt and response of each row, padded on the right.
-      prompt_lengths: tokens of the prompts.
-      lengths: tokens of prompt and response.
       budgets: that the policy is told; a negative number: none.
       allowed_tokens: ids that can be drawn; all others have probability 0 (about -1e30).
-      spec: model, conditioning, temperature, compute type.
 
     Returns:
       Nats; 0 outside of the responses.
     """
-    phi, mask = phi_of(params, jnp.maximum(budgets, 0), spec), None
-    if phi is not None:
-        phi = phi * (budgets >= 0)[:, None]
-        if spec.conditioning is not None and spec.conditioning.positions == "response":
-            mask = jnp.arange(tokens.shape[1]) >= prompt_lengths[:, None]
+    found, _ = logprobs.token_logprobs(
+        *_states(params, tokens, prompt_lengths, lengths, budgets, spec),
+        allowed_tokens=allowed_tokens,
+        temperature=spec.temperature,
+        chunk=spec.chunk,
+    )
+    return _inside(found, tokens, prompt_lengths, lengths)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def response_energies(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    prompt_lengths: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    budgets: Int[Array, "B"],
+    allowed_tokens: Bool[Array, "V"],
+    *,
+    spec: LearnerSpec,
+) -> Float[Array, "B T"]:
+    """Squared norm of every token's score in its logits, 1 - 2 p + sum_v p(v)^2.
+
+    Arguments as in `response_logprobs`. 0 outside of the responses.
+    """
+    found = logprobs.token_energies(
+        *_states(params, tokens, prompt_lengths, lengths, budgets, spec),
+        allowed_tokens=allowed_tokens,
+        temperature=spec.temperature,
+        chunk=spec.chunk,
+    )
+    return _inside(found, tokens, prompt_lengths, lengths)
+
+
+def _states(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    prompt_lengths: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    budgets: Int[Array, "B"],
+    spec: LearnerSpec,
+) -> tuple[Float[Array, "R D"], Any, Int[Array, "R"]]:
+    """The state before each token but the first, the output head, and the tokens, as rows."""
+    response = jnp.arange(tokens.shape[1]) >= prompt_lengths[:, None]
+    conditioned = condition(params, jnp.maximum(budgets, 0), response, spec)
+    if conditioned is not None:
+        phi = conditioned.phi * (budgets >= 0)[:, None]
+        conditioned = dataclasses.replace(conditioned, phi=phi)
     hidden = qwen2.forward(
         params,
         tokens,
         config=spec.model,
         lengths=lengths,
-        budget_embedding=phi,
-        conditioning=spec.conditioning,
-        mask=mask,
-        dtype=spec.dtype,
-        implementation=spec.implementation,
-        scan=spec.scan,
+        conditioned=conditioned,
+        compute=dataclasses.replace(spec, remat="none", mesh=None),
     )
     rows, width = tokens.shape
-    found, _ = logprobs.token_logprobs(
-        hidden[:, :-1].reshape(rows * (width - 1), -1),
-        qwen2.output_head(params),
-        tokens[:, 1:].reshape(-1),
-        allowed_tokens=allowed_tokens,
-        temperature=spec.temperature,
-        chunk=spec.chunk,
-    )
+    before = hidden[:, :-1].reshape(rows * (width - 1), -1)
+    return before, qwen2.output_head(params), tokens[:, 1:].reshape(-1)
+
+
+def _inside(
+    found: Float[Array, "R"],
+    tokens: Int[Array, "B T"],
+    prompt_lengths: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+) -> Float[Array, "B T"]:
+    """Numbers of all tokens but the first, as the batch they came from, 0 outside responses."""
+    rows, width = tokens.shape
     at = jnp.arange(1, width)
     inside = (at >= prompt_lengths[:, None]) & (at < lengths[:, None])
-    scores = jnp.where(inside, found.reshape(rows, width - 1), 0.0)
-    return jnp.pad(scores, ((0, 0), (1, 0)))
+    return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))

@@ -1,39 +1,35 @@
 """What fixes the learner's compiled form."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
-from bacr_jax.model import attention, block, budget
+from bacr_jax.model import budget
+from bacr_jax.model.budget import Conditioned
+from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.parallel import ROW_AXES
 
 Params = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class LearnerSpec:
-    """Everything about the learner that fixes its compiled form.
+class LearnerSpec(Compute):
+    """Everything about the learner that fixes its compiled form; how it computes is `Compute`.
 
     Attributes:
       model: model shape.
       conditioning: how phi joins the stream; None for the plain model.
       loss: clipping, ratio, aggregation, coefficients.
       value: value head settings; None when the method has no value head.
-      progress: lambda of Eq. 7, by which V is made of probabilities (value.loss=cross_entropy).
       b_max: largest budget, constant of the aggregation and scale of the budget codes.
+      reward_coefficient: lambda of Eq. 7, by which V is made of probabilities
+        (value.loss=cross_entropy).
       temperature: sampling temperature; log-probabilities are those of logits / temperature.
-      dtype: compute type.
-      implementation: attention of the trunk.
-      scan: loop over layers.
-      remat: what the backward pass recomputes of a layer (`qwen2.run_layers`).
       chunk: tokens per chunk of the output head.
-      mesh: devices that rows and parameters are split over; None for one device.
-      row_axes: axes of the mesh that rows are split over.
     """
 
     model: Qwen2Config
@@ -41,15 +37,14 @@ class LearnerSpec:
     loss: LossConfig
     value: ValueConfig | None
     b_max: int
-    progress: float = 0.0
+    reward_coefficient: float = 0.0
     temperature: float = 1.0
-    dtype: Any = jnp.float32
-    implementation: attention.Implementation = "xla"
-    scan: bool = True
-    remat: block.Remat = "full"
     chunk: int = 512
-    mesh: Mesh | None = None
-    row_axes: tuple[str, ...] = ROW_AXES
+
+    @property
+    def without_gradient(self) -> "LearnerSpec":
+        """The same for a pass that nothing is differentiated through."""
+        return dataclasses.replace(self, remat="none")
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
@@ -59,10 +54,26 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
     return budget.embed(params["budget"], budgets, conditioning=spec.conditioning, b_max=spec.b_max)
 
 
-def phi_of_branches(params: Params, cuts: Array, spec: LearnerSpec) -> Array | None:
-    """phi(b_j) of each cut; None where branches are told what their trunk was."""
-    if spec.conditioning is None or not spec.conditioning.tells_cuts:
+def condition(
+    params: Params,
+    budgets: Int[Array, "B"],
+    response: Bool[Array, "B T"],
+    spec: LearnerSpec,
+    cuts: Int[Array, "B M"] | None = None,
+) -> Conditioned | None:
+    """What rows of a forward pass are conditioned on; None for the plain model.
+
+    Args:
+      response: positions after the prompt, of which alone some settings take note.
+      cuts: b_j of each branch of a tree, which gets a phi of its own if the settings say so.
+    """
+    phi, settings = phi_of(params, budgets, spec), spec.conditioning
+    if phi is None or settings is None:
         return None
-    phi = phi_of(params, cuts.reshape(-1), spec)
-    assert phi is not None
-    return phi.reshape(*phi.shape[:-2], *cuts.shape, phi.shape[-1])
+    if cuts is not None and settings.tells_cuts:
+        of_cuts = phi_of(params, cuts.reshape(-1), spec)
+        assert of_cuts is not None
+        of_cuts = of_cuts.reshape(*of_cuts.shape[:-2], *cuts.shape, of_cuts.shape[-1])
+        phi = jnp.concatenate([phi[..., None, :], of_cuts], axis=-2)
+    mask = response if settings.positions == "response" else None
+    return Conditioned(phi, params["budget"]["gate"], mask, settings=settings)

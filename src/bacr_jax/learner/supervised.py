@@ -52,8 +52,6 @@ def rows_right(
     """Which rows have the likeliest token wherever they are judged, each given those before it.
 
     Args:
-      params: of the plain model.
-      tokens: ids.
       judged: which of them must be predicted; the first of a row can't be.
       spec: of the learner, for a small vocabulary: logits of all positions are there at once.
     """
@@ -67,16 +65,7 @@ def rows_right(
 
 def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Array:
     """Last hidden states of all tokens but the last."""
-    return qwen2.forward(
-        params,
-        tokens[:, :-1],
-        config=spec.model,
-        dtype=spec.dtype,
-        implementation=spec.implementation,
-        scan=spec.scan,
-        remat=spec.remat,
-        mesh=spec.mesh,
-    )
+    return qwen2.forward(params, tokens[:, :-1], config=spec.model, compute=spec)
 
 
 def _filled(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:

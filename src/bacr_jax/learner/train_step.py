@@ -15,20 +15,19 @@ from bacr_jax.learner.objective import (
     LearnerSpec,
     LossNormalizers,
     Metrics,
+    Minibatch,
     TokenScores,
     loss_normalizers,
     objective,
-    phi_of,
     score_tokens,
 )
+from bacr_jax.learner.spec import condition
 from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import qwen2, value
 from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Prompts, pytree
 
 Params = dict[str, Any]
-# A part of a batch, and its scores under the policy that sampled it and under the reference.
-Rows = tuple[Batch, TokenScores | None, TokenScores | None]
 
 
 @pytree
@@ -104,11 +103,9 @@ def _apply(
 
 def gradients(
     state: TrainState,
-    batch: Batch,
-    allowed_tokens: Bool[Array, "V"],
-    old: TokenScores | None,
-    reference: TokenScores | None,
+    minibatch: Minibatch,
     normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
     frozen: Params | None = None,
     *,
     spec: LearnerSpec,
@@ -118,12 +115,10 @@ def gradients(
     Data-parallel copies take rows of their own and keep the policy's gradients apart (`copies`).
     """
 
-    def part(rows: Rows, spec: LearnerSpec) -> Gradients:
-        batch, old, reference = rows
-
+    def part(rows: Minibatch, spec: LearnerSpec) -> Gradients:
         def loss(policy: Params, head: Params | None) -> tuple[Array, Metrics]:
-            rest = (batch, allowed_tokens, old, reference, normalizers)
-            return objective({**(frozen or {}), **policy}, head, *rest, spec=spec)
+            whole = {**(frozen or {}), **policy}
+            return objective(whole, head, rows, normalizers, allowed_tokens, spec=spec)
 
         (_, metrics), (policy, value_head) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
             state.policy, state.head
@@ -131,11 +126,11 @@ def gradients(
         policy, value_head = constrain((policy, value_head), spec.mesh)
         return Gradients(policy, value_head, metrics)
 
-    rows: Rows = (batch, old, reference)
     if copies.num_copies(spec) == 1:
-        return part(rows, spec)
+        return part(minibatch, spec)
     own = dataclasses.replace(spec, row_axes=("fsdp",))
-    each = jax.vmap(lambda rows: part(rows, own), spmd_axis_name="data")(copies.split(rows, spec))
+    of_copies = copies.split(minibatch, spec)
+    each = jax.vmap(lambda rows: part(rows, own), spmd_axis_name="data")(of_copies)
     return dataclasses.replace(each, metrics=jax.tree.map(lambda x: x.sum(0), each.metrics))
 
 
@@ -146,8 +141,8 @@ def apply_update(
     spec: LearnerSpec,
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
-    update_policy: Bool[Array, ""] | bool,
-    has_tokens: Bool[Array, ""] | bool,
+    update_policy: Bool[Array, ""] | bool = True,
+    has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
     """One Adam step, or none and a count where a gradient is not finite.
 
@@ -181,6 +176,12 @@ def apply_update(
     }
 
 
+# Of gradients that were accumulated one micro-batch at a time.
+apply_gradients = jax.jit(
+    apply_update, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,)
+)
+
+
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
     """Leading axis B as [parts, B / parts]; every device has a share of every part."""
     split = lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:])
@@ -194,10 +195,8 @@ def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
 )
 def train_step(
     state: TrainState,
-    batch: Batch,
+    minibatch: Minibatch,
     allowed_tokens: Bool[Array, "V"],
-    old: TokenScores | None,
-    reference: TokenScores | None,
     frozen: Params | None = None,
     *,
     spec: LearnerSpec,
@@ -213,32 +212,21 @@ def train_step(
 
     Args:
       state: donated.
-      batch: rows; `micro_batches` divides their number.
-      allowed_tokens: ids the sampler may draw.
-      old: scores at sampling time; None on the first update of a batch (the ratio is then 1).
-      reference: scores of the reference policy, for a KL term.
       frozen: parameters beside `state.policy` that are not trained.
-      spec: settings.
-      policy_tx: optimizer of the policy.
-      head_tx: optimizer of the value head.
-      micro_batches: parts whose gradients are accumulated.
       update_policy: False moves only the value head (its warm-up).
 
     Returns:
       The new state and metrics (means over the whole batch).
     """
-    normalizers = loss_normalizers(batch, spec=spec)
+    normalizers = loss_normalizers(minibatch.batch, spec=spec)
 
-    def part(rows: tuple) -> Gradients:
-        batch, old, reference = rows
-        given = (batch, allowed_tokens, old, reference, normalizers, frozen)
-        return gradients(state, *given, spec=spec)
+    def part(rows: Minibatch) -> Gradients:
+        return gradients(state, rows, normalizers, allowed_tokens, frozen, spec=spec)
 
-    rows = (batch, old, reference)
     if micro_batches == 1:
-        grads = part(rows)
+        grads = part(minibatch)
     else:
-        split = _split(rows, micro_batches, spec)
+        split = _split(minibatch, micro_batches, spec)
         shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], split))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         if copies.num_copies(spec) > 1:
@@ -260,60 +248,33 @@ def train_step(
 def accumulate(
     grads: Gradients,
     state: TrainState,
-    batch: Batch,
-    allowed_tokens: Bool[Array, "V"],
-    old: TokenScores | None,
-    reference: TokenScores | None,
+    minibatch: Minibatch,
     normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
     frozen: Params | None = None,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Adds the gradients of one more micro-batch, of whatever shape; `grads` is donated."""
-    part = gradients(state, batch, allowed_tokens, old, reference, normalizers, frozen, spec=spec)
+    part = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
     return jax.tree.map(jnp.add, grads, part)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
 def no_gradients(
     state: TrainState,
-    batch: Batch,
-    allowed_tokens: Bool[Array, "V"],
-    old: TokenScores | None,
-    reference: TokenScores | None,
+    minibatch: Minibatch,
     normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
     frozen: Params | None = None,
     *,
     spec: LearnerSpec,
 ) -> Gradients:
     """Zeros in the form of `gradients` of the same arguments, to start accumulating from."""
-    rows = (batch, allowed_tokens, old, reference, normalizers, frozen)
-    shapes = jax.eval_shape(functools.partial(gradients, spec=spec), state, *rows)
+    given = (state, minibatch, normalizers, allowed_tokens, frozen)
+    shapes = jax.eval_shape(functools.partial(gradients, spec=spec), *given)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return copies.laid_out(zeros, spec)
-
-
-@functools.partial(jax.jit, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,))
-def apply_gradients(
-    state: TrainState,
-    grads: Gradients,
-    *,
-    spec: LearnerSpec,
-    policy_tx: optax.GradientTransformation,
-    head_tx: optax.GradientTransformation,
-    update_policy: Bool[Array, ""] | bool = True,
-    has_tokens: Bool[Array, ""] | bool = True,
-) -> tuple[TrainState, Metrics]:
-    """The Adam step of `train_step`, on gradients accumulated one micro-batch at a time."""
-    return apply_update(
-        state,
-        grads,
-        spec=spec,
-        policy_tx=policy_tx,
-        head_tx=head_tx,
-        update_policy=update_policy,
-        has_tokens=has_tokens,
-    )
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "micro_batches"))
@@ -347,22 +308,14 @@ def question_values(
 
     Only the question is run through the model, so values can be had before any token is sampled.
     """
-    phi = phi_of(policy, budgets, spec)
-    mask = None
-    if spec.conditioning is not None and spec.conditioning.positions == "response":
-        mask = jnp.zeros(prompts.tokens.shape, bool)
+    no_response = jnp.zeros(prompts.tokens.shape, bool)
     hidden = qwen2.forward(
         policy,
         prompts.tokens,
         config=spec.model,
         lengths=prompts.lengths,
-        budget_embedding=phi,
-        conditioning=spec.conditioning,
-        mask=mask,
-        dtype=spec.dtype,
-        implementation=spec.implementation,
-        scan=spec.scan,
-        mesh=spec.mesh,
+        conditioned=condition(policy, budgets, no_response, spec),
+        compute=spec.without_gradient,
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
     features = head_features(policy, question, budgets, cuts, spec=spec)

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -21,7 +20,6 @@ from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.micro_batches import (
     Shapes,
     empty_micro_batches,
-    has_advantage,
     micro_batches,
     num_shapes,
 )
@@ -29,6 +27,7 @@ from bacr_jax.learner.objective import (
     LearnerSpec,
     LossNormalizers,
     Metrics,
+    Minibatch,
     Params,
     TokenScores,
     loss_normalizers,
@@ -45,20 +44,13 @@ from bacr_jax.learner.train_step import (
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
 
-# A micro-batch, and its scores under the policy that sampled it and under the reference.
-Scored = tuple[Batch, TokenScores | None, TokenScores | None]
 Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
 
 _normalizers = jax.jit(loss_normalizers, static_argnames=("spec",))
 
 
 def num_scored(old_logprobs: str, minibatches: int) -> int:
-    """Minibatches, the last ones, whose old log-probabilities need a pass of their own.
-
-    Args:
-      old_logprobs: loss.old_logprobs.
-      minibatches: updates per iteration.
-    """
+    """Minibatches, the last ones, whose old log-probabilities need a pass of their own."""
     if minibatches == 1 or old_logprobs == "sampler":
         return 0
     return minibatches - (old_logprobs == "learner")
@@ -95,7 +87,6 @@ class Updates:
 
         Args:
           state: donated.
-          batch: all rows of the iteration.
           reference: all parameters of the reference policy, for a KL term.
           frozen: parameters of the policy that are not trained.
           update_policy: False moves only the value head.
@@ -148,7 +139,7 @@ class Updates:
             return
         say = on_program or (lambda done, total: None)
         part, *_ = self._minibatches(batch)
-        normalizers, shapes = self._normalizers(part, None), self._shapes()
+        normalizers, shapes = _normalizers(part, spec=self.spec), self._shapes()
         policy = {**(frozen or {}), **state.policy}
         variants: list[Params | None] = [policy] if self._num_scored() else []
         variants += [None] if self._num_scored() < self.config.minibatches else []
@@ -186,7 +177,7 @@ class Updates:
 
     def _scored(
         self, rows: Batch, sampled_by: Params | None, reference: Params | None, parts: int = 1
-    ) -> Scored:
+    ) -> Minibatch:
         """Rows on their devices, scored `parts` micro-batches at a time."""
         mesh = self.spec.mesh
         rows = rows if mesh is None else place(rows, row_sharding(mesh))
@@ -194,10 +185,11 @@ class Updates:
         def score(policy: Params | None) -> TokenScores | None:
             if policy is None:
                 return None
-            how = {"spec": self.spec, "micro_batches": parts}
-            return score_batch(policy, rows, self.allowed_tokens, **how)
+            return score_batch(
+                policy, rows, self.allowed_tokens, spec=self.spec, micro_batches=parts
+            )
 
-        return rows, score(sampled_by), score(reference)
+        return Minibatch(rows, score(sampled_by), score(reference))
 
     def _by_rows(
         self,
@@ -208,15 +200,13 @@ class Updates:
     ) -> Step:
         size = part.trunk.shape[0]
         micro = max(size // (self.config.micro_batch_rows or size), 1)
-        rows, old, of_reference = self._scored(part, sampled_by, reference, micro)
+        minibatch = self._scored(part, sampled_by, reference, micro)
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
             return train_step(
                 state,
-                rows,
+                minibatch,
                 self.allowed_tokens,
-                old,
-                of_reference,
                 frozen,
                 **self._optimizers(),
                 micro_batches=micro,
@@ -232,18 +222,14 @@ class Updates:
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
-        # A value head learns from every row.
-        drop = self.config.drop_zero_advantage and self.spec.value is None
-        keep = has_advantage(part) if drop else None
-        normalizers, shapes = self._normalizers(part, keep), self._shapes()
-        kept = list(micro_batches(part, shapes, keep=keep))
-        if not kept:
-            # Without rows the gradients are zero.
-            kept = [next(empty_micro_batches(part, shapes))]
-        scored = [self._scored(micro, sampled_by, reference) for micro in kept]
+        normalizers = _normalizers(part, spec=self.spec)
+        shapes = self._shapes()
+        parts = [
+            self._scored(micro, sampled_by, reference) for micro in micro_batches(part, shapes)
+        ]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            grads = self._add_up(state, scored, normalizers, frozen)
+            grads = self._add_up(state, parts, normalizers, frozen)
             moves = {"update_policy": update_policy, "has_tokens": normalizers.has_tokens}
             return apply_gradients(state, grads, **self._optimizers(), **moves)
 
@@ -254,29 +240,18 @@ class Updates:
         assert tokens is not None
         return Shapes(tokens, self.config.length_buckets, 1 if mesh is None else row_shards(mesh))
 
-    def _normalizers(self, part: Batch, keep: np.ndarray | None) -> LossNormalizers:
-        """Those of all rows, so that rows left out change nothing; metrics are of rows kept."""
-        whole = _normalizers(part, spec=self.spec)
-        if keep is None:
-            return whole
-        tokens = np.asarray(part.sampled) + np.asarray(part.answered).sum(1)
-        return dataclasses.replace(whole, count=np.float32(max(tokens[keep].sum(), 1)))
-
     def _add_up(
         self,
         state: TrainState,
-        scored: list[Scored],
+        parts: list[Minibatch],
         normalizers: LossNormalizers,
         frozen: Params | None,
     ) -> Gradients:
         """Gradients of all micro-batches of an update."""
-        parts = [
-            (state, micro, self.allowed_tokens, old, reference, normalizers, frozen)
-            for micro, old, reference in scored
-        ]
-        grads = no_gradients(*parts[0], spec=self.spec)
+        rest = (normalizers, self.allowed_tokens, frozen)
+        grads = no_gradients(state, parts[0], *rest, spec=self.spec)
         for part in parts:
-            grads = accumulate(grads, *part, spec=self.spec)
+            grads = accumulate(grads, state, part, *rest, spec=self.spec)
         return grads
 
 
@@ -285,9 +260,6 @@ def averaged(history: Sequence[Metrics]) -> Metrics:
     """Metrics of an iteration: means over the minibatches that had tokens in the loss, or zeros.
 
     The value head learns from every minibatch, so its metrics are means over all of them.
-
-    Args:
-      history: metrics of each minibatch, in order.
 
     Returns:
       One number by name; `policy/empty_minibatches` is a count, `policy/skipped` the last total.

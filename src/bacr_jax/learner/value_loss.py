@@ -20,10 +20,10 @@ def head_features(
     assert spec.value is not None
     kind, phi = spec.value.input, None
     if spec.conditioning is not None:
-        told = value.told_budgets(budgets, cuts, kind=kind)
-        of_told = phi_of(policy, told.reshape(-1), spec)
-        assert of_told is not None
-        phi = value.shared_phi(of_told).reshape(*told.shape, -1)
+        read = value.phi_budgets(budgets, cuts, kind=kind)
+        of_read = phi_of(policy, read.reshape(-1), spec)
+        assert of_read is not None
+        phi = value.shared_phi(of_read).reshape(*read.shape, -1)
     if spec.value.stop_gradient:
         question, phi = jax.lax.stop_gradient((question, phi))
     return value.value_features(question, phi, budgets, cuts, b_max=spec.b_max, kind=kind)
@@ -36,7 +36,7 @@ def read_values(
     assert spec.value is not None
     output = value.values(value_head, features)
     if spec.value.loss == "cross_entropy":
-        return rewards.dense_reward(jax.nn.sigmoid(output), coefficient=spec.progress)
+        return rewards.dense_reward(jax.nn.sigmoid(output), coefficient=spec.reward_coefficient)
     return output
 
 
@@ -54,6 +54,6 @@ def value_errors(
     assert spec.value is not None
     output = value.values(value_head, features)
     if spec.value.loss == "cross_entropy":
-        outcomes = advantages.correctness_from_value(returns, coefficient=spec.progress)
+        outcomes = advantages.correctness_from_value(returns, coefficient=spec.reward_coefficient)
         return losses.correctness_loss(output, outcomes)
     return losses.value_loss(output, returns)

@@ -46,6 +46,7 @@ PUBLISHED = {
     **CLIPPED,
     **NO_ENTROPY,
     "loss.kl_coef": Published(0.0, "its released code", defining=True),
+    "train.minibatches": Published(2, "its released code: mini-batches of 32 of 64 prompts"),
 }
 
 

@@ -4,12 +4,12 @@ part                               switch
 budget-conditioned unified policy  conditioning.told: embedding | words | both | nothing
 curriculum-aware scheduler         budget.prior: curriculum | uniform | choices | fixed
 truncation-aware dense reward      reward.dense
-budget-conditioned advantages      advantage.baseline: value | group | residual_loo | shrink
+budget-conditioned advantages      advantage.baseline: value | shrink | group | ...
 """
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import advantages, curriculum, rewards
-from bacr_jax.config import Config, budgets
+from bacr_jax.config import Config, derived
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
-# Decay per iteration of the moments behind `shrink`, `history` and `score_weighted`: about the last
-# ten count.
+# Decay per iteration of the moments behind `shrink` and `score_weighted`: about the last ten count.
 _MOMENT_DECAY = 0.9
 # Baselines that compare the rollouts of a question.
-_OF_THE_GROUP = ("group", "residual_loo", "shrink")
+_OF_THE_GROUP = ("group", "residual_loo", "shrink", "optimal_token")
+# Baselines without a value head.
+_WITHOUT_VALUE = ("group", "constant", "optimal_token")
 
 # The letter of the paper, where it says something (configs/methods/bacr-paper.yaml).
 PUBLISHED = {
@@ -55,8 +55,8 @@ PUBLISHED = {
     "advantage.credit": Published("trajectory", "Eq. 15: one advantage a trace"),
     "advantage.normalise": Published("group", "Eq. 14"),
     "advantage.floor": Published(0.1, "a small constant; the number is ours"),
-    "advantage.history": Published(False, "Eq. 10"),
     "advantage.score_weighted": Published(False, "Eq. 10"),
+    "advantage.score_uniform": Published(False, "Eq. 10"),
     "value.input": Published("cut", "Eq. 10, 12: R(q, t, b) and V(q, b) share their b"),
     "value.stop_gradient": Published(False, "Eq. 16 is one joint loss"),
     "value.inner_steps": Published(0, "Eq. 16: one joint step"),
@@ -81,15 +81,17 @@ def make(config: Config) -> Method:
     return Method(
         name="BACR",
         conditioned=config.conditioning.embeds,
-        uses_value=config.advantage.baseline != "group",
+        uses_value=config.advantage.baseline not in _WITHOUT_VALUE,
         question_weights=bind(question_weights),
         sample_budgets=bind(sample_budgets),
         cuts=bind(cut_points),
         rewards=bind(dense_rewards),
-        advantages=bind(credit),
+        advantages=bind(make_advantages),
         init_state=bind(init_state),
         update=bind(update),
         metrics=bind(metrics),
+        needs_path=config.advantage.baseline == "optimal_token",
+        follows_prior=True,
         published=PUBLISHED,
     )
 
@@ -108,11 +110,29 @@ def problems(config: Config) -> Iterator[str]:
             "and credit by segment would be added up in it; write advantage.credit=trajectory, or "
             "loss.ratio=token"
         )
-    for name in ("history", "score_weighted"):
-        if getattr(advantage, name) and advantage.credit not in ("to_go", "answer_literal"):
+    if advantage.score_weighted and advantage.credit not in ("to_go", "answer_literal"):
+        yield (
+            "advantage.score_weighted=true: needs credit that starts at the segment, found "
+            f"advantage.credit={advantage.credit}; write to_go"
+        )
+    if advantage.score_weighted and advantage.normalise == "group":
+        yield (
+            "advantage.score_weighted=true: the baseline with the least noise is that of one scale "
+            "for all questions, and advantage.normalise=group gives each its own; write "
+            "advantage.normalise=batch_rms"
+        )
+    if advantage.score_uniform and not advantage.score_weighted:
+        yield "advantage.score_uniform=true: moves nothing without advantage.score_weighted=true"
+    if advantage.baseline == "optimal_token":
+        if advantage.score_weighted:
             yield (
-                f"advantage.{name}=true: needs credit that starts at the segment, found "
-                f"advantage.credit={advantage.credit}; write to_go"
+                "advantage.score_weighted=true: advantage.baseline=optimal_token has its own "
+                "number for every token; write advantage.score_weighted=false"
+            )
+        if advantage.credit not in ("to_go", "answer_literal"):
+            yield (
+                f"advantage.credit={advantage.credit}: advantage.baseline=optimal_token weighs "
+                "what comes after each token; write to_go"
             )
 
 
@@ -123,7 +143,7 @@ def _steep_weights(config: Config) -> Iterator[str]:
         return
     try:
         weights = rewards.cut_shares(cuts.weights, cuts.count)
-    except UserError:  # a list that is no list of weights, which has a line of its own
+    except ValueError:  # a list that is no list of weights, which has a line of its own
         return
     u = rewards.outcome_coefficients(weights, coefficient=reward.coefficient)
     for j in np.flatnonzero(u < -1e-6)[:1]:
@@ -168,7 +188,7 @@ def sample_budgets(
         )
     if budget.prior == "choices":
         return curriculum.choice_budgets(
-            key, jnp.array(budgets.drawn(config), jnp.int32), shape=shape, assign=budget.assign
+            key, jnp.array(derived.drawn(config), jnp.int32), shape=shape, assign=budget.assign
         )
     mu = curriculum.scheduled_mean(
         state,
@@ -221,6 +241,12 @@ def baselines(
     kind = config.advantage.baseline
     if kind == "group":
         return group_mean(reward), group_mean(batch.outcomes)
+    if kind == "optimal_token":
+        weights = _path_at_cuts(batch)
+        mean = lambda x: jnp.broadcast_to(advantages.token_baseline(x, weights), x.shape)
+        return mean(reward), mean(batch.outcomes)
+    if kind == "constant":
+        values = _running_mean(state, reward)
     assert values is not None
     baseline = values
     if kind == "residual_loo":
@@ -232,31 +258,66 @@ def baselines(
     return baseline, implied
 
 
+def _path_at_cuts(batch: GroupBatch) -> PerCut:
+    """Squared norms of a trace's scores, summed up to each cut."""
+    assert batch.path is not None
+    within = jnp.arange(batch.path.shape[-1]) < batch.cuts[..., None]
+    return jnp.where(within, batch.path[..., None, :], 0.0).max(-1)
+
+
+def _running_mean(state: State, reward: PerCut) -> PerCut:
+    """Mean reward at each cut of earlier batches; in the first, of the other questions."""
+    assert state is not None
+    others = jax.vmap(advantages.other_questions_mean, -1, -1)(reward[..., None, :])
+    known = state["reward_mean"] / jnp.maximum(state["reward_seen"], 1e-6)
+    mean = jnp.where(state["reward_seen"] > 0, known, others)
+    return jnp.broadcast_to(mean[:, None], reward.shape)
+
+
 def returns_to_go(config: Config, reward: PerCut) -> PerCut:
     """What each thinking segment is paid, by `advantage.credit`; of residuals, its credit."""
     return advantages.thinking_credit(reward, _weights(config), mode=config.advantage.credit)
 
 
-def corrected(config: Config, state: State, thinking: PerCut, surprise: PerCut) -> PerCut:
-    """Credit of the thinking less what the trace's previous outcome foretold of it."""
-    if not config.advantage.history:
-        return thinking
-    return advantages.history_advantage(thinking, surprise, _history_slope(state))
+class Residuals(NamedTuple):
+    """What is left of a batch's rewards and returns after their baselines.
+
+    Attributes:
+      baseline: what was subtracted from R.
+      expected: the probability of a right answer that it implies.
+      reward: R less its baseline (Eq. 10).
+      thinking: what each thinking segment is paid of it.
+    """
+
+    baseline: PerCut
+    expected: PerCut
+    reward: PerCut
+    thinking: PerCut
 
 
-def credit(
+def residuals(
+    config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+) -> Residuals:
+    """What advantages and moments are both made of."""
+    baseline, expected = baselines(config, state, batch, reward, values)
+    residual = advantages.bcae_advantage(reward, baseline)
+    thinking = returns_to_go(config, residual)
+    return Residuals(baseline, expected, residual, thinking)
+
+
+def make_advantages(
     config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
 ) -> Advantages:
     """Budget-conditioned advantages (Eq. 10 to 14)."""
     settings = config.advantage
-    baseline, expected = baselines(config, state, batch, reward, values)
-    residual = advantages.bcae_advantage(reward, baseline)
+    left = residuals(config, state, batch, reward, values)
+    residual = left.reward
     scale = advantages.advantage_scale(residual, mode=settings.normalise, floor=settings.floor)
     answers = advantages.answer_credit(
         batch.outcomes,
         reward,
-        baseline,
-        expected,
+        left.baseline,
+        left.expected,
         _weights(config),
         coefficient=_coefficient(config),
         mode=settings.credit,
@@ -266,21 +327,43 @@ def credit(
         answers = advantages.first_of_reused(
             answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
         )
-    surprise = advantages.history_surprise(batch.outcomes, expected)
-    thinking = corrected(config, state, returns_to_go(config, residual), surprise)
+    thinking = left.thinking
     returns = returns_to_go(config, reward)
     if settings.score_weighted:
-        slopes = _optimal_slopes(state)
-        thinking = advantages.optimal_advantage(thinking, returns - thinking, slopes)
+        thinking -= _score_shift(config, state, returns - thinking)
     return Advantages(
         thinking=thinking / scale,
         answers=answers / scale,
         baseline=returns - thinking,
         returns=returns,
+        tokens=_token_advantages(batch, returns) / scale if batch.path is not None else None,
     )
 
 
-# --- what it remembers ----------------------------------------------------------------------------
+def _score_shift(config: Config, state: State, expected: PerCut) -> PerCut:
+    """How far scores move the baseline of each segment, from V or from a constant."""
+    shift = advantages.optimal_shift(_regressor(config, expected), _optimal_slopes(state))
+    if config.advantage.score_uniform:
+        return jnp.broadcast_to(shift.mean((0, 1)), shift.shape)
+    return shift
+
+
+def _regressor(config: Config, expected: PerCut) -> PerCut:
+    """What the shift is linear in besides 1; nothing where the baseline is one number."""
+    return jnp.zeros_like(expected) if config.advantage.baseline == "constant" else expected
+
+
+def _token_advantages(batch: GroupBatch, returns: PerCut) -> Float[Array, "Q G T"]:
+    """Returns of each thinking token less the optimal token baseline."""
+    assert batch.path is not None
+    width = batch.path.shape[-1]
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    by_token = advantages.scatter_segments(flat(returns), flat(batch.cuts), width)
+    paid = by_token.reshape(batch.path.shape)
+    return paid - advantages.token_baseline(paid, batch.path)
+
+
+# --- moments of earlier batches -------------------------------------------------------------------
 
 
 def _prior_strength(state: State) -> Float[Array, ""]:
@@ -288,14 +371,11 @@ def _prior_strength(state: State) -> Float[Array, ""]:
     return advantages.prior_strength(state["sigma2"], state["error2"])
 
 
-def _history_slope(state: State) -> Float[Array, "M"]:
-    assert state is not None
-    return state["slope_xy"] / jnp.maximum(state["slope_xx"], 1e-6)
-
-
 def _optimal_slopes(state: State) -> Float[Array, "M 2"]:
     assert state is not None
-    return advantages.optimal_slopes(state["optimal_square"], state["optimal_product"])
+    square = state["optimal_square"]
+    traces = advantages.effective_traces(square, state["optimal_spread"])
+    return advantages.optimal_slopes(square, state["optimal_product"], traces)
 
 
 def init_state(config: Config, num_questions: int) -> State:
@@ -304,13 +384,14 @@ def init_state(config: Config, num_questions: int) -> State:
     if config.advantage.baseline == "shrink":
         # n0 = 0: until V's error is measured, the other traces alone are trusted.
         state |= {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
-    if config.advantage.history:
-        zeros = jnp.zeros(config.cuts.count, jnp.float32)
-        state |= {"slope_xy": zeros, "slope_xx": zeros}
     if config.advantage.score_weighted:
         # Slopes of 0 until a batch was seen: the baseline as it is.
         square = jnp.zeros((config.cuts.count, 2, 2), jnp.float32)
         state |= {"optimal_square": square, "optimal_product": square[..., 0]}
+        state |= {"optimal_spread": square[..., 0, 0]}
+    if config.advantage.baseline == "constant":
+        state |= {"reward_mean": jnp.zeros(config.cuts.count, jnp.float32)}
+        state |= {"reward_seen": jnp.float32(0.0)}
     return state or None
 
 
@@ -325,19 +406,20 @@ def update(
         assert values is not None
         moments = advantages.residual_moments(reward, values, axis=1)
         measured |= dict(zip(("sigma2", "error2"), moments))
-    baseline, expected = baselines(config, state, batch, reward, values)
-    thinking = returns_to_go(config, advantages.bcae_advantage(reward, baseline))
-    surprise = advantages.history_surprise(batch.outcomes, expected)
-    if config.advantage.history:
-        moments = advantages.history_moments(thinking, surprise)
-        measured |= dict(zip(("slope_xy", "slope_xx"), moments))
     if config.advantage.score_weighted:
-        thinking = corrected(config, state, thinking, surprise)
-        predicted = returns_to_go(config, reward) - thinking
-        moments = advantages.optimal_moments(thinking, predicted, batch.surprise)
-        measured |= dict(zip(("optimal_square", "optimal_product"), moments))
-    blend = lambda old, new: _MOMENT_DECAY * old + (1.0 - _MOMENT_DECAY) * new
-    return jax.tree.map(blend, state, measured)
+        thinking = residuals(config, state, batch, reward, values).thinking
+        predicted = _regressor(config, returns_to_go(config, reward) - thinking)
+        weighted = advantages.optimal_moments(thinking, predicted, batch.surprise)
+        measured |= dict(zip(("optimal_square", "optimal_product", "optimal_spread"), weighted))
+    if config.advantage.baseline == "constant":
+        measured |= {"reward_mean": reward.mean((0, 1)), "reward_seen": jnp.float32(1.0)}
+    return {name: _blended(name, state[name], measured[name]) for name in state}
+
+
+def _blended(name: str, old: Array, new: Array) -> Array:
+    """A running mean; `optimal_spread` adds up squares, whose weights are squared."""
+    power = 2 if name == "optimal_spread" else 1
+    return _MOMENT_DECAY**power * old + (1.0 - _MOMENT_DECAY) ** power * new
 
 
 def metrics(config: Config, state: State, batch: GroupBatch) -> dict[str, Any]:
@@ -345,9 +427,6 @@ def metrics(config: Config, state: State, batch: GroupBatch) -> dict[str, Any]:
     shown = {}
     if config.advantage.baseline == "shrink":
         shown["advantage/prior_strength"] = _prior_strength(state)
-    if config.advantage.history:
-        slope = _history_slope(state)
-        shown["advantage/history_slope"] = slope[1:].mean() if len(slope) > 1 else slope.mean()
     if config.advantage.score_weighted:
         offset, slope = _optimal_slopes(state).mean(0)
         shown["advantage/score_offset"], shown["advantage/score_slope"] = offset, slope

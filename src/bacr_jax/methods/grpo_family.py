@@ -90,11 +90,8 @@ def grpo_family(
     """A method that is never told its budget and trains at the largest one.
 
     Args:
-      config: the run's config.
-      name: for tables and logs.
       advantage: from the rewards [Q, G] to advantages [Q, G].
       centred: from the rewards to rewards minus the method's baseline, for the metrics.
-      reward: reward of each trace.
       keep: rollouts [Q, G] that count in the loss; all by default.
       **hooks: further fields of `Method`.
     """

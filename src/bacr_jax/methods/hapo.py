@@ -46,9 +46,6 @@ PUBLISHED = {
 def no_history(num_problems: int) -> Int[Array, "n"]:
     """History before training: no question has a correct response.
 
-    Args:
-      num_problems: number of training questions n.
-
     Returns:
       NO_HISTORY for each, int32.
     """
@@ -79,7 +76,6 @@ def length_reward(
       lengths: response lengths in tokens.
       correct: 0/1 or boolean.
       floor: least reward of a correct response.
-      kind: shape of the reward.
       tolerance: width of the linear form's flat part, as a fraction of the history.
 
     Returns:

@@ -33,6 +33,8 @@ class GroupBatch:
       surprise: how improbable each thinking segment's tokens were (`advantages.segment_surprise`).
       fraction: share of training done, in [0, 1].
       extra: [Q, G] numbers that the method's own `read` and `read_answers` found in the text.
+      path: squared norms of the scores in the logits, summed up to each thinking token, 0 after the
+        last one (`advantages.token_baseline`); None unless the method `needs_path`.
     """
 
     questions: Int[Array, "Q"]
@@ -47,6 +49,7 @@ class GroupBatch:
     surprise: Float[Array, "Q G M"]
     fraction: Float[Array, ""]
     extra: dict[str, Array]
+    path: Float[Array, "Q G T"] | None = None
 
 
 @pytree
@@ -60,6 +63,8 @@ class Advantages:
       baseline: what the method subtracts from `returns`, for the metrics.
       returns: what each thinking segment is paid, before baseline and scale; None: the rewards.
       keep: rollouts that count in the loss; None: all.
+      tokens: advantage of each thinking token, where it differs within a segment; None: that of
+        its segment.
     """
 
     thinking: Float[Array, "Q G M"]
@@ -67,10 +72,11 @@ class Advantages:
     baseline: Float[Array, "Q G M"]
     returns: Float[Array, "Q G M"] | None = None
     keep: Bool[Array, "Q G"] | None = None
+    tokens: Float[Array, "Q G T"] | None = None
 
 
 def no_state(num_questions: int) -> None:
-    """State of a method that remembers nothing."""
+    """State of a method without any."""
     return
 
 
@@ -154,6 +160,8 @@ class Method:
       update: (state, `GroupBatch`, rewards, values or None) -> state after the batch.
       metrics: (state, `GroupBatch`) -> scalars by `group/name`, from the state before the batch.
       answers: answers A sampled at every cut.
+      needs_path: `GroupBatch.path` is wanted, which takes a forward pass of the learner.
+      follows_prior: budgets are drawn as `budget.prior` says; else as the method has it.
       dynamic_sampling: when more questions are to be sampled; None: never.
       declares_budget: responses open with a budget, in a prompt format of their own.
       read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
@@ -178,6 +186,8 @@ class Method:
     update: Callable[..., Any] = unchanged
     metrics: Callable[[Any, GroupBatch], dict[str, Array]] = no_metrics
     answers: int = 1
+    needs_path: bool = False
+    follows_prior: bool = False
     dynamic_sampling: DynamicSampling | None = None
     declares_budget: bool = False
     read: Callable[[Any, Sequence[Sequence[int]]], dict[str, Any]] | None = None

@@ -18,7 +18,6 @@ def departures(config: Config, method: Method) -> list[str]:
     """Settings that are not the publication's, as `KEY=VALUE (published: VALUE)`.
 
     Args:
-      config: of a run.
       method: made from it. One that publishes nothing departs from nothing.
     """
     return [

@@ -43,7 +43,7 @@ def load_method(config: Config) -> Method:
     Raises:
       UserError: no such file or module, it has no `make`, or the config contradicts the method.
     """
-    method = _made(config)
+    method = make_method(config)
     for problem in redefinitions(config, method.published):
         raise UserError(problem)
     return method
@@ -55,7 +55,7 @@ def declares_budget(config: Config) -> bool:
     Raises:
       UserError: as `load_method`; a method that trains nothing declares none.
     """
-    return config.method not in EVALUATION_ONLY and _made(config).declares_budget
+    return config.method not in EVALUATION_ONLY and make_method(config).declares_budget
 
 
 def built_in_departures(config: Config) -> list[str]:
@@ -68,9 +68,6 @@ def problems(config: Config) -> Iterator[str]:
     """What is wrong with `config.method` and the settings that it reads, one line each.
 
     Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
-
-    Args:
-      config: settings whose numbers are in their ranges.
     """
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
@@ -83,8 +80,8 @@ def problems(config: Config) -> Iterator[str]:
         yield from redefinitions(config, module.make(config).published)
 
 
-def _made(config: Config) -> Method:
-    """What the method's own `make` gives, whatever `config.loss` is.
+def make_method(config: Config) -> Method:
+    """What the method's own `make` gives, whether or not the config redefines it.
 
     Raises:
       UserError: there is no such method, or it gives something else.

@@ -4,6 +4,7 @@ No code is public. What follows the publication and what is recalled or inferred
 `declared_budget_reward` and at the keys of `config.SelfBudgeterConfig`.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,12 +15,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config import Config, SelfBudgeterConfig
 from bacr_jax.config.values import written
-from bacr_jax.data.prompts import format_for
-from bacr_jax.data.stop_strings import vocabulary
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.method import GroupBatch, Method, Published, RejectionSFT
+from bacr_jax.prompts.formats import format_for
+from bacr_jax.prompts.stop_strings import vocabulary
 
 Scalar = int | float | Array
 
@@ -47,7 +48,6 @@ def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) ->
     Args:
       fraction: share of training done, in [0, 1].
       start: tolerance at 0, as a fraction of the declared budget.
-      end: tolerance at 1.
 
     Returns:
       alpha.
@@ -78,7 +78,6 @@ def budget_match_reward(
       alpha: tolerance as a fraction of b (`alpha_schedule`).
       best: length that earns `high`, in tokens.
       low: reward at and beyond the far end.
-      high: reward at `best`.
 
     Returns:
       Reward between `low` and `high`.
@@ -98,10 +97,7 @@ def declared_budget_reward(
     limits: Num[Array, "*batch"],
     *,
     alpha: Scalar,
-    correct_range: tuple[float, float] = (0.5, 1.0),
-    wrong_range: tuple[float, float] = (-0.5, 0.0),
-    budget_penalty: float = -0.4,
-    format_penalty: float = -1.0,
+    settings: SelfBudgeterConfig,
 ) -> Float[Array, "*batch"]:
     """Reward of a response, by its form, its verdict and its length.
 
@@ -118,26 +114,22 @@ def declared_budget_reward(
       budgets: budgets that the responses declared, in tokens; anything where malformed.
       limits: length of the base model's response to the question if it was correct, else inf.
       alpha: tolerance (`alpha_schedule`).
-      correct_range: (low, high) for correct responses.
-      wrong_range: (low, high) for wrong ones.
-      budget_penalty: added when the declared budget exceeds the limit, < 0.
-      format_penalty: reward of malformed responses.
+      settings: ranges (low, high) of correct and of wrong responses, and penalties.
 
     Returns:
       Reward, float32.
     """
     chex.assert_equal_shape([well_formed, correct, lengths, budgets, limits])
     b = budgets.astype(jnp.float32)
-    right = budget_match_reward(
-        lengths, b, alpha=alpha, best=(1.0 - alpha) * b, low=correct_range[0], high=correct_range[1]
-    )
-    wrong = budget_match_reward(
-        lengths, b, alpha=alpha, best=(1.0 + alpha) * b, low=wrong_range[0], high=wrong_range[1]
-    )
+    match = functools.partial(budget_match_reward, lengths, b, alpha=alpha)
+    low, high = settings.correct_range
+    right = match(best=(1.0 - alpha) * b, low=low, high=high)
+    low, high = settings.wrong_range
+    wrong = match(best=(1.0 + alpha) * b, low=low, high=high)
     is_right = jnp.asarray(correct).astype(jnp.float32) > 0.5
-    over = jnp.where(b > limits, budget_penalty, 0.0)
+    over = jnp.where(b > limits, settings.budget_penalty, 0.0)
     parsed = jnp.asarray(well_formed).astype(bool)
-    return jnp.where(parsed, jnp.where(is_right, right, wrong) + over, format_penalty)
+    return jnp.where(parsed, jnp.where(is_right, right, wrong) + over, settings.format_penalty)
 
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
@@ -145,7 +137,6 @@ def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
 
     Args:
       pieces: text of each sampled token.
-      close: what ends the declaration.
 
     Returns:
       Budget and tokens; (0, 0) where the response does not open with a positive whole number and
@@ -234,8 +225,6 @@ def make(config: Config) -> Method:
 
     def reward(limits: Float[Array, "n"], batch: GroupBatch) -> Float[Array, "Q G"]:
         declared = batch.extra["declared"]
-        low_right, high_right = settings.correct_range
-        low_wrong, high_wrong = settings.wrong_range
         return declared_budget_reward(
             well_formed(batch),
             batch.outcomes[..., -1],
@@ -243,10 +232,7 @@ def make(config: Config) -> Method:
             declared,
             jnp.broadcast_to(limits[batch.questions][:, None], declared.shape),
             alpha=alpha(batch),
-            correct_range=(low_right, high_right),
-            wrong_range=(low_wrong, high_wrong),
-            budget_penalty=settings.budget_penalty,
-            format_penalty=settings.format_penalty,
+            settings=settings,
         )
 
     def metrics(limits: Float[Array, "n"], batch: GroupBatch) -> dict[str, Array]:

@@ -45,9 +45,6 @@ def init(
     """Fresh adapters, fp32: the leaves `adapter` and `adapter_scale`.
 
     Args:
-      key: PRNG key.
-      config: shape of the base.
-      rank: r.
       alpha: the product A B is multiplied by alpha / r.
       targets: matrices that get one, by the names of `widths`.
     """
@@ -89,8 +86,6 @@ def merged_kernel(kernel: Any, adapter: Params, name: str) -> Any:
     """W + A B of one target in fp32, of one layer or of all stacked ones.
 
     Args:
-      kernel: W.
-      adapter: scaled adapters.
       name: the target; a matrix without an adapter comes back as it is.
     """
     if f"{name}_a" not in adapter:

@@ -56,8 +56,6 @@ def partial_attention(
 
     Args:
       q: queries, any float type.
-      k: keys.
-      v: values.
       mask: True where a query may see a key.
 
     Returns:
@@ -76,7 +74,7 @@ def cached_attention(
     v: Float[Array, "B K S H"],
     mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
     *,
-    turned: bool = False,
+    transposed: bool = False,
 ) -> Partial:
     """`partial_attention` over keys and values as caches hold them.
 
@@ -85,16 +83,14 @@ def cached_attention(
 
     Args:
       q: queries, any float type.
-      k: keys.
-      v: values.
       mask: True where a query may see a key.
-      turned: keys are held [B, K, H, S].
+      transposed: keys are held [B, K, H, S].
 
     Returns:
       As `partial_attention`.
     """
     weigh = functools.partial(products.times, dtype=jnp.float32)
-    score = weigh if turned else products.times_turned
+    score = weigh if transposed else products.times_transposed
     return _partial(q, k, v, mask, k.shape[1], score, weigh)
 
 
@@ -132,7 +128,6 @@ def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N
 
     Args:
       partials: results over disjoint sets of keys, equal shapes.
-      dtype: type of the result.
 
     Returns:
       Attention output; zeros for a query that sees no key in any segment.
@@ -166,9 +161,6 @@ def causal_attention(
     padding elsewhere is hidden by `real`. What padded queries return is never read.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
       implementation: `xla` anywhere; `cudnn` needs an NVIDIA GPU and 16-bit floats.
       lengths: real tokens per right-padded row; lets cuDNN skip padding.
       real: keys that may be seen; None for all.
@@ -234,8 +226,8 @@ def _causal_blocks(
         mask = (jnp.arange(stop) <= jnp.arange(start, stop)[:, None])[None]
         if real is not None:
             mask = mask & real[:, None, :stop]
-        seen = cached_attention(q, k[:, :, :stop], v[:, :, :stop], mask)
-        found.append(merge([seen], q.dtype))
+        partial = cached_attention(q, k[:, :, :stop], v[:, :, :stop], mask)
+        found.append(merge([partial], q.dtype))
         start = stop
     return found
 
@@ -248,14 +240,13 @@ def branch_mask(
     Args:
       context: trunk tokens visible to each branch.
       branch_of: branch of each packed position; None: branches of equal length.
-      trunk_length: S.
       count: positions F of the branches.
     """
     b, num_cuts = context.shape
     if branch_of is None:
         branch_of = jnp.broadcast_to(jnp.arange(count) // (count // num_cuts), (b, count))
-    seen = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
-    of_trunk = jnp.arange(trunk_length) < seen[:, :, None]
+    visible = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
+    of_trunk = jnp.arange(trunk_length) < visible[:, :, None]
     own = branch_of[:, :, None] == branch_of[:, None]
     return jnp.concatenate([of_trunk, own & causal_mask(count)], axis=2)
 
@@ -283,14 +274,9 @@ def tree_attention(
         branch (m, a)    s < context[m]      a' <= a
 
     Args:
-      q: queries of all T tokens.
-      k: keys of all T tokens.
-      v: values of all T tokens.
       context: trunk tokens visible to each branch.
-      trunk_length: S.
       branch_of: branch of each packed position, -1 for none; None: M branches of A tokens.
       implementation: of the trunk's causal attention.
-      lengths: real trunk tokens per row.
     """
     count = q.shape[1] - trunk_length
     if implementation == "cudnn" or count == 0:
@@ -304,10 +290,10 @@ def tree_attention(
         )
         if count == 0:
             return trunk
-        seen = partial_attention(
+        partial = partial_attention(
             q_branch, k, v, branch_mask(context, branch_of, trunk_length, count)
         )
-        branches = checkpoint_name(merge([seen], q.dtype), "attention")
+        branches = checkpoint_name(merge([partial], q.dtype), "attention")
         return jnp.concatenate([trunk, branches], axis=1)
     sizes, last = _block_sizes(trunk_length), 0
     if sizes[-1] + count <= _block_rows(trunk_length):

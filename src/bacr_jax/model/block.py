@@ -7,22 +7,22 @@ block takes its attention as a function: `attend(q, k, v) -> (output, anything)`
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, products
+from bacr_jax.model.compute import Remat
 from bacr_jax.model.sizes import Qwen2Config
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
-Remat = Literal["full", "selective", "none"]
-Rotation = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
+# Cosines and sines of the tokens' positions.
+Rotary = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
@@ -37,13 +37,10 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> F
 
 def rotation(
     positions: Int[Array, "B T"], *, head_dim: int, theta: float, length: int | None = None
-) -> Rotation:
+) -> Rotary:
     """Cosines and sines of the rotary embedding, halves repeated, fp32.
 
     Args:
-      positions: of the tokens.
-      head_dim: components of a head.
-      theta: base of the frequencies.
       length: positions are below it, and are looked up in one table. Cosines of positions that are
         known at run time only would be computed again wherever a compiler fuses them into a head.
     """
@@ -57,9 +54,9 @@ def rotation(
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x: Float[Array, "B T N H"], by: Rotation) -> Float[Array, "B T N H"]:
+def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"]:
     """Rotates each head; component i is paired with component i + H/2 (half-split layout)."""
-    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in by)
+    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in rotary)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
@@ -83,9 +80,7 @@ def joined_product(
     """Several products of one input, whose matrices a decode copy has joined.
 
     Args:
-      y: input.
       kernel: columns of all of them, by tensor shard (`kv_cache.join_products`).
-      bias: the same of their biases.
       widths: columns of each, all shards together.
     """
     out = matmul(y, kernel.reshape(kernel.shape[0], -1))
@@ -113,20 +108,17 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        by: Rotation,
+        rotary: Rotary,
         attend: Attend,
         condition: Callable[[Array], Array] | None = None,
-        site: str = "after_block",
         adapter: Params | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """One layer.
 
         Args:
-          x: residual stream.
-          by: rotary cosines and sines of the tokens' positions.
           attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
-          condition: adds the gated budget embedding to the residual stream; None: plain Qwen2.5.
-          site: where `condition` is applied.
+          condition: adds the gated budget embedding to the residual stream after the layer; None:
+            plain Qwen2.5.
           adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None: none.
 
         Returns:
@@ -161,8 +153,6 @@ class Block(nn.Module):
             return joined_product(y, kernel.astype(self.dtype), bias, widths)
 
         is_joined = self.has_variable("params", "qkv_kernel")
-        if condition is not None and site == "before_block":
-            x = condition(x)
         y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
         if is_joined:
             widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)
@@ -171,14 +161,12 @@ class Block(nn.Module):
             q = project(y, "q", c.num_heads)
             k = project(y, "k", c.num_kv_heads)
             v = project(y, "v", c.num_kv_heads)
-        q = checkpoint_name(rotate(q, by), "query")
-        k = checkpoint_name(rotate(k, by), "key")
+        q = checkpoint_name(rotate(q, rotary), "query")
+        k = checkpoint_name(rotate(k, rotary), "key")
         v = checkpoint_name(v, "value")
         mixed, extra = attend(q, k, v)
         mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
         x = checkpoint_name(x + product(mixed, "o", d), "middle")
-        if condition is not None and site == "after_attention":
-            x = condition(x)
         y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
         if is_joined:
             gate, up = joined(y, "gate_up", c.intermediate_size, c.intermediate_size)
@@ -187,7 +175,7 @@ class Block(nn.Module):
             up = product(y, "up", c.intermediate_size)
         gate, up = checkpoint_name(gate, "gate"), checkpoint_name(up, "up")
         x = x + product(nn.silu(gate) * up, "down", d)
-        if condition is not None and site == "after_block":
+        if condition is not None:
             # Without a gate nothing in the backward pass asks for this sum.
             x = condition(checkpoint_name(x, "gated"))
         return x, extra
@@ -210,7 +198,6 @@ def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callab
     """A layer whose backward pass makes again what its forward pass did not keep.
 
     Args:
-      body: the layer.
       remat: full keeps its input alone; selective also `PRODUCTS`; none keeps everything.
       prevent_cse: False inside of a loop, which already keeps the compiler from merging the two
         computations.
@@ -224,22 +211,15 @@ def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callab
 def apply_block(
     layer: Params,
     x: Float[Array, "B T D"],
-    by: Rotation,
+    rotary: Rotary,
     attend: Attend,
     *,
     config: Qwen2Config,
-    phi: Float[Array, "B D"] | Float[Array, "B P D"] | None = None,
-    gate: Float[Array, "D"] | None = None,
-    conditioning: ConditioningConfig | None = None,
-    mask: Bool[Array, "B T"] | None = None,
-    which: Float[Array, "B T P"] | None = None,
+    conditioned: budget.Conditioned | None = None,
     adapter: Params | None = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
-    """One layer with its budget gate; without `phi` no budget code is traced at all."""
-    block = Block(config, x.dtype)
-    if phi is None or gate is None or conditioning is None:
-        return block.apply({"params": layer}, x, by, attend, adapter=adapter)
-    condition = functools.partial(
-        budget.add_gated, gate=gate, phi=phi, conditioning=conditioning, mask=mask, which=which
-    )
-    return block.apply({"params": layer}, x, by, attend, condition, conditioning.site, adapter)
+    """One layer with its budget gate; without `conditioned` no budget code is traced at all."""
+    condition = None
+    if conditioned is not None:
+        condition = functools.partial(budget.add_gated, conditioned=conditioned)
+    return Block(config, x.dtype).apply({"params": layer}, x, rotary, attend, condition, adapter)

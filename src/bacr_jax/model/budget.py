@@ -1,5 +1,6 @@
 """The budget embedding phi(b) and its gate (paper Eq. 2-3)."""
 
+import dataclasses
 from typing import Any
 
 import chex
@@ -7,9 +8,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.types import pytree
 
 Params = dict[str, Any]
 
@@ -110,34 +113,50 @@ def embed(
     return embedding.apply({"params": {"w1": params["w1"], "w2": params["w2"]}}, budgets)
 
 
-def add_gated(
-    x: Float[Array, "B T D"],
-    gate: Float[Array, "D"],
-    phi: Float[Array, "B D"] | Float[Array, "B P D"],
-    *,
-    conditioning: ConditioningConfig,
-    mask: Bool[Array, "B T"] | None = None,
-    which: Float[Array, "B T P"] | None = None,
-) -> Float[Array, "B T D"]:
-    """H + g(w_g . h) phi(b): the budget joins the residual stream through a gate (paper Eq. 3).
+@pytree
+class Conditioned:
+    """What a budget adds to the residual stream, after every layer or after one of them.
 
-    Args:
-      x: residual stream h.
-      gate: w_g of this layer.
-      phi: budget embedding of each row, for this layer; or P of them, with `which`.
-      conditioning: which gate (sigmoid, tanh, on the raw or RMS-normed stream) and its bias.
+    Attributes:
+      phi: embedding of each row's budget, [B, D]; with `index` P of them, [B, P, D]; with a leading
+        L where every layer has its own.
+      gate: w_g of every layer, or of one.
       mask: positions that receive the embedding; None for all.
-      which: one-hot, the embedding that each position is told; None where a row has one.
+      index: one-hot, which of its row's P embeddings each position receives; None: a row has one.
+      settings: which gate (sigmoid, tanh, on the raw or RMS-normed stream) and its bias.
     """
+
+    phi: Float[Array, "*L B D"] | Float[Array, "*L B P D"]
+    gate: Float[Array, "*L D"]
+    mask: Bool[Array, "B T"] | None = None
+    index: Float[Array, "B T P"] | None = None
+    settings: ConditioningConfig = struct.field(
+        pytree_node=False, default_factory=ConditioningConfig
+    )
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer has a phi of its own."""
+        return self.phi.ndim > (2 if self.index is None else 3)
+
+    def of_layer(self, layer: int) -> "Conditioned":
+        """What is added after one layer."""
+        phi = self.phi[layer] if self.per_layer else self.phi
+        return dataclasses.replace(self, phi=phi, gate=self.gate[layer])
+
+
+def add_gated(x: Float[Array, "B T D"], conditioned: Conditioned) -> Float[Array, "B T D"]:
+    """H + g(w_g . h) phi(b): the budget joins the residual stream through a gate (Eq. 3)."""
+    settings, phi = conditioned.settings, conditioned.phi
     h = x.astype(jnp.float32)
-    if conditioning.gate == "sigmoid_normed":
+    if settings.gate == "sigmoid_normed":
         h = h * jax.lax.rsqrt(jnp.mean(h * h, axis=-1, keepdims=True) + 1e-6)
-    activation = h @ gate + conditioning.gate_bias
-    opened = jnp.tanh(activation) if conditioning.gate == "tanh" else nn.sigmoid(activation)
-    if mask is not None:
-        opened = jnp.where(mask, opened, 0.0)
-    if which is None:
-        told = phi[:, None]
+    activation = h @ conditioned.gate + settings.gate_bias
+    opened = jnp.tanh(activation) if settings.gate == "tanh" else nn.sigmoid(activation)
+    if conditioned.mask is not None:
+        opened = jnp.where(conditioned.mask, opened, 0.0)
+    if conditioned.index is None:
+        of_token = phi[:, None]
     else:
-        told = jnp.einsum("btp,bpd->btd", which, phi, precision="highest")
-    return x + (opened[..., None] * told).astype(x.dtype)
+        of_token = jnp.einsum("btp,bpd->btd", conditioned.index, phi, precision="highest")
+    return x + (opened[..., None] * of_token).astype(x.dtype)

@@ -28,12 +28,12 @@ class LayerCache:
     Attributes:
       k: keys, already rotated.
       v: values.
-      turned: keys are held [B, K, H, S].
+      transposed: keys are held [B, K, H, S].
     """
 
     k: Float[Array, "B K S H"] | Float[Array, "B K H S"]
     v: Float[Array, "B K S H"]
-    turned: bool = struct.field(pytree_node=False, default=False)
+    transposed: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def length(self) -> int:
@@ -78,7 +78,6 @@ def join_products(layer: Params, shards: int) -> Params:
     holds heads of all three.
 
     Args:
-      layer: parameters of a block.
       shards: tensor shards of the decode copy.
     """
     apart = {name for names in _JOINED.values() for name in names}
@@ -102,8 +101,6 @@ def decode_params(
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
 
     Args:
-      params: model parameters.
-      dtype: compute type.
       conditioned: whether the budget's gates are wanted.
       shards: tensor shards of the copy; see `join_products`, which stacked layers go through.
     """
@@ -136,21 +133,23 @@ def decode_params(
 
 
 def empty(
-    config: Qwen2Config, *, rows: int, length: int, dtype: Any, turned: bool = False
+    config: Qwen2Config, *, rows: int, length: int, dtype: Any, transposed: bool = False
 ) -> tuple[LayerCache, ...]:
     """A zeroed cache for `rows` sequences of up to `length` tokens."""
     shape = (rows, config.num_kv_heads, length, config.head_dim)
-    keys = (*shape[:2], *shape[:1:-1]) if turned else shape
-    make = lambda: LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), turned)
+    keys = (*shape[:2], *shape[:1:-1]) if transposed else shape
+    make = lambda: LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), transposed)
     return tuple(make() for _ in range(config.num_layers))
 
 
 def make(
-    k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], *, turned: bool = False
+    k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], *, transposed: bool = False
 ) -> LayerCache:
     """A cache of the keys and values that a block made."""
     return LayerCache(
-        k.transpose((0, 2, 3, 1) if turned else (0, 2, 1, 3)), v.transpose(0, 2, 1, 3), turned
+        k.transpose((0, 2, 3, 1) if transposed else (0, 2, 1, 3)),
+        v.transpose(0, 2, 1, 3),
+        transposed,
     )
 
 
@@ -162,10 +161,10 @@ def write(
 ) -> LayerCache:
     """Stores one token per row at its own position; positions past the end are dropped."""
     rows = jnp.arange(k.shape[0])
-    keys = cache.k.at[rows, :, :, at] if cache.turned else cache.k.at[rows, :, at]
+    keys = cache.k.at[rows, :, :, at] if cache.transposed else cache.k.at[rows, :, at]
     values = cache.v.at[rows, :, at]
     return LayerCache(
-        keys.set(k[:, 0], mode="drop"), values.set(v[:, 0], mode="drop"), cache.turned
+        keys.set(k[:, 0], mode="drop"), values.set(v[:, 0], mode="drop"), cache.transposed
     )
 
 
@@ -173,9 +172,11 @@ def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCa
     """Rows of another cache, as many of their positions as there is room for; see `write`."""
     length = min(cache.length, new.length)
     new = resize(new, length)
-    keys = cache.k.at[at, :, :, :length] if cache.turned else cache.k.at[at, :, :length]
+    keys = cache.k.at[at, :, :, :length] if cache.transposed else cache.k.at[at, :, :length]
     values = cache.v.at[at, :, :length]
-    return LayerCache(keys.set(new.k, mode="drop"), values.set(new.v, mode="drop"), cache.turned)
+    return LayerCache(
+        keys.set(new.k, mode="drop"), values.set(new.v, mode="drop"), cache.transposed
+    )
 
 
 def resize(cache: LayerCache, length: int) -> LayerCache:
@@ -188,4 +189,4 @@ def resize(cache: LayerCache, length: int) -> LayerCache:
         pad[axis] = (0, length - x.shape[axis])
         return jnp.pad(x, pad)
 
-    return LayerCache(fit(cache.k, 3 if cache.turned else 2), fit(cache.v, 2), cache.turned)
+    return LayerCache(fit(cache.k, 3 if cache.transposed else 2), fit(cache.v, 2), cache.transposed)

@@ -59,7 +59,7 @@ def masked_logits(
     fp32 sums. `copy` is `head_copy` of the head, if there is one already.
     """
     if hidden.dtype == jnp.float32:
-        scores = products.times_turned(hidden, lm_head.astype(hidden.dtype))
+        scores = products.times_transposed(hidden, lm_head.astype(hidden.dtype))
     else:
         copy = head_copy(lm_head, hidden.dtype) if copy is None else copy
         scores = _rounded_product(hidden, copy, lm_head)
@@ -126,18 +126,14 @@ def token_logprobs(
 
     Args:
       hidden: final states of the rows that predict a token.
-      lm_head: output matrix.
-      targets: the token each row must explain.
       allowed_tokens: ids that the sampler may draw; the same mask it uses.
       temperature: divides the logits, as in the sampler.
-      chunk: rows per chunk.
       copy: `head_copy` of the head in the states' type, if there is one already.
 
     Returns:
       Log-probabilities (nats) and entropies (nats), fp32.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
-    rows, width = hidden.shape
     if copy is None and hidden.dtype != jnp.float32:
         copy = head_copy(lm_head, hidden.dtype)
 
@@ -146,11 +142,48 @@ def token_logprobs(
         scores = masked_logits(states, lm_head, allowed_tokens, temperature, copy)
         return logprob_and_entropy(scores, ids)
 
+    found: tuple[Array, Array] = _by_chunks(of_chunk, hidden, targets, chunk)
+    return found
+
+
+def _by_chunks(of_chunk: Any, hidden: Array, targets: Array, chunk: int) -> Any:
+    """Row-wise results, a chunk of rows at a time, each recomputed in the backward pass."""
+    rows, width = hidden.shape
     if rows <= chunk:
         return of_chunk((hidden, targets))
     padded = -rows % chunk
     hidden = jnp.pad(hidden, ((0, padded), (0, 0))).reshape(-1, chunk, width)
     targets = jnp.pad(targets, (0, padded)).reshape(-1, chunk)
     recomputed = jax.checkpoint(of_chunk, prevent_cse=False)
-    logprobs, entropy = jax.lax.map(recomputed, (hidden, targets))
-    return logprobs.reshape(-1)[:rows], entropy.reshape(-1)[:rows]
+    found = jax.lax.map(recomputed, (hidden, targets))
+    return jax.tree.map(lambda x: x.reshape(-1)[:rows], found)
+
+
+def token_energies(
+    hidden: Float[Array, "R D"],
+    lm_head: Float[Array, "V D"],
+    targets: Int[Array, "R"],
+    *,
+    allowed_tokens: Bool[Array, "V"] | None = None,
+    temperature: float = 1.0,
+    chunk: int = 512,
+) -> Float[Array, "R"]:
+    """Squared norm of each token's score in its logits: 1 - 2 p(target) + sum_v p(v)^2.
+
+    Args:
+      hidden: final states of the rows that predict a token.
+      temperature: divides the logits, as in the sampler.
+
+    Returns:
+      Numbers in [0, 2], fp32; 0 where the token was certain.
+    """
+    chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
+
+    def of_chunk(inputs: Any) -> Array:
+        states, ids = inputs
+        p = jax.nn.softmax(masked_logits(states, lm_head, allowed_tokens, temperature), axis=-1)
+        chosen = jnp.take_along_axis(p, ids[:, None], axis=-1)[:, 0]
+        return 1.0 - 2.0 * chosen + jnp.square(p).sum(-1)
+
+    found: Array = _by_chunks(of_chunk, hidden, targets, chunk)
+    return found

@@ -2,7 +2,7 @@
 
 The gradient of a product's second operand sums outer products over rows, and its CPU backend takes
 that sum at about half the rate where the result has more rows than columns. Here the narrower
-side comes first, and the result is turned.
+side comes first, and the result is transposed.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def row_products(x: Float[Array, "*B R D"], y: Float[Array, "*B R E"]) -> Float[
         return plain(x, y)
 
     def narrow_first(x: Array, y: Array) -> Array:
-        # Without the barrier the compiler folds the turn into the product, which undoes it.
+        # Without the barrier the compiler folds the swap into the product, which undoes it.
         return jax.lax.optimization_barrier(plain(y, x)).swapaxes(-1, -2)
 
     return jax.lax.platform_dependent(x, y, cpu=narrow_first, default=plain)
@@ -60,21 +60,23 @@ def times(
     return jnp.matmul(x, y, preferred_element_type=dtype)
 
 
-_TURNED = "...rd,...ed->...re"
+_TRANSPOSED = "...rd,...ed->...re"
 
 
 @jax.custom_vjp
-def _times_turned(x: Array, y: Array) -> Array:
-    return jnp.einsum(_TURNED, x, y)
+def _times_transposed(x: Array, y: Array) -> Array:
+    return jnp.einsum(_TRANSPOSED, x, y)
 
 
-_times_turned.defvjp(
-    lambda x, y: (jnp.einsum(_TURNED, x, y), (x, y)),
+_times_transposed.defvjp(
+    lambda x, y: (jnp.einsum(_TRANSPOSED, x, y), (x, y)),
     lambda kept, g: (g @ kept[1], row_products(g, kept[0])),
 )
 
 
-def times_turned(x: Float[Array, "*B R D"], y: Float[Array, "*B E D"]) -> Float[Array, "*B R E"]:
+def times_transposed(
+    x: Float[Array, "*B R D"], y: Float[Array, "*B E D"]
+) -> Float[Array, "*B R E"]:
     """The product x y^T, summed in fp32.
 
     Args:
@@ -85,5 +87,5 @@ def times_turned(x: Float[Array, "*B R D"], y: Float[Array, "*B E D"]) -> Float[
       The product, fp32.
     """
     if _is_fp32(x, y):
-        return _times_turned(x, y)
-    return jnp.einsum(_TURNED, x, y, preferred_element_type=jnp.float32)
+        return _times_transposed(x, y)
+    return jnp.einsum(_TRANSPOSED, x, y, preferred_element_type=jnp.float32)

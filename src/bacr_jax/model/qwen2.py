@@ -14,6 +14,8 @@ A frozen base may be of another type and have low-rank adapters beside it (`adap
 may then be a list of one pytree each.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +23,6 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
@@ -29,14 +30,15 @@ from bacr_jax.model import adapters, attention, budget
 from bacr_jax.model.block import (
     Block,
     Params,
-    Remat,
     apply_block,
     rematerialised,
     rms_norm,
     rotation,
 )
+from bacr_jax.model.budget import Conditioned
+from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.parallel import ROW_AXES, constrain_embedded, constrain_rows
+from bacr_jax.parallel import constrain_embedded, constrain_rows
 
 
 def init(
@@ -49,8 +51,6 @@ def init(
     """Random parameters, fp32, layers stacked.
 
     Args:
-      key: PRNG key.
-      config: shape.
       conditioning: adds a budget module when given.
       b_max: largest budget, for the scaled inputs of the embedding.
 
@@ -61,9 +61,12 @@ def init(
     normal = nn.initializers.normal(0.02)
     vocabulary = (config.vocab_size, config.hidden_size)
     x = jnp.zeros((1, 1, config.hidden_size))
-    by = rotation(jnp.zeros((1, 1), jnp.int32), head_dim=config.head_dim, theta=config.rope_theta)
-    identity = lambda q, k, v: (q, None)
-    init_block = lambda k: Block(config).init(k, x, by, identity)["params"]
+    zero = jnp.zeros((1, 1), jnp.int32)
+    rotary = rotation(zero, head_dim=config.head_dim, theta=config.rope_theta)
+
+    def init_block(key: Array) -> Params:
+        return Block(config).init(key, x, rotary, lambda q, k, v: (q, None))["params"]
+
     params: Params = {
         "embed": normal(embed_key, vocabulary),
         "layers": jax.vmap(init_block)(jax.random.split(layers_key, config.num_layers)),
@@ -94,18 +97,16 @@ def unstack(layers: Params, num_layers: int) -> list[Params]:
     return [of_layer(index) for index in range(num_layers)]
 
 
-def _layer_inputs(
-    params: Params, phi: Array | None, which: Array | None
-) -> tuple[Params, Array | None]:
-    """What differs from layer to layer, with a leading L, and the phi that all layers share."""
-    shared_rank = 2 if which is None else 3
+def _layer_inputs(params: Params, conditioned: Conditioned | None) -> Params:
+    """What differs from layer to layer, with a leading L."""
     per_layer: Params = {"layer": params["layers"]}
     if (adapter := adapters.scaled(params)) is not None:
         per_layer["adapter"] = adapter
-    if phi is None:
-        return per_layer, None
-    per_layer["gate"] = params["budget"]["gate"]
-    return (per_layer, phi) if phi.ndim == shared_rank else ({**per_layer, "phi": phi}, None)
+    if conditioned is not None:
+        per_layer["conditioned"] = {"gate": conditioned.gate}
+        if conditioned.per_layer:
+            per_layer["conditioned"]["phi"] = conditioned.phi
+    return per_layer
 
 
 def _each_layer(per_layer: Params, num_layers: int) -> list[Params]:
@@ -124,67 +125,46 @@ def run_layers(
     attend: Callable[[Array, Array, Array], Array],
     *,
     config: Qwen2Config,
-    budget_embedding: Float[Array, "*L B D"] | Float[Array, "*L B P D"] | None = None,
-    conditioning: ConditioningConfig | None = None,
-    mask: Bool[Array, "B T"] | None = None,
-    which: Float[Array, "B T P"] | None = None,
+    conditioned: Conditioned | None = None,
     length: int | None = None,
-    scan: bool = True,
-    remat: Remat = "full",
-    mesh: Mesh | None = None,
-    row_axes: tuple[str, ...] = ROW_AXES,
+    compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
     """All layers and the final norm.
 
     Args:
-      params: model parameters.
       x: embedded tokens in the compute type.
-      positions: rotary positions.
       attend: the attention of every layer, from rotated q, k and v to its output.
-      config: shape.
-      budget_embedding: phi(b), shared or per layer; None gives exactly plain Qwen2.5.
-      conditioning: how phi joins the stream; needed with `budget_embedding`.
-      mask: positions that receive phi.
-      which: which of P embeddings each position is told, where rows have several.
+      conditioned: the rows' budgets; None gives exactly plain Qwen2.5.
       length: bound of positions that are known at run time only (`rotation`).
-      scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
-      remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
-        matrix products, which are kept; none: nothing.
-      mesh: keeps rows split over its devices, so that weights travel and activations don't.
-      row_axes: axes of the mesh that rows are split over.
-
-    Returns:
-      Final-norm output.
     """
-    by = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta, length=length)
-    per_layer, shared = _layer_inputs(params, budget_embedding, which)
-    stacked = isinstance(params["layers"], dict)
+    rotary = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta, length=length)
+    per_layer = _layer_inputs(params, conditioned)
+    scan = compute.scan and isinstance(params["layers"], dict)
 
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
+        own = conditioned
+        if own is not None:
+            own = dataclasses.replace(own, **inputs["conditioned"])
         x, _ = apply_block(
             inputs["layer"],
-            constrain_rows(x, mesh, over=row_axes),
-            by,
+            constrain_rows(x, compute.mesh, over=compute.row_axes),
+            rotary,
             lambda q, k, v: (attend(q, k, v), None),
             config=config,
-            phi=inputs.get("phi", shared),
-            gate=inputs.get("gate"),
-            conditioning=conditioning,
-            mask=mask,
-            which=which,
+            conditioned=own,
             adapter=inputs.get("adapter"),
         )
         return x, None
 
-    body = rematerialised(body, remat, prevent_cse=not (scan and stacked))
-    if scan and stacked:
+    body = rematerialised(body, compute.remat, prevent_cse=not scan)
+    if scan:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
         # The layers are alike: one is traced, differentiated and lowered for all of them.
         body = jax.jit(body)
         for inputs in _each_layer(per_layer, config.num_layers):
             x, _ = body(x, inputs)
-    x = constrain_rows(x, mesh, over=row_axes)
+    x = constrain_rows(x, compute.mesh, over=compute.row_axes)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps)
 
 
@@ -217,14 +197,8 @@ def forward(
     lengths: Int[Array, "B"] | None = None,
     positions: Int[Array, "B T"] | None = None,
     real: Bool[Array, "B T"] | None = None,
-    budget_embedding: Float[Array, "B D"] | Float[Array, "L B D"] | None = None,
-    conditioning: ConditioningConfig | None = None,
-    mask: Bool[Array, "B T"] | None = None,
-    dtype: Any = jnp.float32,
-    implementation: attention.Implementation = "xla",
-    scan: bool = True,
-    remat: Remat = "none",
-    mesh: Mesh | None = None,
+    conditioned: Conditioned | None = None,
+    compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
     """Final states of padded rows.
 
@@ -232,20 +206,9 @@ def forward(
     which tokens are real and where they stand (`padded_positions`).
 
     Args:
-      params: model parameters.
-      tokens: ids.
-      config: shape.
-      lengths: real tokens per right-padded row.
       positions: rotary positions; 0, 1, 2 ... by default.
       real: tokens that may be attended to; all by default.
-      budget_embedding: phi(b), or None.
-      conditioning: how phi joins the stream.
-      mask: positions that receive phi.
-      dtype: compute type.
-      implementation: of the attention.
-      scan: loop over layers.
-      remat: what the backward pass recomputes (`run_layers`).
-      mesh: of the rows.
+      conditioned: the rows' budgets; None for the plain model.
 
     Returns:
       Final-norm states; `logits` turns them into scores. States of padding are meaningless.
@@ -253,21 +216,20 @@ def forward(
     chex.assert_rank(tokens, 2)
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    attend = lambda q, k, v: attention.causal_attention(
-        q, k, v, implementation=implementation, lengths=lengths, real=real
+    attend = functools.partial(
+        attention.causal_attention,
+        implementation=compute.implementation,
+        lengths=lengths,
+        real=real,
     )
     return run_layers(
         params,
-        embed_tokens(params, tokens, dtype),
+        embed_tokens(params, tokens, compute.dtype),
         positions,
         attend,
         config=config,
-        budget_embedding=budget_embedding,
-        conditioning=conditioning,
-        mask=mask,
-        scan=scan,
-        remat=remat,
-        mesh=mesh,
+        conditioned=conditioned,
+        compute=compute,
     )
 
 
@@ -296,14 +258,21 @@ def _tree_rows(
     return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
 
 
-def _told(
-    trunk: int, b: int, m: int, a: int, branch_of: Int[Array, "B F"] | None
-) -> Float[Array, "B T P"]:
-    """One-hot: positions of the trunk are told embedding 0, those of branch j embedding 1 + j."""
+def _tree_conditioned(
+    conditioned: Conditioned,
+    branches: Int[Array, "B M A"],
+    mask: Bool[Array, "B T"] | None,
+    branch_of: Int[Array, "B F"] | None,
+    trunk_length: int,
+) -> Conditioned:
+    """The same with the mask of all positions, and each position's embedding among its row's."""
+    if not conditioned.settings.tells_cuts:
+        return dataclasses.replace(conditioned, mask=mask)
+    b, m, a = branches.shape
     if branch_of is None:
         branch_of = jnp.broadcast_to(jnp.repeat(jnp.arange(m), a), (b, m * a))
-    index = jnp.pad(1 + branch_of, ((0, 0), (trunk, 0)))
-    return jax.nn.one_hot(index, 1 + m)
+    index = jnp.pad(1 + branch_of, ((0, 0), (trunk_length, 0)))
+    return dataclasses.replace(conditioned, mask=mask, index=jax.nn.one_hot(index, 1 + m))
 
 
 def forward_tree(
@@ -314,17 +283,9 @@ def forward_tree(
     *,
     config: Qwen2Config,
     lengths: Int[Array, "B"] | None = None,
-    budget_embedding: Float[Array, "*L B D"] | None = None,
-    branch_embedding: Float[Array, "*L B M D"] | None = None,
-    conditioning: ConditioningConfig | None = None,
-    trunk_mask: Bool[Array, "B S"] | None = None,
+    conditioned: Conditioned | None = None,
     packing: Int[Array, "B F"] | None = None,
-    dtype: Any = jnp.float32,
-    implementation: attention.Implementation = "xla",
-    scan: bool = True,
-    remat: Remat = "full",
-    mesh: Mesh | None = None,
-    row_axes: tuple[str, ...] = ROW_AXES,
+    compute: Compute = Compute(),
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
     """One pass over trunks and all their branches.
 
@@ -332,63 +293,43 @@ def forward_tree(
     S + M A instead of about M (S + A) tokens a row.
 
     Args:
-      params: model parameters.
       trunk: prompt and thinking, right-padded, position == index.
       branches: suffix and answer of each cut, right-padded.
       context: trunk tokens each branch sees; the branch's positions continue from there.
-      config: shape.
-      lengths: real trunk tokens per row.
-      budget_embedding: phi(b) of each trunk.
-      branch_embedding: phi(b_j) of each branch; None: branches use their trunk's.
-      conditioning: how phi joins the stream.
-      trunk_mask: trunk positions that receive phi; branch tokens always do.
+      conditioned: phi(b) of each row; if its settings tell branches their cut, phi of the trunk and
+        of its M branches, [*L, B, 1 + M, D]. The mask is the trunk's: branch tokens always receive
+        phi. None for the plain model.
       packing: index m A + a of the branch tokens to run, a branch's together and in order, -1 for
         none; None runs all M A.
-      dtype: compute type.
-      implementation: of the trunk's attention.
-      scan: loop over layers.
-      remat: what the backward pass recomputes (`run_layers`).
-      mesh: of the rows.
-      row_axes: axes of the mesh that rows are split over.
 
     Returns:
       Final states of the trunk and of the branches, or of the packed tokens of branches.
     """
     s = trunk.shape[1]
+    trunk_mask = None if conditioned is None else conditioned.mask
     tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask, packing)
     # Rounded down: -1 stays -1.
     branch_of = None if packing is None else packing // branches.shape[2]
-    attend = lambda q, k, v: attention.tree_attention(
-        q,
-        k,
-        v,
-        context,
+    if conditioned is not None:
+        conditioned = _tree_conditioned(conditioned, branches, mask, branch_of, s)
+    attend = functools.partial(
+        attention.tree_attention,
+        context=context,
         trunk_length=s,
         branch_of=branch_of,
-        implementation=implementation,
+        implementation=compute.implementation,
         lengths=lengths,
     )
-    which = None
-    if budget_embedding is not None and branch_embedding is not None:
-        parts = (budget_embedding[..., None, :], branch_embedding)
-        budget_embedding = jnp.concatenate(parts, axis=-2)
-        b, m, a = branches.shape
-        which = _told(s, b, m, a, branch_of)
+    embedded = embed_tokens(params, tokens, compute.dtype)
     hidden = run_layers(
         params,
-        constrain_embedded(embed_tokens(params, tokens, dtype), mesh, over=row_axes),
+        constrain_embedded(embedded, compute.mesh, over=compute.row_axes),
         positions,
         attend,
         config=config,
-        budget_embedding=budget_embedding,
-        conditioning=conditioning,
-        mask=mask,
-        which=which,
+        conditioned=conditioned,
         length=s + branches.shape[2] if branches.size else None,
-        scan=scan,
-        remat=remat,
-        mesh=mesh,
-        row_axes=row_axes,
+        compute=compute,
     )
     shape = branches.shape if packing is None else packing.shape
     of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)

@@ -44,14 +44,12 @@ def pool_question(
     return total / jnp.maximum(mask.sum(1), 1)[:, None]
 
 
-def told_budgets(
+def phi_budgets(
     budgets: Int[Array, "B"], cuts: Int[Array, "B M"], *, kind: ValueInput
 ) -> Int[Array, "B M"]:
     """The budget whose phi the head reads at every cut.
 
     Args:
-      budgets: b of each row.
-      cuts: b_j of each cut.
       kind: "cut": b_j (paper Eq. 10 to 12, where R(q, t, b) and V(q, b) share their budget).
         "trace_and_cut", "trace": b.
     """
@@ -80,13 +78,9 @@ def value_features(
     h_q holds b whatever the kind.
 
     Args:
-      h_q: pooled question states.
-      phi: embedding of `told_budgets`, averaged over layers if each has one; None without
+      phi: embedding of `phi_budgets`, averaged over layers if each has one; None without
         conditioning.
-      budgets: b, thinking tokens.
-      cuts: b_j, thinking tokens.
-      b_max: largest budget.
-      kind: which budgets the head is told.
+      kind: which budgets the head reads.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
     code = lambda x: sinusoids(x.reshape(-1), width=32, scale="log", b_max=b_max).reshape(
@@ -94,7 +88,7 @@ def value_features(
     )
     parts = [jnp.broadcast_to(h_q[:, None], (*cuts.shape, h_q.shape[-1]))]
     parts += [] if phi is None else [phi]
-    parts += [code(told_budgets(budgets, cuts, kind=kind))]
+    parts += [code(phi_budgets(budgets, cuts, kind=kind))]
     parts += [code(cuts)] if kind == "trace_and_cut" else []
     return jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-1)
 

@@ -61,12 +61,9 @@ class Kept:
 def keep_programs(setting: str | None) -> Kept:
     """Tells JAX where compiled programs are kept; call it before the first is compiled.
 
-    Args:
-      setting: `output.compile_cache`. None: where JAX_COMPILATION_CACHE_DIR says, or else in the
-        user's cache folder; "none": nowhere.
-
-    Returns:
-      Where. A folder that can't be written is no error: programs are compiled anew then.
+    `setting` is `output.compile_cache`. None: where JAX_COMPILATION_CACHE_DIR says, or else in the
+    user's cache folder; "none": nowhere. A folder that can't be written is no error: programs are
+    compiled anew then.
     """
     if not jax.config.values[_ENABLED]:
         return Kept(None, f"compiled programs are not kept ({_ENABLED.upper()})")
@@ -102,11 +99,7 @@ def keep_programs(setting: str | None) -> Kept:
 
 
 def user_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of this user and this package, by the XDG base directories.
-
-    Raises:
-      RuntimeError: nobody knows the home folder.
-    """
+    """This user's and package's folder, by XDG; RuntimeError: nobody knows the home folder."""
     named = Path(environment.get("XDG_CACHE_HOME", ""))
     # The specification has relative paths ignored.
     cache = named if named.is_absolute() else Path.home() / ".cache"
@@ -128,11 +121,8 @@ def machine_name() -> str:
 def make_room(base: Path, most: int) -> None:
     """Removes the programs that were not used for longest, until `most` bytes are left.
 
-    Several processes may do so at once, and others may be reading.
-
-    Args:
-      base: folder of the machines' folders; nothing else in it is touched.
-      most: bytes.
+    Only in the machines' folders of `base`. Several processes may do so at once, and others may be
+    reading.
     """
     found = sorted(_programs(base), reverse=True)
     kept = 0
@@ -144,15 +134,10 @@ def make_room(base: Path, most: int) -> None:
 
 
 def drop_torn(folder: Path) -> list[str]:
-    """Removes programs that were written by half, of those written since this was last called.
+    """Removes programs written by half since this was last called, and gives their names.
 
-    Those of the last minute are left for the next call: they may be being written.
-
-    Args:
-      folder: of programs; need not be there, nor be one of files.
-
-    Returns:
-      Names of those that are gone.
+    Those of the last minute are left for the next call: they may be being written. The folder need
+    not be there, nor be one of files.
     """
     looked, torn = folder / _LOOKED, []
     # No OSError is worth a run: what can't be looked at is read by JAX, or not.
@@ -212,11 +197,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Makes the folder, for this user alone, and writes to it.
-
-    Raises:
-      OSError: no room, or no right.
-    """
+    """Makes the folder, for this user alone, and writes to it; OSError: no room, or no right."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(_PROBE)

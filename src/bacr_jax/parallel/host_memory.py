@@ -22,11 +22,8 @@ KEPT = 1 << 30
 def keep_freed_memory() -> bool:
     """Has glibc hand out freed memory again rather than return it, where programs run on a CPU.
 
-    Up to `KEPT` bytes that are free stay with the process. No number changes.
-
-    Returns:
-      Whether it does so; False with a GPU, with another C library, and where the environment has
-      settings of its own.
+    Up to `KEPT` bytes that are free stay with the process. No number changes. False, and nothing
+    done, with a GPU, with another C library, and where the environment has settings of its own.
     """
     own = any(name in os.environ for name in _SETTINGS) or "GLIBC_TUNABLES" in os.environ
     if own or not sys.platform.startswith("linux") or jax.default_backend() != "cpu":

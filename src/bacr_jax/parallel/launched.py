@@ -24,14 +24,7 @@ _ALONE = f"or {COUNT}=1 if each is a run of its own"
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher that counts and numbers its processes.
-
-    Attributes:
-      name: as people call it.
-      count: variable with their number.
-      index: variable with the number of this one.
-      host: variable with the address of the first; None where it has none.
-    """
+    """A launcher, with its variables of how many, which one, and the address of the first."""
 
     name: str
     count: str
@@ -56,9 +49,8 @@ _LAUNCHERS = (
 def refuse_half_told(environment: Mapping[str, str]) -> None:
     """Refuses a process without the three JAX_* variables that was started beside others.
 
-    Raises:
-      UserError: a launcher, a step or a job of several that JAX is not told of; says what was found
-        and what to write.
+    UserError: a launcher, a step or a job of several that JAX is not told of; says what was found
+    and what to write.
     """
     tasks = _number(environment, SLURM_TASKS)
     _refuse_slurm(environment, tasks)
@@ -102,11 +94,7 @@ def _refuse_slurm(environment: Mapping[str, str], tasks: int) -> None:
 
 
 def _number(environment: Mapping[str, str], name: str, *, least: int = 1) -> int:
-    """A count or number of a launcher; `least` where it is not set.
-
-    Raises:
-      UserError: it is no number.
-    """
+    """A count or number of a launcher; `least` where it is not set; UserError: it is no number."""
     text = environment.get(name, str(least))
     if not text.isdecimal():
         raise UserError(f"environment: found {name}={text}; write a whole number, or unset it")

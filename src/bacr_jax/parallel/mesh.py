@@ -92,14 +92,10 @@ def resolve(
     intermediate_size: int,
     num_kv_heads: int,
 ) -> MeshShape:
-    """The layout that a config asks for on so many devices.
+    """The layout that a config asks for on so many devices, those of all processes.
 
-    Args:
-      config: sizes of the axes; fsdp -1 takes all remaining devices.
-      num_devices: devices of all processes.
-      hidden_size: width D of the model, split over `fsdp`.
-      intermediate_size: width of its MLP, split over `tensor`.
-      num_kv_heads: key/value heads K, split over `tensor`.
+    fsdp -1 takes all remaining devices. `fsdp` splits the model's width D, `tensor` the width of
+    its MLP and the key/value heads K.
 
     Raises:
       UserError: the layout does not fit the devices or the model; names the nearest that does.

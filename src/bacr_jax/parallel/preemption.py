@@ -62,12 +62,9 @@ class PreemptionHandler:
             os.kill(os.getpid(), number)
 
     def poll(self) -> None:
-        """Raises if a signal has come, to any process of the run.
+        """Raises `Preempted` if a signal has come, to any process of the run.
 
         With several processes this is a collective: all must call it at the same places.
-
-        Raises:
-          Preempted: after a signal.
         """
         number = processes.largest(self._number or 0)
         if number:

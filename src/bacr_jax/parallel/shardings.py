@@ -117,13 +117,7 @@ def _name(path: tuple[Any, ...]) -> str:
 def shardings(tree: Any, mesh: AnyMesh, *, rules: Rules = TRAIN) -> Any:
     """The sharding of every leaf of parameters, optimizer states, or of anything that holds them.
 
-    Args:
-      tree: arrays or `jax.ShapeDtypeStruct`s.
-      mesh: from `make_mesh` (or `decode_mesh`).
-      rules: TRAIN, or DECODE for `DecodeParams`.
-
-    Returns:
-      The same tree of `NamedSharding`.
+    Leaves may be `jax.ShapeDtypeStruct`s; `DecodeParams` have the rules DECODE.
     """
     place_leaf = lambda path, leaf: NamedSharding(mesh, _spec(_name(path), leaf.shape, mesh, rules))
     return jax.tree_util.tree_map_with_path(place_leaf, tree)
@@ -154,12 +148,7 @@ def replicated(mesh: AnyMesh) -> NamedSharding:
 
 
 def place(tree: Any, sharding: Any) -> Any:
-    """Arrays of the host (equal in all processes) as global arrays.
-
-    Args:
-      tree: arrays.
-      sharding: one sharding for all, or a tree of them.
-    """
+    """Host arrays (equal in all processes) as global ones, by one sharding or a tree of them."""
     if isinstance(sharding, NamedSharding):
         one = sharding
         sharding = jax.tree.map(lambda _: one, tree)
@@ -190,12 +179,8 @@ def constrain_rows(
 ) -> Any:
     """Inside jit: axis `axis` of every array is split over data x fsdp, the others are whole.
 
-    Args:
-      tree: arrays.
-      mesh: from `make_mesh`.
-      axis: that of the rows.
-      over: mesh axes, if not both; what is done for each data-parallel copy by itself
-        (`jax.vmap` with `spmd_axis_name="data"`) leaves data out.
+    `over` leaves data out for what is done for each data-parallel copy by itself (`jax.vmap` with
+    `spmd_axis_name="data"`).
     """
     if mesh is None or mesh.size == 1:
         return tree

@@ -1,24 +1,30 @@
-"""Charts as SVG, for pages that need no other file: they follow the page's colours and width.
+"""Charts as data: each curve is described once, and drawn for pages (`svg`) and files (`png`)."""
 
-Every text is escaped, and everything else is a number that was formatted here.
-"""
-
-import html
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-# Units of the drawing; a page scales it to the width that it has.
-_WIDTH, _HEIGHT = 420.0, 250.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 10.0, 10.0, 42.0
+# Okabe and Ito's colours, which the colour-blind can tell apart, without yellow, which can't be
+# seen on white; the last is of Tol's muted scheme (2021). Grey, the first, is for what the others
+# are compared with. page.css has `s0` to `s8` for light and dark pages.
+COLOURS = (
+    *("#7f7f7f", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#000000", "#882255"),
+)
+MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
+# From this many steps on, curves are drawn smoothed over the noise of single batches.
+SMOOTH_FROM = 30
+# Colours that pages take in turn.
+_IN_TURN = 7
 # More points than this of a curve no screen shows.
 _MOST_POINTS = 400
 _MOST_TICKS = 8
-# Colours of the style sheet: `s0`, grey, is for what the others are compared with; `o0` to `o5` go
-# from easy to hard, or early to late.
-COLOURS, _SHADES = 7, 6
+# Of a linear axis of a page: whole steps, and what is left at its ends.
+_MOST_STEPS = 5.5
 
 
 @dataclass(frozen=True)
@@ -29,23 +35,26 @@ class Series:
       label: in the legend; empty: in none.
       x: places.
       y: values; what is not finite is a gap.
-      colour: class of the style sheet.
-      ends: lower and upper end at each place, drawn as bars.
-      band: the ends are drawn as an area instead.
-      faint: drawn pale, behind the others.
-      dashed: with a dashed line.
-      points: with a point at every place.
+      colour: a class of the style sheet, `s0`; or a share: from easy to hard, or early to late.
+      ends: lower and upper end at each place.
+      across: the ends lie along the horizontal axis.
+      kind: band: the ends are an area instead of bars; faint: pale, behind the others; broad: a
+        broad and pale line.
+      line: as Matplotlib has it: `-`, `--`, `:`, or empty for none.
+      marker: at every place, as Matplotlib has it; a page draws circles.
+      hollow: the marker is not filled.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    colour: str
+    colour: str | float
     ends: Sequence[tuple[float, float]] | None = None
-    band: bool = False
-    faint: bool = False
-    dashed: bool = False
-    points: bool = False
+    across: bool = False
+    kind: Literal["line", "band", "faint", "broad"] = "line"
+    line: str = "-"
+    marker: str = ""
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Axis:
       low: smallest value shown; None: that of the data.
       high: largest.
       ticks: values with their names; None: round numbers.
+      whole: values between whole numbers have no ticks.
     """
 
     label: str
@@ -65,50 +75,127 @@ class Axis:
     low: float | None = None
     high: float | None = None
     ticks: Sequence[tuple[float, str]] | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A straight line from edge to edge: `x` is upright at a value of x, `y` lies at one of y."""
+
+    axis: Literal["x", "y"]
+    at: float
+    kind: Literal["line", "grid", "broad", "dotted"] = "line"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Axes with curves.
+
+    Attributes:
+      title: above it.
+      series: curves, the last one on top.
+      x: horizontal axis.
+      y: vertical axis.
+      diagonal: a line where both axes have the same value.
+      marks: behind the curves.
+      note: below it.
+      missing: said instead of it where no curve has a value.
+    """
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    diagonal: bool = False
+    marks: Sequence[Mark] = ()
+    note: str = ""
+    missing: str = "not recorded"
+
+    @property
+    def drawn(self) -> list[Series]:
+        """Curves with points; none where no value is finite."""
+        there = [one for one in self.series if len(one.x)]
+        return there if any(math.isfinite(v) for one in there for v in one.y) else []
+
+    def scales(self) -> tuple["Scale", "Scale"]:
+        """Of both axes."""
+        x, y = ([v for one in self.drawn for v in getattr(one, axis)] for axis in "xy")
+        for one in self.drawn:
+            (x if one.across else y).extend(v for pair in one.ends or () for v in pair)
+        x += [mark.at for mark in self.marks if mark.axis == "x"]
+        y += [mark.at for mark in self.marks if mark.axis == "y"]
+        return Scale.of(self.x, x), Scale.of(self.y, y)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each row, made of parts of the same names: name, and parts with their values."""
+
+    title: str
+    rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
+    unit: str
+    note: str = ""
+    missing: str = "not recorded"
 
 
 def colour(place: int) -> str:
-    """Class of the place-th of several curves that have no order."""
-    return f"s{place % COLOURS}"
+    """Of the place-th of several curves that have no order."""
+    return f"s{place % _IN_TURN}"
 
 
-def shade(place: int, count: int) -> str:
-    """Class of the place-th of `count` curves that have an order."""
-    return f"o{round(place * (_SHADES - 1) / max(count - 1, 1))}"
+def marker(place: int) -> str:
+    """Of the place-th of several curves."""
+    return MARKERS[place % len(MARKERS)]
+
+
+def shade(place: int, count: int) -> float:
+    """Colour of the place-th of `count` curves that have an order."""
+    return place / max(count - 1, 1)
 
 
 def number(value: float) -> str:
-    """A number for an axis or a point: `0.25`, `1,024`, `3e-09`."""
+    """A number for an axis or a point: `0.25`, `1,024`, `1.5M`, `3e-09`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g}M"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
-def linear_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high: steps of 1, 2 or 5 times a power of ten."""
+def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[float]:
+    """Round numbers from low to high: at most so many steps of 1, 2 or 5 times a power of ten."""
     span = high - low
     # Below this, a step of it would be 0.
     if not span > 1e-300:
         return [low]
-    step = 10.0 ** math.floor(math.log10(span / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if span / (factor * step) <= 5)
+    step = 10.0 ** math.floor(math.log10(span / most))
+    step *= next(factor for factor in (1, 2, 5, 10) if span / (factor * step) <= most)
     first = math.ceil(low / step - 1e-9)
     return [step * k for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def doublings(low: float, high: float) -> list[float]:
-    """Powers of two from low to high, every second or third where there are many."""
-    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
-    step = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
-    return [2.0**k for k in range(first, last + 1, step)] or [low]
+    """Powers of two from low to high: every second where there are many, halves where few."""
+    first, last = math.log2(low) - 1e-9, math.log2(high) + 1e-9
+    if math.floor(last) - math.ceil(first) < 2 and last - first > 1:
+        return [2.0 ** (k / 2) for k in range(math.ceil(2 * first), math.floor(2 * last) + 1)]
+    step = max(1, math.ceil((math.floor(last) - math.ceil(first) + 1) / _MOST_TICKS))
+    return [2.0**k for k in range(math.ceil(first), math.floor(last) + 1, step)] or [low]
 
 
-class _Scale:
-    """From values to places of the drawing."""
+@dataclass(frozen=True)
+class Scale:
+    """An axis with its ends."""
 
-    def __init__(self, axis: Axis, values: Iterable[float], begin: float, end: float):
+    axis: Axis
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, axis: Axis, values: Iterable[float]) -> "Scale":
+        """The ends that the axis states, or that these values have."""
         known = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log2)]
         low = min(known, default=1.0) if axis.low is None else axis.low
         high = max(known, default=2.0) if axis.high is None else axis.high
@@ -116,208 +203,41 @@ class _Scale:
             low, high = low / 2, low * 2
         elif not low < high:
             low, high = low - (abs(low) / 2 or 0.5), low + (abs(low) / 2 or 0.5)
-        self.axis, self.low, self.high = axis, low, high
-        self._begin, self._end = begin, end
+        return cls(axis, low, high)
 
-    def __call__(self, value: float) -> float:
-        """Place of a value; values outside are drawn at the edge."""
+    def share(self, value: float) -> float:
+        """Where a value lies, from 0 to 1; values outside lie at the edge."""
         value = min(max(value, self.low), self.high)
-        share = (value - self.low) / (self.high - self.low)
         if self.axis.log2:
-            share = math.log2(value / self.low) / math.log2(self.high / self.low)
-        return self._begin + share * (self._end - self._begin)
+            return math.log2(value / self.low) / math.log2(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
-    def ticks(self) -> list[tuple[float, str]]:
-        """Values with their names."""
+    def ticks(self, *, most: float = _MOST_STEPS) -> list[tuple[float, str]]:
+        """Values with their names; at most so many steps of a linear axis."""
         if self.axis.ticks is not None:
             return [(v, name) for v, name in self.axis.ticks if self.low <= v <= self.high]
-        spread = doublings if self.axis.log2 else linear_ticks
-        return [(value, number(value)) for value in spread(self.low, self.high)]
+        ends = self.low, self.high
+        found = doublings(*ends) if self.axis.log2 else linear_ticks(*ends, most=most)
+        if self.axis.whole:
+            found = [v for v in found if abs(v - round(v)) < 1e-9] or found
+        rounded = lambda v: round(v) if self.axis.log2 and v >= 10 else v
+        return [(value, number(rounded(value))) for value in found]
 
 
-def _thinned(series: Series) -> Series:
+def thinned(series: Series) -> Series:
     """The same curve with no more points than a screen shows."""
     step = math.ceil(len(series.x) / _MOST_POINTS)
     if step <= 1:
         return series
     keep = sorted({*range(0, len(series.x), step), len(series.x) - 1})
+    x, y = ([values[i] for i in keep] for values in (series.x, series.y))
     ends = None if series.ends is None else [series.ends[i] for i in keep]
-    return Series(
-        series.label,
-        [series.x[i] for i in keep],
-        [series.y[i] for i in keep],
-        series.colour,
-        ends,
-        *(series.band, series.faint, series.dashed, series.points),
-    )
+    return dataclasses.replace(series, x=x, y=y, ends=ends)
 
 
-def chart(
-    title: str,
-    series: Sequence[Series],
-    x: Axis,
-    y: Axis,
-    *,
-    diagonal: bool = False,
-    note: str = "",
-) -> str:
-    """A figure with its title, legend and curves.
-
-    Args:
-      title: above it.
-      series: curves, the last one on top.
-      x: horizontal axis.
-      y: vertical axis.
-      diagonal: a line where both axes have the same value.
-      note: below it.
-    """
-    series = [_thinned(one) for one in series if len(one.x)]
-    if not any(math.isfinite(v) for one in series for v in one.y):
-        return empty(title, "not recorded")
-    across = _Scale(x, [v for one in series for v in one.x], _LEFT + 6, _WIDTH - _RIGHT - 6)
-    seen = [v for one in series for v in one.y]
-    seen += [v for one in series for pair in one.ends or () for v in pair]
-    up = _Scale(y, seen, _HEIGHT - _BOTTOM, _TOP)
-    parts = [_frame(across, up)]
-    if diagonal:
-        low, high = max(across.low, up.low), min(across.high, up.high)
-        parts.append(_path([(across(low), up(low)), (across(high), up(high))], "diagonal"))
-    parts += [_drawn(one, across, up) for one in series]
-    return _figure(title, parts, _HEIGHT, [(s.label, s.colour) for s in series if s.label], note)
-
-
-def _figure(
-    title: str,
-    parts: Iterable[str],
-    height: float,
-    legend: Sequence[tuple[str, str]],
-    note: str = "",
-) -> str:
-    keys = "".join(
-        f'<li class="{style}"><span class="key"></span>{html.escape(label)}</li>'
-        for label, style in legend
-    )
-    return (
-        f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption>\n'
-        + (f'<ul class="legend">{keys}</ul>\n' if keys else "")
-        + f'<svg viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" '
-        f'aria-label="{html.escape(title, quote=True)}">{"".join(parts)}</svg>\n'
-        + (f'<p class="note">{html.escape(note)}</p>\n' if note else "")
-        + "</figure>\n"
-    )
-
-
-def empty(title: str, why: str) -> str:
-    """A figure of which there is nothing to draw."""
-    return (
-        f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption>'
-        f'<p class="note">{html.escape(why)}</p></figure>\n'
-    )
-
-
-def _frame(across: _Scale, up: _Scale) -> str:
-    """Grid, ticks and names of the axes."""
-    floor, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    parts = []
-    for value, name in up.ticks():
-        at = up(value)
-        parts.append(_line(_LEFT, at, right, at, "grid"))
-        parts.append(_text(_LEFT - 6, at + 4, name, "tick end"))
-    for value, name in across.ticks():
-        at = across(value)
-        parts.append(_line(at, floor, at, floor + 4, "axis"))
-        parts.append(_text(at, floor + 17, name, "tick middle"))
-    parts.append(_line(_LEFT, floor, right, floor, "axis"))
-    parts.append(_text((_LEFT + right) / 2, _HEIGHT - 6, across.axis.label, "label middle"))
-    middle = (_TOP + floor) / 2
-    parts.append(
-        f'<text class="label middle" transform="translate(11 {middle:.1f}) rotate(-90)">'
-        f"{html.escape(up.axis.label)}</text>"
-    )
-    return "".join(parts)
-
-
-def _drawn(one: Series, across: _Scale, up: _Scale) -> str:
-    """A curve with its ends and points; a gap where a value is not finite."""
-    parts, stretch, runs = [], list[tuple[float, float]](), list[list[tuple[float, float]]]()
-    for place, value in zip(one.x, one.y):
-        if math.isfinite(value) and math.isfinite(place):
-            stretch.append((across(place), up(value)))
-        elif stretch:
-            runs.append(stretch)
-            stretch = []
-    runs += [stretch] if stretch else []
-    ends = one.ends or ()
-    if one.band and ends:
-        high = [(across(p), up(e[1])) for p, e in zip(one.x, ends) if all(map(math.isfinite, e))]
-        low = [(across(p), up(e[0])) for p, e in zip(one.x, ends) if all(map(math.isfinite, e))]
-        parts.append(_path([*high, *reversed(low)], "band"))
-    elif ends:
-        for place, (low_end, high_end) in zip(one.x, ends):
-            if math.isfinite(low_end) and math.isfinite(high_end):
-                at = across(place)
-                parts.append(_line(at, up(low_end), at, up(high_end), "bar"))
-    kind = "curve" + (" faint" if one.faint else "") + (" dashed" if one.dashed else "")
-    parts += [_path(points, kind) for points in runs if len(points) > 1]
-    if one.points or any(len(points) == 1 for points in runs):
-        shown = (
-            (place, value)
-            for place, value in zip(one.x, one.y)
-            if math.isfinite(place) and math.isfinite(value)
-        )
-        for place, value in shown:
-            tip = f"{one.label}: {number(value)} at {number(place)}".removeprefix(": ")
-            parts.append(
-                f'<circle cx="{across(place):.1f}" cy="{up(value):.1f}" r="3">'
-                f"<title>{html.escape(tip)}</title></circle>"
-            )
-    return f'<g class="{one.colour}">{"".join(parts)}</g>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<path class="{style}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
-
-
-def _path(points: Sequence[tuple[float, float]], style: str) -> str:
-    return f'<path class="{style}" d="M' + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + '"/>'
-
-
-def _text(x: float, y: float, text: str, style: str) -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{html.escape(text)}</text>'
-
-
-def stacked_bars(
-    title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], unit: str, *, note: str
-) -> str:
-    """A bar for each row, made of parts of the same names.
-
-    Args:
-      title: above it.
-      rows: name and parts with their values.
-      unit: of the values.
-      note: below it.
-    """
-    names = list(dict.fromkeys(name for _, parts in rows for name, _ in parts))
-    styles = {name: colour(place + 1) for place, name in enumerate(names)}
-    total = max((sum(value for _, value in parts) for _, parts in rows), default=0.0)
-    if not total > 0:
-        return empty(title, "not recorded")
-    high, floor = 44.0, 0.0
-    drawn = []
-    for place, (label, parts) in enumerate(rows):
-        floor = 14 + place * high
-        whole = sum(value for _, value in parts)
-        drawn.append(_text(4, floor, f"{label}: {number(whole)} {unit}", "tick"))
-        left = 4.0
-        for name, value in parts:
-            width = value / total * (_WIDTH - 8)
-            tip = html.escape(f"{name}: {number(value)} {unit} ({value / whole:.0%})")
-            drawn.append(
-                f'<g class="{styles[name]}"><rect x="{left:.1f}" y="{floor + 5:.1f}" '
-                f'width="{max(width, 0.0):.1f}" height="18"><title>{tip}</title></rect></g>'
-            )
-            left += width
-    return _figure(title, drawn, floor + 32, list(styles.items()), note)
+def stepped(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Places and values of a curve that stays where it is until the next place."""
+    return np.repeat(x, 2)[1:].tolist(), np.repeat(y, 2)[:-1].tolist()
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

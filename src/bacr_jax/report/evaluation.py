@@ -1,16 +1,127 @@
 """Tables and pictures of an evaluation's results."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import rich.table
 
+from bacr_jax.documents import write_atomically
 from bacr_jax.evaluation.folder import LATEX, MARKDOWN
-from bacr_jax.report import completion, figures, run_figures
-from bacr_jax.report.dense import curves, dense_table
+from bacr_jax.evaluation.summary import Dense, Summary
+from bacr_jax.report import figures
 from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size, set_titles
-from bacr_jax.runs.files import write_atomically
+
+
+def _cells(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for mode, budgets in summary.items():
+        for budget in by_size(budgets):
+            yield mode, budget_name(budget), budgets[budget]
+
+
+def _share(entry: Mapping[str, Any], name: str, ends: str) -> str:
+    if entry[name] is None:
+        return NONE
+    low, high = entry[ends]
+    return f"{100 * entry[name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def completion(name: str, summary: Summary) -> Table:
+    """How many traces and answers ended by themselves, and accuracy among them and the others."""
+    columns = (
+        ("completion_rate", "completion_ci95"),
+        ("closed_rate", "closed_ci95"),
+        ("accuracy_if_complete", "if_complete_ci95"),
+        ("accuracy_if_cut", "if_cut_ci95"),
+    )
+    return Table(
+        f"{name}: completion, and accuracy given completion",
+        ["decoding", "budget", "complete", "answer closed", "right if complete", "right if cut"],
+        [
+            [mode, budget, *(_share(entry, *column) for column in columns)]
+            for mode, budget, entry in _cells(summary)
+        ],
+        caption="in % [95 % interval]; complete: the thinking ended by itself within the budget; "
+        "wrong answers after complete thinking are mistakes, the others may be due to the cut",
+    )
+
+
+def adherence(name: str, summary: Summary) -> Table:
+    """Thinking requested and used, and the tokens of each kind."""
+    rows = []
+    for mode, budget, entry in _cells(summary):
+        used = entry["adherence"]
+        ratio = NONE
+        if used["ratio"] is not None:
+            low, high = used["ratio_ci95"]
+            ratio = f"{used['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+        quantiles = [f"{used['quantiles'][q]:,.0f}" for q in ("p10", "p50", "p90", "max")]
+        tokens = [entry[f"mean_{kind}_tokens"] for kind in ("forced", "answer", "total")]
+        over = "0" if not used["over_share"] else f"{used['mean_excess']:,.1f}"
+        rows.append(
+            [mode, budget, f"{used['used']:,.1f}", ratio, *quantiles, over]
+            + [f"{count:,.1f}" for count in tokens]
+        )
+    return Table(
+        f"{name}: thinking tokens requested and used",
+        ["decoding", "requested", "used", "used/requested", "10 %", "median", "90 %", "max"]
+        + ["excess", "forced", "answer", "total"],
+        rows,
+        caption="mean thinking tokens, their share of the budget [95 % interval] and quantiles; "
+        "excess: mean tokens above the budget (a grace window); then mean forced and answer "
+        "tokens, and all tokens after the prompt",
+    )
+
+
+def has_completion(summary: Summary) -> bool:
+    """Whether these numbers are there; evaluations of older versions lack them."""
+    return all("adherence" in entry for budgets in summary.values() for entry in budgets.values())
+
+
+LABEL = "one trace told {told:,} tokens, cut early"
+
+
+def dense_table(name: str, dense: Dense, told: Summary) -> Table:
+    """A row per decoding and cut, beside the accuracy of the policy that is told that budget.
+
+    Args:
+      name: of the set.
+      dense: curves by decoding.
+      told: the curve over told budgets.
+    """
+    rows = []
+    for mode, found in dense.items():
+        for cut, entry in found["curve"].items():
+            own = told.get(mode, {}).get(cut)
+            rows.append(
+                [
+                    mode,
+                    f"{int(cut):,}",
+                    accuracy_text(entry),
+                    NONE if own is None else accuracy_text(own),
+                    f"{100 * entry['completion_rate']:.1f}",
+                    f"{entry['mean_thinking_tokens']:,.1f}",
+                    f"{entry['mean_total_tokens']:,.1f}",
+                ]
+            )
+        area = {"accuracy": found["area"], "ci95": found["area_ci95"]}
+        rows.append([mode, "area", accuracy_text(area), *[NONE] * 4])
+    label = LABEL.format(told=max(found["told"] for found in dense.values()))
+    return Table(
+        f"{name}: dense curve, {label}",
+        ["decoding", "cut", "accuracy when cut", "told that budget", "complete", "think", "total"],
+        rows,
+        caption="accuracy in % [95 % interval]: every row is the same traces, told the largest "
+        "budget and answered at the cut; beside it traces that were told that budget; complete: "
+        "traces that ended by themselves by then, in %; area: over log2 of the cuts",
+    )
+
+
+def curves(dense: Mapping[str, Any], told: Summary) -> dict[str, Summary]:
+    """The curves of a picture, by their labels."""
+    largest = max(found["told"] for found in dense.values())
+    cut: Summary = {mode: found["curve"] for mode, found in dense.items()}
+    return {"told each budget": told, LABEL.format(told=largest): cut}
 
 
 def _percent(rate: float | int) -> str:
@@ -193,10 +304,7 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
             made.append(_anytime(title, result))
         if result["dense"]:
             made.append(dense_table(title, result["dense"], result["by_budget"]))
-        made += [
-            make(title, result["by_budget"])
-            for make in (completion.completion, completion.adherence)
-        ]
+        made += [make(title, result["by_budget"]) for make in (completion, adherence)]
         first = next(iter(next(iter(result["by_budget"].values())).values()))
         if "without_near_duplicates" in first:
             made.append(_without_duplicates(title, result))
@@ -224,19 +332,17 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
     write_atomically(folder / MARKDOWN, head + "\n".join(table.markdown() for table in made))
     write_atomically(folder / LATEX, "\n".join(table.latex() for table in made))
     titles = set_titles(results["sets"])
-    for name, short in run_figures.short_names(results["sets"]).items():
+    for name, short in figures.short_names(results["sets"]).items():
         result, compared = results["sets"][name], results["comparisons"]
         others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
-        figures.attempt(
+        figures.accuracy_picture(
             folder / f"accuracy_{short}.png",
-            figures.accuracy_by_budget,
             {**others, results["name"]: result["by_budget"]},
             f"{titles[name]}: accuracy by thinking budget, 95 % intervals",
         )
         if result["dense"]:
-            figures.attempt(
+            figures.accuracy_picture(
                 folder / f"dense_{short}.png",
-                figures.accuracy_by_budget,
                 curves(result["dense"], result["by_budget"]),
                 f"{titles[name]}: told each budget, and one trace cut early; 95 % intervals",
             )

@@ -6,16 +6,23 @@ from typing import Any
 
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.report.charts import Axis, Series, chart, colour, shade
-from bacr_jax.report.figures import places
+from bacr_jax.report.charts import Axis, Chart, Series, colour, marker, shade
 from bacr_jax.report.run_data import entries
 from bacr_jax.report.table import budget_name, by_size
 
 _PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
+_STEP = Axis("step", whole=True)
 # An axis of accuracies ends at a multiple of this.
 _PERCENT_STEP = 20
 # More budgets than this, and their names no longer stand side by side.
 _MOST_TICKS = 8
+
+
+def places(budgets: Iterable[str]) -> dict[str, float]:
+    """Where budgets stand on an axis of doublings: 0 below the smallest, none above the largest."""
+    numbers = [int(budget) for budget in budgets if budget != UNLIMITED and int(budget)]
+    ends = {"0": min(numbers, default=2) / 2, UNLIMITED: 2.0 * max(numbers, default=1)}
+    return {budget: ends.get(budget) or float(budget) for budget in budgets}
 
 
 def _percent(value: float | None) -> float:
@@ -38,7 +45,7 @@ def _modes(policies: Mapping[str, Summary]) -> list[str]:
     return list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
 
 
-def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[str]:
+def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
     """Accuracy by budget and by the tokens used, for each decoding.
 
     Args:
@@ -53,7 +60,7 @@ def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[str]:
     return made + [_by_tokens(policies, mode, axis, start) for mode in _modes(policies)]
 
 
-def completion_charts(policies: Mapping[str, Summary], start: int) -> list[str]:
+def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
     """Completion, accuracy given completion, requested against used tokens, for each decoding."""
     if not all(_has(policies, name) for name in ("completion_rate", "adherence")):
         return []
@@ -85,7 +92,7 @@ def _by_budget(
     start: int,
     *,
     note: str = "",
-) -> str:
+) -> Chart:
     asked = [set(summary[mode]) for summary in policies.values() if mode in summary]
     where = places(set().union(*asked))
     series = []
@@ -101,8 +108,8 @@ def _by_budget(
                 [_percent(found[budget][name]) for budget in budgets],
                 colour(place),
                 [_ends(found[budget], interval) for budget in budgets],
-                dashed=place == 0,
-                points=True,
+                line="--" if place == 0 else "-",
+                marker=marker(place),
             )
         )
     ticks = by_size(where)
@@ -114,10 +121,10 @@ def _by_budget(
         high=max(where.values()) * 1.07,
         ticks=[(where[budget], budget_name(budget)) for budget in ticks],
     )
-    return chart(title, series, x, y, note=note)
+    return Chart(title, series, x, y, note=note)
 
 
-def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) -> str:
+def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) -> Chart:
     """Accuracy against the tokens that were really spent, a point per budget."""
     whole = _has(policies, "mean_total_tokens")
     name = "mean_total_tokens" if whole else "mean_thinking_tokens"
@@ -133,17 +140,17 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) 
                 [_percent(entry["accuracy"]) for entry in rows],
                 colour(place),
                 [_ends(entry, "ci95") for entry in rows],
-                dashed=place == 0,
-                points=True,
+                line="--" if place == 0 else "-",
+                marker=marker(place),
             )
         )
     what = "mean tokens used, in all" if whole else "mean thinking tokens used"
     note = "a point per budget; thinking, forced and answer tokens" if whole else ""
     x = Axis(what, log2=True)
-    return chart(f"Accuracy by tokens used, {mode}", series, x, y, note=note)
+    return Chart(f"Accuracy by tokens used, {mode}", series, x, y, note=note)
 
 
-def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> str:
+def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> Chart:
     series, seen = [], list[float]()
     for place, (label, summary) in enumerate(policies.items(), start):
         found = summary.get(mode, {})
@@ -158,10 +165,18 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
         mean = [max(entry["used"], 1.0) for entry in used]
         seen += asked
         series.append(
-            Series(label, asked, mean, colour(place), ends, dashed=place == 0, points=True)
+            Series(
+                label,
+                asked,
+                mean,
+                colour(place),
+                ends,
+                line="--" if place == 0 else "-",
+                marker=marker(place),
+            )
         )
     low, high = min(seen, default=1.0), max(seen, default=2.0)
-    return chart(
+    return Chart(
         f"Requested and used, {mode}",
         series,
         Axis("budget requested (tokens)", log2=True, low=0.93 * low, high=1.07 * high),
@@ -171,7 +186,7 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
     )
 
 
-def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[str]:
+def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     """Accuracy at each budget over the steps of one run, for each decoding."""
     modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
     made = []
@@ -187,15 +202,15 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[str]:
                     [_percent(entry["accuracy"]) for _, entry in rows],
                     shade(place, len(budgets)),
                     [_ends(entry, "ci95") for _, entry in rows],
-                    points=True,
+                    marker=marker(place),
                 )
             )
         axis = _accuracy_axis(summary for _, summary in evaluations)
-        made.append(chart(f"Accuracy during training, {mode}", series, Axis("step"), axis))
+        made.append(Chart(f"Accuracy during training, {mode}", series, _STEP, axis))
     return made
 
 
-def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[str]:
+def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[Chart]:
     """Accuracy, averaged over the budgets, of several runs over their steps."""
     modes = list(dict.fromkeys(m for rows in runs.values() for _, s in rows for m in s))
     mean: Callable[[Mapping[str, Any]], float] = lambda budgets: (
@@ -209,11 +224,11 @@ def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[s
                 [float(step) for step, summary in rows if summary.get(mode)],
                 [100 * mean(summary[mode]) for _, summary in rows if summary.get(mode)],
                 colour(place + 1),
-                points=True,
+                marker=marker(place + 1),
             )
             for place, (label, rows) in enumerate(runs.items())
         ]
         title = f"Accuracy during training, {mode}, mean over budgets"
         axis = _accuracy_axis(summary for rows in runs.values() for _, summary in rows)
-        made.append(chart(title, series, Axis("step"), axis))
+        made.append(Chart(title, series, _STEP, axis))
     return made

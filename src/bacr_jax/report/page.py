@@ -1,6 +1,5 @@
 """report.html of a run, or of several beside each other: one file with everything in it."""
 
-import html
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,19 +7,21 @@ from typing import Any
 
 from bacr_jax import documents
 from bacr_jax.config import io as config_io
+from bacr_jax.documents import write_atomically
 from bacr_jax.errors import UserError, printable
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
-from bacr_jax.report import completion, evaluation, run_figures
-from bacr_jax.report.dense import dense_table
+from bacr_jax.report import evaluation, figures, svg
+from bacr_jax.report.charts import Bars, Chart
+from bacr_jax.report.evaluation import dense_table
 from bacr_jax.report.evaluation_charts import (
     accuracy_charts,
     completion_charts,
     mean_over_steps,
     over_steps,
 )
-from bacr_jax.report.html_page import SCRIPT, charts, document, tabs
+from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
 from bacr_jax.report.run_data import RunData, labels_of, read_run
 from bacr_jax.report.table import (
     NONE,
@@ -31,8 +32,12 @@ from bacr_jax.report.table import (
     without_near_duplicates,
 )
 from bacr_jax.report.traces import read_traces, shown_traces, traces_section
-from bacr_jax.report.training_charts import compared_charts, machinery_charts, training_charts
-from bacr_jax.runs.files import write_atomically
+from bacr_jax.report.training_charts import (
+    budget_charts,
+    compared_charts,
+    machinery_charts,
+    training_charts,
+)
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import duration
 
@@ -40,6 +45,8 @@ COMPARISON = "comparison.html"
 # What fields raise that no check has heard of: of a later version, or of somebody's own making.
 _ODD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 _WHAT = "accuracy in % [95 % interval], mean thinking tokens"
+# Of a section: what `report.html` shows, by the name that it has there.
+Part = dict[str, Any]
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
@@ -75,7 +82,15 @@ def _departures(run: RunData) -> list[tuple[str, str]]:
     return [("departs from its publication", line) for line in found]
 
 
-def _facts_table(runs: Sequence[RunData]) -> str:
+def _table(table: Table, style: str | None = None) -> Part:
+    return {"html": table.html()} | ({"style": style} if style else {})
+
+
+def _charts(charts: Sequence[Chart | Bars]) -> list[Part]:
+    return [{"charts": svg.figures(charts)}] if charts else []
+
+
+def _facts_table(runs: Sequence[RunData]) -> Part:
     """A column for each run."""
     found = [dict(_facts(run)) for run in runs]
     names = list(dict.fromkeys(name for facts in found for name in facts))
@@ -83,11 +98,10 @@ def _facts_table(runs: Sequence[RunData]) -> str:
     header = ["", *(run.label if len(runs) > 1 else "" for run in runs)]
     if len(runs) == 1:
         rows += [list(row) for row in _departures(runs[0])]
-    table = Table("In short", header, rows, words=len(header))
-    return f'<div class="facts">{table.html()}</div>'
+    return _table(Table("In short", header, rows, words=len(header)), "facts")
 
 
-def _differing_keys(runs: Sequence[RunData]) -> str:
+def _differing_keys(runs: Sequence[RunData]) -> Part:
     """Keys of the config in which runs differ; their folders aside."""
     configs = [config_io.flatten(run.config) for run in runs]
     rows = [
@@ -96,31 +110,29 @@ def _differing_keys(runs: Sequence[RunData]) -> str:
         if key != "output.dir" and len({str(config.get(key)) for config in configs}) > 1
     ]
     if not rows:
-        return '<p class="note">The same config, but for the folder.</p>\n'
+        return {"note": "The same config, but for the folder."}
     header = ["key", *(run.label for run in runs)]
-    table = Table("Settings that differ", header, rows, words=len(header))
-    return f'<div class="facts differs">{table.html()}</div>'
+    return _table(Table("Settings that differ", header, rows, words=len(header)), "facts differs")
 
 
-def _evaluations(run: RunData) -> str:
+def _evaluations(run: RunData) -> list[Part]:
     """Tables of the evaluations that were made of this run afterwards."""
-    parts = []
+    parts = list[Part]()
     for path in finished_evaluations(run.paths.path):
         try:
             results = documents.read_json(path)
             tables = evaluation.tables(results)
         except (ValueError, KeyError, TypeError, StopIteration):
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
-        inside = "".join(table.html() for table in tables)
-        title = html.escape(f"{results['name']} ({path.parent.name})")
-        parts.append(f"<details open><summary>{title}</summary>\n{inside}</details>\n")
-    return "".join(parts)
+        title = f"{results['name']} ({path.parent.name})"
+        parts.append({"fold": title, "inside": list(map(_table, tables))})
+    return parts
 
 
 def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     """What is compared on a set: a run before and after, or the last of each of several runs."""
     if len(runs) == 1:
-        return run_figures.first_and_last(runs[0].evaluations, name, runs[0].method)
+        return figures.first_and_last(runs[0].evaluations, name, runs[0].method)
     # A run without it keeps its place, and so its colour.
     found: dict[str, Summary] = {run.label: run.last(name) or {} for run in runs}
     starts = [records[0] for run in runs if (records := run.of_set(name))]
@@ -136,10 +148,9 @@ def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
     return 0 if len(policies) > len(runs) else 1
 
 
-def _accuracy(runs: Sequence[RunData], name: str, title: str) -> str:
+def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     """Charts and tables of one evaluation set."""
     policies = _policies(runs, name)
-    parts = [f"<h3>{html.escape(title)}</h3>\n"]
     start = _first_colour(runs, policies)
     drawn = accuracy_charts(policies, start) + completion_charts(policies, start)
     measured = {
@@ -149,46 +160,43 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> str:
     if any(len(rows) > 2 for rows in measured.values()):
         one = next(iter(measured.values()))
         drawn += over_steps(one) if len(runs) == 1 else mean_over_steps(measured)
-    parts += [charts(drawn), comparison(f"{title}: {_WHAT}", policies).html()]
+    tables = [comparison(f"{title}: {_WHAT}", policies)]
     others = without_near_duplicates(policies)
     if others is not None:
-        parts.append(
-            comparison(f"{title_without(title, policies, others)}: {_WHAT}", others).html()
-        )
+        tables.append(comparison(f"{title_without(title, policies, others)}: {_WHAT}", others))
     if len(runs) == 1:
-        parts += _of_last(runs[0], name, title, list(policies.values())[-1])
-    return "".join(parts)
+        tables += _of_last(runs[0], name, title, list(policies.values())[-1])
+    return [{"heading": title}, *_charts(drawn), *map(_table, tables)]
 
 
-def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[str]:
+def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[Table]:
     """Tables of a run's last evaluation of a set."""
-    parts = []
-    if completion.entries_have_it(last):
-        parts.append(completion.completion(title, last).html())
-        parts.append(completion.adherence(title, last).html())
+    tables = []
+    if evaluation.has_completion(last):
+        tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
     dense = [record["dense"].get(name) for record in run.evaluations if "dense" in record]
     if dense and dense[-1]:
-        parts.append(dense_table(title, dense[-1], last).html())
-    return parts
+        tables.append(dense_table(title, dense[-1], last))
+    return tables
 
 
-def _overview(runs: Sequence[RunData], names: Sequence[str]) -> str:
+def _overview(runs: Sequence[RunData], names: Sequence[str]) -> list[Part]:
     parts = [_facts_table(runs)]
     if len(runs) > 1:
         parts.append(_differing_keys(runs))
-    drawn: list[str] = []
+    drawn: list[Chart] = []
     if names:
         policies = _policies(runs, names[0])
         drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1]
     rewards = [run for run in runs if run.metrics]
     if rewards:
-        drawn += (compared_charts(runs) if len(runs) > 1 else training_charts(runs[0]))[:2]
-    return "".join([*parts, charts(drawn)])
+        drawn += (compared_charts(runs) if len(runs) > 1 else training_charts(runs[0].metrics))[:2]
+    return [*parts, *_charts(drawn)]
 
 
-def _config(run: RunData) -> str:
-    settings = html.escape(run.paths.config.read_text(encoding="utf-8"))
-    return f'<p class="note">{run.paths.config.name}</p>\n<pre>{settings}</pre>\n'
+def _config(run: RunData) -> list[Part]:
+    path = run.paths.config
+    return [{"note": path.name, "settings": path.read_text(encoding="utf-8")}]
 
 
 def page(runs: Sequence[RunData]) -> str:
@@ -204,26 +212,23 @@ def page(runs: Sequence[RunData]) -> str:
     titles = set_titles(dict.fromkeys(name for run in runs for name in run.sets))
     several = len(runs) > 1
     title = "Comparison of runs" if several else f"{runs[0].method}: {runs[0].label}"
-    shown = [
-        (run.label, shown_traces(traces[run.label], runs=len(runs)), run.config) for run in runs
-    ]
-    training = compared_charts(runs) if several else []
+    shown = [(run.label, shown_traces(traces[run.label], runs=len(runs))) for run in runs]
+    training: list[Chart | Bars] = list(compared_charts(runs) if several else [])
     if not several and runs[0].metrics:
-        training = training_charts(runs[0])
+        training += training_charts(runs[0].metrics) + budget_charts(runs[0].metrics)
     if any(run.metrics for run in runs):
         training += machinery_charts(runs, traces)
-    body = tabs(
-        [
-            ("Overview", _overview(runs, list(titles))),
-            ("Accuracy", "".join(_accuracy(runs, name, t) for name, t in titles.items())),
-            ("Training", charts(training)),
-            ("Evaluations", "".join(map(_evaluations, runs))),
-            ("Traces", traces_section(shown)),
-            ("Config", "" if several else _config(runs[0])),
-        ]
-    )
-    head = f'<header><h1>{html.escape(title)}</h1><button id="theme" hidden></button></header>\n'
-    return document(title, head + body, script=SCRIPT)
+    sampled = traces_section(shown)
+    sections: dict[str, list[Part]] = {
+        "Overview": _overview(runs, list(titles)),
+        "Accuracy": [part for name, t in titles.items() for part in _accuracy(runs, name, t)],
+        "Training": _charts(training),
+        "Evaluations": [part for run in runs for part in _evaluations(run)],
+        "Traces": [{"html": sampled}] if sampled else [],
+        "Config": [] if several else _config(runs[0]),
+    }
+    there = [(name, parts) for name, parts in sections.items() if parts]
+    return render("report.html", title=title, sections=there, **security(STYLE, SCRIPT))
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -241,7 +246,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """
     path = _target(RunPaths(folder).report, out)
     run = _read([folder], [None])[0]
-    _or_refused(folder, run_figures.draw_run, folder, run.method)
+    _or_refused(folder, figures.draw_run, folder, run.method)
     write_atomically(path, _made([folder], [run]))
     return path
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from bacr_jax import documents
 from bacr_jax.config import Config
+from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.runs.files import read_lines
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import read_config
 

@@ -1,9 +1,10 @@
-"""The one table of the reports: what it holds, and how a terminal, HTML, Markdown or LaTeX show it.
+"""The one table: what it holds, and how a terminal, HTML, Markdown, LaTeX or CSV show it.
 
 `comparison` is the table made most: accuracy and thinking tokens by budget, policies side by side.
 """
 
-import html
+import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +13,19 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import rich.table
+from markupsafe import Markup
 from rich import box
 from rich.text import Text
 
-from bacr_jax.config.selection import HOLDOUT
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.errors import printable
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.report.html_page import render
 
 NONE = "-"
+BEST, SECOND = "best", "second"
+MARKS = ("†", "‡")
 _SET_NAMES = {
     "ledger": "Ledger",
     "gsm8k": "GSM8K",
@@ -31,14 +36,59 @@ _SET_NAMES = {
 }
 # With more policies than this, a line of a terminal no longer holds their cells side by side.
 _ONE_LINE_POLICIES = 2
-LATEX = str.maketrans(
+# LaTeX's own characters, and what the labels of studies use beyond ASCII.
+_LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
+        **{c: rf"${c}$" for c in "<>"},
+        # A row that begins with a bracket would be an argument of the line break before it.
+        **{c: f"{{{c}}}" for c in "[]"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "–": "--",
+        "×": r"$\times$",
+        "✓": r"\checkmark{}",
+        "†": r"$^{\dagger}$",
+        "‡": r"$^{\ddagger}$",
+        "Δ": r"$\Delta$",
+        "α": r"$\alpha$",
+        "β": r"$\beta$",
+        "λ": r"$\lambda$",
+        "μ": r"$\mu$",
+        "σ": r"$\sigma$",
+        "≥": r"$\geq$",
     }
 )
+_LATEX_RANKS = {BEST: r"\textbf{{{}}}", SECOND: r"\underline{{{}}}"}
+_MARKDOWN_RANKS = {BEST: "**{}**", SECOND: "<ins>{}</ins>"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What stands in a table's cell.
+
+    Attributes:
+      text: as it is read.
+      numbers: for CSV: value, and lower and upper end of its interval where there is one.
+      rank: `BEST`, `SECOND` or empty.
+      marks: behind the text, of `MARKS`.
+    """
+
+    text: str
+    numbers: tuple[float | None, ...] = ()
+    rank: str = ""
+    marks: str = ""
+
+
+# The style of a `Text` shows on a terminal only.
+Item = Shown | Text | str
+
+
+def _shown(item: Item) -> Shown:
+    return item if isinstance(item, Shown) else Shown(str(item))
 
 
 @dataclass(frozen=True)
@@ -48,23 +98,37 @@ class Table:
     Attributes:
       title: above it.
       header: name of each column.
-      rows: cells, as many in each row as there are columns; the style of a `Text` shows on a
-        terminal only.
+      rows: as many items in each as there are columns.
       words: columns that hold words, from the left; the others hold numbers.
       caption: below it, what the columns mean.
       sections: a terminal shows the first column as headings between the rows.
+      name: of its files.
+      groups: (heading, number of columns) above the header, from the left; empty: none.
+      rules: rows after which a line is drawn.
     """
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str | Text]]
+    rows: Sequence[Sequence[Item]]
     words: int = 1
     caption: str = ""
     sections: bool = False
+    name: str = ""
+    groups: Sequence[tuple[str, int]] = ()
+    rules: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if {len(row) for row in self.rows} - {len(self.header)}:
-            raise ValueError("rows of other lengths than the header")
+            raise ValueError(f"table {self.name}: rows of other lengths than the header")
+        if self.groups and sum(span for _, span in self.groups) != len(self.header):
+            raise ValueError(f"table {self.name}: groups of other widths than the header")
+
+    def columns(self) -> list[str]:
+        """Names of columns with their group before them."""
+        if not self.groups:
+            return list(self.header)
+        above = [group for group, span in self.groups for _ in range(span)]
+        return [f"{g} {name}".strip() for g, name in zip(above, self.header)]
 
     def terminal(self) -> rich.table.Table:
         """For a terminal."""
@@ -77,7 +141,7 @@ class Table:
             caption_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        text = lambda cell: cell if isinstance(cell, Text) else Text(cell)
+        text = lambda item: item if isinstance(item, Text) else Text(_shown(item).text)
         first = 1 if self.sections else 0
         for place, name in enumerate(self.header[first:], first):
             shown.add_column(Text(name), justify="left" if place < self.words else "right")
@@ -91,44 +155,82 @@ class Table:
             shown.add_row(*map(text, row[first:]))
         return shown
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         """As HTML; every text is escaped."""
-        name = lambda i: ' class="words"' if i < self.words else ""
-        cells = lambda tag, row: "".join(
-            f"<{tag}{name(i)}>{html.escape(str(cell))}</{tag}>" for i, cell in enumerate(row)
-        )
-        body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in self.rows)
-        caption = f"<p class=note>{html.escape(self.caption)}</p>\n" if self.caption else ""
-        return (
-            f"<h3>{html.escape(self.title)}</h3>\n<div class=wide><table>\n"
-            f"<tr>{cells('th', self.header)}</tr>\n{body}</table></div>\n{caption}"
-        )
+        return render("table.html", table=self, rows=[list(map(_shown, row)) for row in self.rows])
 
     def markdown(self) -> str:
-        """As Markdown."""
-        escape = lambda cell: str(cell).replace("\\", "\\\\").replace("|", "\\|")
-        line = lambda cells: "| " + " | ".join(map(escape, cells)) + " |\n"
+        """As Markdown, for pages that allow `<ins>`."""
+        line = lambda cells: "| " + " | ".join(cells) + " |\n"
         marks = ["---" if i < self.words else "---:" for i in range(len(self.header))]
-        body = "".join(line(row) for row in self.rows)
+        head = line(map(_markdown, self.columns())) + line(marks)
+        body = "".join(line(map(_markdown, row)) for row in self.rows)
         caption = f"\n{self.caption}\n" if self.caption else ""
-        rule = "| " + " | ".join(marks) + " |\n"
-        return f"### {self.title}\n\n{line(self.header)}{rule}{body}{caption}"
+        return f"### {self.title}\n\n{head}{body}{caption}"
 
     def latex(self) -> str:
-        """As a LaTeX tabular; needs the package booktabs."""
-        line = lambda cells: " & ".join(str(cell).translate(LATEX) for cell in cells) + r" \\"
+        """As a LaTeX tabular; needs the packages booktabs and amssymb."""
+        line = lambda row: " & ".join(map(_latex, row)) + r" \\"
         columns = "l" * self.words + "r" * (len(self.header) - self.words)
         lines = [
-            f"% {printable(self.title)}",
+            f"% {printable(' '.join(self.title.split()))}",
+            "% needs \\usepackage{booktabs} and \\usepackage{amssymb}",
+            f"% {printable(' '.join(self.caption.split()))}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
+            *self._latex_groups(),
             line(self.header),
             r"\midrule",
-            *map(line, self.rows),
-            r"\bottomrule",
-            r"\end{tabular}",
         ]
-        return "\n".join(lines) + "\n"
+        for number, row in enumerate(self.rows):
+            lines.append(line(row))
+            if number in self.rules and number + 1 < len(self.rows):
+                lines.append(r"\midrule")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def _latex_groups(self) -> list[str]:
+        cells, rules, start = [], [], 1
+        for group, span in self.groups:
+            text = group.translate(_LATEX)
+            cells.append(rf"\multicolumn{{{span}}}{{c}}{{{text}}}" if span > 1 else text)
+            if group and span > 1:
+                rules.append(rf"\cmidrule(lr){{{start}-{start + span - 1}}}")
+            start += span
+        lines = [" & ".join(cells) + r" \\", " ".join(rules)]
+        return [line for line in lines if line] if cells else []
+
+    def csv(self) -> str:
+        """As CSV: a column with intervals becomes three."""
+        rows = [list(map(_shown, row)) for row in self.rows]
+        widths = [max((len(item.numbers) for item in column), default=0) for column in zip(*rows)]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        named = zip(self.columns(), widths or [0] * len(self.header))
+        ends = ("", " low", " high")
+        writer.writerow([name + end for name, width in named for end in ends[: max(width, 1)]])
+        for row in rows:
+            writer.writerow([v for item, width in zip(row, widths) for v in _fields(item, width)])
+        return out.getvalue()
+
+
+def _markdown(item: Item) -> str:
+    shown = _shown(item)
+    text = shown.text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return _MARKDOWN_RANKS.get(shown.rank, "{}").format(text) + shown.marks
+
+
+def _latex(item: Item) -> str:
+    shown = _shown(item)
+    text = _LATEX_RANKS.get(shown.rank, "{}").format(shown.text.translate(_LATEX))
+    return text + shown.marks.translate(_LATEX)
+
+
+def _fields(item: Shown, width: int) -> list[str]:
+    """Cells of CSV: the text, or as many numbers as the column has."""
+    if width == 0:
+        return [item.text]
+    numbers = (*item.numbers, *[None] * (width - len(item.numbers)))
+    return ["" if value is None else f"{value:.6g}" for value in numbers]
 
 
 def by_size(budgets: Iterable[str]) -> list[str]:

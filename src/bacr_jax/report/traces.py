@@ -1,6 +1,5 @@
 """Sampled traces as HTML: question, budget, thinking with its cuts, verdicts and advantages."""
 
-import html
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from bacr_jax import rewards
-from bacr_jax.config import Config
+from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
+from bacr_jax.report.html_page import render
 from bacr_jax.report.table import NONE
-from bacr_jax.runs.files import read_lines
 
 Trace = dict[str, Any]
 
@@ -24,8 +21,18 @@ _MOST_FILES, _MOST_TRACES, _MOST_CHARS = 200, 120, 1_200_000
 _LONGEST = 12_000
 # More different budgets than this are chosen by doublings.
 _MOST_BUDGETS = 8
-# Columns of the answers that hold words.
-_TEXTS = ("answer", "decided by")
+# What traces are chosen by.
+_FILTERS = ("run", "verdict", "thinking", "level", "budget", "step")
+# Columns of the answers that hold numbers: name, field, and how a number is written.
+_NUMBERS = (
+    ("reward", "rewards", "{:+.2f}"),
+    ("value", "values", "{:+.2f}"),
+    ("advantage of the segment", "segment_advantages", "{:+.2f}"),
+    ("of the answer", "answer_advantages", "{:+.2f}"),
+    ("forced", "forced_tokens", "{:,.0f}"),
+    ("answered", "answer_tokens", "{:,.0f}"),
+    ("total", "total_tokens", "{:,.0f}"),
+)
 # From this size on, an advantage is drawn strong.
 _STRONG = 0.5
 
@@ -62,16 +69,10 @@ def _check(trace: Trace) -> None:
     if not isinstance(trace.get("segments", [""]), list) or trace.get("segments") == []:
         raise ValueError
     str(trace["prompt"]), str(trace["closed_by"]), trace.get("segments") or str(trace["thinking"])
-    for name in _PER_ANSWER:
+    for name in ("extracted", "decided_by", *(field for _, field, _ in _NUMBERS)):
         values = trace.get(name)
         if values is not None and not isinstance(values, list):
             raise TypeError
-
-
-_PER_ANSWER = (
-    *("extracted", "decided_by", "rewards", "values", "segment_advantages", "answer_advantages"),
-    *("forced_tokens", "answer_tokens", "total_tokens"),
-)
 
 
 def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
@@ -125,79 +126,63 @@ def budget_names(traces: Iterable[Trace]) -> Callable[[Trace], str]:
     return doubling
 
 
-def traces_section(runs: Sequence[tuple[str, Sequence[Trace], Config]]) -> str:
-    """Traces of runs with what chooses among them; empty where there are none.
+def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
+    """Traces of runs with what chooses among them, as HTML; empty where there are none.
 
     Args:
-      runs: label, traces and config of each.
+      runs: label and traces of each.
     """
-    several = len(runs) > 1
-    shown = [(label, trace, config) for label, found, config in runs for trace in found]
+    shown = [(label, trace) for label, found in runs for trace in found]
     if not shown:
         return ""
-    budget_of = budget_names([trace for _, trace, _ in shown])
-    facts = [
-        {
-            "run": label,
-            "verdict": "right" if is_right(trace) else "wrong",
-            "thinking": "cut" if is_cut(trace) else "complete",
-            "level": str(trace.get("level") or NONE),
-            "budget": budget_of(trace),
-            "step": f"{int(trace['step']):,}",
-        }
-        for label, trace, _ in shown
-    ]
+    budget_of = budget_names([trace for _, trace in shown])
+    labels = [_labels(label, trace, budget_of) for label, trace in shown]
     # Budgets and levels rise in the list.
-    by_size = np.argsort([int(trace["budget"]) for _, trace, _ in shown], kind="stable")
-    names = ("run", "verdict", "thinking", "level", "budget", "step")
-    parts = ['<form class="filters">\n']
-    for name in names[0 if several else 1 :]:
-        values = [facts[place][name] for place in by_size]
-        if name in ("run", "step"):
-            values = [fact[name] for fact in facts]
-        elif name != "budget":
+    by_size = np.argsort([int(trace["budget"]) for _, trace in shown], kind="stable")
+    filters = []
+    for name in _FILTERS[0 if len(runs) > 1 else 1 :]:
+        values = [of[name] for of in labels]
+        if name == "budget":
+            values = [values[place] for place in by_size]
+        elif name not in ("run", "step"):
             values = sorted(values)
-        parts.append(_choice(name, values))
-    parts.append(
-        '<label>text <input type="search" data-search placeholder="any"></label>\n'
-        f'<output data-count aria-live="polite">{len(shown):,} traces</output>\n</form>\n'
-    )
-    for (_, trace, config), fact in zip(shown, facts):
-        parts.append(_trace(trace, config, fact, several))
-    return "".join(parts)
+        filters.append((name, list(Counter(values).items())))
+    traces = [_trace(trace, of, len(runs) > 1) for (_, trace), of in zip(shown, labels)]
+    return render("traces.html", filters=filters, traces=traces)
 
 
-def _choice(name: str, values: Sequence[str]) -> str:
-    options = "".join(
-        f'<option value="{html.escape(value, quote=True)}">{html.escape(value)} ({count:,})'
-        "</option>"
-        for value, count in Counter(values).items()
-    )
-    return (
-        f'<label>{name} <select data-filter="{name}"><option value="">all</option>{options}'
-        "</select></label>\n"
-    )
+def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict[str, str]:
+    """What a trace is chosen by."""
+    return {
+        "run": label,
+        "verdict": "right" if is_right(trace) else "wrong",
+        "thinking": "cut" if is_cut(trace) else "complete",
+        "level": str(trace.get("level") or NONE),
+        "budget": budget_of(trace),
+        "step": f"{int(trace['step']):,}",
+    }
 
 
-def _trace(trace: Trace, config: Config, fact: Mapping[str, str], several: bool) -> str:
-    data = "".join(f' data-{k}="{html.escape(v, quote=True)}"' for k, v in fact.items())
-    closed = html.escape(str(trace["closed_by"]))
+def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, Any]:
+    """What the template shows of a trace."""
     level = f"level {int(trace['level'])}, " if trace.get("level") else ""
-    run = f"{html.escape(fact['run'])}, " if several else ""
-    question = _shortened(str(trace.get("question") or trace["prompt"]), 160)
-    return (
-        f'<details class="trace"{data}><summary><span class="chip {fact["verdict"]}">'
-        f"{fact['verdict']}</span> <b>budget {int(trace['budget']):,}</b> "
-        f'<span class="note">{run}step {fact["step"]}, {level}'
-        f"{int(trace['thinking_tokens']):,} thinking tokens, closed by {closed}</span> "
-        f'<span class="text">{html.escape(question)}</span></summary>\n'
-        f"{_facts(trace)}"
-        f'<div class="text">{html.escape(_shortened(str(trace["prompt"])))}'
-        f"<b>{_thinking(trace)}</b></div>\n{_cuts(trace, config)}</details>\n"
-    )
+    run = f"{labels['run']}, " if several else ""
+    columns, answers = _answers(trace)
+    return {
+        "labels": labels,
+        "budget": f"{int(trace['budget']):,}",
+        "note": f"{run}step {labels['step']}, {level}{int(trace['thinking_tokens']):,} thinking "
+        f"tokens, closed by {trace['closed_by']}",
+        "question": _shortened(str(trace.get("question") or trace["prompt"]), 160),
+        "facts": [(name, _shortened(text)) for name, text in _facts(trace)],
+        "prompt": _shortened(str(trace["prompt"])),
+        "thinking": _thinking(trace),
+        "columns": columns,
+        "answers": answers,
+    }
 
 
-def _facts(trace: Trace) -> str:
+def _facts(trace: Trace) -> list[tuple[str, str]]:
     """What a trace of today says and an older one does not."""
     rows: list[tuple[str, str]] = []
     if "id" in trace:
@@ -218,80 +203,62 @@ def _facts(trace: Trace) -> str:
     rows += [(str(name), str(value)) for name, value in read.items()]
     if trace.get("in_loss") is False:
         rows.append(("learned from", "no: the method left it out of the loss"))
-    cells = "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(_shortened(text))}</dd>"
-        for name, text in rows
-    )
-    return f"<dl>{cells}</dl>\n" if cells else ""
+    return rows
 
 
-def _thinking(trace: Trace) -> str:
-    """The segments with a mark at each cut, coloured by their advantage."""
+def _part(text: str, *, cut: bool = False, advantage: float | None = None) -> dict[str, Any]:
+    """A piece of the thinking, coloured by its advantage, or the mark of a cut."""
+    style = title = ""
+    if advantage is not None and math.isfinite(advantage) and text:
+        side = "up" if advantage > 0 else "down" if advantage < 0 else "even"
+        style = f"{side}{'2' if abs(advantage) >= _STRONG else '1'}"
+        title = f"advantage {advantage:+.3f}"
+    return {"text": text, "cut": cut, "style": style, "title": title}
+
+
+def _thinking(trace: Trace) -> list[dict[str, Any]]:
+    """The segments with a mark at each cut."""
     segments = trace.get("segments")
     if segments is None:
-        return html.escape(_shortened(str(trace["thinking"])))
-    given, most, parts = trace.get("segment_advantages"), _LONGEST // len(segments), list[str]()
+        return [_part(_shortened(str(trace["thinking"])))]
+    given, most = trace.get("segment_advantages"), _LONGEST // len(segments)
+    parts = list[dict[str, Any]]()
     for place, segment in enumerate(segments):
         paid = _at(given, place, len(segments) - 1)
         advantage = None if paid is None else float(paid)
-        text = html.escape(_shortened(str(segment), most))
-        if advantage is not None and math.isfinite(advantage) and text:
-            strength = "2" if abs(advantage) >= _STRONG else "1"
-            side = "up" if advantage > 0 else "down" if advantage < 0 else "even"
-            text = (
-                f'<span class="{side}{strength}" title="advantage {advantage:+.3f}">{text}</span>'
-            )
-        parts.append(text)
+        parts.append(_part(_shortened(str(segment), most), advantage=advantage))
         if place < len(segments) - 1:
-            parts.append(f'<span class="cut">cut {_cut_of(trace, place)}</span>')
-    return "".join(parts)
+            parts.append(_part(f"cut {_cut_of(trace, place)}", cut=True))
+    return parts
 
 
-def _dense(outcomes: Sequence[float], config: Config) -> Float[np.ndarray, "M"] | None:
-    """Rewards of the cuts, where the run trained on them."""
-    if config.method != "bacr" or not config.reward.dense:
-        return None
-    return rewards.dense_reward(np.array(outcomes), coefficient=config.reward.coefficient)
-
-
-def _cuts(trace: Trace, config: Config) -> str:
-    """A row per answer: where, what, and how it was judged and paid."""
+def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
+    """Columns, with whether each holds words, and a row per answer: how it was judged and paid."""
     outcomes = [float(r) for r in trace["outcomes"]]
-    paid = trace.get("rewards")
-    if paid is None:
-        dense = _dense(outcomes, config)
-        paid = None if dense is None else dense.tolist()
-    signed, plain = "{:+.2f}".format, "{:,.0f}".format
-    columns: list[tuple[str, Sequence[Any] | None, Callable[[float], str]]] = [
-        ("reward", paid, signed),
-        ("value", trace.get("values"), signed),
-        ("advantage of the segment", trace.get("segment_advantages"), signed),
-        ("of the answer", trace.get("answer_advantages"), signed),
-        ("forced", trace.get("forced_tokens"), plain),
-        ("answered", trace.get("answer_tokens"), plain),
-        ("total", trace.get("total_tokens"), plain),
-    ]
-    there = [column for column in columns if column[1] is not None]
-    words = ["cut", "at", "answer", "outcome", *(["decided by"] if "decided_by" in trace else [])]
-    head = "".join(
-        f'<th class="words">{name}</th>' if name in _TEXTS else f"<th>{name}</th>"
-        for name in (*words, *(name for name, _, _ in there))
-    )
+    there = [(*column, trace[column[1]]) for column in _NUMBERS if trace.get(column[1]) is not None]
+    decided = "decided_by" in trace
+    columns = [(name, name == "answer") for name in ("cut", "at", "answer", "outcome")]
+    columns += [("decided by", True)] if decided else []
+    columns += [(name, False) for name, *_ in there]
     rows, count = [], len(outcomes)
     for j, (answer, outcome) in enumerate(zip(trace["answers"], outcomes)):
-        verdict = "right" if outcome > 0.5 else "wrong"
-        cells = [
-            f"<td>{_cut_of(trace, j)}</td><td>{int(trace['context'][j]):,}</td>",
-            f'<td class="words"><span class="text">{html.escape(_shortened(str(answer)))}'
-            f'</span></td><td><span class="chip {verdict}">{outcome:g}</span></td>',
-        ]
-        if "decided_by" in trace:
-            by, found = (_at(trace.get(n), j, count) for n in ("decided_by", "extracted"))
-            what = str(by) if found is None else f"{by}: {found}"
-            cells.append(f'<td class="words">{html.escape(_shortened(what, 300))}</td>')
-        cells += [f"<td>{_cell(_at(values, j, count), form)}</td>" for _, values, form in there]
-        rows.append(f"<tr>{''.join(cells)}</tr>\n")
-    return f'<div class="wide"><table><tr>{head}</tr>\n{"".join(rows)}</table></div>\n'
+        by, found = (_at(trace.get(n), j, count) for n in ("decided_by", "extracted"))
+        what = str(by) if found is None else f"{by}: {found}"
+        rows.append(
+            {
+                "cut": _cut_of(trace, j),
+                "at": f"{int(trace['context'][j]):,}",
+                "answer": _shortened(str(answer)),
+                "verdict": "right" if outcome > 0.5 else "wrong",
+                "outcome": f"{outcome:g}",
+                "decided_by": _shortened(what, 300) if decided else None,
+                "cells": [
+                    NONE if (value := _at(values, j, count)) is None else form.format(float(value))
+                    for _, _, form, values in there
+                ],
+            }
+        )
+    return columns, rows
 
 
 def _at(values: Sequence[Any] | None, place: int, count: int) -> Any:
@@ -303,10 +270,6 @@ def _cut_of(trace: Trace, place: int) -> int:
     """Number of the cut that an answer belongs to, from 1 on; a cut may have several answers."""
     count = len(trace["answers"])
     return place * len(trace.get("cuts") or trace["answers"]) // count + 1
-
-
-def _cell(value: Any, form: Callable[[float], str]) -> str:
-    return NONE if value is None else html.escape(form(float(value)))
 
 
 def _shortened(text: str, most: int = _LONGEST) -> str:

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from bacr_jax.report.charts import (
+    SMOOTH_FROM,
     Axis,
+    Bars,
+    Chart,
     Series,
-    chart,
     colour,
-    empty,
     shade,
     smoothed,
-    stacked_bars,
+    stepped,
 )
-from bacr_jax.report.figures import SMOOTH_FROM, Curves
 from bacr_jax.report.run_data import RunData
 
-_STEP = Axis("step")
+_STEP = Axis("step", whole=True)
 
 
 def _of_shares(label: str) -> Axis:
@@ -42,74 +42,92 @@ _COMPARED = (
 )
 
 
+class Curves:
+    """Metrics over steps, ready to be drawn."""
+
+    def __init__(self, records: Sequence[Mapping[str, Any]]):
+        self.steps = np.array([int(record["step"]) for record in records])
+        self.names = list(dict.fromkeys(name for record in records for name in record))
+        self._records = records
+
+    def numbered(self, prefix: str) -> list[str]:
+        """Names that are the prefix and a number, in the order of the numbers."""
+        names = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
+        return sorted(names, key=lambda name: int(name[len(prefix) :]))
+
+    def values(self, name: str) -> np.ndarray:
+        """A metric at every step, NaN where it is not a number."""
+        # Infinities and NaN are text in the file, and float reads them.
+        values = np.array([float(record.get(name, math.nan)) for record in self._records])
+        return np.where(np.isfinite(values), values, math.nan)
+
+
 def _series(
-    curves: Curves, name: str, label: str, style: str, *, dashed: bool = False
+    curves: Curves, name: str, label: str, shown: str | float, *, line: str = "-"
 ) -> list[Series]:
     """One metric, over its own noise where it is long; nothing if it was never recorded."""
     if name not in curves.names:
         return []
     values, steps = curves.values(name), [float(step) for step in curves.steps]
     if len(values) >= SMOOTH_FROM:
-        raw = Series("", steps, values.tolist(), style, faint=True)
-        return [raw, Series(label, steps, smoothed(values).tolist(), style, dashed=dashed)]
-    return [Series(label, steps, values.tolist(), style, dashed=dashed)]
+        raw = Series("", steps, values.tolist(), shown, kind="faint")
+        return [raw, Series(label, steps, smoothed(values).tolist(), shown, line=line)]
+    return [Series(label, steps, values.tolist(), shown, line=line)]
 
 
-def _schedule(curves: Curves, name: str, label: str, style: str) -> list[Series]:
+def _schedule(curves: Curves, name: str, label: str, shown: str | float) -> list[Series]:
     """A metric that stays where it is between its updates."""
-    steps, values = curves.steps.astype(float), curves.values(name)
-    return [
-        Series(label, np.repeat(steps, 2)[1:].tolist(), np.repeat(values, 2)[:-1].tolist(), style)
-    ]
+    steps, values = curves.steps.astype(float).tolist(), curves.values(name).tolist()
+    return [Series(label, *stepped(steps, values), shown)]
 
 
-def _numbered(curves: Curves, prefix: str) -> list[tuple[str, str, str]]:
-    """Metric, number and class of each of a numbered family."""
+def _numbered(curves: Curves, prefix: str) -> list[tuple[str, str, float]]:
+    """Metric, number and colour of each of a numbered family."""
     names = curves.numbered(prefix)
     return [
         (name, name[len(prefix) :], shade(place, len(names))) for place, name in enumerate(names)
     ]
 
 
-def training_charts(run: RunData) -> list[str]:
-    """Reward, accuracy by cut, lengths, entropy, schedule and budgets of one run."""
-    curves = Curves(run.metrics)
+def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Reward, accuracy by cut, lengths, entropy, and the schedule, from lines of metrics.jsonl."""
+    curves = Curves(records)
     cuts = _numbered(curves, "reward/cut_")
     last = cuts[-1][1] if cuts else ""
     by_cut = [
         one
-        for name, number, style in cuts
+        for name, number, shown in cuts
         for one in _series(
-            curves, name, f"cut {number}{' (the budget)' if number == last else ''}", style
+            curves, name, f"cut {number}{' (the budget)' if number == last else ''}", shown
         )
     ]
     groups = lambda prefix: [
         one
-        for name, number, style in _numbered(curves, prefix)
-        for one in _schedule(curves, name, f"group {number}", style)
+        for name, number, shown in _numbered(curves, prefix)
+        for one in _schedule(curves, name, f"group {number}", shown)
     ]
-    lengths = _series(curves, "budget/mean", "budget", "s0", dashed=True)
+    lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     tokens = Axis("tokens", low=0.0)
     hard = "group 0 is the easiest"
     return [
-        chart("Reward", _series(curves, "reward/mean", "", "s1"), _STEP, Axis("mean reward")),
-        chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
-        chart("Budget and thinking", lengths, _STEP, tokens),
-        chart(
+        Chart("Reward", _series(curves, "reward/mean", "", "s1"), _STEP, Axis("mean reward")),
+        Chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
+        Chart("Budget and thinking", lengths, _STEP, tokens),
+        Chart(
             "Entropy",
             _series(curves, "policy/entropy", "", "s3"),
             _STEP,
             Axis("nats a token", low=0.0),
         ),
-        chart("Scheduled mean budget", groups("curriculum/mu_"), _STEP, tokens, note=hard),
-        chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
-        *_budgets(curves),
+        Chart("Scheduled mean budget", groups("curriculum/mu_"), _STEP, tokens, note=hard),
+        Chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
     ]
 
 
-def _budgets(curves: Curves) -> list[str]:
+def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Sampled budgets of each difficulty group: median and the middle 80 %."""
+    curves = Curves(records)
     groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
     quantiles = {
         group: [curves.values(f"budget/{q}_{group}") for q in ("p10", "median", "p90")]
@@ -125,14 +143,14 @@ def _budgets(curves: Curves) -> list[str]:
         if len(steps) >= SMOOTH_FROM:
             low, middle, high = smoothed(low), smoothed(middle), smoothed(high)
         ends = list(zip(low.tolist(), high.tolist()))
-        series = [Series("", steps, middle.tolist(), colour(place + 1), ends, band=True)]
+        series = [Series("", steps, middle.tolist(), colour(place + 1), ends, kind="band")]
         axis = Axis("tokens", low=0.0, high=float(top))
         title = f"Sampled budgets, difficulty group {group}"
-        made.append(chart(title, series, _STEP, axis, note="median and the middle 80 %"))
+        made.append(Chart(title, series, _STEP, axis, note="median and the middle 80 %"))
     return made
 
 
-def compared_charts(runs: Sequence[RunData]) -> list[str]:
+def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
     """The same metric of several runs, a chart per metric that one of them has."""
     curves = {run.label: Curves(run.metrics) for run in runs}
     made = []
@@ -144,11 +162,13 @@ def compared_charts(runs: Sequence[RunData]) -> list[str]:
                 name = (of_run.numbered("reward/cut_") or [metric])[-1]
             series += _series(of_run, name, label, colour(place + 1))
         if series:
-            made.append(chart(title, series, _STEP, axis))
+            made.append(Chart(title, series, _STEP, axis))
     return made
 
 
-def machinery_charts(runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]) -> list[str]:
+def machinery_charts(
+    runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]
+) -> list[Chart | Bars]:
     """Sampler against learner, values against rewards, and where the time goes.
 
     Args:
@@ -163,7 +183,7 @@ def machinery_charts(runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]
             mismatch += _series(curves, "mismatch/k3", label, colour(place + 1))
             pace += _series(curves, "time/tokens_per_s", label, colour(place + 1))
     return [
-        chart(
+        Chart(
             "Sampler and learner",
             mismatch,
             _STEP,
@@ -173,11 +193,11 @@ def machinery_charts(runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]
         ),
         calibration(traces),
         _time_by_phase(runs),
-        chart("Pace", pace, _STEP, Axis("generated tokens a second", low=0.0)),
+        Chart("Pace", pace, _STEP, Axis("generated tokens a second", low=0.0)),
     ]
 
 
-def _time_by_phase(runs: Sequence[RunData]) -> str:
+def _time_by_phase(runs: Sequence[RunData]) -> Bars:
     rows = []
     for run in runs:
         names = dict.fromkeys(n for r in run.metrics for n in r if n.startswith("time/"))
@@ -194,7 +214,7 @@ def _time_by_phase(runs: Sequence[RunData]) -> str:
         if parts:
             rows.append((run.label, parts))
     note = "medians over the steps, so that what is compiled in the first does not count"
-    return stacked_bars("Time of a step by phase", rows, "s", note=note)
+    return Bars("Time of a step by phase", rows, "s", note=note)
 
 
 def value_points(traces: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
@@ -224,13 +244,13 @@ def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
     ]
 
 
-def calibration(traces: Mapping[str, Sequence[Any]]) -> str:
+def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
     """Rewards against the values that were predicted for them, from the later half of the traces.
 
     Args:
       traces: of each run by its label, in the order of their steps.
     """
-    title, series = "Value calibration", list[Series]()
+    series = list[Series]()
     for place, (label, rows) in enumerate(traces.items()):
         # A head that has just begun says little of the one that the run ended with.
         found = calibrated(value_points(rows[len(rows) // 2 :]))
@@ -241,17 +261,16 @@ def calibration(traces: Mapping[str, Sequence[Any]]) -> str:
                 [reward for _, reward, _ in found],
                 colour(place + 1),
                 [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in found],
-                points=True,
+                marker="o",
             )
         )
-    if not any(one.x for one in series):
-        return empty(title, "no value head, or too few traces (output.rollouts)")
-    return chart(
-        title,
+    return Chart(
+        "Value calibration",
         series,
         Axis("value predicted"),
         Axis("mean reward"),
         diagonal=True,
         note="cuts of the logged traces of the later half, in bins of equally many, with 95 % "
         "intervals; on the dashed line the head is right on average",
+        missing="no value head, or too few traces (output.rollouts)",
     )

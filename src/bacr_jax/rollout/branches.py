@@ -7,6 +7,8 @@ with one slice update.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import chex
@@ -15,14 +17,85 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
+from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.rollout.cudnn_decoding import partial_rows
-from bacr_jax.rollout.decode import Phi, count_tokens, draw_tokens, next_logits, shard_rows
-from bacr_jax.rollout.sampling import SamplingParams, row_keys
-from bacr_jax.rollout.spec import DecodeSpec
+from bacr_jax.rollout.decode import count_tokens, draw_tokens, next_logits, shard_rows
+from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
+from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
+
+# Of a dense trace, in an evaluation.
+CUTS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Cuts that are answered together.
+
+    Attributes:
+      first: number of the first of them.
+      cuts: thinking tokens kept; the last one is repeated where there are fewer.
+      wanted: cuts with an answer of their own: no earlier one is at the same place.
+    """
+
+    first: int
+    cuts: Int[np.ndarray, "n m"]
+    wanted: Bool[np.ndarray, "n m"]
+
+
+def split(
+    cuts: Int[np.ndarray, "n M"], source: Int[np.ndarray, "n M"], at_once: int
+) -> list[Chunk]:
+    """Chunks of the same width, those left out in which no cut wants an answer.
+
+    Args:
+      source: index of the cut whose answer serves each cut.
+    """
+    pad = ((0, 0), (0, -cuts.shape[1] % at_once))
+    own = np.pad(source == np.arange(cuts.shape[1]), pad)
+    wide = np.pad(cuts, pad, mode="edge")
+    chunks = [
+        Chunk(first, wide[:, first : first + at_once], own[:, first : first + at_once])
+        for first in range(0, wide.shape[1], at_once)
+    ]
+    return [chunk for chunk in chunks if chunk.wanted.any()]
+
+
+def answer(
+    cuts: Int[np.ndarray, "n M"],
+    thinking: Int[np.ndarray, "n"],
+    at_once: int,
+    share: bool,
+    decode: Callable[[Chunk], Branches],
+) -> Branches:
+    """Answers at all cuts, as if they had been decoded together.
+
+    Args:
+      share: cuts at the same place share an answer.
+      decode: answers the wanted cuts of a chunk, on the host.
+
+    Returns:
+      Branches at every cut; cuts that share have one source.
+    """
+    source = np.broadcast_to(np.arange(cuts.shape[1], dtype=np.int32), cuts.shape)
+    if share:
+        kept = np.minimum(cuts, thinking[:, None])
+        source = (kept[:, :, None] == kept[:, None, :]).argmax(-1).astype(np.int32)
+    chunks = split(cuts, source, at_once)
+    parts = [decode(chunk) for chunk in chunks]
+    # Where the answer at each source stands among the parts.
+    place = np.zeros(cuts.shape[1], np.int64)
+    for number, chunk in enumerate(chunks):
+        inside = np.arange(chunk.first, min(chunk.first + at_once, cuts.shape[1]))
+        place[inside] = number * at_once + inside - chunk.first
+    joined: Branches = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
+    index = place[source]
+    pick = lambda x: np.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
+    shared: Branches = jax.tree.map(pick, joined)
+    served: Any = source
+    return dataclasses.replace(shared, source=served)
 
 
 @pytree
@@ -41,8 +114,7 @@ class BranchState:
       finished: closed by the tag or an end token.
       broken: ended because its logits were not finite.
       logprobs: of each sampled token.
-      rows: global row ids.
-      calls: which of several keys and temperatures a row is drawn with.
+      ids: of the rows, for their keys.
       source: branch whose text serves each cut.
       phi: budget embedding of the trunks, or of each branch (`DecodeSpec.tells_cuts`).
     """
@@ -57,8 +129,7 @@ class BranchState:
     finished: Bool[Array, "B M"]
     broken: Bool[Array, "B M"]
     logprobs: Float[Array, "B M T"]
-    rows: Int[Array, "B"]
-    calls: Int[Array, "B"]
+    ids: RowIds
     source: Int[Array, "B M"]
     phi: Phi
 
@@ -72,7 +143,7 @@ def first_equal(cuts: Int[Array, "B M"]) -> Int[Array, "B M"]:
 def open_branches(
     trunks: Trunks,
     cuts: Int[Array, "B M"],
-    rows: Int[Array, "B"],
+    ids: RowIds,
     rules: DecodeRules,
     *,
     spec: DecodeSpec,
@@ -80,7 +151,6 @@ def open_branches(
     share: bool = True,
     phi: Phi = None,
     wanted: Bool[Array, "B M"] | None = None,
-    calls: Int[Array, "B"] | None = None,
 ) -> BranchState:
     """Places a suffix at every cut.
 
@@ -88,19 +158,13 @@ def open_branches(
     any other cut ends the thinking with the forced one.
 
     Args:
-      trunks: sampled trunks.
       cuts: thinking tokens kept at each cut (larger than the thinking: all of it).
-      rows: global row ids.
-      rules: vocabulary facts.
-      spec: model shape and compute type.
-      answer_tokens: most sampled tokens per answer.
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
       phi: budget embedding of the trunks, or of each branch.
       wanted: answers that are wanted; all by default.
-      calls: of the rows; all of one by default.
     """
-    chex.assert_rank([cuts, rows], [2, 1])
+    chex.assert_rank([cuts, ids.row], [2, 1])
     b, m = cuts.shape
     width = rules.suffix_length + answer_tokens
     kept = jnp.minimum(cuts, trunks.thinking[:, None])
@@ -121,8 +185,7 @@ def open_branches(
         broken=jnp.zeros((b, m), bool),
         finished=jnp.zeros((b, m), bool),
         logprobs=jnp.zeros((b, m, answer_tokens), jnp.float32),
-        rows=rows,
-        calls=jnp.zeros_like(rows) if calls is None else calls,
+        ids=ids,
         source=source,
         phi=phi,
     )
@@ -155,26 +218,29 @@ def feed_branches(
     flat = lambda x: x.reshape(b * m, *x.shape[2:])
 
     def attend(
-        seen: tuple[LayerCache, LayerCache], q: Array, k: Array, v: Array
+        caches: tuple[LayerCache, LayerCache], q: Array, k: Array, v: Array
     ) -> tuple[Array, LayerCache]:
         put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
             old, flat(new)[:, :, None], at, axis=2
         )
-        trunk, own = seen
+        trunk, own = caches
         own = LayerCache(put(own.k, k), put(own.v, v))
         if spec.attention == "cudnn":
             over_trunk = partial_rows(q, trunk, visible, spec.mesh)
         else:
             over_trunk = attention.cached_attention(
-                q, trunk.k, trunk.v, sees_trunk, turned=trunk.turned
+                q, trunk.k, trunk.v, sees_trunk, transposed=trunk.transposed
             )
         over_own = attention.cached_attention(flat(q)[:, None], own.k, own.v, sees_own)
         over_own = jax.tree.map(lambda x: x.reshape(b, m, *x.shape[2:]), over_own)
         return attention.merge([over_trunk, over_own], q.dtype), own
 
     token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
-    # Under phi of the cuts, the token of branch j is told embedding j of its row.
-    which = jnp.broadcast_to(jnp.eye(m), (b, m, m)) if spec.tells_cuts else None
+    conditioned = spec.condition(params, state.phi)
+    if conditioned is not None and spec.tells_cuts:
+        # The token of branch j receives embedding j of its row.
+        index = jnp.broadcast_to(jnp.eye(m), (b, m, m))
+        conditioned = dataclasses.replace(conditioned, index=index)
     return next_logits(
         params,
         token,
@@ -182,8 +248,7 @@ def feed_branches(
         attend,
         list(zip(trunk_cache, state.cache, strict=True)),
         spec=spec,
-        phi=state.phi,
-        which=which,
+        conditioned=conditioned,
     )
 
 
@@ -192,11 +257,9 @@ def branch_step(
     trunk_cache: tuple[LayerCache, ...],
     state: BranchState,
     at: Int[Array, ""],
-    key: Array,
+    draws: Draws,
     *,
     spec: DecodeSpec,
-    rules: DecodeRules,
-    sampling: SamplingParams,
     first_cut: Int[Array, ""] | int = 0,
 ) -> BranchState:
     """Feeds token `at` of every branch and samples token `at + 1` where the suffix is over.
@@ -205,18 +268,18 @@ def branch_step(
     """
     b, m, _ = state.tokens.shape
     logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
-    stream = lambda j: first_cut + 1 + j
-    of_cut = lambda j: row_keys(key, state.rows, state.sampled[:, j], stream(j), state.calls)
-    cut_keys = [of_cut(j) for j in range(m)]
+    cut_keys = [
+        row_keys(draws.key, state.ids, state.sampled[:, j], first_cut + 1 + j) for j in range(m)
+    ]
+    sampling = draws.sampling.for_rows(jnp.repeat(state.ids.stream, m))
     drawn = draw_tokens(
         jnp.stack(cut_keys, axis=1).reshape(b * m),
         logits,
         ~state.ended & (at + 1 >= state.forced),
         state.matched,
-        rules.answer_close,
-        rules=rules,
-        sampling=sampling.for_rows(jnp.repeat(state.calls, m)),
-        mesh=spec.mesh,
+        draws.rules.answer_close,
+        dataclasses.replace(draws, sampling=sampling),
+        spec.mesh,
     )
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)
     tokens = jax.lax.dynamic_update_slice_in_dim(
@@ -239,9 +302,7 @@ def decode_branches(
     trunk_cache: tuple[LayerCache, ...],
     state: BranchState,
     start: Int[Array, ""],
-    key: Array,
-    rules: DecodeRules,
-    sampling: SamplingParams,
+    draws: Draws,
     first_cut: Int[Array, ""] | int = 0,
     *,
     spec: DecodeSpec,
@@ -254,15 +315,7 @@ def decode_branches(
 
     def advance(i: Array, state: BranchState) -> BranchState:
         state = branch_step(
-            params,
-            trunk_cache,
-            state,
-            start + i,
-            key,
-            spec=spec,
-            rules=rules,
-            sampling=sampling,
-            first_cut=first_cut,
+            params, trunk_cache, state, start + i, draws, spec=spec, first_cut=first_cut
         )
         return shard_rows(state, spec.mesh, of_branches=spec.tells_cuts)
 

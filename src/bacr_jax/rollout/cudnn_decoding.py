@@ -6,7 +6,6 @@ key/value head are folded into the query axis, so that the cache, [B, K, S, H], 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,7 +59,6 @@ def attend_rows(
       q: queries, 16-bit.
       cache: keys and values of the layer, the token's own among them.
       lengths: keys that each row may see, at least 1.
-      mesh: devices over which rows and heads are spread.
     """
     attended: Array = _kernel(q, cache, lengths, mesh)
     return attended.reshape(q.shape)
@@ -76,27 +74,21 @@ def partial_rows(
 
     Args:
       q: a query of each branch, 16-bit.
-      cache: keys and values of the trunks' layer.
       lengths: keys that each branch may see, at least 1.
-      mesh: devices over which rows and heads are spread.
 
     Returns:
       The normalised output with the log-sum-exp as its maximum, to be merged with other segments.
     """
     b, m, n, h = q.shape
     branch = lambda j: (q[:, j : j + 1], cache, lengths[:, j], mesh)
-    seen = [_kernel(*branch(j), logsumexp=True) for j in range(m)]
-    values = jnp.stack([out.reshape(b, n, h) for out, _ in seen], axis=1).astype(jnp.float32)
-    maximum = jnp.stack([total.reshape(b, n) for _, total in seen], axis=1)
+    parts = [_kernel(*branch(j), logsumexp=True) for j in range(m)]
+    values = jnp.stack([out.reshape(b, n, h) for out, _ in parts], axis=1).astype(jnp.float32)
+    maximum = jnp.stack([total.reshape(b, n) for _, total in parts], axis=1)
     return Partial(values, maximum, jnp.ones_like(maximum))
 
 
 def check_kernel(spec: RolloutSpec, length: int) -> None:
     """Compiles the attention of one layer, where the rollout asks for cuDNN's.
-
-    Args:
-      spec: shapes of the rollout.
-      length: positions of its longest caches.
 
     Raises:
       UserError: cuDNN is not there, is too old, or has no kernel for these shapes on this device.
@@ -111,14 +103,17 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-    array: Callable[..., Any] = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
-    number = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def array(*shape: int, dtype: Any = dtype) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    lengths = functools.partial(array, dtype=jnp.int32)
     keys = array(rows, heads, length, head_dim)
     cache = LayerCache(keys, keys)
     q = array(rows, 1, heads * group, head_dim)
     try:
-        jax.jit(attend_rows).lower(q, cache, number(rows)).compile()
-        jax.jit(partial_rows).lower(q, cache, number(rows, 1)).compile()
+        jax.jit(attend_rows).lower(q, cache, lengths(rows)).compile()
+        jax.jit(partial_rows).lower(q, cache, lengths(rows, 1)).compile()
     # Whatever cuDNN, JAX's own checks or the compiler have to say.
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]

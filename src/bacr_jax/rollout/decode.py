@@ -14,17 +14,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import parallel
-from bacr_jax.data.decode_rules import Automaton, DecodeRules
-from bacr_jax.model import qwen2
+from bacr_jax.model.block import apply_block, rms_norm, rotation
+from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
-from bacr_jax.rollout.sampling import SamplingParams, sample_tokens
+from bacr_jax.prompts.decode_rules import Automaton
+from bacr_jax.rollout.sampling import Draws, sample_tokens
 from bacr_jax.rollout.spec import DecodeSpec
 from bacr_jax.types import pytree
 
-# Of rows, or of the M branches of rows.
-Phi = Float[Array, "*L B D"] | Float[Array, "*L B M D"] | None
-
-# (what a layer sees beside the tokens, queries, keys, values) to its output and its new cache.
+# From what a layer reads (its caches), queries, keys and values to its output and its new cache.
 AttendLayer = Callable[[Any, Array, Array, Array], tuple[Array, LayerCache]]
 
 _State = TypeVar("_State", bound=Any)
@@ -59,7 +57,6 @@ def shard_rows(
     """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide.
 
     Args:
-      state: of trunks or branches.
       mesh: the devices; None for one.
       of_branches: phi is one of each branch.
     """
@@ -82,48 +79,35 @@ def run_blocks(
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
     attend: AttendLayer,
-    seen: Sequence[Any],
+    read: Sequence[Any],
     *,
     spec: DecodeSpec,
-    phi: Phi = None,
-    mask: Bool[Array, "B T"] | None = None,
-    which: Float[Array, "B T P"] | None = None,
+    conditioned: Conditioned | None = None,
 ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
     """Runs tokens through all blocks.
 
     Args:
-      params: decoding parameters.
-      tokens: ids.
-      positions: where each token stands.
-      attend: attention of a layer.
-      seen: what `attend` is given of each layer, alike in shape.
-      spec: model shape and conditioning.
-      phi: budget embedding; None for the plain model.
-      mask: positions that receive phi; all by default.
-      which: which of a row's P embeddings each position is told, where it has several.
+      read: what `attend` is given of each layer, alike in shape.
+      conditioned: the rows' budgets; None for the plain model.
 
     Returns:
       The residual stream, and the cache of each layer as `attend` made it.
     """
     x = params.embed[tokens]
     config = spec.config
-    rotation = qwen2.rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    shared_rank = 2 if which is None else 3
+    rotary = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta)
 
     # The layers are alike: one is traced and lowered for all of them.
     @jax.jit
     def block(x: Array, layer: dict[str, Any]) -> tuple[Array, LayerCache]:
-        return qwen2.apply_block(
+        attend_layer = functools.partial(attend, layer["read"])
+        return apply_block(
             layer["weights"],
             x,
-            rotation,
-            functools.partial(attend, layer["seen"]),
+            rotary,
+            attend_layer,
             config=config,
-            phi=layer["phi"],
-            gate=layer["gate"],
-            conditioning=spec.conditioning,
-            mask=mask,
-            which=which,
+            conditioned=layer["conditioned"],
             adapter=layer["adapter"],
         )
 
@@ -131,9 +115,8 @@ def run_blocks(
     for index, weights in enumerate(params.layers):
         layer = {
             "weights": weights,
-            "seen": seen[index],
-            "phi": phi[index] if phi is not None and phi.ndim > shared_rank else phi,
-            "gate": params.gates[index] if params.gates else None,
+            "read": read[index],
+            "conditioned": None if conditioned is None else conditioned.of_layer(index),
             "adapter": params.adapters[index] if params.adapters else None,
         }
         x, layer_cache = block(x, layer)
@@ -145,7 +128,7 @@ def output_logits(
     params: DecodeParams, x: Float[Array, "R D"], spec: DecodeSpec
 ) -> Float[Array, "R V"]:
     """Final norm and output matrix, fp32."""
-    x = qwen2.rms_norm(x, params.final_norm, spec.config.rms_norm_eps)
+    x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps)
     logits = jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
     return parallel.constrain_logits(logits, spec.mesh)
 
@@ -155,46 +138,40 @@ def next_logits(
     tokens: Int[Array, "B Q"],
     positions: Int[Array, "B Q"],
     attend: AttendLayer,
-    seen: Sequence[Any],
+    read: Sequence[Any],
     *,
     spec: DecodeSpec,
-    phi: Phi = None,
-    which: Float[Array, "B Q P"] | None = None,
+    conditioned: Conditioned | None = None,
 ) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
     """Logits (fp32) of the token after each of `tokens`, R = B Q rows; see `run_blocks`."""
-    x, cache = run_blocks(params, tokens, positions, attend, seen, spec=spec, phi=phi, which=which)
+    x, cache = run_blocks(
+        params, tokens, positions, attend, read, spec=spec, conditioned=conditioned
+    )
     return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
 
 
 def draw_tokens(
     keys: Array,
     logits: Float[Array, "R V"],
-    due: Bool[Array, "..."],
+    active: Bool[Array, "..."],
     matched: Int[Array, "..."],
     closing: Automaton,
-    *,
-    rules: DecodeRules,
-    sampling: SamplingParams,
+    draws: Draws,
     mesh: parallel.AnyMesh | None = None,
 ) -> Drawn:
     """Draws a token for every row and follows its closing tag.
 
     Args:
-      keys: one PRNG key per row.
       logits: scores of each row's next token, fp32.
-      due: rows that are to get a token; R in all.
-      matched: state of the automaton before it.
-      closing: automaton of the closing tag.
-      rules: vocabulary facts.
-      sampling: temperature and truncation.
-      mesh: devices that the logits are spread over.
+      active: rows that are to get a token; R in all.
     """
+    rules = draws.rules
     token, logprob = sample_tokens(
-        keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens, mesh=mesh
+        keys, logits, sampling=draws.sampling, allowed_tokens=rules.allowed_tokens, mesh=mesh
     )
-    token, logprob = token.reshape(due.shape), logprob.reshape(due.shape)
-    broken = due & ~jnp.isfinite(logprob)
-    live = due & ~broken
+    token, logprob = token.reshape(active.shape), logprob.reshape(active.shape)
+    broken = active & ~jnp.isfinite(logprob)
+    live = active & ~broken
     matched = jnp.where(live, closing.next_state[matched, token], matched)
     by_tag = live & (matched == closing.accept)
     by_eos = live & ~by_tag & rules.eos[token]
@@ -202,13 +179,7 @@ def draw_tokens(
 
 
 def count_tokens(state: _State, drawn: Drawn, limit: Int[Array, "..."] | int) -> _State:
-    """A state with a draw in its counters: a row ends by tag, turn, limit or broken logits.
-
-    Args:
-      state: of trunks or branches.
-      drawn: the draw.
-      limit: most tokens a row may sample.
-    """
+    """A state with a draw in its counters: a row ends by tag, turn, limit or broken logits."""
     sampled = state.sampled + drawn.live
     closed = drawn.by_tag | drawn.by_eos
     return dataclasses.replace(

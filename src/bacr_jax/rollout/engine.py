@@ -1,28 +1,22 @@
 """Slots, caches and answers on the device: the phases that `rollouts` puts in order."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax import parallel
-from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
-from bacr_jax.rollout import compaction
 from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.cudnn_decoding import check_kernel
-from bacr_jax.rollout.sampling import SamplingParams
+from bacr_jax.rollout.rows import CompleteRows, Sampler
+from bacr_jax.rollout.sampling import Draws
 from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
-from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
-
-PhiOf = Callable[[jax.Array], jax.Array]
 
 # Prompts are prefilled at a multiple of this width.
 _PROMPT_STEP = 128
@@ -70,10 +64,6 @@ def distinct_prompts(
 ) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, "n"] | None]:
     """Rows that hold the different prompts, and the place of every row's prompt among them.
 
-    Args:
-      prompts: of n rows.
-      count: different prompts at most.
-
     Returns:
       Indices of rows, repeated up to `count`; places, or None where there are more prompts.
     """
@@ -100,24 +90,19 @@ class Engine:
         params: DecodeParams,
         prompts: Prompts,
         key: jax.Array,
-        *,
-        spec: RolloutSpec,
-        rules: DecodeRules,
-        sampling: SamplingParams,
-        phi_of: PhiOf | None,
+        sampler: Sampler,
     ):
         """Free slots; arguments as for `rollouts.generate`."""
+        spec, draws = sampler.spec, Draws(key, sampler.rules, sampler.sampling)
         if spec.mesh is not None:
-            everywhere = parallel.replicated(spec.mesh)
-            key, rules, sampling = parallel.place((key, rules, sampling), everywhere)
+            draws = parallel.place(draws, parallel.replicated(spec.mesh))
         self.spec = spec
         self.prompts = jax.tree.map(np.asarray, prompts)
         self.width = self.prompts.tokens.shape[1]
         self.lengths = spec.cache_lengths(self.width)
         self.sizes = spec.batch_sizes()
         check_kernel(spec, self.lengths[-1])
-        self._params, self._phi_of, self._key = params, phi_of, key
-        self._rules, self._sampling = rules, sampling
+        self._params, self._phi_of, self._draws = params, sampler.phi_of, draws
         self._state = _free_slots(
             spec=spec.decode,
             slots=spec.slots,
@@ -126,9 +111,6 @@ class Engine:
             length=self.lengths[0],
             phi=self._phi(np.zeros(spec.slots, np.int32)),
         )
-        # Rows set aside by `compact`; slots of the rows that are decoded, then of those.
-        self._resting: list[trunking.TrunkState] = []
-        self._places = [np.arange(spec.slots)]
 
     def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
         """Embeds each row's budget; zero, so that nothing is added, for a row without one."""
@@ -144,46 +126,13 @@ class Engine:
 
     @property
     def length(self) -> int:
-        """Positions of the caches of the rows that are decoded now."""
+        """Positions of the caches now."""
         return self._state.cache[0].length
-
-    @property
-    def decoded(self) -> Bool[np.ndarray, "slots"]:
-        """Slots that a chunk steps through; all, but after `compact`."""
-        mask = np.zeros(self.spec.slots, bool)
-        mask[self._places[0]] = True
-        return mask
-
-    def compact(self, ended: Bool[np.ndarray, "slots"]) -> None:
-        """Sets rows that have ended aside, if the others then need a smaller number of slots."""
-        here = self._places[0]
-        size = smallest_holding(self.sizes, max(int((~ended[here]).sum()), 1))
-        if size >= len(here):
-            return
-        order = np.argsort(ended[here], kind="stable")
-        parts = [np.sort(order[:size]), np.sort(order[size:])]
-        thinking, resting = compaction.split(self._state, parts)
-        self._state, self._resting = thinking, [resting, *self._resting]
-        self._places = [here[part] for part in parts] + self._places[1:]
-
-    def restore(self) -> None:
-        """Puts all rows back into their slots."""
-        if self._resting:
-            self._state = compaction.join([self._state, *self._resting], self._places)
-            self._resting, self._places = [], [np.arange(self.spec.slots)]
-
-    def _by_slot(self, pick: Callable[[trunking.TrunkState], Any]) -> Any:
-        """Numbers of all rows, on the host, in the order of the slots."""
-        parts = to_host([pick(state) for state in (self._state, *self._resting)])
-        if not self._resting:
-            return parts[0]
-        order = np.argsort(np.concatenate(self._places))
-        return jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
 
     @property
     def answer_steps(self) -> tuple[int, int]:
         """Steps of a whole answer, and of one chunk."""
-        total = self._rules.suffix_length + self.spec.answer_tokens - 1
+        total = self._draws.rules.suffix_length + self.spec.answer_tokens - 1
         return total, min(self.spec.chunk, total)
 
     def fit_caches(self, positions: int) -> None:
@@ -194,102 +143,87 @@ class Engine:
 
     def prefill(
         self,
-        rows: Int[np.ndarray, "n"],
+        rows: CompleteRows,
+        entering: Int[np.ndarray, "n"],
         slots: Int[np.ndarray, "n"],
-        ids: Int[np.ndarray, "B"],
-        budgets: Int[np.ndarray, "B"],
-        limits: Int[np.ndarray, "B"],
         *,
-        calls: Int[np.ndarray, "B"] | None = None,
         together: bool = False,
     ) -> None:
-        """Prefills `rows` of the prompts into `slots`, and waits until they are there.
+        """Prefills some rows into `slots`, and waits until they are there.
 
         Args:
-          rows: indices of prompts.
-          slots: where each goes.
-          ids: global row ids of all prompts.
-          budgets: of all prompts, or NO_BUDGET.
-          limits: most thinking tokens of each, the grace aside.
-          calls: which key and temperature each is drawn with, where there are several.
           together: these are all rows; they share prompts if `spec.shares_prompts`.
         """
         widths = prompt_widths(self.width)
-        wide = np.asarray(widths)[np.searchsorted(widths, self.prompts.lengths[rows])]
-        for batch in prefill_batches(wide, self.sizes):
-            pad = smallest_holding(self.sizes, len(batch)) - len(batch)
-            taken = np.concatenate([rows[batch], np.repeat(rows[batch][:1], pad)])
+        wide = np.asarray(widths)[np.searchsorted(widths, self.prompts.lengths[entering])]
+        for part in prefill_batches(wide, self.sizes):
+            pad = smallest_holding(self.sizes, len(part)) - len(part)
+            taken = np.concatenate([entering[part], np.repeat(entering[part][:1], pad)])
             nowhere = np.full(pad, self.spec.slots)
-            where = np.concatenate([slots[batch], nowhere]).astype(np.int32)
-            call = np.zeros_like(taken) if calls is None else calls[taken]
-            told = ids[taken], budgets[taken], limits[taken], call
-            self._prefill(taken, *told, where, together)
+            where = np.concatenate([slots[part], nowhere]).astype(np.int32)
+            self._prefill(rows.take(taken), taken, where, together)
         jax.block_until_ready(self._state.ended)
 
     def _prefill(
         self,
+        rows: CompleteRows,
         taken: Int[np.ndarray, "n"],
-        ids: Int[np.ndarray, "n"],
-        budgets: Int[np.ndarray, "n"],
-        limits: Int[np.ndarray, "n"],
-        calls: Int[np.ndarray, "n"],
-        where: Int[np.ndarray, "n"],
+        slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """See `prefill`: one batch, of a size that is compiled; its prompts and their slots."""
+        """See `prefill`: rows of a number that is compiled, their prompts and their slots."""
         prompts = jax.tree.map(lambda x: x[taken], self.prompts)
         width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        phi, sources = self._phi(budgets), None
-        given, told = prompts, phi
+        phi, sources = self._phi(rows.budgets), None
+        distinct, distinct_phi = prompts, phi
         if together and self.spec.shares_prompts:
-            first, sources = distinct_prompts(prompts, -(-len(ids) // self.spec.group_size))
+            first, sources = distinct_prompts(prompts, -(-len(slots) // self.spec.group_size))
         if sources is not None:
-            given = jax.tree.map(lambda x: x[first], prompts)
-            told = self._phi(budgets[first])
-        prefilled = _prefill_prompts(self._params, given, phi=told, spec=self.spec.decode)
+            distinct = jax.tree.map(lambda x: x[first], prompts)
+            distinct_phi = self._phi(rows.budgets[first])
+        spec = self.spec.decode
+        prefilled = _prefill_prompts(self._params, distinct, phi=distinct_phi, spec=spec)
         prefilled = dataclasses.replace(prefilled, phi=phi)
         self._state = _insert_rows(
             self._state,
             prefilled,
             prompts,
-            limits.astype(np.int32),
-            ids,
-            where,
+            rows.limits,
+            rows.row_ids,
+            slots,
             sources,
-            calls.astype(np.int32),
             mesh=self.spec.mesh,
         )
 
     def decode(self) -> None:
-        """One chunk of every slot, or of those that `compact` has left."""
+        """One chunk of every slot."""
         self._state = trunking.decode_trunks(
             self._params,
             self._state,
-            self._key,
-            self._rules,
-            self._sampling,
+            self._draws,
             spec=self.spec.decode,
             num_steps=self.spec.chunk,
         )
 
-    def progress(
+    def status(
         self,
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
         """Of each slot, on the host: has it ended, is it broken, how many tokens has it sampled."""
-        numbers: tuple[np.ndarray, np.ndarray, np.ndarray] = self._by_slot(
-            lambda state: (state.ended, state.broken, state.sampled)
+        state = self._state
+        numbers: tuple[np.ndarray, np.ndarray, np.ndarray] = to_host(
+            (state.ended, state.broken, state.sampled)
         )
         return numbers
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
         """Prompt and sampled tokens of each slot, on the host."""
-        tokens: np.ndarray = self._by_slot(lambda state: state.tokens)
+        tokens: np.ndarray = to_host(self._state.tokens)
         return tokens
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
         """Thinking of the rows in `slots`, on the host."""
-        trunks: Trunks = jax.tree.map(lambda x: x[slots], self._by_slot(_trunks_of))
+        trunks: Trunks = jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self._state)))
         return trunks
 
     def open_branches(
@@ -303,13 +237,10 @@ class Engine:
         """Suffixes at every cut of the rows in `slots`, or at those wanted.
 
         Args:
-          slots: where the rows sit.
-          cuts: thinking tokens kept at each cut.
           budgets: of the rows, or NO_BUDGET.
           wanted: cuts with an answer of their own; None: all.
           first_cut: number of the first cut, if others are answered apart.
         """
-        self.restore()
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend
         # on how many there are.
@@ -320,31 +251,30 @@ class Engine:
         if size == spec.slots:
             # All slots in their order: their caches are read where they are.
             places, cache, phi = slots, state.cache, state.phi
-            trunks, rows, calls = _trunks_of(state), state.rows, state.calls
+            trunks, ids = _trunks_of(state), state.ids
         else:
             places = np.arange(len(slots))
             index = np.zeros(size, np.int32)
             index[places] = slots
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
-            rows, calls = state.rows[index], state.calls[index]
+            ids = jax.tree.map(lambda x: x[index], state.ids)
         real[places], spread[places] = True if wanted is None else wanted, cuts
         if spec.tells_cuts:
-            told = np.full_like(spread, NO_BUDGET)
-            # The end of a grace window is told the budget.
+            cut_budgets = np.full_like(spread, NO_BUDGET)
+            # The end of a grace window has the phi of the budget.
             own = np.minimum(cuts, budgets[:, None])
-            told[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, own)
-            phi = self._phi_of_branches(told)
+            cut_budgets[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, own)
+            phi = self._phi_of_branches(cut_budgets)
         opened = _open_branches(
             trunks,
             spread,
-            rows,
-            self._rules,
+            ids,
+            self._draws.rules,
             spec=spec.decode,
             answer_tokens=spec.answer_tokens,
             share=spec.answers == 1 and not spec.tells_cuts,
             phi=phi,
             wanted=real,
-            calls=calls,
         )
         return OpenBranches(cache, trunks, opened, places, first_cut)
 
@@ -355,9 +285,7 @@ class Engine:
             opened.trunk_cache,
             opened.state,
             np.int32(start),
-            self._key,
-            self._rules,
-            self._sampling,
+            self._draws,
             np.int32(opened.first_cut),
             spec=self.spec.decode,
             num_steps=self.answer_steps[1],

@@ -6,14 +6,12 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.oom import phase_memory
-from bacr_jax.rollout.engine import Engine, PhiOf
+from bacr_jax.rollout.engine import Engine
 from bacr_jax.rollout.rollouts import slot_sizes
-from bacr_jax.rollout.sampling import SamplingParams
+from bacr_jax.rollout.rows import Rows, Sampler
 from bacr_jax.rollout.scheduler import smallest_holding
-from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import Prompts
 
 
@@ -21,11 +19,8 @@ def precompile(
     params: DecodeParams,
     prompts: Prompts,
     num_cuts: int,
+    sampler: Sampler,
     *,
-    spec: RolloutSpec,
-    rules: DecodeRules,
-    sampling: SamplingParams,
-    phi_of: PhiOf | None = None,
     rows: int | None = None,
     on_program: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -35,27 +30,15 @@ def precompile(
     the first one are compiled when they come up.
 
     Args:
-      params: decoding parameters.
       prompts: any prompts of the width that will be used.
-      num_cuts: M of the calls to come.
-      spec: shapes.
-      rules: vocabulary facts.
-      sampling: only whether it truncates matters.
-      phi_of: budget embedding; None for the plain model.
+      sampler: of the calls to come; of its sampling only whether it truncates matters.
       rows: rows of the calls to come; with no more than there are slots nothing is refilled.
       on_program: called with (programs done, programs in all) before each and after the last;
         raises to leave the rest.
     """
-    engine = Engine(
-        params,
-        prompts,
-        jax.random.key(0),
-        spec=spec,
-        rules=rules,
-        sampling=sampling,
-        phi_of=phi_of,
-    )
-    programs = _programs(engine, num_cuts, refilled=rows is None or rows > spec.slots, rows=rows)
+    engine = Engine(params, prompts, jax.random.key(0), sampler)
+    refilled = rows is None or rows > sampler.spec.slots
+    programs = _programs(engine, num_cuts, refilled=refilled, rows=rows)
     for done, program in enumerate(programs):
         if on_program is not None:
             on_program(done, len(programs))
@@ -72,17 +55,14 @@ def _programs(
     def prefill(length: int, count: int) -> None:
         engine.fit_caches(length)
         zeros = np.zeros(count, np.int64)
+        nothing = Rows(zeros, zeros[:, None]).complete(engine.spec)
         with phase_memory("prefill", **slot_sizes(engine)):
-            given = [zeros.astype(np.int32)] * 3
-            engine.prefill(zeros, np.arange(count), *given, together=not refilled)
+            engine.prefill(nothing, zeros, np.arange(count), together=not refilled)
 
-    def decode(length: int, size: int | None = None) -> None:
+    def decode(length: int) -> None:
         with phase_memory("decode", **slot_sizes(engine)):
             engine.fit_caches(length)
-            if size is not None:
-                engine.compact(np.arange(engine.spec.slots) >= size)
             engine.decode()
-            engine.restore()
 
     def answer(count: int) -> None:
         cuts = np.zeros((count, num_cuts), np.int32)
@@ -92,12 +72,11 @@ def _programs(
 
     entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     answering = engine.sizes if refilled else [engine.spec.slots]
-    compacted = engine.sizes[:-1] if engine.spec.compact else []
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
         if length == engine.lengths[0] or refilled:
             programs += [functools.partial(prefill, length, count) for count in entering]
-        programs += [functools.partial(decode, length, size) for size in (None, *compacted)]
+        programs.append(functools.partial(decode, length))
         programs += [functools.partial(answer, count) for count in answering if num_cuts]
     # Back at the shortest: growing is compiled by now, and so is this.
     return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]

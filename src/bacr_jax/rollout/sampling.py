@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import chex
 import jax
@@ -11,8 +13,122 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from bacr_jax import parallel
-from bacr_jax.rollout.vocab_parts import WHOLE, VocabPart
+from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.types import pytree
+
+# Columns of a block; about the root of real vocabularies.
+BLOCK = 256
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class VocabPart:
+    """Columns of the vocabulary; arrays [R, n] hold those that are here.
+
+    Attributes:
+      axis: mesh axis that the columns are split over, inside `jax.shard_map`; None: all are here.
+    """
+
+    axis: str | None = None
+
+    def _over(self, combine: Callable[..., Array], x: Array) -> Array:
+        return x if self.axis is None else combine(x, self.axis)
+
+    def sum(self, x: Num[Array, "R n"]) -> Num[Array, "R"]:
+        """Sum over the whole vocabulary."""
+        return self._over(jax.lax.psum, x.sum(-1))
+
+    def max(self, x: Num[Array, "R n"]) -> Num[Array, "R"]:
+        """Largest of the whole vocabulary."""
+        return self._over(jax.lax.pmax, x.max(-1))
+
+    def min(self, x: Num[Array, "R n"]) -> Num[Array, "R"]:
+        """Smallest of the whole vocabulary."""
+        return self._over(jax.lax.pmin, x.min(-1))
+
+    def ids(self, x: Num[Array, "R n"]) -> Int[Array, "n"]:
+        """Token ids of the columns here."""
+        return jnp.arange(x.shape[-1], dtype=jnp.int32) + self._start(x)
+
+    def _start(self, x: Num[Array, "R n"]) -> Int[Array, ""] | int:
+        """Token id of the first column here."""
+        return 0 if self.axis is None else jax.lax.axis_index(self.axis) * x.shape[-1]
+
+    def _blocks(self, x: Num[Array, "R n"]) -> tuple[Num[Array, "R m b"], Int[Array, ""] | int]:
+        """Columns in blocks of the whole vocabulary's ids, and the number of the first block."""
+        rows, n = x.shape
+        start = self._start(x)
+        if self.axis is None or n % BLOCK == 0:
+            x = jnp.pad(x, ((0, 0), (0, -n % BLOCK)))
+        else:
+            # The first block may begin among another device's columns.
+            room = jnp.zeros((rows, -(-(n + BLOCK - 1) // BLOCK) * BLOCK), x.dtype)
+            x = jax.lax.dynamic_update_slice_in_dim(room, x, start % BLOCK, axis=1)
+        return x.reshape(rows, -1, BLOCK), start // BLOCK
+
+    def find(
+        self,
+        x: Num[Array, "R n"],
+        block: Callable[[Num[Array, "R N"]], tuple[Int[Array, "R"], _Result]],
+        entry: Callable[[Num[Array, "R b"], _Result], Int[Array, "R"]],
+    ) -> tuple[Int[Array, "R"], _Result]:
+        """A token, by its block of ids and then within it.
+
+        Blocks are the same however the vocabulary is split.
+
+        Args:
+          x: numbers per column, not negative.
+          block: from the sum of every block of the vocabulary to one of them, and what else its
+            caller keeps.
+          entry: from the numbers of that block, and what was kept, to one of them.
+
+        Returns:
+          Token ids, and what was kept.
+        """
+        blocks, first = self._blocks(x)
+        count = blocks.shape[1]
+        sums = blocks.sum(-1)
+        if self.axis is not None:
+            whole = -(-x.shape[-1] * jax.lax.axis_size(self.axis) // BLOCK)
+            room = jnp.zeros((len(sums), whole + count), sums.dtype)
+            sums = jax.lax.dynamic_update_slice_in_dim(room, sums, first, axis=1)[:, :whole]
+        chosen, kept = block(self._over(jax.lax.psum, sums))
+        local = chosen - first
+        inside = jnp.clip(local, 0, count - 1)
+        within = jnp.take_along_axis(blocks, inside[:, None, None], axis=1)[:, 0]
+        if self.axis is not None:
+            here = (inside == local)[:, None]
+            within = jax.lax.psum(jnp.where(here, within, jnp.zeros_like(within)), self.axis)
+        return chosen * BLOCK + entry(within, kept), kept
+
+    def value(self, x: Num[Array, "R n"], ids: Int[Array, "R"]) -> Num[Array, "R"]:
+        """The numbers of some tokens, one a row."""
+        local = ids - self._start(x)
+        inside = jnp.clip(local, 0, x.shape[-1] - 1) if self.axis else local
+        found = jnp.take_along_axis(x, inside[:, None], axis=-1)[:, 0]
+        if self.axis is None:
+            return found
+        return jax.lax.psum(jnp.where(inside == local, found, jnp.zeros_like(found)), self.axis)
+
+    def nth(self, flags: Bool[Array, "R n"], count: Int[Array, "R"]) -> Int[Array, "R"]:
+        """Token id of the `count`-th column that is marked, from 1."""
+
+        def block(sums: Array) -> tuple[Array, Array]:
+            total = jnp.cumsum(sums, axis=-1)
+            chosen = jnp.argmax(total >= count[:, None], axis=-1)
+            at = chosen[:, None]
+            before = jnp.take_along_axis(total, at, 1) - jnp.take_along_axis(sums, at, 1)
+            return chosen, before[:, 0]
+
+        def entry(within: Array, before: Array) -> Array:
+            return jnp.argmax(jnp.cumsum(within, axis=-1) >= (count - before)[:, None], axis=-1)
+
+        return self.find(flags.astype(jnp.int32), block, entry)[0]
+
+
+WHOLE = VocabPart()
+
 
 _DISALLOWED = -1e30
 
@@ -23,7 +139,7 @@ class SamplingParams:
 
     Attributes:
       temperature: divides the logits; 0 takes the most likely token. One number, or one for each
-        of C calls that are drawn together (`for_rows` gives every row its own).
+        of C streams that are drawn together (`for_rows` gives every row its own).
       top_p: nucleus mass, 1 keeps everything.
       top_k: number of candidates kept, 0 keeps everything.
       truncated: top-p and top-k are applied; static, since finding their border costs time on
@@ -35,11 +151,11 @@ class SamplingParams:
     top_k: Int[Array, ""]
     truncated: bool = struct.field(pytree_node=False)
 
-    def for_rows(self, calls: Int[Array, "R"]) -> "SamplingParams":
-        """The same with the temperature of each row's call; itself where there is one for all."""
+    def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
+        """The same with the temperature of each row's stream; itself where there is one for all."""
         if self.temperature.ndim == 0:
             return self
-        return dataclasses.replace(self, temperature=self.temperature[calls])
+        return dataclasses.replace(self, temperature=self.temperature[streams])
 
 
 def sampling_params(
@@ -75,8 +191,6 @@ def lowest_kept(
     Args:
       scores: fp32, finite.
       mass: probability of each token.
-      sampling: top-p and top-k.
-      part: the columns that are here.
     """
     limit = jnp.where(sampling.top_k > 0, sampling.top_k, jnp.iinfo(jnp.int32).max)
     float_of = lambda order: jax.lax.bitcast_convert_type(_order(order), jnp.float32)
@@ -104,8 +218,6 @@ def truncate(
 
     Args:
       scores: fp32; of a part of the vocabulary if `part` says so.
-      sampling: top-p and top-k.
-      part: the columns that are here.
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])
@@ -156,9 +268,7 @@ def categorical(
     second the entry within it. Each sees a short sum only, so that fp32 resolves rare entries too.
 
     Args:
-      shares: uniform random numbers.
       scores: fp32; entries at least some 100 below the largest have no mass.
-      part: the columns of `scores`.
 
     Returns:
       Token ids, and their log-probabilities (nats).
@@ -215,7 +325,6 @@ def sample_tokens(
       keys: one PRNG key per row; a row's draw depends on nothing else of the batch.
       logits: raw scores, fp32.
       sampling: temperature, of all or of each row, and truncation.
-      allowed_tokens: ids that may be drawn.
       mesh: devices that the logits are spread over; where the vocabulary is split over `tensor`
         (`parallel.splits_vocab`), every device looks at its own part.
 
@@ -239,25 +348,43 @@ def sample_tokens(
     )(shares, logits, allowed_tokens, sampling)
 
 
-def row_keys(
-    key: Array,
-    rows: Int[Array, "R"],
-    position: Int[Array, "R"],
-    stream: Int[Array, ""] | int,
-    calls: Int[Array, "R"] | None = None,
-) -> Array:
+@pytree
+class RowIds:
+    """What a row's random numbers depend on, apart from the key and the position.
+
+    Attributes:
+      row: global row ids; -1 in a free slot.
+      stream: which of several keys and temperatures a row is drawn with.
+    """
+
+    row: Int[Array, "R"]
+    stream: Int[Array, "R"]
+
+
+@pytree
+class Draws:
+    """What the tokens of a rollout are drawn with.
+
+    Attributes:
+      key: of the rollout (already folded with run and step), or of each of C streams.
+      rules: vocabulary facts.
+      sampling: temperature and truncation.
+    """
+
+    key: Array
+    rules: DecodeRules
+    sampling: SamplingParams
+
+
+def row_keys(key: Array, ids: RowIds, position: Int[Array, "R"], origin: Array | int) -> Array:
     """A key for each (row id, position): a row's text depends on no other row, slot or device.
 
     Args:
-      key: key of this call (already folded with run and step), or of each of C calls.
-      rows: global row ids.
-      position: token index within the row.
-      stream: 0 for trunks, 1 + cut for branches.
-      calls: call of each row, where there are several.
+      key: of all rows, or of each of C streams.
+      origin: 0 for trunks, 1 + cut for branches.
     """
     one = lambda key, row, at: jax.random.fold_in(jax.random.fold_in(key, row), at)
     if key.ndim == 0:
-        return jax.vmap(one, (None, 0, 0))(jax.random.fold_in(key, stream), rows, position)
-    assert calls is not None
-    by_call = jax.vmap(jax.random.fold_in, (0, None))(key, stream)
-    return jax.vmap(one)(by_call[calls], rows, position)
+        return jax.vmap(one, (None, 0, 0))(jax.random.fold_in(key, origin), ids.row, position)
+    by_stream = jax.vmap(jax.random.fold_in, (0, None))(key, origin)
+    return jax.vmap(one)(by_stream[ids.stream], ids.row, position)

@@ -19,7 +19,6 @@ def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
     """Numbers of rows that are prefilled or answered at once; each is compiled once.
 
     Args:
-      slots: rows decoded together.
       share: of the slots that must have ended before they are answered and refilled.
       multiple: every size is a multiple of it (row shards of a mesh).
 
@@ -45,7 +44,6 @@ def deal(slots: Int[np.ndarray, "n"], num_slots: int, shards: int) -> Int[np.nda
     Args:
       slots: some slots, ascending.
       num_slots: of all devices; each has a block of them.
-      shards: devices.
     """
     device = slots // (num_slots // shards)
     turn = np.arange(len(slots)) - np.searchsorted(device, device)
@@ -101,8 +99,6 @@ class Scheduler:
         """All rows wait.
 
         Args:
-          budgets: most tokens each row can sample.
-          slots: rows decoded together.
           batch_sizes: numbers of rows answered at once, ascending.
           shards: devices over which slots are spread, in blocks.
         """

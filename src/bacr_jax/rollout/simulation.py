@@ -54,11 +54,7 @@ def positions_needed(
     """Positions that caches must have for the next chunk.
 
     Args:
-      prompts: prompt tokens of the rows in slots.
-      sampled: tokens each has sampled.
       limits: most tokens each may sample.
-      ended: rows that sample none any more.
-      chunk: steps.
     """
     reach = np.minimum(sampled + np.where(ended, 0, chunk), limits)
     return int((prompts + reach).max())
@@ -83,11 +79,7 @@ def simulate(
     """Runs a rollout's schedule.
 
     Args:
-      prompts: prompt tokens of each row.
       limits: most tokens each may sample; what the scheduler knows.
-      thinking: tokens each will sample, at most its limit.
-      spec: slots, chunk, windows, refill and devices.
-      width: of the prompts, padding included.
     """
     shards, lengths = spec.row_shards, spec.cache_lengths(width)
     scheduler = Scheduler(limits, spec.slots, spec.batch_sizes(), shards)

@@ -5,13 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from bacr_jax import parallel
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.model.attention import Implementation
+from bacr_jax.model.budget import Conditioned
+from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout.scheduler import doubling_sizes
+
+# Embeddings of the budgets of rows, or of the M branches of rows.
+Phi = Float[Array, "*L B D"] | Float[Array, "*L B M D"] | None
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,22 @@ class DecodeSpec:
     grace: int = 0
 
     @property
-    def turns_keys(self) -> bool:
+    def transposes_keys(self) -> bool:
         """Whether caches hold keys with positions last (`kv_cache`), as cuDNN's kernel can't."""
         return self.attention == "xla"
 
+    def condition(
+        self, params: DecodeParams, phi: Phi, mask: Bool[Array, "B T"] | None = None
+    ) -> Conditioned | None:
+        """What rows with these embeddings are conditioned on; None for the plain model."""
+        if phi is None or params.gates is None or self.conditioning is None:
+            return None
+        gates: Any = params.gates
+        return Conditioned(phi, gates, mask, settings=self.conditioning)
+
     @property
     def tells_cuts(self) -> bool:
-        """Whether a branch is told its cut's budget, not its trunk's."""
+        """Whether a branch has the embedding of its cut, not its trunk's."""
         return self.conditioning is not None and self.conditioning.tells_cuts
 
 
@@ -64,8 +79,6 @@ class RolloutSpec(DecodeSpec):
         are drawn for every cut, as AnytimeReasoner does.
       group_size: rows that are likely to share a prompt. If all rows enter at once, and nothing
         conditions the prompt, each prompt is prefilled once.
-      compact: rows that think are moved together once no row waits for a slot (`compaction`); on
-        one device.
       cuts_at_once: cuts of a row that are answered together, if there are more (one answer at each
         only); None: all. An answer in flight has keys and values of its own.
     """
@@ -78,7 +91,6 @@ class RolloutSpec(DecodeSpec):
     refill: float = 0.25
     answers: int = 1
     group_size: int = 1
-    compact: bool = False
     cuts_at_once: int | None = None
 
     @property

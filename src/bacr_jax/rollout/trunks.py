@@ -19,12 +19,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import parallel
-from bacr_jax.data.decode_rules import DecodeRules
 from bacr_jax.model import attention, kv_cache
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.rollout.cudnn_decoding import attend_rows
 from bacr_jax.rollout.decode import (
-    Phi,
     count_tokens,
     draw_tokens,
     next_logits,
@@ -32,8 +30,8 @@ from bacr_jax.rollout.decode import (
     run_blocks,
     shard_rows,
 )
-from bacr_jax.rollout.sampling import SamplingParams, row_keys
-from bacr_jax.rollout.spec import DecodeSpec
+from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
+from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts, Trunks, pytree
 
 
@@ -54,8 +52,7 @@ class TrunkState:
       ended: no token will be sampled any more.
       broken: ended because its logits were not finite.
       logprobs: of each sampled token under the sampling distribution.
-      rows: global row ids, for the keys; -1 in a free slot.
-      calls: which of several keys and temperatures a row is drawn with.
+      ids: of the rows, for their keys.
       phi: budget embedding per row (or per layer and row); None without conditioning.
     """
 
@@ -71,8 +68,7 @@ class TrunkState:
     ended: Bool[Array, "B"]
     broken: Bool[Array, "B"]
     logprobs: Float[Array, "B T"]
-    rows: Int[Array, "B"]
-    calls: Int[Array, "B"]
+    ids: RowIds
     phi: Phi
 
 
@@ -103,17 +99,16 @@ def free_slots(
     """A state without any row.
 
     Args:
-      spec: model shape, compute type and devices.
-      slots: rows decoded together.
-      prompt_width: longest prompt.
-      max_new: most tokens a row can sample.
-      length: positions of the caches for now.
       phi: any budget embedding of `slots` rows, for its shape; None without conditioning.
     """
     zeros = jnp.zeros(slots, jnp.int32)
     state = TrunkState(
         cache=kv_cache.empty(
-            spec.config, rows=slots, length=length, dtype=spec.dtype, turned=spec.turns_keys
+            spec.config,
+            rows=slots,
+            length=length,
+            dtype=spec.dtype,
+            transposed=spec.transposes_keys,
         ),
         logits=jnp.zeros((slots, spec.config.vocab_size), jnp.float32),
         tokens=jnp.zeros((slots, prompt_width + max_new), jnp.int32),
@@ -126,8 +121,7 @@ def free_slots(
         ended=jnp.ones(slots, bool),
         broken=jnp.zeros(slots, bool),
         logprobs=jnp.zeros((slots, max_new), jnp.float32),
-        rows=zeros - 1,
-        calls=zeros,
+        ids=RowIds(zeros - 1, zeros),
         phi=None if phi is None else jnp.zeros_like(phi),
     )
     return shard_rows(state, spec.mesh)
@@ -139,9 +133,6 @@ def prefill_prompts(
     """Runs prompts through the model.
 
     Args:
-      params: decoding parameters.
-      prompts: right-padded prompts.
-      spec: model shape, conditioning, attention and devices.
       phi: budget embedding; None for the plain model.
     """
     chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
@@ -154,12 +145,18 @@ def prefill_prompts(
         out = attention.causal_attention(
             q, k, v, implementation=spec.implementation, lengths=prompts.lengths
         )
-        return out, kv_cache.make(k, v, turned=spec.turns_keys)
+        return out, kv_cache.make(k, v, transposed=spec.transposes_keys)
 
     positions = jnp.broadcast_to(jnp.arange(p), (b, p))
     none = [None] * len(params.layers)
     x, cache = run_blocks(
-        params, prompts.tokens, positions, attend, none, spec=spec, phi=phi, mask=mask
+        params,
+        prompts.tokens,
+        positions,
+        attend,
+        none,
+        spec=spec,
+        conditioned=spec.condition(params, phi, mask),
     )
     last = jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1)
     return shard_rows(Prefilled(cache, output_logits(params, last[:, 0], spec), phi), spec.mesh)
@@ -170,10 +167,9 @@ def insert_rows(
     prefilled: Prefilled,
     prompts: Prompts,
     budgets: Int[Array, "F"],
-    rows: Int[Array, "F"],
+    ids: RowIds,
     slots: Int[Array, "F"],
     sources: Int[Array, "F"] | None = None,
-    calls: Int[Array, "F"] | int = 0,
     *,
     mesh: parallel.AnyMesh | None = None,
 ) -> TrunkState:
@@ -182,15 +178,11 @@ def insert_rows(
     Args:
       state: slots; those named here are overwritten.
       prefilled: caches and logits of the prompts; phi of the rows.
-      prompts: of the rows.
       budgets: thinking tokens each row may sample, 0..max_new.
-      rows: global row ids.
       slots: where each row goes; a slot that does not exist drops the row.
       sources: prefilled prompt of each row; by default there is one for each.
-      calls: of the rows.
-      mesh: devices over which slots are spread.
     """
-    chex.assert_equal_shape([budgets, rows, slots])
+    chex.assert_equal_shape([budgets, ids.row, slots])
     put = lambda old, new: old.at[slots].set(new.astype(old.dtype), mode="drop")
     fill = lambda old, value: old.at[slots].set(value, mode="drop")
     widen = lambda x, like: jnp.pad(x, ((0, 0), (0, like.shape[1] - x.shape[1])))
@@ -215,8 +207,7 @@ def insert_rows(
         ended=put(state.ended, budgets <= 0),
         broken=fill(state.broken, False),
         logprobs=fill(state.logprobs, 0.0),
-        rows=put(state.rows, rows),
-        calls=fill(state.calls, calls),
+        ids=jax.tree.map(put, state.ids, ids),
         phi=phi,
     )
     return shard_rows(filled, mesh)
@@ -235,12 +226,8 @@ def feed_tokens(
     """Runs one token per row through the model against its cache.
 
     Args:
-      params: decoding parameters.
-      tokens: one id per row.
       positions: where each token stands; inside the cache for rows whose result matters.
       cache: keys and values of earlier positions; extended in place.
-      spec: model shape and conditioning.
-      phi: budget embedding.
       live: rows whose result matters; all by default. The others' keys need not be read.
 
     Returns:
@@ -252,28 +239,32 @@ def feed_tokens(
     if live is not None:
         lengths = jnp.where(live, lengths, 1)
 
-    def attend(seen: LayerCache, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
-        written = kv_cache.write(seen, k, v, positions)
+    def attend(cache: LayerCache, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+        written = kv_cache.write(cache, k, v, positions)
         if spec.attention == "cudnn":
             return attend_rows(q, written, lengths, spec.mesh), written
         partial = attention.cached_attention(
-            q, written.k, written.v, visible, turned=written.turned
+            q, written.k, written.v, visible, transposed=written.transposed
         )
         return attention.merge([partial], q.dtype), written
 
     return next_logits(
-        params, tokens[:, None], positions[:, None], attend, cache, spec=spec, phi=phi
+        params,
+        tokens[:, None],
+        positions[:, None],
+        attend,
+        cache,
+        spec=spec,
+        conditioned=spec.condition(params, phi),
     )
 
 
 def trunk_step(
     params: DecodeParams,
     state: TrunkState,
-    key: Array,
+    draws: Draws,
     *,
     spec: DecodeSpec,
-    rules: DecodeRules,
-    sampling: SamplingParams,
 ) -> TrunkState:
     """Samples one token for every live row and feeds it; ended rows only keep the shapes.
 
@@ -282,16 +273,15 @@ def trunk_step(
     a grace window of g tokens the cut comes at the first line break from the b-th token on, and at
     b + g at the latest; a budget of 0 has no grace.
     """
-    keys = row_keys(key, state.rows, state.sampled, 0, state.calls)
+    rules, sampling = draws.rules, draws.sampling.for_rows(state.ids.stream)
     drawn = draw_tokens(
-        keys,
+        row_keys(draws.key, state.ids, state.sampled, 0),
         state.logits,
         ~state.ended,
         state.matched,
         rules.think_close,
-        rules=rules,
-        sampling=sampling.for_rows(state.calls),
-        mesh=spec.mesh,
+        dataclasses.replace(draws, sampling=sampling),
+        spec.mesh,
     )
     opens = rules.think_close.opens[state.matched, drawn.token]
     at = state.prompt_lengths + state.sampled
@@ -322,9 +312,7 @@ def trunk_step(
 def decode_trunks(
     params: DecodeParams,
     state: TrunkState,
-    key: Array,
-    rules: DecodeRules,
-    sampling: SamplingParams,
+    draws: Draws,
     *,
     spec: DecodeSpec,
     num_steps: int,
@@ -332,17 +320,13 @@ def decode_trunks(
     """`num_steps` steps of every row; a trip count known at compile time never waits for the host.
 
     Args:
-      params: decoding parameters.
       state: rows in flight (donated).
-      key: key of the call, or of each call; tokens depend on (key, row id, position) alone.
-      rules: vocabulary facts.
-      sampling: temperature and truncation.
-      spec: model shape, conditioning and devices.
+      draws: with what; tokens depend on (key, row id, position) alone.
       num_steps: steps; the caches must be long enough for every position reached.
     """
 
     def advance(_: Array, state: TrunkState) -> TrunkState:
-        state = trunk_step(params, state, key, spec=spec, rules=rules, sampling=sampling)
+        state = trunk_step(params, state, draws, spec=spec)
         return shard_rows(state, spec.mesh)
 
     advanced: TrunkState = jax.lax.fori_loop(0, num_steps, advance, state)

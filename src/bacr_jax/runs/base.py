@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax.config import Config
-from bacr_jax.config.adapter import param_dtype
+from bacr_jax.config.derived import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import load_policy
 from bacr_jax.runs.checkpoint import read_meta, read_part
@@ -22,8 +22,6 @@ def read_base(folder: Path, config: Config, state: Path, moved: Path | None = No
     """The base that a checkpoint's adapters were trained on, layers stacked, and `adapter_scale`.
 
     Args:
-      folder: of the run.
-      config: of the run.
       state: folder `state` of the checkpoint.
       moved: where `model.path` lies now; None: where the config says.
 

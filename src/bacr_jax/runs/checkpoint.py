@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,103 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bacr_jax import documents
+from bacr_jax.documents import lines_until, read_lines, write_lines
 from bacr_jax.errors import UserError
 from bacr_jax.runs.digest import DigestMismatch, digests, verify
+from bacr_jax.runs.folder import RunPaths
+
+Records = list[dict[str, Any]]
+
+
+def written(paths: RunPaths, step: int, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a checkpoint of `step`, the newest logged, keeps of the files beside it, for JSON.
+
+    All records of eval.jsonl and changes of the config are few and kept whole. Metrics are kept as
+    a digest; they are on the disk when this returns, as they must not come after the checkpoint.
+    """
+    if paths.metrics.exists():
+        with paths.metrics.open("rb") as file:
+            os.fsync(file.fileno())
+    return {
+        "evaluations": list(evaluations),
+        "changes": read_lines(paths.changes),
+        "metrics": _digest_of(paths.metrics, step),
+    }
+
+
+def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]:
+    """Brings the files of a run to where they were when a checkpoint of `step` was saved.
+
+    Later records are dropped, but for those of the same step that came after it.
+
+    Args:
+      kept: `written` of the checkpoint.
+
+    Returns:
+      A line for each file that was not as the run had left it, and is again.
+
+    Raises:
+      UserError: metrics.jsonl has lost or changed records; nothing was written then.
+    """
+    found = _digest_of(paths.metrics, step)
+    if found != kept["metrics"]:
+        raise UserError(
+            f"{paths.metrics}: is not what the run had written by step {step} "
+            f"({kept['metrics']['records']} records there, {found['records']} now, "
+            f"{'or other ones' if found['records'] == kept['metrics']['records'] else 'some lost'})"
+            "; restore the file, or write another output.dir"
+        )
+    said = []
+    then: Records = kept["evaluations"]
+    made = {(record["when"], record["step"]) for record in then}
+    now = _readable(paths.evaluations)
+    newer = [
+        record
+        for record in now
+        if record.get("step") == step and (record.get("when"), record["step"]) not in made
+    ]
+    same = now[: len(then)] == then
+    if not same or now != [*then, *newer]:
+        write_lines(paths.evaluations, [*then, *newer])
+    if not same:
+        said.append(_mended(paths.evaluations, step))
+    changes: Records = kept["changes"]
+    if _readable(paths.changes)[: len(changes)] != changes:
+        write_lines(paths.changes, changes)
+        said.append(_mended(paths.changes, step))
+    return said
+
+
+def _mended(path: Path, step: int) -> str:
+    return (
+        f"note: {path} was not as the run had left it; it was written again from checkpoint {step}"
+    )
+
+
+def _readable(path: Path) -> Records:
+    """Records of a file that can be written again; none if it can't be read as such."""
+    try:
+        return read_lines(path)
+    except (OSError, ValueError):
+        return []
+
+
+def _digest_of(path: Path, step: int) -> dict[str, Any]:
+    """Number and digest of a file's records up to a step."""
+    lines = lines_until(path, step)
+    text = "".join(f"{line}\n" for line in lines)
+    return {"records": len(lines), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def recorded_seconds(paths: RunPaths, step: int) -> float | None:
+    """Wall time in the summary of a run that was finished at `step`; None: it has none."""
+    try:
+        summary = documents.read_object(paths.summary)
+    except (OSError, ValueError):
+        return None
+    seconds = summary.get("wall_seconds")
+    return seconds if summary.get("steps") == step and isinstance(seconds, float) else None
+
 
 # How a full or failing disk shows: the array store says it in words, without an errno.
 _REFUSED = (
@@ -55,11 +151,7 @@ def _text_digest(record: dict[str, Any]) -> str:
 
 
 def _unsealed(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The two parts of a sealed record.
-
-    Raises:
-      DigestMismatch: it is not what was saved.
-    """
+    """The two parts of a sealed record; DigestMismatch: it is not what was saved."""
     content = {name: value for name, value in record.items() if name != "digest"}
     if record.get("digest") != _text_digest(content):
         raise DigestMismatch("meta: not what was saved, or saved before checkpoints had digests")
@@ -98,14 +190,7 @@ def read_part(state: Path, *path: str) -> Any:
 
 
 def read_meta(state: Path) -> dict[str, Any]:
-    """What was saved beside a state.
-
-    Args:
-      state: folder `state` of a finished checkpoint.
-
-    Raises:
-      UserError: it is damaged.
-    """
+    """What was saved beside a state (folder `state` of a checkpoint); UserError: it is damaged."""
     try:
         return _unsealed(documents.read_object(state.parent / "meta" / "metadata"))[0]
     except Exception as error:
@@ -139,14 +224,9 @@ class Checkpoints:
     """The newest checkpoints of a run and its best, saved in the background, swapped in whole."""
 
     def __init__(self, folder: Path, *, keep: int):
-        """Opens (or makes) the folder; a half-written checkpoint is never listed.
+        """Opens (or makes) the folder of a subfolder per step, of which the newest `keep` are kept.
 
-        Args:
-          folder: one subfolder per step.
-          keep: newest checkpoints kept.
-
-        Raises:
-          UserError: the folder can't be made.
+        A half-written checkpoint is never listed. UserError: the folder can't be made.
         """
         self.folder, self._kept = folder.absolute(), _Kept(keep)
         policy: Any = self._kept
@@ -173,8 +253,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Saves `state` under `step`; returns while writing goes on in the background.
 
-        Raises:
-          UserError: no room or no right to write; older checkpoints are as they were.
+        UserError: no room or no right to write; older checkpoints are as they were.
         """
         if jax.process_count() > 1:
             # Process 0 writes arrays of the host; sharded ones are written by all.
@@ -189,11 +268,7 @@ class Checkpoints:
             )
 
     def meta(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state.
-
-        Raises:
-          UserError: the checkpoint is damaged.
-        """
+        """What was saved beside the state; UserError: the checkpoint is damaged."""
         with self._reading(step):
             args = ocp.args.Composite(meta=ocp.args.JsonRestore())
             return _unsealed(self._manager.restore(step, args=args)["meta"])[0]
@@ -201,8 +276,7 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
         """The state saved under `step` (the newest by default), shaped and placed like `like`.
 
-        Raises:
-          UserError: nothing to restore, it is damaged, or its shapes are not those of `like`.
+        UserError: nothing to restore, it is damaged, or its shapes are not those of `like`.
         """
         at = self.latest if step is None else step
         if at is None:
@@ -224,8 +298,7 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for background writing and releases the folder.
 
-        Raises:
-          UserError: no room or no right to write what was being saved.
+        UserError: no room or no right to write what was being saved.
         """
         with self._writing():
             self._manager.wait_until_finished()

@@ -25,15 +25,10 @@ class DigestMismatch(ValueError):
 def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
     """The sums over i of f(x_i + a (i + 1)) and of g(f(x_i + a (i + 1))), mod 2^32.
 
-    A sum of whole numbers has no order, so that shards give it wherever they lie. f and g are
-    permutations of 32 bits that mix them: a change of one word always changes both sums, changes
-    of several go unseen with probability 2^-64. It is no defence against someone who wants it so.
-
-    Args:
-      words: x, in row-major order of i.
-
-    Returns:
-      The two sums.
+    x are the words, i in row-major order. A sum of whole numbers has no order, so that shards give
+    it wherever they lie. f and g are permutations of 32 bits that mix them: a change of one word
+    always changes both sums, changes of several go unseen with probability 2^-64. It is no defence
+    against someone who wants it so.
     """
     place = jnp.uint32(0)
     stride = 1
@@ -94,13 +89,10 @@ def _on_host(leaf: Any) -> np.ndarray | None:
 
 
 def digests(tree: Any, prefix: str = "") -> dict[str, str]:
-    """The digest of every leaf, by its path.
+    """The digest of every leaf, by its path behind `prefix`.
 
-    On GPUs a digest reads its leaf once at the speed of memory; nothing is gathered or copied.
-
-    Args:
-      tree: of arrays, keys and numbers; sharded arrays may lie on any mesh of all processes.
-      prefix: put before every path.
+    Leaves are arrays, keys and numbers; sharded arrays may lie on any mesh of all processes. On
+    GPUs a digest reads its leaf once at the speed of memory; nothing is gathered or copied.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     arrays = {}
@@ -123,15 +115,9 @@ def fingerprint(tree: Any) -> str:
 
 
 def verify(tree: Any, expected: Mapping[str, str], prefix: str = "") -> None:
-    """Holds a tree against digests taken before.
+    """Holds a tree that was read back against `digests` of what was written.
 
-    Args:
-      tree: read back.
-      expected: `digests` of what was written; it may hold more leaves.
-      prefix: put before every path.
-
-    Raises:
-      DigestMismatch: names the leaves that differ.
+    They may be of more leaves, too. DigestMismatch names the leaves that differ.
     """
     found = digests(tree, prefix)
     wrong = [name for name in found if found[name] != expected.get(name)]

@@ -13,14 +13,14 @@ from typing import Any, Literal, TextIO
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.errors import UserError
-from bacr_jax.runs.files import (
+from bacr_jax.documents import (
     append_line,
     keep_until,
     read_lines,
     write_atomically,
     write_lines,
 )
+from bacr_jax.errors import UserError
 
 LOCK = ".lock"
 # What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
@@ -37,18 +37,14 @@ _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
     *("checkpoint.every", "checkpoint.keep", "data.eval_missing"),
     *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
-    *("output.compile_cache", "rollout.windows", "rollout.refill", "rollout.compact"),
+    *("output.compile_cache", "rollout.windows", "rollout.refill"),
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6
 
 
 def write_config(path: Path, config: Config) -> None:
-    """Writes the config of a run, under a digest of what follows, in one step.
-
-    Raises:
-      UserError: no space, or no right to write there.
-    """
+    """Writes a run's config in one step, under a digest of it; UserError: no space, or no right."""
     text = config_io.to_yaml(config)
     write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")
 
@@ -56,8 +52,7 @@ def write_config(path: Path, config: Config) -> None:
 def read_config(path: Path) -> Config:
     """The config that a run wrote, or that somebody wrote in its place without a digest.
 
-    Raises:
-      UserError: it is empty, cut or changed, or can't be read as a config.
+    UserError: it is empty, cut or changed, or can't be read as a config.
     """
     config = config_io.load([path])
     text = path.read_text(encoding="utf-8")
@@ -77,7 +72,6 @@ class RunPaths:
     """What lies where in a run folder; nothing is opened, made or read.
 
     Attributes:
-      path: the folder.
       config: the run's resolved config.
       changes: what the config was before it changed, a JSON line per change.
       lock: held by the process that writes.
@@ -87,7 +81,6 @@ class RunPaths:
       rollouts: folder of sampled traces, a file per logged step.
       checkpoints: folder of checkpoints, one subfolder per step.
       warmup: folder of the supervised warm-up, unless `warmup.dir` names another (`WarmupPaths`).
-      tensorboard: folder of TensorBoard's files.
       wandb: folder of Weights & Biases' files, with the id of the run there.
       summary: result of the finished run.
       best: the best evaluation so far and its step.
@@ -129,7 +122,6 @@ class WarmupPaths:
     """What lies where in the folder of a warm-up, which several runs may share.
 
     Attributes:
-      path: the folder.
       identity: which warm-up it is, and how well it went; there once it is finished.
       weights: checkpoint of the finished weights.
     """
@@ -306,8 +298,6 @@ def open_run(
     """Makes a run folder, or opens the one that this config made before.
 
     Args:
-      path: the folder.
-      config: settings of the run; written to config.yaml.
       resume: what to do with a run that is there already.
       allowed: keys in which that run's config may differ; `keep_config` notes what they were.
 
@@ -342,11 +332,7 @@ def open_run(
 def check_run_folder(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> None:
-    """What `open_run` would refuse, as far as it can be told without writing.
-
-    Raises:
-      UserError: as there.
-    """
+    """The UserError that `open_run` would raise, as far as it can be told without writing."""
     where = _named(path)
     with _usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)

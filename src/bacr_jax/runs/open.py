@@ -10,9 +10,9 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
 from bacr_jax.config.values import FrozenMap
-from bacr_jax.data import exported, tokenizers
-from bacr_jax.data.prompts import PromptFormat, with_closing_text
 from bacr_jax.errors import UserError
+from bacr_jax.prompts import thinking_section, tokenizers
+from bacr_jax.prompts.formats import PromptFormat, with_closing_text
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths
 
@@ -20,11 +20,7 @@ Params = dict[str, Any]
 
 
 def read_config(folder: Path) -> Config:
-    """The config of a run.
-
-    Raises:
-      UserError: no run there, or a config that can't be read.
-    """
+    """The config of a run; UserError: no run there, or a config that can't be read."""
     path = RunPaths(folder).config
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
@@ -41,10 +37,9 @@ def finished_steps(folder: Path) -> list[int]:
 
 
 def choose_step(folder: Path, step: int | str | None = None) -> int:
-    """A finished checkpoint of a run: the newest one, or the one asked for (a step, or "best").
+    """A finished checkpoint of a run: the newest, or the one asked for (a step, or "best").
 
-    Raises:
-      UserError: there is none.
+    UserError: there is none.
     """
     steps = finished_steps(folder)
     if not steps:
@@ -77,8 +72,6 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
     checkpoint of adapters holds no base; that is read from where the run had it.
 
     Args:
-      folder: of the run.
-      step: of the checkpoint.
       base: where `model.path` lies now; None: where the config says.
 
     Raises:
@@ -100,11 +93,7 @@ def _state_folder(folder: Path, step: int) -> Path:
 
 
 def check_checkpoint(folder: Path, step: int) -> None:
-    """What `read_params` would refuse at once, without reading a value.
-
-    Raises:
-      UserError: the checkpoint is damaged.
-    """
+    """UserError if `read_params` would refuse the checkpoint at once, without reading a value."""
     import orbax.checkpoint as ocp
 
     from bacr_jax.runs.checkpoint import damaged_policy
@@ -120,8 +109,7 @@ def check_checkpoint(folder: Path, step: int) -> None:
 def read_run(folder: Path, step: int | str | None = None) -> tuple[Config, int, Params]:
     """Config, step and policy parameters (on the host) of a run's checkpoint.
 
-    Raises:
-      UserError: no run there, or no finished checkpoint.
+    UserError: no run there, or no finished checkpoint.
     """
     config = read_config(folder)
     step = choose_step(folder, step)
@@ -165,11 +153,7 @@ class SavedPolicy:
         return name if self.step is None else f"{name}, step {self.step}"
 
     def check(self) -> None:
-        """Everything about its files that can be told without reading a value.
-
-        Raises:
-          UserError: they can't be used.
-        """
+        """UserError if its files can't be used, as far as that shows without a value read."""
         if self.step is not None:
             return check_checkpoint(self.folder, self.step)
         from bacr_jax.model.hf import check_folder
@@ -187,13 +171,9 @@ class SavedPolicy:
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
     def tokenizer(self) -> Any:
-        """The tokenizer that it was trained with.
-
-        Raises:
-          UserError: its folder holds none.
-        """
+        """The tokenizer that it was trained with; UserError: its folder holds none."""
         if self.step is not None and self.config.data.train == "ledger":
-            from bacr_jax.data.ledger import ledger_tokenizer
+            from bacr_jax.questions.ledger import ledger_tokenizer
 
             return ledger_tokenizer()
         folder = self.config.model.tokenizer or self.config.model.path
@@ -210,7 +190,6 @@ def open_policy(
     """A policy on disk; nothing but its config is read.
 
     Args:
-      run: run folder, or None.
       model: Hugging Face folder, or a name of its hub, if it is no run.
       step: checkpoint of the run, see `choose_step`.
       download: gets a model that is not in the hub's cache.
@@ -233,14 +212,11 @@ def open_policy(
 
 
 def _policy_of_model(folder: Path) -> SavedPolicy:
-    """The policy of a Hugging Face folder.
+    """The policy of a Hugging Face folder; UserError: it holds no Qwen2 model.
 
     It is conditioned if the folder has a budget module, told in words if config.json says in which,
     asked in the prompt format and within the lengths that are named there, and computes in the type
     that its weights are stored in.
-
-    Raises:
-      UserError: the folder holds no Qwen2 model.
     """
     from bacr_jax.model.hf import (
         read_budget_module,
@@ -275,8 +251,8 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     thinking, style = read_thinking(folder), None
     if thinking is not None:
         where = folder / "config.json"
-        style = exported.read_style(thinking, where)
-        config = config_io.override(config, exported.read_settings(thinking, where))
+        style = thinking_section.read_style(thinking, where)
+        config = config_io.override(config, thinking_section.read_settings(thinking, where))
     identity = {"weights": weights_fingerprint(folder)}
     return SavedPolicy(folder, None, config, identity, style)
 
@@ -284,10 +260,9 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
 def weights_fingerprint(folder: Path) -> str:
     """A short hash of a folder's config and of pieces all over its weight files.
 
-    Raises:
-      UserError: it holds no weights.
+    UserError: it holds no weights.
     """
-    from bacr_jax.model.hf.held import fingerprint
+    from bacr_held import fingerprint
 
     try:
         return fingerprint(folder)

@@ -44,14 +44,7 @@ class Phase:
     """A stretch of work with a number of steps; made by `Progress.phase`."""
 
     def __init__(self, progress: "Progress", name: str, total: int, first: str = ""):
-        """Starts the clock.
-
-        Args:
-          progress: where it is shown.
-          name: what is being done.
-          total: number of steps.
-          first: what is done before the first `update`.
-        """
+        """Starts the clock; `first` is what is done before the first `update`."""
         self._progress, self.name, self._total, self._before = progress, name, total, first
         self._started = progress.clock()
         self._step: int | None = None
@@ -63,12 +56,8 @@ class Phase:
     def update(self, step: int, *, total: int | None = None, **values: float | int | str) -> None:
         """Reports that `step` of `total` steps are done, with a few numbers worth seeing.
 
-        The step that completes the total ends the phase; its line stays.
-
-        Args:
-          step: steps done.
-          total: number of steps, if it has changed.
-          **values: shown as `name value`; `tokens_per_s` reads tokens/s.
+        The step that completes the total ends the phase; its line stays. `total`: if it changed.
+        Values show as `name value`; `tokens_per_s` reads tokens/s.
         """
         self._total = self._total if total is None else total
         now = self._progress.clock()
@@ -122,7 +111,6 @@ class Progress:
         """Chooses live or plain output by asking whether the stream is a terminal.
 
         Args:
-          enabled: false prints nothing.
           stream: where to print; standard output by default.
           interval: seconds between plain lines of a phase; its first and its last always appear.
           clock: seconds from some moment on.
@@ -162,10 +150,7 @@ class Progress:
     def phase(self, name: str, total: int, first: str = "") -> Iterator[Phase]:
         """A named stretch of work, perhaps inside another; its last line stays on the screen.
 
-        Args:
-          name: what is being done.
-          total: number of steps.
-          first: what is done before the first step, if that takes long enough to be said.
+        `first`: what is done before the first step, if that takes long enough to be said.
         """
         phase = Phase(self, name, total, first)
         if self._uses_live:

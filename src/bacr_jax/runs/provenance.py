@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,8 +14,19 @@ from jax.sharding import Mesh
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.data.question_set import QuestionSet
 from bacr_jax.errors import UserError
+from bacr_jax.questions.question_set import QuestionSet
+
+
+def commit() -> str:
+    """The commit of this package, if it runs from a clone; empty otherwise."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else ""
+
 
 # Software whose version can change what a run computes.
 VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -35,10 +48,8 @@ def provenance(
     """What made a state, for JSON.
 
     Args:
-      config: of the run.
       questions: trained on.
       mesh: of the learner; None for one device.
-      evaluated: sets that it is evaluated on.
       verifier: digest of a verifier of one's own; None: the built-in rules.
     """
     return {
@@ -57,17 +68,7 @@ def provenance(
 def check_same_questions(
     then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
 ) -> None:
-    """Holds the questions of a run, and its verifier, against those that a checkpoint of it knows.
-
-    Args:
-      then: provenance in the checkpoint.
-      now: that of the present data and verifier.
-      config: of the run.
-      run: its folder.
-
-    Raises:
-      UserError: they are others.
-    """
+    """UserError if a checkpoint's provenance (`then`) has other questions or another verifier."""
     advice = "restore the file, or write another output.dir"
     if then["data_fingerprint"] != now["data_fingerprint"]:
         raise UserError(

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.parallel import processes
-from bacr_jax.training import lines
+from bacr_jax.training import stages
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.dynamic_sampling import Round, choose, sample_rounds
-from bacr_jax.training.lines import Poll
 from bacr_jax.training.logging import Clock, Iteration, iteration_metrics
 from bacr_jax.training.run import Run, RunState
+from bacr_jax.types import Poll
 
 
 def iterate(
@@ -24,7 +24,6 @@ def iterate(
     """Lines 3 to 16 of Algorithm 1, for one mini-batch.
 
     Args:
-      run: what stays fixed.
       state: donated.
       step: number of the iteration; with the run's seed it fixes all randomness.
       reference: parameters of the reference policy, for a KL term; None without one.
@@ -40,44 +39,44 @@ def iterate(
         state.stream,
         run.method.dynamic_sampling,
     )
-    batch = choose(rounds)
+    chosen = choose(rounds)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
-    values, features = lines.predict_values(run, state.train, batch)
+    values, features = stages.predict_values(run, state.train, chosen)
     # Before the first update V is 0 everywhere: it starts at the batch's mean reward instead.
-    train, values = lines.start_values(run, state, batch.group_batch, values, step)
+    train, values = stages.start_values(run, state, chosen.group_batch, values, step)
     # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
-    credit, credit_metrics = lines.credit_tokens(
+    advantages, advantage_metrics = stages.token_advantages(
         state.method_state,
-        batch.group_batch,
+        chosen.group_batch,
         values,
-        batch.rollout.branches.source,
+        chosen.rollout.branches.source,
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
         grace=run.config.budget.grace,
     )
     # 14: theta and psi by Eq. 16.
-    train, learned = lines.update(
-        run, train, lines.learner_batch(run, batch, credit), features, step, reference
+    train, learned = stages.update(
+        run, train, stages.learner_batch(run, chosen, advantages), features, step, reference
     )
-    method_state = lines.update_method(
-        state.method_state, batch.group_batch, credit.rewards, values, method=run.method
+    method_state = stages.update_method(
+        state.method_state, chosen.group_batch, advantages.rewards, values, method=run.method
     )
     clock.lap("learn")
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
-    schedule, posterior, probed = adapt_schedule(run, state, run.params(train), rounds[0], step)
+    schedule = adapt_schedule(run, state, rounds[0], step)
     clock.lap("adapt")
     new = RunState(
         train=train,
         curriculum=schedule,
         stream=cursors,
-        generated_tokens=state.generated_tokens + batch.tokens + probed,
+        generated_tokens=state.generated_tokens + chosen.tokens,
         method_state=method_state,
-        difficulty=posterior,
     )
-    metrics = {**learned, **credit_metrics}
-    metrics |= iteration_metrics(run, state, new, rounds, batch, graded)
-    metrics = clock.timed(metrics, batch.tokens + probed)
-    return new, Iteration(metrics, batch, *processes.to_host((credit, values)))
+    metrics = {**learned, **advantage_metrics}
+    metrics |= stages.score_metrics(advantages.returns, chosen.group_batch.surprise)
+    metrics |= iteration_metrics(run, state, new, rounds, chosen, graded)
+    metrics = clock.timed(metrics, chosen.tokens)
+    return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)))
 
 
 def sample_round(
@@ -92,21 +91,15 @@ def sample_round(
     """Lines 3 to 10 of Algorithm 1: one round of questions, with traces and outcomes.
 
     Args:
-      run: what stays fixed.
-      state: whose policy answers, and whose pass rates choose.
-      step: number of the iteration.
-      index: number of the round in it.
       cursors: questions drawn so far from each group.
-      clock: takes the time.
-      poll: as in `iterate`.
 
     Returns:
       The round, and the new cursors.
     """
-    plan_key, rollout_key = lines.round_keys(run.key, step, index)
+    plan_key, rollout_key = stages.round_keys(run.key, step, index)
     # 3, 4, 6, 8, 10: weights w_k and budgets p(b | k) as the pass rates have it; questions by w_k,
     # G budgets for each from p(b | k), M truncation points of each.
-    plan = lines.plan_batch(
+    plan = stages.plan_batch(
         state.curriculum,
         plan_key,
         run.group_of,
@@ -114,15 +107,15 @@ def sample_round(
         method=run.method,
         num_questions=run.config.rollout.questions,
     )
-    plan, cursors = lines.in_stream_order(run.stream, plan, cursors)
+    plan, cursors = stages.in_stream_order(run.stream, plan, cursors)
     prompts = run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
     clock.lap("plan")
     # 9: a trace under each budget, and an answer at each of its truncation points.
-    rollout = lines.generate_traces(run, state, plan, prompts, rollout_key, poll)
+    rollout = stages.generate_traces(run, state, plan, prompts, rollout_key, poll)
     clock.lap("rollout")
-    # r(q, t_{:b_j}) of Eq. 7: the grader's word on every answer.
-    outcomes, verdicts = lines.verify(run, plan, rollout, poll)
-    group_batch = lines.observe(run, plan, rollout, outcomes, step)
-    useful = lines.useful_questions(run.method, group_batch)
+    # r(q, t_{:b_j}) of Eq. 7: is each answer correct?
+    outcomes, verdicts = stages.verify(run, plan, rollout, rollout_key, poll)
+    group_batch = stages.observe(run, state, plan, rollout, outcomes, step)
+    useful = stages.useful_questions(run.method, group_batch)
     clock.lap("verify")
     return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors

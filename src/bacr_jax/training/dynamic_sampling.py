@@ -51,8 +51,7 @@ class Round:
       rollout: trunks and branches of the rows.
       group_batch: what the method may look at.
       useful: questions to be learned from; the others have no part in the loss.
-      verdicts: [Q G, N] the grader's word on every answer, for the logs; None: it was not asked
-        here.
+      verdicts: [Q G, N] the grader's verdict on every answer, for the logs; None: not graded here.
     """
 
     plan: BatchPlan
@@ -108,9 +107,6 @@ def choose(rounds: Sequence[Round]) -> Round:
     """The batch to learn from: the first Q useful questions of all rounds.
 
     Where the rounds hold fewer, useless ones fill the batch, marked as such.
-
-    Args:
-      rounds: of Q questions each.
 
     Returns:
       A round of Q questions, in the order they were asked; its counters are those of all rounds.

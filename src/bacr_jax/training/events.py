@@ -133,8 +133,6 @@ class Reporter:
         """Nothing is told yet; what is there by now is none of this call.
 
         Args:
-          folder: of the run.
-          callbacks: each gets every event.
           evaluated: evaluations that a run which goes on has made before.
         """
         self._folder, self._callbacks = folder, tuple(callbacks)

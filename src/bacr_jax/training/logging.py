@@ -15,8 +15,8 @@ from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
-from bacr_jax.training.lines import TokenCredit
 from bacr_jax.training.run import Run, RunState
+from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
 Metrics = dict[str, float]
@@ -28,14 +28,14 @@ class Iteration:
 
     Attributes:
       metrics: by `group/name`.
-      batch: what was learned from.
-      credit: its rewards and advantages, on the host.
+      chosen: what was learned from.
+      advantages: of its tokens, and rewards, on the host.
       values: V(q, b, b_j) that was subtracted, on the host; None without a value head.
     """
 
     metrics: Metrics
-    batch: Round
-    credit: TokenCredit
+    chosen: Round
+    advantages: TokenAdvantages
     values: Float[np.ndarray, "Q G M"] | None
 
 
@@ -44,31 +44,25 @@ def iteration_metrics(
     state: RunState,
     new: RunState,
     rounds: Sequence[Round],
-    batch: Round,
+    chosen: Round,
     graded: Mapping[str, int],
 ) -> dict[str, Any]:
     """Metrics of the method, rounds, first round's rollout, schedule and grader.
 
     Args:
-      run: what stays fixed.
       state: before the iteration; its method state is read.
-      new: after it.
-      rounds: all of them.
-      batch: what was learned from.
-      graded: the grader's totals before the iteration.
     """
     schedule = new.curriculum
     return {
         **method_metrics(state.method_state, rounds[0].group_batch, method=run.method),
         **rollout_metrics(rounds[0]),
-        **(sampling_metrics(rounds, batch) if run.method.dynamic_sampling is not None else {}),
+        **(sampling_metrics(rounds, chosen) if run.method.dynamic_sampling is not None else {}),
         **schedule_metrics(
             schedule,
             run.method.question_weights(schedule, run.group_sizes),
-            run.levels if run.continuous else np.arange(run.num_groups),
             config=run.config,
         ),
-        "rollout/tokens": batch.rollout.counters["tokens"],
+        "rollout/tokens": chosen.rollout.counters["tokens"],
         "rollout/tokens_total": int(new.generated_tokens),
         **grader_metrics(graded, run.environment.grader.counters()),
     }
@@ -115,34 +109,20 @@ def budgets_by_group(
     return found
 
 
-def sampling_metrics(rounds: Sequence[Round], batch: Round) -> dict[str, Any]:
+def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
     """Rounds, the share of useful questions, places filled up, and tokens that were dropped."""
     return {
         "sampling/rounds": len(rounds),
         "sampling/useful_share": np.mean([one.useful.mean() for one in rounds]),
-        "sampling/filled": int((~batch.useful).sum()),
-        "sampling/dropped_tokens": batch.rollout.counters["tokens"] - sampled_tokens(batch.rollout),
+        "sampling/filled": int((~chosen.useful).sum()),
+        "sampling/dropped_tokens": chosen.tokens - sampled_tokens(chosen.rollout),
     }
 
 
 def schedule_metrics(
-    schedule: CurriculumState,
-    weights: Float[Array, "n"],
-    group_of: Int[np.ndarray, "n"],
-    *,
-    config: Config,
+    schedule: CurriculumState, weights: Float[Array, "K"], *, config: Config
 ) -> dict[str, Any]:
-    """Location, pass rate and weight of each difficulty group.
-
-    Args:
-      schedule: of n groups, or of n problems with continuous difficulty.
-      weights: probability of each of the n.
-      group_of: difficulty group that each of the n is reported under.
-      config: the run's config.
-
-    Returns:
-      Means over the members of a group, and the sum of their weights.
-    """
+    """Location, pass rate and weight of each difficulty group."""
     settings, budget = config.curriculum, config.budget
     mu = curriculum.scheduled_mean(
         schedule,
@@ -154,12 +134,9 @@ def schedule_metrics(
     )
     found = {}
     for group in range(config.data.num_groups):
-        here = group_of == group
-        # A group without problems has no mean.
-        mean = lambda x: float(np.asarray(x)[here].mean()) if here.any() else 0.0  # noqa: B023
-        found[f"curriculum/mu_{group}"] = mean(mu)
-        found[f"curriculum/pass_rate_{group}"] = mean(schedule.pass_rate)
-        found[f"curriculum/weight_{group}"] = float(np.asarray(weights)[here].sum())
+        found[f"curriculum/mu_{group}"] = float(mu[group])
+        found[f"curriculum/pass_rate_{group}"] = float(schedule.pass_rate[group])
+        found[f"curriculum/weight_{group}"] = float(weights[group])
     return found
 
 

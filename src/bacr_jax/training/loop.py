@@ -4,37 +4,36 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from bacr_jax.config import Config, budgets
-from bacr_jax.config.selection import HOLDOUT, selection_set
-from bacr_jax.data.environment import Questions
+from bacr_jax.config import Config, derived
+from bacr_jax.config.derived import HOLDOUT, selection_set
+from bacr_jax.documents import append_line, read_lines, write_json
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_set
+from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.summary import Summary, anytime_score
-from bacr_jax.learner import policy as policies
-from bacr_jax.learner.policy import make_policy
 from bacr_jax.methods.published import departures
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.host_memory import keep_freed_memory
+from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
-from bacr_jax.runs import history
+from bacr_jax.runs import checkpoint, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import fingerprint
-from bacr_jax.runs.files import append_line, read_lines, write_json
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_questions, differences, provenance
+from bacr_jax.runs.setup import make_policy
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.format_report import evaluation_notes
-from bacr_jax.training.publish import evaluation_numbers, publish
+from bacr_jax.training.output import evaluation_notes, evaluation_numbers, publish, write_traces
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
 from bacr_jax.training.start import (
     after_rejection_sft,
@@ -43,7 +42,7 @@ from bacr_jax.training.start import (
     restore_files,
     untrained_state,
 )
-from bacr_jax.training.traces import write_traces
+from bacr_jax.types import Poll
 
 # Evaluations that a run makes once; those in between are told apart by their step.
 FRAME = ("before", "after")
@@ -58,19 +57,17 @@ class TrainingFailed(Exception):
 class Trainer:
     """A run in progress; `train.train` reads as its table of contents."""
 
-    def __init__(self, config: Config, folder: RunFolder, poll: Callable[[], None] | None = None):
+    def __init__(self, config: Config, folder: RunFolder, poll: Poll = None):
         """Builds data, model settings and the iteration; trains nothing yet.
 
         Args:
-          config: of the run.
-          folder: opened.
           poll: called wherever work can be left without loss; raises to leave it.
         """
         self.config, self.folder, self.poll = config, folder, poll
         self.started, self.earlier_seconds = time.monotonic(), 0.0
         # Digests of what the run began with.
         self.origin: dict[str, str] = {}
-        # Of a run that was finished before: what its summary says.
+        # Seconds that the run took, where its summary says that it was finished before.
         self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
@@ -78,7 +75,7 @@ class Trainer:
         kept, inputs = keep_programs(config.output.compile_cache), open_inputs(config)
         self.method, self.environment = inputs.method, inputs.environment
         self.departures = departures(config, self.method)
-        mesh = policies.mesh_shape(config, inputs.shape, jax.device_count())
+        mesh = setup.mesh_shape(config, inputs.shape, jax.device_count())
         self.policy = make_policy(config, self.method, inputs.vocab_size, mesh)
         self.progress.say(f"method {self.method.name}")
         for line in self.departures:
@@ -134,7 +131,7 @@ class Trainer:
         if self.writes:
             self._keep_best()
             if "after" in self.evaluations:
-                self.took = history.recorded_seconds(self.folder, step)
+                self.took = checkpoint.recorded_seconds(self.folder, step)
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
 
@@ -278,7 +275,7 @@ class Trainer:
         if self.checkpoints.latest != step:
             meta = self.describe(step)
             if self.writes:
-                meta["history"] = history.written(self.folder, step, self.evaluated)
+                meta["history"] = checkpoint.written(self.folder, step, self.evaluated)
             self.checkpoints.save(step, state, meta)
 
     def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
@@ -302,7 +299,12 @@ class Trainer:
         if when in self.evaluations or (when, step) in made:
             return
         params, counted = self.run.params(state.train), self.environment.grader.counters()
-        decode = self.policy.decode_params(params)
+        decoder = Decoder(
+            self.policy.decode_params(params),
+            self.policy.evaluation,
+            self.policy.phi_of(params),
+            derived.cap(self.config),
+        )
         found = {}
         first = "" if self.evaluated else "compiling"
         for name, questions in self.evaluated_sets().items():
@@ -315,17 +317,14 @@ class Trainer:
                 phase_memory("evaluation", problems=len(questions)),
             ):
                 found[name] = evaluate_set(
-                    decode,
+                    decoder,
                     self.environment.graded_like(questions),
                     questions,
                     jax.random.fold_in(jax.random.key(self.config.seed), 4),
                     config=config,
-                    spec=self.policy.evaluation,
                     seed=self.config.seed,
-                    phi_of=self.policy.phi_of(params),
                     on_progress=lambda done, total: phase.update(done, total=total),
                     poll=self.poll,
-                    cap=budgets.cap(self.config),
                 )
         sets = {name: result["by_budget"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets}

@@ -14,15 +14,15 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.config import Config
-from bacr_jax.data.environment import Environment
-from bacr_jax.data.prompts import PromptFormat, encode_text
 from bacr_jax.errors import UserError
-from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import adapters
-from bacr_jax.rollout import Rollout, generate, sampling_params
-from bacr_jax.types import CLOSED_BY_TAG
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.formats import PromptFormat, encode_text
+from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.runs.setup import Policy
+from bacr_jax.types import CLOSED_BY_TAG, Poll
 
 Params = dict[str, Any]
 
@@ -51,17 +51,13 @@ def answer_once(
     params: Params,
     *,
     questions: int | None,
-    poll: Callable[[], None] | None = None,
+    poll: Poll = None,
 ) -> Answered:
     """Samples a response to every training question at the largest budget.
 
     Args:
-      config: the run's config.
-      policy: settings of the policy.
       plain: environment in the format that all methods share.
-      params: the starting policy.
       questions: number of questions asked; None: all.
-      poll: passed to the rollout.
     """
     total = len(plain.train)
     order = np.random.default_rng([config.seed, 6]).permutation(total)
@@ -70,13 +66,14 @@ def answer_once(
     rollout = generate(
         policy.plain_decode_params(params),
         plain.train.take(asked),
-        budgets,
-        budgets[:, None],
+        Rows(budgets, budgets[:, None]),
         jax.random.fold_in(jax.random.key(config.seed), 8),
-        spec=dataclasses.replace(policy.rollout, conditioning=None),
-        rules=plain.rules,
-        sampling=sampling_params(config.rollout.temperature),
-        poll=poll,
+        Sampler(
+            dataclasses.replace(policy.rollout, conditioning=None),
+            plain.rules,
+            sampling_params(config.rollout.temperature),
+        ),
+        Listeners(poll),
     )
     right = plain.verify(
         rollout.branches,
@@ -101,12 +98,6 @@ def examples(
 
     Tokens that the decoding loop would force are not in the loss. Ids are those that were sampled;
     nothing is tokenised again but the opening and the tags.
-
-    Args:
-      answered: responses of the starting policy.
-      environment: prompts in the method's own format.
-      style: that format.
-      start: what opens a response.
 
     Returns:
       Tokens and loss mask, right-padded.
@@ -151,19 +142,13 @@ def imitate(
     start: RejectionSFT,
     *,
     on_progress: Callable[[int, float], None] | None = None,
-    poll: Callable[[], None] | None = None,
+    poll: Poll = None,
 ) -> Params:
     """Supervised steps on random rows, at a constant rate after a short rise.
 
     Args:
-      config: the run's config.
-      policy: settings of the policy.
       params: the starting policy, without a budget module; what is trained of it is donated.
-      tokens: rows.
-      mask: tokens that are learned.
-      start: steps, rate and tokens per step.
       on_progress: called with (steps done, loss) every few steps.
-      poll: called as often.
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     tx = supervised_optimizer()
@@ -196,20 +181,14 @@ def rejection_sft(
     start: RejectionSFT,
     *,
     on_progress: Callable[[int, float], None] | None = None,
-    poll: Callable[[], None] | None = None,
+    poll: Poll = None,
 ) -> tuple[Params, Any, int]:
     """The whole stage: answer, remember, imitate.
 
     Args:
-      config: the run's config.
-      policy: settings of the policy.
       plain: environment in the format that all methods share.
       environment: environment in the method's own format, over the same questions.
-      params: the starting policy.
-      method_state: the method's state.
-      start: settings.
       on_progress: called with (steps done, loss) every few steps.
-      poll: called now and then.
 
     Returns:
       The taught policy, the method's state, and the tokens sampled.

@@ -4,30 +4,29 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from bacr_jax import curriculum
 from bacr_jax.config import Config
-from bacr_jax.curriculum import CurriculumState, difficulty
-from bacr_jax.curriculum.difficulty import DifficultyPosterior
-from bacr_jax.data.environment import Environment, Questions
-from bacr_jax.data.stream import QuestionStream
+from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import empty_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
-from bacr_jax.learner.policy import Policy
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method
 from bacr_jax.model import adapters
-from bacr_jax.rollout import RolloutSpec, sampling_params
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.questions.stream import QuestionStream
+from bacr_jax.rollout import Sampler, sampling_params
 from bacr_jax.rollout import precompile as precompile_rollout
+from bacr_jax.runs.setup import Policy
 from bacr_jax.types import pytree
 
 Params = dict[str, Any]
@@ -43,8 +42,7 @@ class RunState:
       stream: questions drawn so far from each group (data.order=shuffled), else zeros.
       generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
         thousand steps of a 7B run only.
-      method_state: what the method remembers; None if nothing.
-      difficulty: record of every problem, with continuous difficulty; else None.
+      method_state: running means and other state of the method; None if it has none.
     """
 
     train: TrainState
@@ -52,7 +50,6 @@ class RunState:
     stream: Int[np.ndarray, "K"]
     generated_tokens: int
     method_state: Any = None
-    difficulty: DifficultyPosterior | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,11 +66,9 @@ class Run:
       policy_tx: optimizer of the policy.
       value_tx: optimizer of the value head.
       updates: line 14 of Algorithm 1.
-      levels: difficulty group of each training question, on the host.
-      num_groups: K; with continuous difficulty every question is a group of its own.
-      group_of: group of each training question.
+      num_groups: K.
+      group_of: difficulty group of each training question.
       group_sizes: questions in each group.
-      coordinate: of each question on the scale of difficulty (continuous difficulty).
       stream: order of the questions within their groups; None: drawn anew.
       frozen: base of the adapters, which no update changes; empty where all weights are trained.
     """
@@ -87,11 +82,9 @@ class Run:
     policy_tx: optax.GradientTransformation
     value_tx: optax.GradientTransformation
     updates: Updates
-    levels: Int[np.ndarray, "n"]
     num_groups: int
     group_of: Int[Array, "n"]
     group_sizes: Int[Array, "K"]
-    coordinate: Float[Array, "n"]
     stream: QuestionStream | None
     frozen: Params = dataclasses.field(default_factory=dict)
 
@@ -99,15 +92,14 @@ class Run:
         """All parameters of the policy: those that are trained, and the frozen base."""
         return {**self.frozen, **train.policy}
 
-    @property
-    def continuous(self) -> bool:
-        """Whether every question has a pass rate of its own."""
-        return self.config.curriculum.difficulty == "continuous"
-
-    def rollout_spec(self, answers: int, *, probe: bool = False) -> RolloutSpec:
-        """Shapes of training rollouts with so many answers per cut; a probe has no groups."""
-        spec = dataclasses.replace(self.policy.rollout, answers=answers)
-        return dataclasses.replace(spec, group_size=1) if probe else spec
+    def sampler(self, params: Params) -> Sampler:
+        """Of training rollouts under these parameters."""
+        return Sampler(
+            dataclasses.replace(self.policy.rollout, answers=self.method.answers),
+            self.environment.rules,
+            sampling_params(self.config.rollout.temperature),
+            self.policy.phi_of(params),
+        )
 
 
 def make_run(
@@ -117,14 +109,11 @@ def make_run(
     updates = total_steps * config.train.minibatches
     policy_tx = policy_optimizer(config.optimizer, updates)
     value_tx = value_optimizer(config.value, config.optimizer, updates)
-    levels = np.asarray(environment.train.set.groups)
-    continuous = config.curriculum.difficulty == "continuous"
-    num_groups = len(levels) if continuous else config.data.num_groups
-    group_of = np.arange(len(levels)) if continuous else levels
+    groups = np.asarray(environment.train.set.groups)
+    num_groups = config.data.num_groups
     stream = None
     if config.data.order == "shuffled":
-        stream = QuestionStream(group_of, num_groups=num_groups, seed=config.seed)
-    groups = jnp.asarray(group_of, jnp.int32)
+        stream = QuestionStream(groups, num_groups=num_groups, seed=config.seed)
     return Run(
         config=config,
         environment=environment,
@@ -137,11 +126,9 @@ def make_run(
         updates=Updates(
             policy.learner, config.train, policy_tx, value_tx, environment.rules.allowed_tokens
         ),
-        levels=levels,
         num_groups=num_groups,
-        group_of=groups,
-        group_sizes=jnp.asarray(np.bincount(group_of, minlength=num_groups), jnp.int32),
-        coordinate=difficulty_coordinate(environment.train, config.curriculum.coordinate),
+        group_of=jnp.asarray(groups, jnp.int32),
+        group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
         stream=stream,
     )
 
@@ -154,35 +141,20 @@ def total_steps(config: Config, questions: int) -> int:
     return math.ceil(train.epochs * questions / config.rollout.questions)
 
 
-def difficulty_coordinate(
-    questions: Questions, kind: Literal["level", "prompt_length"]
-) -> Float[Array, "n"]:
-    """Where each problem stands on the scale of difficulty (an unknown level: hardest)."""
-    if kind == "prompt_length":
-        return jnp.asarray(questions.prompts.lengths, jnp.float32)
-    levels = np.asarray(questions.set.levels)
-    return jnp.asarray(np.where(levels < 1, max(levels.max(), 1), levels), jnp.float32)
-
-
 def init_state(run: Run, params: Any, value_head: Any) -> RunState:
     """A fresh state around given parameters (line 1 of Algorithm 1), of which it holds the trained.
 
     Args:
-      run: what stays fixed.
       params: of the policy, with or without a frozen base.
       value_head: its parameters; None when the method has none.
     """
-    mu0: Any = run.config.curriculum.mu0
-    if run.continuous and isinstance(mu0, tuple):
-        mu0 = tuple(mu0[group] for group in run.levels)
     make = lambda params, head: train_step.init_state(params, head, run.policy_tx, run.value_tx)
     return RunState(
         train=run.policy.make(make, adapters.split(params)[1], value_head),
-        curriculum=curriculum.init_curriculum(run.num_groups, mu0=mu0),
+        curriculum=curriculum.init_curriculum(run.num_groups, mu0=run.config.curriculum.mu0),
         stream=np.zeros(run.num_groups, np.int32),
         generated_tokens=0,
-        method_state=run.method.init_state(len(run.levels)),
-        difficulty=difficulty.init_difficulty(run.num_groups) if run.continuous else None,
+        method_state=run.method.init_state(len(run.environment.train)),
     )
 
 
@@ -195,8 +167,6 @@ def precompile(
     """Compiles every form of rollouts and updates: no iteration after the first compiles.
 
     Args:
-      run: what stays fixed.
-      state: the first.
       reference: parameters of the reference policy, for a KL term; None without one.
       on_program: called with (of what, programs done, programs in all) before each is compiled and
         after the last; raises to leave the rest.
@@ -207,25 +177,18 @@ def precompile(
     prompts = run.environment.train.at(everyone, np.full_like(everyone, settings.budget.max))
     one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     cuts = jax.eval_shape(run.method.cuts, run.key, one_trace).shape[-1]
-    rows = settings.rollout.questions * settings.rollout.group_size
-    forms = [("rollouts", cuts, run.method.answers, rows)]
-    if settings.curriculum.pass_rate == "probe":
-        forms.append(("probes", 1, 1, min(settings.curriculum.probe_size, len(run.levels))))
-    for what, num_cuts, answers, rows in forms:
-        precompile_rollout(
-            run.policy.decode_params(params),
-            prompts,
-            num_cuts,
-            spec=run.rollout_spec(answers, probe=what == "probes"),
-            rules=run.environment.rules,
-            sampling=sampling_params(settings.rollout.temperature),
-            phi_of=run.policy.phi_of(params),
-            rows=rows,
-            on_program=tell(what),
-        )
     rollout = settings.rollout
+    rows = rollout.questions * rollout.group_size
+    precompile_rollout(
+        run.policy.decode_params(params),
+        prompts,
+        cuts,
+        run.sampler(params),
+        rows=rows,
+        on_program=tell("rollouts"),
+    )
     batch = empty_batch(
-        rollout.questions * rollout.group_size,
+        rows,
         prompt=prompts.tokens.shape[1],
         thinking=run.policy.rollout.max_sampled,
         cuts=cuts * run.method.answers,

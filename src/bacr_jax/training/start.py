@@ -1,7 +1,9 @@
 """The state a run starts from: weights of a folder or of a warm-up, and a method's own stage."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +11,115 @@ import jax
 import numpy as np
 
 from bacr_jax.config import Config
-from bacr_jax.data import ledger
-from bacr_jax.data.environment import Environment, build_environment
-from bacr_jax.data.prompts import format_for
-from bacr_jax.data.tokenizers import load_tokenizer
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
-from bacr_jax.learner import initial
-from bacr_jax.learner import policy as policies
+from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
 from bacr_jax.model.qwen2 import Qwen2Config
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
-from bacr_jax.rollout import generate, sampling_params
-from bacr_jax.runs import history
+from bacr_jax.prompts.environment import Environment, build_environment
+from bacr_jax.prompts.formats import format_for
+from bacr_jax.prompts.tokenizers import load_tokenizer
+from bacr_jax.questions import ledger
+from bacr_jax.rollout import Listeners, Rows, Sampler, generate, sampling_params
+from bacr_jax.runs import checkpoint, initial, setup
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
-from bacr_jax.training.ahead import can_go_ahead, compiled_ahead, go_ahead
+from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.ledger_warmup import styled_prompts, warm_up
 from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state
-from bacr_jax.training.warmup import styled_prompts, warm_up
+from bacr_jax.types import Poll
+
+
+class _Left(Exception):
+    """Nobody needs the rest."""
+
+
+@contextlib.contextmanager
+def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Callable[[], None]]:
+    """Does `work` in a thread beside what is inside, and waits for it at the end.
+
+    What is yielded begins it, at its first call: what is inside has its own programs to compile
+    first, and would wait for those.
+
+    A failure of `work` is none of the run's: what it could not do is done when it is needed, and
+    fails there with its own words.
+
+    Args:
+      work: is given a function to call wherever it can be left, which raises to leave it: what is
+        inside has failed, or was asked to stop.
+    """
+    leaving = threading.Event()
+
+    def poll() -> None:
+        if leaving.is_set():
+            raise _Left
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            work(poll)
+
+    thread = threading.Thread(target=quietly, name="compiling ahead")
+
+    def begin() -> None:
+        if thread.ident is None:
+            thread.start()
+
+    try:
+        yield begin
+    except BaseException:
+        leaving.set()
+        raise
+    finally:
+        if thread.ident is not None:
+            # A process that ends while XLA compiles would crash.
+            thread.join()
+
+
+def can_go_ahead(run: Run) -> bool:
+    """Whether the first iteration is known, is one process's alone, and finds idle cores.
+
+    With dynamic sampling untrained weights would be asked again and again. A GPU is not idle while
+    the warm-up trains, and its memory is not there twice.
+    """
+    alone = not processes.several() and jax.default_backend() == "cpu"
+    return run.total_steps > 0 and alone and run.method.dynamic_sampling is None
+
+
+def go_ahead(run: Run, poll: Callable[[], None]) -> None:
+    """An iteration and an evaluation with untrained weights, for the sake of their programs.
+
+    Args:
+      run: what stays fixed; its graders are not asked.
+      poll: raises to leave.
+    """
+    key, config = jax.random.key(0), run.config
+    params = initial.initial_params(key, run.policy, None)
+    environment = run.environment.exactly_graded()
+    run = dataclasses.replace(run, environment=environment, frozen=adapters.split(params)[0])
+    largest = max(config.eval.budgets)
+    spec, phi_of = run.policy.evaluation, run.policy.phi_of(params)
+    decoder = Decoder(run.policy.decode_params(params), spec, phi_of, spec.max_thinking)
+    evaluate_by_budget(
+        decoder,
+        environment,
+        next(iter(environment.eval.values())),
+        key,
+        config=dataclasses.replace(config.eval, budgets=(largest,), samples=0, dense=None),
+        seed=config.seed,
+        poll=poll,
+    )
+    poll()
+    state = init_state(run, params, initial.random_head(key, run.policy))
+    # Another copy: an update takes the weights it is given.
+    reference = initial.initial_params(key, run.policy, None) if config.loss.kl_coef > 0 else None
+    iterate(run, state, 0, reference=reference, poll=poll)
+
 
 Params = Any
-Poll = Callable[[], None] | None
 
 
 def initial_state(
@@ -43,9 +130,7 @@ def initial_state(
     The policy is that of a folder, random, or warmed up.
 
     Args:
-      run: what stays fixed.
       folder: of the run; holds the warm-up, unless the config names another place.
-      progress: shows the warm-up.
       poll: called wherever the warm-up can be left.
     """
     keys = _keys(run)
@@ -89,10 +174,10 @@ def open_inputs(config: Config) -> Inputs:
     """
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
-    shape = policies.model_shape(config, vocab_size)
+    shape = setup.model_shape(config, vocab_size)
     style = format_for(config, declares_budget=method.declares_budget)
     environment = build_environment(config, tokenizer, vocab_size, style=style)
-    policies.check_model(config, shape, environment.longest_prompt)
+    setup.check_model(config, shape, environment.longest_prompt)
     environment.check_verifier()
     return Inputs(method, shape, vocab_size, environment)
 
@@ -104,7 +189,7 @@ def tokenizer_of(config: Config) -> tuple[Any, int]:
         return own, len(own)
     folder = config.model.tokenizer or config.model.path
     tokenizer = load_tokenizer(folder, where="model.tokenizer")
-    return tokenizer, policies.vocabulary_rows(config, len(tokenizer))
+    return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
 
 
 def restore_files(
@@ -113,10 +198,7 @@ def restore_files(
     """Brings the files of a resumed run to where they were at its checkpoint, in one process.
 
     Args:
-      folder: of the run.
       written: what the checkpoint knows of its files.
-      step: of the checkpoint.
-      progress: is told what was mended.
 
     Raises:
       UserError: a file can't be brought there; in every process.
@@ -124,7 +206,7 @@ def restore_files(
     refused = ""
     if processes.is_first():
         try:
-            for line in history.restore_files(folder, written, step):
+            for line in checkpoint.restore_files(folder, written, step):
                 progress.say(line)
             folder.truncate_after(step)
         except UserError as error:
@@ -142,14 +224,7 @@ def _keys(run: Run) -> list[jax.Array]:
 def after_rejection_sft(
     run: Run, fresh: RunState, progress: Progress, poll: Poll = None
 ) -> RunState:
-    """The state after the method's own supervised stage, if it has one; its tokens are counted.
-
-    Args:
-      run: what stays fixed.
-      fresh: the state before.
-      progress: shows the stage.
-      poll: called wherever it can be left.
-    """
+    """The state after the method's own supervised stage, if it has one; its tokens are counted."""
     start = run.method.rejection_sft
     if start is None:
         return fresh
@@ -221,15 +296,15 @@ def _accuracy(
     """Greedy accuracy of the plain model at the largest evaluated budget."""
     config = run.config
     largest = max(config.eval.budgets)
+    spec = dataclasses.replace(run.policy.evaluation, conditioning=None)
+    plain = run.policy.plain_decode_params(params)
     summary = evaluate_by_budget(
-        run.policy.plain_decode_params(params),
+        Decoder(plain, spec, None, spec.max_thinking),
         environment,
         next(iter(environment.eval.values())),
         key,
         config=dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256),
-        spec=dataclasses.replace(run.policy.evaluation, conditioning=None),
         seed=config.seed,
-        phi_of=None,
         poll=poll,
     )
     return float(summary["greedy"][str(largest)]["accuracy"])
@@ -252,12 +327,13 @@ def _style_accuracy(
     rollout = generate(
         run.policy.plain_decode_params(params),
         prompts,
-        budgets,
-        budgets[:, None],
+        Rows(budgets, budgets[:, None]),
         key,
-        spec=dataclasses.replace(run.policy.rollout, conditioning=None, answers=1),
-        rules=environment.rules,
-        sampling=sampling_params(0.0),
-        poll=poll,
+        Sampler(
+            dataclasses.replace(run.policy.rollout, conditioning=None, answers=1),
+            environment.rules,
+            sampling_params(0.0),
+        ),
+        Listeners(poll),
     )
     return float(environment.verify(rollout.branches, references, poll).mean())

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.export import policy_folder
 from bacr_jax.model import budget, hf
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -100,7 +101,7 @@ def conditioned(params, config, source: Path) -> dict[str, np.ndarray]:
     module["w2"] = 0.1 * jax.random.normal(jax.random.key(1), module["w2"].shape)
     module["gate"] = 0.3 * jax.random.normal(jax.random.key(2), module["gate"].shape)
     out = GOLDEN / "conditioned"
-    hf.save_policy(
+    policy_folder.save_policy(
         out,
         {**params, "budget": module},
         config=config,

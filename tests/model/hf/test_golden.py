@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hf_world
+from bacr_jax.export import policy_folder
 from bacr_jax.model import hf, qwen2
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -74,6 +75,6 @@ def test_the_exported_pytorch_model_at_three_budgets():
 
 def test_a_golden_round_trip_keeps_every_bit(case, tmp_path):
     config, params, _ = case
-    hf.save_policy(tmp_path / "out", params, config=config)
+    policy_folder.save_policy(tmp_path / "out", params, config=config)
     again = hf.load_policy(tmp_path / "out")[1]
     jax.tree.map(np.testing.assert_array_equal, params, again)

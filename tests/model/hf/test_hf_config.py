@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.export import policy_folder
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import PRESETS
 from hf_world import TINY, edit_config, random_params, refusal
@@ -83,6 +84,8 @@ def test_unsupported_models(changes, part, folder):
 def test_a_damaged_description_of_the_budget_module(tmp_path):
     how = ConditioningConfig()
     params = random_params(conditioning=how)
-    hf.save_policy(tmp_path / "out", params, config=TINY, module=hf.BudgetModule(how, 64))
+    policy_folder.save_policy(
+        tmp_path / "out", params, config=TINY, module=hf.BudgetModule(how, 64)
+    )
     edit_config(tmp_path / "out", budget_module={"b_max": 64})
     assert "budget_module is {'b_max': 64}; export the folder again" in refusal(tmp_path / "out")

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from bacr_vllm.held import fingerprint, read_rules
+from bacr_held import fingerprint, read_rules
 from bacr_vllm.requests import BudgetRequests, processor_name
 
 # Architectures of folders with an embedding, and of those without one.
@@ -18,7 +18,6 @@ _MODULE = {
     "positions": ("all", "response"),
     "input": ("raw", "log", "normalised"),
     "gate": ("sigmoid", "sigmoid_normed", "tanh"),
-    "site": ("before_block", "after_attention", "after_block"),
 }
 
 
@@ -37,6 +36,9 @@ def check_module(module: Any) -> None:
     for name, known in _MODULE.items():
         if module.get(name) not in known:
             _refuse(f"budget_module.{name}: found {module.get(name)!r}; export the folder again")
+    # Folders of earlier versions say where phi joins the stream.
+    if module.get("site", "after_block") != "after_block":
+        _refuse(f"budget_module.site: found {module['site']!r}; only after_block is supported")
     for name in ("gate_bias", "b_max"):
         if isinstance(module.get(name), bool) or not isinstance(module.get(name), int | float):
             _refuse(f"budget_module.{name}: found {module.get(name)!r}; export the folder again")

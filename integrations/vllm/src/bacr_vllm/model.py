@@ -100,24 +100,9 @@ class BudgetLayer(Qwen2DecoderLayer):
           layer: index of this layer.
           phi: of each token, [T, D].
         """
-
-        def tell(h: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
-            stream = h if r is None else h + r
-            return budget.conditioned(stream, layer, phi), stream
-
-        site, h, r = budget.settings["site"], hidden_states, residual
-        if site == "before_block":
-            h, r = tell(h, r)
-        if site != "after_attention":
-            h, r = super().forward(positions, h, r)
-            return tell(h, r) if site == "after_block" else (h, r)
-        if r is None:
-            h, r = self.input_layernorm(h), h
-        else:
-            h, r = self.input_layernorm(h, r)
-        h = self.self_attn(positions=positions, hidden_states=h)
-        h, r = self.post_attention_layernorm(*tell(h, r))
-        return self.mlp(h), r
+        h, r = super().forward(positions, hidden_states, residual)
+        stream = h + r
+        return budget.conditioned(stream, layer, phi), stream
 
 
 @support_torch_compile(

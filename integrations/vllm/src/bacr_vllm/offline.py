@@ -6,9 +6,9 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 
-from bacr_vllm.held import Answer, Answering, Call, Sampling, Thinking, read_budget, read_rules
-from bacr_vllm.held.calls import answer_of
-from bacr_vllm.held.server import check_length, extras, parameters
+from bacr_held import Answer, Answering, Call, Sampling, Thinking, read_budget, read_rules
+from bacr_held.calls import answer_of
+from bacr_held.server import check_length, extras, parameters
 
 
 def generate_within(

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out."""
+"""Hugging Face folders in, and adapters out; `bacr_jax.export` writes policies."""
 
 from bacr_jax.model.hf.hf_config import (
     BudgetModule,
@@ -9,11 +9,9 @@ from bacr_jax.model.hf.hf_config import (
     read_thinking,
 )
 from bacr_jax.model.hf.reading import check_folder, load_policy
-from bacr_jax.model.hf.writing import Explained, save_policy
 
 __all__ = [
     "BudgetModule",
-    "Explained",
     "check_folder",
     "load_policy",
     "read_budget_module",
@@ -21,5 +19,4 @@ __all__ = [
     "read_hf_config",
     "read_levels",
     "read_thinking",
-    "save_policy",
 ]

@@ -22,6 +22,8 @@ THINKING = "thinking"
 # Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
 WORDS = "budget_words"
 _NOT_OF_THE_MODULE = {"told", "words", "branches"}
+# What folders of earlier versions say of where the embedding joins the stream: after the layer.
+_SITE = "after_block"
 # Key of config.json: names of budgets.
 LEVELS = "budget_levels"
 
@@ -38,7 +40,7 @@ class BudgetModule:
     """How a saved budget module is to be used.
 
     Attributes:
-      conditioning: gate, site, sharing, positions and input of the embedding.
+      conditioning: gate, sharing, positions and input of the embedding.
       b_max: scale of the budget codes (`log` and `normalised` inputs), in tokens.
     """
 
@@ -187,6 +189,8 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
 def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
     """The description of a budget module in a parsed file; `path` is named in refusals."""
     inside = raw.get("budget_module")
+    if isinstance(inside, dict) and inside.get("site") == _SITE:
+        inside = {name: value for name, value in inside.items() if name != "site"}
     fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
     if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
         raise UserError(f"{path}: budget_module is {shown(inside)}; export the folder again")

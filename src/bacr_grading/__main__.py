@@ -1,0 +1,131 @@
+"""Grades a file of answers: python -m bacr_grading --cases FILE.jsonl."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from bacr_grading import LENIENT, Grader, VerifierGrader, documents, load_verifier
+from bacr_grading.command import Parser, entry_point
+from bacr_grading.errors import UserError
+from bacr_grading.grader import LEAST_DEADLINE
+from bacr_grading.judge import MODES
+from bacr_grading.verifier import answer_of
+
+_BATCH = 1024
+# An hour for one answer, and a process for each core of the largest machines.
+LARGEST_DEADLINE, MOST_WORKERS = 3600, 1024
+
+
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
+    """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
+    parser = Parser(prog="python -m bacr_grading", description=__doc__)
+    add = parser.add_argument
+    add("--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold")
+    add("--out", metavar="FILE", help="where the verdicts go (default: stdout)")
+    mode_help = "strict: only a closed answer tag or box counts; lenient (default): any text"
+    add("--mode", choices=MODES, default=LENIENT, help=mode_help)
+    own_help = "verifier of your own, FILE.py:function; cases need the field question too"
+    add("--grader", metavar="FILE.py:F", help=own_help)
+    add("--workers", type=int, default=2, help="worker processes (default: 2)")
+    add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
+    options = parser.parse_args(argv)
+    _check(options)
+    rows = _read(Path(options.cases), own=options.grader is not None)
+    with _opened(options) as grader:
+        lines = _grade(grader, rows, options.mode)
+        if options.out is None:
+            sys.stdout.writelines(lines)
+        else:
+            with _open(Path(options.out)) as out:
+                out.writelines(lines)
+        print(json.dumps(grader.counters()), file=sys.stderr)
+        if isinstance(grader, VerifierGrader) and grader.last_failure:
+            print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)
+
+
+def _opened(options: argparse.Namespace) -> Grader | VerifierGrader:
+    limits = {"workers": options.workers, "deadline": options.deadline}
+    if options.grader is None:
+        return Grader(**limits)
+    grader = VerifierGrader(load_verifier(options.grader), **limits)
+    grader.check()
+    return grader
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Numbers that no grader could work with, by the names they have here."""
+    if options.workers < 1:
+        raise UserError(f"--workers {options.workers}: write 1 or more")
+    if options.workers > MOST_WORKERS:
+        raise UserError(f"--workers {options.workers}: write at most {MOST_WORKERS}")
+    if not LEAST_DEADLINE <= options.deadline <= LARGEST_DEADLINE:
+        raise UserError(
+            f"--deadline {options.deadline}: write seconds, {LEAST_DEADLINE} or more, such as 3, "
+            f"at most {LARGEST_DEADLINE}"
+        )
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        message = f"--out {path}: {error.strerror}; name a file that can be written"
+        raise UserError(message) from None
+
+
+def _read(path: Path, *, own: bool) -> list[dict[str, Any]]:
+    try:
+        lines = documents.read_file(path, most=documents.LARGEST_TABLE).decode().split("\n")
+    except OSError as error:
+        raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None
+    except UnicodeDecodeError as error:
+        message = f"--cases {path}: not UTF-8 at byte {error.start}; name a JSONL file"
+        raise UserError(message) from None
+    numbered = enumerate(lines, start=1)
+    names = ("pred", "gold", "question") if own else ("pred", "gold")
+    rows = [_row(line, f"{path} line {number}", names) for number, line in numbered if line.strip()]
+    if not rows:
+        raise UserError(f"--cases {path}: no rows; write one JSON object with pred and gold a line")
+    return rows
+
+
+def _row(line: str, where: str, names: Sequence[str]) -> dict[str, Any]:
+    try:
+        row = documents.parse_json(line, table=True)
+    except documents.NotJson as error:
+        raise UserError(f"{where}: {error}; write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not an object; write one with pred and gold")
+    for name in names:
+        if name not in row:
+            raise UserError(
+                f"{where}: no field {name!r}, found {sorted(row)}; write {' and '.join(names)}"
+            )
+        if not isinstance(row[name], str):
+            raise UserError(f"{where}: {name} is no string; put it in quotes")
+    return row
+
+
+def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:
+    for start in range(0, len(rows), _BATCH):
+        batch = rows[start : start + _BATCH]
+        preds, references = [row["pred"] for row in batch], [row["gold"] for row in batch]
+        if isinstance(grader, VerifierGrader):
+            # Cases are usually bare answers.
+            bare = lambda pred: pred if mode == LENIENT else None
+            found = [(answer_of(pred), bare(pred)) for pred in preds]
+            answers = [bare if closed is None else closed for closed, bare in found]
+            verdicts = grader.score(answers, references, [row["question"] for row in batch])
+        else:
+            verdicts = grader.grade(preds, references, mode=mode)
+        for row, verdict in enumerate(verdicts, start=start):
+            yield json.dumps({"row": row} | dataclasses.asdict(verdict)) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Command lines that refuse like everything else here: in one line."""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from bacr_grading.errors import UserError, printable
+
+# Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
+BAD_INPUT, FAILED = 2, 1
+# sysexits.h's EX_TEMPFAIL, of a command that was asked to stop: the same command goes on.
+STOPPED = 75
+# What a shell says of a command that SIGINT ended.
+INTERRUPTED = 130
+# The words of a command line; None: those of the process.
+Arguments = Sequence[str] | None
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are `UserError`s."""
+
+    def __init__(
+        self, *args: Any, advice: str = "--help shows what can be written", **settings: Any
+    ):
+        """Takes what `argparse.ArgumentParser` takes, and what a refusal ends with."""
+        super().__init__(*args, **settings)
+        self.advice = advice
+
+    def error(self, message: str) -> NoReturn:
+        """Raises instead of printing the usage."""
+        raise UserError(f"command line: {message}; {self.advice}")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Arguments = None, namespace: Any = None
+    ) -> Any:
+        """As in argparse, but without NUL, which no file's name and no setting can hold."""
+        given = sys.argv[1:] if args is None else list(args)
+        for text in given:
+            if "\0" in text:
+                self.error(f"found {text!r}, which holds NUL")
+        return super().parse_known_args(given, namespace)
+
+
+def refusal(error: UserError | OSError) -> int:
+    """Writes an error as one line on stderr; the exit code. Raises an OSError of no file."""
+    if isinstance(error, OSError):
+        if error.filename is None:
+            raise error
+        message = f"{error.filename}: {error.strerror}; make room or rights, or write another path"
+    else:
+        message = str(error)
+    _say(message)
+    return BAD_INPUT
+
+
+def failure(message: str) -> int:
+    """Writes why good input did not help (memory ran out, say) as one line; the exit code."""
+    _say(message)
+    return FAILED
+
+
+def _say(message: str) -> None:
+    print(f"error: {printable(message)}", file=sys.stderr)
+
+
+def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
+    """Has `main` end with a line and exit code 2 if its input can't be used; its None is code 0."""
+
+    @functools.wraps(main)
+    def run(argv: Arguments = None) -> int:
+        try:
+            return main(argv) or 0
+        except (UserError, OSError) as error:
+            return refusal(error)
+        except KeyboardInterrupt:
+            _say("interrupted")
+            return INTERRUPTED
+
+    return run

@@ -1,0 +1,281 @@
+"""Compares two answers without a computer algebra system, and says when it can't."""
+
+import re
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from bacr_grading.normalize import (
+    LIST_COMMA,
+    ROW_END,
+    canonical,
+    clean,
+    split_unit,
+    unmarked,
+    words,
+)
+from bacr_grading.numbers import Number, equal, parse_number, with_bare_unit
+
+_ASSIGNMENT = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?)=(?!=)")
+_RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Za-z])")
+_BASED = re.compile(r"(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:(\d)|\{(\d+)\})\Z")
+_SUBSCRIPT = re.compile(r"\d_(?:(\d)|\{(\d+)\})")
+_GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+\Z")
+_MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z", re.DOTALL)
+_WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
+_OPEN, _CLOSE = "([{", ")]}"
+_SEPARATORS = ",;" + LIST_COMMA
+
+# Members of lists are compared each with each; beyond this many pairs by their spelling. The
+# longest list in MATH has some twenty members.
+MOST_PAIRS = 10_000
+
+# The verdict, or None when only a computer algebra system can tell; and what decided it.
+Decision = tuple[bool | None, str]
+
+
+class Items(NamedTuple):
+    """A list, tuple, interval, set or matrix: its brackets and its parts."""
+
+    kind: str
+    parts: tuple["Answer", ...]
+
+
+class Answer:
+    """One answer, read in every way the comparison needs, each computed once and on demand.
+
+    Attributes:
+      text: the cleaned answer, LaTeX for a parser.
+      source: the running text that it stands for, which only math-verify can search; else "".
+      key: the canonical spelling.
+    """
+
+    def __init__(self, text: str, source: str = ""):
+        self.text = text
+        self.source = source
+        self.key = canonical(text)
+
+    @cached_property
+    def number(self) -> Number | None:
+        """The number that this answer is, if it is one."""
+        number = parse_number(self.key)
+        if number is None and self.text[-1:].isalpha():
+            split = split_unit(self.text)
+            head = parse_number(canonical(split[0])) if split else None
+            if split and head and head.unit is None:
+                return with_bare_unit(head, split[1])
+        return number
+
+    @cached_property
+    def integer(self) -> int | None:
+        """The value of a bare integer."""
+        number = self.number
+        if number is None or number != Number(number.value):
+            return None
+        return int(number.value) if number.value == int(number.value) else None
+
+    @cached_property
+    def words(self) -> tuple[str, bool] | None:
+        """The prose that this answer is, if it is prose."""
+        return words(self.key)
+
+    @cached_property
+    def based(self) -> tuple[str, str] | None:
+        """Digits and base of a number with a base subscript."""
+        match = _BASED.match(self.key)
+        return (match[1].casefold(), match[2] or match[3]) if match else None
+
+    @cached_property
+    def items(self) -> Items | None:
+        """The parts of a list, tuple, interval, set or matrix."""
+        return _items(self.key)
+
+    @cached_property
+    def assignment(self) -> tuple[str, "Answer"] | None:
+        """Variable and value of "x = 5"."""
+        match = _ASSIGNMENT.match(self.key)
+        if match is None or _RELATION.search(self.key, match.end()):
+            return None
+        return match[1], Answer(self.text.split("=", 1)[1].strip())
+
+
+def read(answer: str) -> Answer:
+    """Reads what a box or tag holds."""
+    return Answer(clean(answer))
+
+
+def _items(key: str) -> Items | None:
+    matrix = _MATRIX.match(key.removeprefix("(").removesuffix(")"))
+    if matrix:
+        rows = [row.split("&") for row in matrix[2].split(ROW_END)]
+        kind, parts = f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
+        return Items(kind, tuple(map(Answer, parts)))
+    wrapped = _WRAPPED_LIST.match(key)
+    if wrapped:
+        key = wrapped[1]
+    kind, inner = "list", key
+    if len(key) > 2 and _encloses(key):
+        is_set = key.startswith("\\{")
+        kind, inner = ("set", key[2:-2]) if is_set else (key[0] + key[-1], key[1:-1])
+    elif _GROUPED.search(key):
+        return None  # "1,000,7": two lists fit
+    parts = _split(inner)
+    return Items(kind, tuple(map(Answer, parts))) if len(parts) > 1 else None
+
+
+def _encloses(key: str) -> bool:
+    """Whether one pair of brackets holds the whole answer."""
+    if key.startswith("\\{"):
+        return key.endswith("\\}") and "\\}" not in key[2:-2]
+    if key[0] not in "([" or key[-1] not in ")]":
+        return False
+    depth = 0
+    for place, char in enumerate(key):
+        depth += (char in _OPEN) - (char in _CLOSE)
+        if not depth:
+            return place == len(key) - 1
+    return False
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the separators outside all brackets, unless commas and semicolons mix."""
+    parts: list[str] = []
+    separators = set()
+    depth = start = 0
+    for place, char in enumerate(text):
+        if char in _OPEN:
+            depth += 1
+        elif char in _CLOSE:
+            depth -= 1
+        elif char in _SEPARATORS and not depth:
+            separators.add(char == ";")
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]] if len(separators) < 2 else [text]
+
+
+def decide(
+    pred: Answer, reference: Answer, *, lenient: bool, relative_tolerance: float = 0.0
+) -> Decision:
+    """Compares an answer with its reference as far as that is certain.
+
+    "number", "string" or "list" decided it; else only a computer algebra system can tell, and the
+    verdict is None. `lenient` applies the lenient rules of docs/grading.md.
+    """
+    if pred.key == reference.key and pred.key:
+        return True, "number" if reference.number else "string"
+
+    same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
+    if pred.number and reference.number:
+        return same(pred.number, reference.number), "number"
+    again = partial(decide, lenient=lenient, relative_tolerance=relative_tolerance)
+    based = _decide_based(pred, reference, lenient)
+    if based is not None:
+        return based, "number"
+    prose = _decide_words(pred, reference)
+    if prose is not None:
+        return prose, "string"
+    assigned = _unwrap(pred, reference)
+    if assigned is not None:
+        return again(*assigned)
+    if pred.items and reference.items:
+        if _separators(pred.key) * _separators(reference.key) > MOST_PAIRS:
+            return _same_spelling(pred.items, reference.items), "list"
+        return _decide_items(pred.items, reference.items, again), "list"
+    if pred.number and reference.items:
+        return _decide_mixed(pred.number, reference, same), "list"
+    if pred.items and reference.number:
+        return _decide_mixed(reference.number, pred, lambda n, m: same(m, n)), "list"
+    return None, "symbolic"
+
+
+def _decide_based(pred: Answer, reference: Answer, lenient: bool) -> bool | None:
+    """Base subscripts: 204_5 is not 204_7; the base may be left out where the reference has it."""
+    if reference.based:
+        if pred.based:
+            return pred.based == reference.based
+        return pred.key.casefold() == reference.based[0] if pred.number else None
+    if pred.based and reference.number:
+        return lenient and pred.based[0] == reference.key.casefold()
+    return None
+
+
+def _decide_words(pred: Answer, reference: Answer) -> bool | None:
+    if pred.words and reference.words:
+        if pred.words[0] == reference.words[0]:
+            return True
+        # Unmarked letters may be a product of variables.
+        return False if pred.words[1] or reference.words[1] else None
+    for prose, other in ((pred.words, reference), (reference.words, pred)):
+        if prose and prose[1] and prose[0] == unmarked(other.key):
+            return True
+    if (pred.number and reference.words) or (pred.words and reference.number):
+        return False
+    return None
+
+
+def _unwrap(pred: Answer, reference: Answer) -> tuple[Answer, Answer] | None:
+    """Drops "x =" where only one side has it, or both have the same variable."""
+    left, right = pred.assignment, reference.assignment
+    if left and right:
+        return (left[1], right[1]) if left[0] == right[0] else None
+    if left and not _RELATION.search(reference.key):
+        return left[1], reference
+    if right and not _RELATION.search(pred.key):
+        return pred, right[1]
+    return None
+
+
+def _separators(key: str) -> int:
+    """Members that a list can have, those of the lists inside it included."""
+    return 1 + sum(map(key.count, _SEPARATORS))
+
+
+def _same_spelling(pred: Items, reference: Items) -> bool:
+    mine, theirs = [part.key for part in pred.parts], [part.key for part in reference.parts]
+    ordered = reference.kind not in ("list", "set")
+    return mine == theirs if ordered else set(mine) == set(theirs)
+
+
+def _decide_items(
+    pred: Items, reference: Items, compare: Callable[[Answer, Answer], Decision]
+) -> bool | None:
+    if pred.kind != reference.kind:
+        return None
+    if reference.kind in ("list", "set"):
+        # Order and repetition don't matter, each side must cover the other.
+        table = [[compare(p, r)[0] for r in reference.parts] for p in pred.parts]
+        lines = table + [list(column) for column in zip(*table, strict=True)]
+        if all(True in line for line in lines):
+            return True
+        return False if any(set(line) == {False} for line in lines) else None
+    if len(pred.parts) != len(reference.parts):
+        return False
+    verdicts = [compare(p, r)[0] for p, r in zip(pred.parts, reference.parts, strict=True)]
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _decide_mixed(
+    number: Number, other: Answer, same: Callable[[Number, Number], bool]
+) -> bool | None:
+    """One number against a list: a decimal comma ("1,5"), or a list that repeats the number."""
+    if other.items is None:
+        return None
+    if _DECIMAL_COMMA.match(other.key) and number.places is not None:
+        decimal = parse_number(other.key.replace(",", "."))
+        return decimal is not None and same(number, decimal)
+    members = [part.number for part in other.items.parts]
+    if None in members:
+        return None
+    repeats = all(member and same(number, member) for member in members)
+    return other.items.kind in ("list", "set") and repeats
+
+
+def bases_clash(pred: str, reference: str) -> bool:
+    """Whether two expressions carry different base subscripts, which math-verify would not see."""
+    mine = {a or b for a, b in _SUBSCRIPT.findall(pred)}
+    theirs = {a or b for a, b in _SUBSCRIPT.findall(reference)}
+    return bool(mine and theirs and mine != theirs)

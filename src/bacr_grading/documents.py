@@ -1,0 +1,144 @@
+"""Files that others wrote: read up to a limit, and JSON without what breaks its readers later.
+
+The one reader of JSON. What it refuses are plain `OSError`s and `ValueError`s, which each caller
+puts into a line with the name that the file has there.
+"""
+
+import errno
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+# A tokenizer.json has 10 MB; a table of questions can be larger than any file of settings.
+LARGEST_FILE = 256 << 20
+LARGEST_TABLE = 8 << 30
+# Nobody nests settings deeper; a reader that calls itself ends at about 1000.
+MAX_DEPTH = 64
+# Past 308 digits a number is no float, past 4300 Python refuses to print it.
+MAX_DIGITS = 300
+# Bytes read at a time.
+_PIECE = 1 << 16
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class NotJson(ValueError):
+    """What is wrong with a text that should be JSON, in a few words (`msg`)."""
+
+    def __init__(self, msg: str):
+        """Takes the words."""
+        super().__init__(msg)
+        self.msg = msg
+
+
+def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
+    """The content of a regular file; a pipe or a device, which may never end, is refused unopened.
+
+    Raises:
+      OSError: no such file, no file, or one of more than `most` bytes.
+      ValueError: a name that no file can have.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
+        # A read of so many bytes makes room for all of them, and a file of /proc has no size.
+        pieces, size = [], 0
+        while size <= most and (piece := file.read(max(found.st_size, _PIECE) + 1)):
+            pieces.append(piece)
+            size += len(piece)
+    if size > most:
+        raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def check_regular(path: Path) -> None:
+    """Refuses what another library would wait for when it opens it: a pipe, a device, a folder.
+
+    Raises:
+      OSError: no such file, or no regular one.
+      ValueError: a name that no file can have.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+
+
+def parse_json(text: str | bytes, *, table: bool = False) -> Any:
+    """Reads JSON; bytes are UTF-8.
+
+    `table`: rows of a table, whose readers leave single fields out: lets NaN through, which tables
+    write for a missing number, and halves of surrogate pairs, which no file can hold.
+
+    Raises:
+      NotJson: no JSON, or JSON with more than 64 levels, numbers that no float can hold, NaN or
+        halves of surrogate pairs.
+    """
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        raise NotJson(f"not UTF-8 at byte {error.start}") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise NotJson(f"nested deeper than {MAX_DEPTH} levels")
+    try:
+        value = json.loads(
+            text, parse_int=_whole, parse_float=_number, parse_constant=float if table else _refuse
+        )
+    except json.JSONDecodeError as error:
+        raise NotJson(f"{error.msg}: line {error.lineno} column {error.colno}") from None
+    except RecursionError:
+        raise NotJson("nested too deeply") from None
+    if not table and _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise NotJson("holds half of a surrogate pair") from None
+    return value
+
+
+def read_json(path: Path, *, most: int = LARGEST_FILE) -> Any:
+    """`parse_json` of `read_file`, and raises what they do."""
+    return parse_json(read_file(path, most=most))
+
+
+def read_object(path: Path, *, most: int = LARGEST_FILE) -> dict[str, Any]:
+    """`read_json` of a file that holds an object; NotJson: it holds something else."""
+    value = read_json(path, most=most)
+    if not isinstance(value, dict):
+        raise NotJson(f"found a {type(value).__name__}, not an object")
+    return value
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token in ("]", "}"):
+            depth -= 1
+    return deepest
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise NotJson(f"holds a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise NotJson(f"holds the number {digits[:20]}, which is too large")
+    return number
+
+
+def _refuse(name: str) -> NoReturn:
+    raise NotJson(f"holds {name}, which is no JSON")

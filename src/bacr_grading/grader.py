@@ -1,0 +1,252 @@
+"""Grades model outputs against reference answers without ever hanging or failing."""
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator
+
+from bacr_grading.errors import UserError
+from bacr_grading.judge import (
+    EXTRACTED_CHARS,
+    LENIENT,
+    MODES,
+    STRICT,
+    Undecided,
+    Verdict,
+    judge,
+)
+from bacr_grading.pool import Outcome, Request, WorkerPool
+from bacr_grading.pooled import PooledGrader, Texts
+
+# Seconds; a worker needs some hundredths for an answer that is no trouble at all.
+LEAST_DEADLINE = 0.05
+POLL_ROWS = 256
+
+_COUNTERS = (
+    "graded",
+    "correct",
+    "no_answer",
+    "compared_modes",
+    "mode_disagreements",
+    "cache_hits",
+    "internal_errors",
+    *(f"path_{path}" for path in ("number", "string", "list", "symbolic", "guard", "none")),
+)
+
+
+class Grader(PooledGrader[Request, Outcome]):
+    """Grades texts: numbers, words and lists at once, all else by math-verify in worker processes.
+
+    Processes start with the first answer that needs one. Whatever a text holds, `grade` returns a
+    verdict for it: what cannot be decided within the deadline and the memory limit is incorrect.
+    For one thread at a time.
+
+    Args:
+      deadline: seconds that math-verify may take for one answer.
+      memory_mb: address space of a worker in MiB.
+      recycle_after: answers after which a worker is replaced.
+      cache_size: verdicts of math-verify that are remembered.
+      relative_tolerance: largest accepted relative error between two numbers; 0 for mathematics,
+        where answers are exact.
+
+    Raises:
+      UserError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        deadline: int | float = 3.0,
+        memory_mb: int = 1024,
+        recycle_after: int = 2000,
+        cache_size: int = 16384,
+        relative_tolerance: int | float = 0.0,
+    ):
+        for name, value, least in (
+            ("workers", workers, 1),
+            ("deadline", deadline, LEAST_DEADLINE),
+            ("memory_mb", memory_mb, 128),
+            ("recycle_after", recycle_after, 1),
+            ("cache_size", cache_size, 0),
+            ("relative_tolerance", relative_tolerance, 0),
+        ):
+            if not value >= least:
+                raise UserError(f"Grader: {name}={value!r}; write a number of at least {least}")
+        pool = WorkerPool(
+            workers, deadline=deadline, memory_mb=memory_mb, recycle_after=recycle_after
+        )
+        # A worker that died may have been ended from outside, so that is worth another try. A
+        # timeout is remembered: a run that meets the same text again should not wait again.
+        lasting = lambda outcome: not outcome.died
+        super().__init__(pool, pool.run, lasting=lasting, cache_size=cache_size)
+        self._tolerance = float(relative_tolerance)
+
+    def grade(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
+    ) -> list[Verdict]:
+        """Grades texts against their references.
+
+        Args:
+          texts: model outputs: completions with their tags and boxes.
+          references: one for each text: an answer, or a solution that boxes it.
+          mode: "strict" (rewards: only a closed answer tag or box counts) or "lenient" (reports:
+            running text is searched too).
+          poll: called regularly while this works, to react to signals. When it raises, the work
+            is dropped and the exception goes on.
+          questions: not looked at; verifiers of one's own see them.
+
+        Raises:
+          UserError: unknown mode, not one reference for each text, or worker processes cannot be
+            started on this machine. Never because of what a text holds.
+        """
+        check_request(texts, references, mode)
+        judged: list[Verdict | Undecided] = []
+        asked: list[Request] = []
+        for row, (text, reference) in enumerate(zip(texts, references, strict=True), start=1):
+            if poll is not None and row % POLL_ROWS == 0:
+                poll()
+            found = _judge(text, reference, mode, self._tolerance)
+            # None is known. A text that finds one must not end a training run, but is counted.
+            self._counts["internal_errors"] += found is None
+            judged.append(found or Verdict(False, None, "none"))
+            if isinstance(judged[-1], Undecided):
+                asked += judged[-1].requests
+        outcomes = self._ask(asked, poll)
+        verdicts = [j if isinstance(j, Verdict) else _settle(j, outcomes) for j in judged]
+        _count(self._counts, verdicts)
+        for path, number in collections.Counter(verdict.path for verdict in verdicts).items():
+            self._counts[f"path_{path}"] += number
+        if mode == LENIENT:
+            self._counts["compared_modes"] += len(verdicts)
+            self._counts["mode_disagreements"] += sum(v.correct != v.strict for v in verdicts)
+        return verdicts
+
+    def ahead(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        questions: Texts | None = None,
+    ) -> None:
+        """See `PooledGrader.ahead`; questions are not looked at."""
+        check_request(texts, references, mode)
+        pairs, tolerance = list(zip(texts, references, strict=True)), self._tolerance
+
+        def find() -> Iterator[Request]:
+            for text, reference in pairs:
+                found = _judge(text, reference, mode, tolerance)
+                if isinstance(found, Undecided):
+                    yield from found.requests
+
+        self._begin(find)
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, for metrics.
+
+        graded, correct, no_answer; path_* (verdicts by what decided them); compared_modes and
+        mode_disagreements (rows graded in the lenient mode, and those that the strict mode would
+        judge otherwise); cache_hits; internal_errors (texts that our own rules failed on);
+        timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory.
+        """
+        return {name: self._counts[name] for name in _COUNTERS} | self._pool_counters()
+
+
+class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
+    """Exact match, for tasks whose answers have one spelling: no parsing and no processes.
+
+    Compares the text of the last closed answer tag, stripped, with the stripped reference. Has the
+    interface of `Grader`; both modes mean the same.
+    """
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def grade(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
+    ) -> list[Verdict]:
+        """As `Grader.grade`; `poll` is called once."""
+        check_request(texts, references, mode)
+        if poll is not None:
+            poll()
+        verdicts = [_exact(text, ref) for text, ref in zip(texts, references, strict=True)]
+        _count(self._counts, verdicts)
+        return verdicts
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start: graded, correct, no_answer."""
+        return {name: self._counts[name] for name in ("graded", "correct", "no_answer")}
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to release."""
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def check_request(texts: Texts, references: Texts, mode: str) -> None:
+    """Refuses an unknown mode, and texts without a reference each, by a UserError."""
+    if mode not in MODES:
+        raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
+    if len(texts) != len(references):
+        raise UserError(
+            f"grade: {len(texts)} texts and {len(references)} references; give one reference for "
+            "each text"
+        )
+
+
+def _judge(
+    text: str | None, reference: str | None, mode: str, tolerance: float
+) -> Verdict | Undecided | None:
+    """What our own rules say; None: they failed."""
+    try:
+        return judge(text, reference, mode=mode, relative_tolerance=tolerance)
+    except (ArithmeticError, LookupError, RecursionError, ValueError):
+        return None
+
+
+def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
+    """The verdict on a text when math-verify has spoken."""
+    own = [outcomes[request] for request in undecided.requests]
+    found = next((outcome.found for outcome in own if outcome.found), "")
+    return Verdict(
+        any(all(outcomes[r].correct for r in reading.requests) for reading in undecided.readings),
+        undecided.extracted or found[:EXTRACTED_CHARS] or None,
+        "symbolic",
+        any(outcome.timed_out for outcome in own),
+        strict=any(
+            reading.strict and all(outcomes[request].whole for request in reading.requests)
+            for reading in undecided.readings
+        ),
+    )
+
+
+def _exact(text: str | None, reference: str | None) -> Verdict:
+    if not isinstance(text, str) or not isinstance(reference, str):
+        return Verdict(False, None, "none")
+    thought = text.rfind("</think>") + 1
+    end = text.rfind("</answer>", thought)
+    begin = text.rfind("<answer>", thought, end) if end >= 0 else -1
+    if begin < 0:
+        return Verdict(False, None, "none")
+    answer = text[begin + len("<answer>") : end].strip()
+    correct = answer == reference.strip() and bool(answer)
+    return Verdict(correct, answer, "string", strict=correct)
+
+
+def _count(counts: collections.Counter[str], verdicts: list[Verdict]) -> None:
+    counts["graded"] += len(verdicts)
+    counts["correct"] += sum(verdict.correct >= 1 for verdict in verdicts)
+    counts["no_answer"] += sum(verdict.extracted is None for verdict in verdicts)

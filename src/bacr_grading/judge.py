@@ -1,0 +1,314 @@
+"""The verdict on one text as far as it can be had at once, and the questions that remain."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bacr_grading.compare import Answer, Decision, bases_clash, decide, read
+from bacr_grading.extract import (
+    ANSWER_CAP,
+    Extracted,
+    closed_answer,
+    final_answer,
+    has_delimiters,
+    is_prose,
+    open_answer,
+    reference_answer,
+    stated_answer,
+)
+from bacr_grading.guards import nesting, not_text, refuse
+from bacr_grading.lead_ins import without_lead_in
+from bacr_grading.normalize import clean
+from bacr_grading.numbers import PLACES, rounds_to
+from bacr_grading.pool import Request
+from bacr_grading.statement import Claim, claims
+
+STRICT = "strict"
+LENIENT = "lenient"
+MODES = (STRICT, LENIENT)
+
+# Text beyond this is not read. The answer is at the end, so it is the start that is dropped.
+MAX_CHARS = 1 << 20
+# The end of a running text that math-verify searches; its patterns can take quadratic time.
+PROSE_CHARS = 4000
+BARE_ANSWER_CHARS = 300
+EXTRACTED_CHARS = 500
+
+# Integers against integers are most of what training grades.
+_INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on one text.
+
+    Attributes:
+      correct: whether the answer is right in the mode asked for; of a verifier of one's own the
+        score in [0, 1], a float.
+      extracted: the answer that was found, or None.
+      path: what decided: "number", "string", "list" (no computer algebra), "symbolic"
+        (math-verify), "guard" (refused unseen), "none" (no answer, or no usable reference),
+        "verifier" (one's own), "failed" (which gave no score).
+      timed_out: a worker was killed at the deadline, and so there is no verdict but "incorrect".
+      strict: whether the answer is right in the strict mode, whatever mode was asked for; the same
+        score of a verifier of one's own.
+    """
+
+    correct: bool | float
+    extracted: str | None
+    path: str
+    timed_out: bool = False
+    strict: bool | float = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What math-verify has to say yes to for one reading of an answer to be right.
+
+    Attributes:
+      strict: whether the strict mode accepts this reading too, when math-verify understood the
+        whole of it.
+    """
+
+    requests: tuple[Request, ...]
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """What only math-verify can decide.
+
+    Attributes:
+      readings: readings of the answer; one that is right is enough.
+      extracted: the answer, or None where math-verify has to find it.
+    """
+
+    readings: tuple[Reading, ...]
+    extracted: str | None
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Everything to ask."""
+        return tuple(request for reading in self.readings for request in reading.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A usable reference answer.
+
+    Attributes:
+      text: the answer without its box, delimiters or the solution around it. Grading against it
+        is grading against the reference it came from.
+      kind: "number", "text", "list" or "expression". Only expressions need the worker pool.
+    """
+
+    text: str
+    kind: str
+
+
+def parse_reference(text: str | None) -> Reference | None:
+    r"""Reads a reference when the data is loaded, so that unusable rows never reach training.
+
+    It is an answer, a solution with a boxed answer, or one with a "####" line. Boxes that a
+    separator joins ("\boxed{1} and \boxed{2}") are a list. None: no output could ever be graded
+    correct against it: nothing there, braces that do not balance, control characters, or more than
+    2,000 characters.
+    """
+    if not isinstance(text, str):
+        return None
+    answer = _read_reference(text)
+    if not answer.key or len(answer.text) > ANSWER_CAP or nesting(answer.text) is None:
+        return None
+    if not_text(answer.text):
+        return None
+    if answer.number or answer.based:
+        kind = "number"
+    elif answer.words:
+        kind = "text"
+    else:
+        kind = "list" if answer.items else "expression"
+    return Reference(answer.source or answer.text, kind)
+
+
+@lru_cache(maxsize=16384)
+def _read_reference(text: str) -> Answer:
+    """Reads a reference for comparing. Cached: a group of rollouts shares its reference."""
+    raw = reference_answer(text)
+    if len(raw) > ANSWER_CAP:
+        # Read before it is parsed: nothing this long is an answer, and every pattern takes time.
+        return Answer("")
+    answer = read(raw)
+    if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
+        return Answer(answer.text, source=raw)
+    return answer
+
+
+def judge(
+    text: str | None, reference: str | None, *, mode: str, relative_tolerance: float = 0.0
+) -> Verdict | Undecided:
+    """Grades one text without a computer algebra system, or says what to ask one."""
+    if not isinstance(text, str):
+        return Verdict(False, None, "none")
+    text = text[-MAX_CHARS:]
+    found = closed_answer(text)
+    closed = found.source != "none"
+    if not closed and mode == LENIENT:
+        found = open_answer(text)
+    extracted = found.answer[:EXTRACTED_CHARS] or None
+    target = _read_reference(reference[-MAX_CHARS:]) if isinstance(reference, str) else Answer("")
+    if not target.key:
+        return Verdict(False, extracted, "none")
+    if found.source == "none" and mode == LENIENT and not found.unclosed:
+        return _judge_open(text, target, relative_tolerance)
+    if not found.answer:
+        return Verdict(False, None, "none")
+    if found.run is None and target.integer is not None and _INTEGER.match(found.answer):
+        correct = int(found.answer) == target.integer
+        if correct or mode == STRICT:
+            return Verdict(correct, extracted, "number", strict=correct and closed)
+    # A later "the final answer is ..." is a second reading, in reports only.
+    stated = _stated_later(text) if mode == LENIENT else None
+    return _judge_found(found, target, mode, closed, relative_tolerance, stated)
+
+
+def _stated_later(text: str) -> str | None:
+    tail = text[-PROSE_CHARS:]
+    place = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
+    return final_answer(tail[place:]) if place >= 0 else None
+
+
+def _judge_found(
+    found: Extracted,
+    reference: Answer,
+    mode: str,
+    closed: bool,
+    tolerance: float,
+    stated: str | None = None,
+) -> Verdict | Undecided:
+    """Compares the answer, read as the last box and as the list of the last boxes."""
+    extracted = found.answer[:EXTRACTED_CHARS]
+    if len(found.answer) > ANSWER_CAP:
+        return Verdict(False, extracted, "guard")
+    readings: list[Reading] = []
+    first_path = ""
+    prose = False
+    for content, counts in ((found.answer, closed), (found.run, closed), (stated, False)):
+        if content is None or len(content) > ANSWER_CAP:
+            continue
+        raw = without_lead_in(content)
+        answer = read(raw)
+        strict, path = _strictly(raw, answer, reference, tolerance) if counts else (False, "")
+        if strict is True:
+            return Verdict(True, extracted, path, strict=True)
+        wanted: Reading | bool = strict
+        if mode == LENIENT:
+            wanted, path = _leniently(answer, reference, tolerance, strict)
+        if wanted is True:
+            return Verdict(True, extracted, path)
+        if wanted is not False:
+            readings.append(wanted)
+        if strict and wanted is not strict:
+            readings.append(strict)
+        # An answer in running text was compared as a string, and that is all in strict mode.
+        prose = prose or path == "prose"
+        first_path = first_path or path
+    if readings:
+        return Undecided(tuple(readings), extracted)
+    if prose and mode == LENIENT:
+        return _judge_open(found.answer, reference, tolerance)
+    return Verdict(False, extracted, first_path.replace("prose", "string"))
+
+
+def _strictly(
+    raw: str, answer: Answer, reference: Answer, tolerance: float
+) -> tuple[Reading | bool, str]:
+    """The strict verdict on one reading, or what is left to ask; and what decided it."""
+    wanted = claims(raw, answer, reference)
+    if wanted is None:
+        return False, "string"
+    requests: list[Request] = []
+    path = ""
+    for claim in wanted:
+        verdict, path = _decide_claim(claim, relative_tolerance=tolerance)
+        if verdict is None:
+            path = _refusal(claim.answer, claim.reference) or "symbolic"
+            if path == "symbolic":
+                requests.append(_request(claim.answer.text, claim.reference, places=claim.places))
+            verdict = None if path == "symbolic" else False
+        if verdict is False:
+            return False, path
+    return (Reading(tuple(requests), strict=True), "symbolic") if requests else (True, path)
+
+
+def _decide_claim(claim: Claim, *, relative_tolerance: float) -> Decision:
+    """Compares one claim as far as that is certain."""
+    stated, exact = claim.answer.number, claim.reference.number
+    if claim.places is None:
+        return decide(
+            claim.answer, claim.reference, lenient=False, relative_tolerance=relative_tolerance
+        )
+    if stated is None or exact is None:
+        return None, "symbolic"
+    return rounds_to(exact, stated, claim.places), "number"
+
+
+def _leniently(
+    answer: Answer, reference: Answer, tolerance: float, strict: Reading | bool
+) -> tuple[Reading | bool, str]:
+    """As `_strictly`, for the lenient mode: an answer may hold more than what is right in it."""
+    verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
+    if verdict is not None:
+        return verdict, path
+    path = _refusal(answer, reference) or "symbolic"
+    if path != "symbolic":
+        return False, path
+    requests = (_request(answer.text, reference, search=True),)
+    same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
+    return Reading(requests, strict=same), path
+
+
+def _refusal(answer: Answer, reference: Answer) -> str | None:
+    """The path of the verdict "incorrect" without asking math-verify, or None when to ask it."""
+    if bases_clash(answer.key, reference.key):
+        return "number"
+    if is_prose(answer.text):
+        return "prose"
+    return "guard" if refuse(answer.text) or _refuse_reference(reference) else None
+
+
+def _refuse_reference(reference: Answer) -> bool:
+    return not_text(reference.source) if reference.source else bool(refuse(reference.text))
+
+
+def _request(
+    text: str,
+    reference: Answer,
+    *,
+    prose: bool = False,
+    search: bool = False,
+    places: int | None = None,
+) -> Request:
+    source = reference.source
+    target = source or reference.text
+    return Request(text, target, prose, bool(source), search or prose, places or PLACES)
+
+
+def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Undecided:
+    """Lenient reports also read a text without tag or box."""
+    tail = text[-PROSE_CHARS:].strip()
+    whole = clean(tail)
+    prose = len(whole) > BARE_ANSWER_CHARS or is_prose(whole)
+    if not whole:
+        return Verdict(False, None, "none")
+    candidates = [whole] if len(whole) <= BARE_ANSWER_CHARS else []
+    stated = stated_answer(tail) if prose else None
+    for candidate in candidates + ([stated] if stated else []):
+        answer = read(candidate)
+        verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
+        if verdict or (verdict is False and not prose):
+            return Verdict(bool(verdict), candidate, path)
+    if not prose:
+        return _judge_found(Extracted(whole, "tag"), reference, LENIENT, False, tolerance)
+    if _refuse_reference(reference) or not_text(tail):
+        return Verdict(False, None, "guard")
+    return Undecided((Reading((_request(tail, reference, prose=True),), strict=False),), None)

@@ -1,0 +1,253 @@
+"""One spelling for answers that differ only in how they are written; units after numbers."""
+
+import re
+
+# Symbols and the command each stands for.
+_SYMBOLS = r"""
+× \times · \cdot ⋅ \cdot π \pi ∞ \infty √ \sqrt ≤ \le ≥ \ge ≠ \ne ≈ \approx ∪ \cup ∩ \cap ∈ \in
+± \pm ° ^\circ
+"""
+_PLAIN: dict[str, str] = {
+    # The full-width forms of ASCII.
+    **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
+    **dict.fromkeys("−–—﹣‐‑", "-"),
+    **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000", " "),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    **{symbol: f"{command} " for symbol, command in re.findall(r"(\S) (\S+)", _SYMBOLS)},
+    "÷": "/",
+    "²": "^{2}",
+    "³": "^{3}",
+    "½": "\\frac{1}{2}",
+    "¼": "\\frac{1}{4}",
+    "¾": "\\frac{3}{4}",
+}
+_UNICODE = str.maketrans(_PLAIN)
+_BLANKS = re.compile(r"\s{2,}")
+_WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+# What else than a brace in front has to be there for something to strip.
+_ENDINGS = frozenset(")]*`.,;:\\")
+# What every rule below leaves alone.
+_NUMERAL = re.compile(r"-?(?:[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})\Z")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+# Euler's number and the imaginary unit; math-verify takes them for a unit at the end.
+_UPRIGHT = re.compile(r"\\mathrm\s*\{\s*([ei])\s*\}")
+# \frac\pi 2 is \frac{\pi}{2}; math-verify reads only the part before it.
+_TOKEN = r"(\\(?!sqrt|[dtc]?frac|text|math)[A-Za-z]+|[0-9A-Za-z])"
+_BARE_FRACTION = re.compile(rf"\\([dtc]?frac)\s*{_TOKEN}\s*{_TOKEN}")
+
+# Stands for the two backslashes between the rows of a matrix, so that no rewrite splits them.
+ROW_END = "¶"
+# Stands for a comma that surely separates a list, where without it one number could be read.
+LIST_COMMA = "¦"
+
+# In order: a rule runs only where its first string occurs, which most answers are spared. Each
+# pattern is linear in an answer, which is at most ANSWER_CAP characters long.
+_REWRITES = tuple(
+    (needle, re.compile(pattern), replacement)
+    for needle, pattern, replacement in (
+        ("\\", r"\\(?:math(?:rm|bf|it)|text(?:bf|it|rm|normal)|mbox|operatorname)\b", r"\\text"),
+        ("{", r"\{([,:])\}", r"\1"),
+        ("\\pmod", r"^(-?\d+)\s*\\pmod\s*\{[^{}]*\}$", r"\1"),
+        # "25,\!000": the negative space marks the comma as a thousands separator
+        ("\\!", r"(,?)\s*\\!\s*", r"\1"),
+        ("~", r"[~\s]+", " "),
+        ("\\", r"\\[,;:> ]|\\(?:q?quad|thinspace|enspace)(?![A-Za-z])", " "),
+        ("\\", r"\\([%$])", r"\1"),
+        ("p", r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|\b(?:percent(?:age)?|pct)\b", "%"),
+        ("\\text", r",?\s*\\text\s*\{\s*,?\s*(?:and|or)\s*\}", ", "),
+        ("and", r",?\s*(?<![A-Za-z\\])and(?![A-Za-z])", ", "),
+        ("or", r",?\s*(?<![A-Za-z\\])or(?![A-Za-z])", ", "),
+        ("\\", r"\\(?:left|right)\s*\.", ""),
+        ("\\", r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits)(?![A-Za-z])\s*", ""),
+        ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        ("\\", r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
+        ("\\circ", r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("eq", r"\\([nlg])eq(?:slant)?(?![A-Za-z])", r"\\\1e"),
+        ("\\degree", r"\s*\\degree(?![A-Za-z])", "°"),
+        ("\\approx", r"^\\approx(?![A-Za-z])", ""),
+        # 2 1/2 is two and a half
+        ("/", r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\\frac{\1}{\2}"),
+        # "32, 349" is two numbers, "32,349" is one
+        (",", r"(?<=\d),\s+(?=\d{3}(?!\d))", LIST_COMMA),
+        ("", r"(?<!\d)\s+|\s+(?!\d)", ""),
+        ("\\", r"\\(frac|sqrt)([0-9A-Za-z])", r"\\\1{\2}"),
+        ("frac", r"(\\frac\{[^{}]*\})([0-9A-Za-z])", r"\1{\2}"),
+        ("^{", r"\^\{([^{}\\])\}", r"^\1"),
+    )
+)
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d])")
+
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_LETTERS_OUTSIDE = re.compile(r"[^()\s.,;]")
+_LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z'.-]*\)?\Z")
+
+
+def clean(answer: str) -> str:
+    """Strips what is not part of an answer: math delimiters, emphasis, the full stop after it.
+
+    What is left is LaTeX that a parser can still read.
+    """
+    if _NUMERAL.match(answer):
+        return answer
+    text = answer if answer.isascii() else answer.translate(_UNICODE)
+    # One blank means what many do, and patterns that begin with blanks are quadratic in them.
+    text = _BLANKS.sub(" ", text)
+    if "$" in text and len(_DOLLAR.findall(text)) > 1:
+        text = _DOLLAR.sub("", text)
+    if "frac" in text:
+        text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)
+    text = _UPRIGHT.sub(r"\1", text).strip()
+    for _ in range(8):
+        if text[-1:] not in _ENDINGS and text[:1] != "{":
+            break
+        before = text
+        for left, right in _WRAPPERS:
+            if text.startswith(left) and text.endswith(right):
+                text = text[len(left) : -len(right)].strip() or text
+        if text.endswith((".", ",", ";", ":")):
+            text = text[:-1].rstrip()
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1].rstrip()
+        if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
+            text = text[1:-1].strip()
+        if text == before:
+            break
+    return text
+
+
+def closing_brace(text: str, start: int, limit: int | None = None) -> int | None:
+    """Where the brace that opens at `start` closes, before `limit`; escaped braces do not count."""
+    depth = 0
+    for match in _BRACES.finditer(text, start, len(text) if limit is None else limit):
+        token = match.group()
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            if not depth:
+                return match.start()
+    return None
+
+
+def canonical(text: str) -> str:
+    """Rewrites a cleaned answer so that equal spellings become equal strings.
+
+    They are for comparing, and not meant for a LaTeX parser: the spaces are gone.
+    """
+    if _NUMERAL.match(text):
+        return text
+    text = text.replace("\\\\", ROW_END)
+    for needle, pattern, replacement in _REWRITES:
+        if needle in text:
+            text = pattern.sub(replacement, text)
+    if " " in text:
+        text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
+    return text
+
+
+def words(text: str) -> tuple[str, bool] | None:
+    """Reads a canonical answer that is prose: a name, a weekday, a choice letter; else None.
+
+    The lower-case text without spaces and enclosing parentheses, and whether it was marked as text
+    in LaTeX (so that its letters can't be a product of variables).
+    """
+    plain = _TEXT.sub(r"\1", text)
+    marked = plain != text and not _LETTERS_OUTSIDE.search(_TEXT.sub("", text))
+    if not marked and not _LETTERS.match(plain):
+        return None
+    if not any(char.isalpha() for char in plain) or "\\" in plain:
+        return None
+    return unmarked(text), marked
+
+
+def unmarked(text: str) -> str:
+    """The lower-case text of a canonical answer without its marks of text and outer parentheses."""
+    plain = _TEXT.sub(r"\1", text)
+    if plain.startswith("(") and plain.endswith(")"):
+        plain = plain[1:-1]
+    return plain.rstrip(".").casefold()
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+# Spellings of the units that reference answers use, after each unit's own name; a plural s may
+# follow. A unit that is not here is read and ignored.
+_UNITS = """
+mm millimeter millimetre | cm centimeter centimetre | m meter metre | km kilometer kilometre |
+in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gram | kg kilogram | oz ounce |
+lb pound | ml milliliter millilitre | l liter litre | gal gallon | s sec second | min minute |
+h hr hour | day | week | month | year yr | mph mileperhour milesperhour |
+km/h kmh kph kilometerperhour kilometersperhour | $ dollar usd buck | cent ¢ penny pennie |
+€ euro eur | £ gbp | ° degree deg | rad radian | am | pm
+"""
+_UNIT_OF = {name: line.split()[0] for line in _UNITS.split("|") for name in line.split()}
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_MULTIPLIERS = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+# Words that are mathematics and never a unit.
+_MATHEMATICS = frozenset(
+    """
+    abs alpha and approximately arccos arcsin arctan beta by choose cos cosh cot csc cubed delta
+    det div divided eighth eighths equals exp factorial fifth fifths fourth fourths from gamma
+    gcd half halves hundredth hundredths if inf infinity is lambda lcm lim log max minus mod
+    modulo mu nan negative not of omega or over phi pi plus power psi quarter quarters ratio
+    root sec sin sinh sqrt squared tan tanh theta third thirds times to versus when where
+    """.split()  # noqa: SIM905
+)
+_BARE_UNIT = re.compile(
+    r"(.*[\d}%.])\s+([A-Za-z][A-Za-z.]*(?:\s+[A-Za-z][A-Za-z.]*){0,3})\Z", re.DOTALL
+)
+_ATTACHED_UNIT = re.compile(r"(.*[\d}])\s*(mm|cm|km|kg|ft|lbs?|mph|hrs?|min|USD|kph)\Z", re.DOTALL)
+
+
+def split_unit(text: str) -> tuple[str, str] | None:
+    """Splits a cleaned "18 square feet" into number and up to four plain words; None: no unit.
+
+    A word counts when it is a known unit or has at least three letters (two letters may be two
+    variables), and is no mathematical word such as "pi" or "over".
+    """
+    match = _BARE_UNIT.match(text)
+    if match is not None:
+        names = match.group(2).casefold().split()
+        if all(_is_unit_word(name.rstrip(".")) for name in names):
+            return match.group(1), " ".join(names)
+        return None
+    match = _ATTACHED_UNIT.match(text)
+    return (match.group(1), match.group(2)) if match else None
+
+
+def _is_unit_word(name: str) -> bool:
+    if name in _MATHEMATICS:
+        return False
+    return len(name) >= 3 or _known(name) is not None or name in _POWERS
+
+
+def split_multiplier(name: str) -> tuple[int, str]:
+    """Splits the words after a number, spaced or not: "million dollars" is (10**6, "dollars")."""
+    for word, factor in _MULTIPLIERS.items():
+        rest = name.casefold().strip()
+        if rest.startswith(word) and not rest.startswith(word + "th"):
+            return factor, rest[len(word) :].strip()
+    return 1, name
+
+
+def unit(name: str, power: int = 1) -> tuple[str, int] | None:
+    """Unit and power: "square feet" and "ft" with power 2 are ("ft", 2); None: not in the table."""
+    name = re.sub(r"[\s.\\]", "", name.casefold())
+    for prefix, implied in _POWERS.items():
+        if name.startswith(prefix) and _known(name[len(prefix) :]):
+            name, power = name[len(prefix) :], implied
+            break
+    known = _known(name)
+    return (known, power) if known else None
+
+
+def _known(name: str) -> str | None:
+    return _UNIT_OF.get(name) or (_UNIT_OF.get(name[:-1]) if name.endswith("s") else None)

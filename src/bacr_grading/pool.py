@@ -1,0 +1,342 @@
+"""A pool of killable worker processes, driven by whoever waits for the answers.
+
+Pebble's pool is not used: it ends a late process with SIGTERM and waits three seconds before
+SIGKILL, and starts processes by multiprocessing, which imports the program's main module (JAX).
+"""
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import IO, Any, NamedTuple
+
+from bacr_grading import worker as worker_module
+from bacr_grading.errors import UserError
+from bacr_grading.numbers import PLACES
+
+# Importing math-verify takes one second on an idle core; a verifier may import more.
+START_SECONDS = 120.0
+START_ATTEMPTS = 3
+POLL_SECONDS = 0.1
+
+
+class Request(NamedTuple):
+    """One comparison for math-verify.
+
+    Attributes:
+      answer: the answer, or with `prose` the text to search for one.
+      search: whether a value that was found somewhere in the answer counts, and not only one of
+        the whole answer.
+      places: decimal places to which numbers have to agree.
+    """
+
+    answer: str
+    reference: str
+    prose: bool = False
+    reference_is_prose: bool = False
+    search: bool = True
+    places: int = PLACES
+
+
+class Outcome(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+      correct: math-verify's verdict; False when there is none.
+      whole: whether it understood the whole answer.
+      found: the answer that math-verify found in running text.
+      timed_out: the deadline passed and the worker was killed.
+      died: the worker ended by itself (out of memory, a crash).
+    """
+
+    correct: bool
+    found: str = ""
+    whole: bool = False
+    timed_out: bool = False
+    died: bool = False
+
+
+def _outcome(reply: dict[str, Any]) -> Outcome:
+    return Outcome(bool(reply["correct"]), reply.get("found", ""), bool(reply.get("whole")))
+
+
+def _lost(request: Any, timed_out: bool) -> Outcome:
+    return Outcome(False, timed_out=timed_out, died=not timed_out)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the workers of a pool run; by default math-verify.
+
+    Attributes:
+      script: a file that gets the two limits as its arguments.
+      setup: the first line of its standard input; empty: none.
+      read: the outcome that a reply to a request says.
+      lost: (request, whether it was late) -> the outcome of a request whose worker is gone.
+      weight: answers in a request, each of which has the deadline.
+      advice: what to look at when no worker starts.
+      lasting: once a worker has started, requests are lost when no other starts; else that is an
+        error.
+    """
+
+    script: str = worker_module.__file__
+    setup: bytes = b""
+    read: Callable[[dict[str, Any]], Any] = _outcome
+    lost: Callable[[Any, bool], Any] = _lost
+    weight: Callable[[Any], int] = lambda request: 1
+    advice: str = (
+        f"check that math-verify is installed for {sys.executable} and that memory_mb is large "
+        "enough"
+    )
+    lasting: bool = False
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One process and what it is doing; `deadline` is for its request, or for getting ready."""
+
+    process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    deadline: float
+    ready: bool = False
+    request: Any = None
+    answered: int = 0
+    buffer: bytes = b""
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and self.request is None
+
+
+class WorkerPool:
+    """Runs requests in worker processes that import neither JAX nor this library.
+
+    A worker that is late is killed (SIGKILL) and replaced. Its request gets no verdict, which
+    grades as incorrect. Nothing starts before the first request. For one thread at a time.
+
+    Args:
+      deadline: seconds that one request may take.
+      memory_mb: address space of a worker in MiB.
+      recycle_after: requests after which a worker is replaced (its caches only grow).
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        deadline: int | float,
+        memory_mb: int,
+        recycle_after: int,
+        program: Program | None = None,
+    ):
+        self._program = program or Program()
+        self._size = workers
+        self._deadline = deadline
+        self._memory_bytes = memory_mb << 20
+        self._recycle_after = recycle_after
+        self._workers: list[_Worker] = []
+        self._closed = False
+        self._failed_starts = 0
+        self._failure = ""
+        self._started = False
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return [worker.process.pid for worker in self._workers]
+
+    def check(self) -> None:
+        """Waits until a worker is ready, of which one is started; UserError: it does not start."""
+        while not any(worker.ready for worker in self._workers):
+            if self._failed_starts:
+                raise self._refusal()
+            if not self._workers:
+                self._start()
+            self._listen(POLL_SECONDS, {})
+
+    def run(
+        self, requests: Sequence[Any], poll: Callable[[], object] | None = None
+    ) -> dict[Any, Any]:
+        """Runs requests, all different named tuples, written as JSON; gives the outcome of each.
+
+        `poll` is called every tenth of a second. When it raises, the work under way is dropped and
+        the exception goes on. UserError: worker processes cannot be started on this machine.
+        """
+        if self._closed:
+            raise RuntimeError("the grader is closed")
+        queue = collections.deque(requests)
+        outcomes: dict[Any, Any] = {}
+        if self._lasts():
+            self._failed_starts = 0
+        polled = time.monotonic()
+        try:
+            # First whatever happened since the last call: workers got ready, or died.
+            self._listen(0.0, outcomes)
+            while len(outcomes) < len(requests):
+                self._assign(queue, outcomes)
+                self._listen(POLL_SECONDS, outcomes)
+                if poll is not None and time.monotonic() - polled >= POLL_SECONDS:
+                    poll()
+                    polled = time.monotonic()
+        except BaseException:
+            for worker in [w for w in self._workers if w.request is not None]:
+                self._remove(worker)
+            raise
+        return outcomes
+
+    def close(self) -> None:
+        """Kills the workers and waits until they are gone."""
+        self._closed = True
+        for worker in list(self._workers):
+            self._remove(worker)
+
+    def _lasts(self) -> bool:
+        """Whether requests are lost, rather than the run, when no worker starts."""
+        return self._program.lasting and self._started
+
+    def _assign(self, queue: collections.deque[Any], outcomes: dict[Any, Any]) -> None:
+        """Hands requests to idle workers, and starts workers while requests are waiting."""
+        while queue:
+            idle = next((w for w in self._workers if w.idle), None)
+            if idle is not None:
+                self._send(idle, queue.popleft())
+                continue
+            starting = sum(not w.ready for w in self._workers)
+            if len(self._workers) >= self._size or starting >= len(queue):
+                return
+            if self._failed_starts < START_ATTEMPTS:
+                self._start()
+            elif self._workers:
+                return
+            elif self._lasts():
+                outcomes |= {request: self._program.lost(request, False) for request in queue}
+                queue.clear()
+            else:
+                raise self._refusal()
+
+    def _refusal(self) -> UserError:
+        """Why no worker is there."""
+        return UserError(
+            f"grading: worker processes do not start ({self._failure}); {self._program.advice}"
+        )
+
+    def _send(self, worker: _Worker, request: Any) -> None:
+        worker.request = request
+        worker.deadline = time.monotonic() + self._deadline * self._program.weight(request)
+        _write(worker, json.dumps(request._asdict()).encode("ascii"))
+
+    def _start(self) -> None:
+        # The worker must find math-verify wherever this process would.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # -P keeps this room's modules (numbers, pool, ...) from hiding others of the same name.
+        command = [sys.executable, "-P", self._program.script]
+        command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2)]
+        self.counts["worker_starts"] += 1
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._start_failed(str(error))
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ready_by = time.monotonic() + START_SECONDS
+        started = _Worker(process, process.stdin, process.stdout, ready_by)
+        self._workers.append(started)
+        if self._program.setup:
+            _write(started, self._program.setup)
+
+    def _start_failed(self, reason: str) -> None:
+        self._failed_starts += 1
+        self._failure = reason
+
+    def _listen(self, seconds: float, outcomes: dict[Any, Any]) -> None:
+        """Waits for replies, at most that long, notes them and kills the workers that are late."""
+        until = [worker.deadline - time.monotonic() for worker in self._workers if not worker.idle]
+        pipes = [worker.stdout.fileno() for worker in self._workers]
+        wrote = wait(pipes, max(min([seconds, *until]), 0.0))
+        for worker in [w for w in self._workers if w.stdout.fileno() in wrote]:
+            self._read(worker, outcomes)
+        now = time.monotonic()
+        for worker in [w for w in self._workers if not w.idle and w.deadline <= now]:
+            self._remove(worker)
+            if worker.request is None:
+                self._start_failed(f"not ready after {START_SECONDS:.0f} s")
+            else:
+                self.counts["timeouts"] += 1
+                outcomes[worker.request] = self._program.lost(worker.request, True)
+
+    def _read(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
+        """Reads what a worker wrote: one line when it is ready, then one for each request."""
+        data = os.read(worker.stdout.fileno(), 1 << 16)
+        worker.buffer += data
+        if not data:
+            self._died(worker, outcomes)
+        elif worker.buffer.endswith(b"\n"):
+            try:
+                reply = json.loads(worker.buffer)
+            except ValueError:
+                # Something else than the worker has written into its pipe.
+                self._died(worker, outcomes)
+                return
+            worker.buffer = b""
+            if worker.request is None:
+                self._greeted(worker, reply)
+                return
+            outcomes[worker.request] = self._program.read(reply)
+            worker.request = None
+            worker.answered += 1
+            if reply.get("memory") or worker.answered >= self._recycle_after:
+                self._remove(worker)
+                self.counts["worker_recycled"] += 1
+            self.counts["worker_out_of_memory"] += bool(reply.get("memory"))
+            self.counts["worker_errors"] += "error" in reply
+
+    def _greeted(self, worker: _Worker, reply: dict[str, Any]) -> None:
+        """Notes that a worker is ready, or why it will not be."""
+        if "refused" in reply:
+            self._remove(worker)
+            self._start_failed(reply["refused"])
+        else:
+            worker.ready, self._started, self._failed_starts = True, True, 0
+
+    def _died(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
+        self._remove(worker)
+        self.counts["worker_deaths"] += 1
+        if worker.request is not None:
+            outcomes[worker.request] = self._program.lost(worker.request, False)
+        elif not worker.ready:
+            self._start_failed(f"it exited with status {worker.process.returncode}")
+
+    def _remove(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        # What it has started goes with it: a worker leads a session of its own.
+        with contextlib.suppress(OSError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.kill()
+        with contextlib.suppress(OSError):
+            worker.stdin.close()
+        worker.stdout.close()
+        worker.process.wait()
+
+
+def _write(worker: _Worker, line: bytes) -> None:
+    # A worker that has just died is found out by the next `_listen`.
+    with contextlib.suppress(OSError):
+        worker.stdin.write(line + b"\n")
+        worker.stdin.flush()

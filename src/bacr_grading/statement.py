@@ -1,0 +1,210 @@
+r"""What an answer states: one thing, in mathematics that is known, or more than that.
+
+A computer algebra system finds a value in nearly anything: "\neq 5", "6 \\ 5", "5 = 6 = 5".
+A reward must not, so that the strict mode compares such an answer by its spelling only.
+"""
+
+import re
+from typing import NamedTuple
+
+from bacr_grading.compare import Answer
+from bacr_grading.normalize import split_unit
+from bacr_grading.unit_words import names_what_is_counted
+
+
+class Claim(NamedTuple):
+    """One equality that a right answer has to fulfil.
+
+    Attributes:
+      places: decimal places to which it is stated, or None for an exact statement.
+    """
+
+    answer: Answer
+    reference: Answer
+    places: int | None = None
+
+
+# Most answers: integers, decimals, plain fractions.
+_PLAIN = re.compile(r"[-+]?\$?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?|-?\\d?frac\{-?[0-9]+\}\{[0-9]+\}")
+_ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
+# Commands whose meaning the comparison knows. What negates, hedges, strikes out, hides, points from
+# one thing to another or breaks a line is not among them.
+_KNOWN = frozenset(
+    "\\" + name
+    for name in r"""
+    frac dfrac tfrac cfrac sqrt binom dbinom tbinom pi infty e
+    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau
+    phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp min max gcd det arg
+    sum prod int lim to cdot times div ast pm mp cup cap in le leq leqslant ge geq geqslant lt gt
+    approx bmod pmod mod left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
+    limits displaystyle textstyle quad qquad thinspace enspace text textnormal textrm textbf textit
+    mbox mathrm mathbf mathit mathbb mathcal operatorname circ degree overline angle triangle
+    lfloor rfloor lceil rceil lvert rvert vert begin end prime perp parallel
+    , ; : ! % $ { } ( ) [ ] > |
+    """.split()  # noqa: SIM905
+) | {"\\ ", "\\\\", "\\\n"}
+_CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^_=<>()\[\]{}|,;:.!%&$\\~°€£¢]*")
+_ODD_SIGNS = re.compile(r"!\s*=|=\s*[=/<>]|[:/\\]\s*=|<\s*>")
+_TABLE = re.compile(r"\\begin\{(\w*matrix|array)\}.*?\\end\{\1\}", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\\begin\s*\{([^{}]*)\}")
+_TABLES = frozenset(["matrix", "pmatrix", "bmatrix", "vmatrix", "Bmatrix", "Vmatrix", "array"])
+_GROUP = re.compile(
+    r"\\(text(?:normal|rm|bf|it)?|mbox|math(?:rm|bf|it|bb|cal)|operatorname)\s*\{([^{}]*)\}"
+)
+_JOINING = re.compile(r"\s*,?\s*(?:and|or)?\s*")
+_SYMBOL = re.compile(r"[A-Za-z]|gcd|lcm|lim|max|min|sin|cos|tan|log|ln")
+# A unit, and right behind it another quantity.
+_UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z(]")
+_TWO_NUMBERS = re.compile(r"\d\s+\d")
+_ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
+_RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
+_NAME = re.compile(
+    r"(?<![A-Za-z\\])[A-Za-z]|\\(?:[a-z]?(?:eta|psi|hi|mu|nu|xi|au|mega)|alpha|gamma|lambda|rho|sigma)"
+)
+_APPROX = re.compile(r"\\approx(?![A-Za-z])")
+_LONE_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?")
+_EQUALS = re.compile("=")
+_COMMA = re.compile("[,;]")
+
+
+def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
+    r"""What has to be true for an answer to be right.
+
+    `raw` is the answer before its last full stops are cleaned away. One comparison with the
+    reference, or for a chain ("\frac{5}{2} = 2.5", "\frac{2}{3} \approx 0.667") one for each of its
+    members; None when the answer says more than one thing, or something whose meaning isn't known,
+    so that only its spelling can be compared.
+    """
+    if raw == answer.text and _PLAIN.fullmatch(raw):
+        return (Claim(answer, reference),)
+    if _ELISION.search(raw) and not _ELISION.search(reference.text):
+        return None
+    if answer.key == reference.key:
+        return (Claim(answer, reference),)
+    if not _known_signs(answer, reference) or not _only_units(answer, reference):
+        return None
+    if _TWO_NUMBERS.search(answer.key) or not _comparable(answer, reference):
+        return None
+    return _members(answer, reference)
+
+
+def _known_signs(answer: Answer, reference: Answer) -> bool:
+    """Whether every sign and command is known, or is the reference's own."""
+    text, theirs = answer.text, reference.text
+    odd = {char for char in text if not _CHARACTERS.fullmatch(char)} - set(theirs)
+    if odd or (_ODD_SIGNS.search(text) and not _ODD_SIGNS.search(theirs)):
+        return False
+    if "\\" not in text:
+        return True
+    if set(_COMMAND.findall(text)) - _KNOWN - set(_COMMAND.findall(theirs)):
+        return False
+    environments = set(_ENVIRONMENT.findall(text))
+    if environments - _TABLES - set(_ENVIRONMENT.findall(theirs)):
+        return False
+    if "\\{" in text and ":" in text and ":" not in theirs:
+        return False
+    rows = _TABLE.sub("", text) if environments else text
+    return "\\\\" not in rows or "\\\\" in theirs
+
+
+def _only_units(answer: Answer, reference: Answer) -> bool:
+    """Whether all running text in an answer joins a list, names a unit or is the reference's."""
+    theirs = [content.strip() for _, content in _GROUP.findall(reference.text)]
+    own = split_unit(reference.text) if reference.text[-1:].isalpha() else None
+    theirs += [own[1]] if own else []
+    for match in _GROUP.finditer(answer.text):
+        content = match[2].strip()
+        if match.group() == answer.text or content in theirs or _JOINING.fullmatch(content):
+            continue
+        if match[1] not in ("text", "mbox") and _SYMBOL.fullmatch(content):
+            continue
+        if not names_what_is_counted(content):
+            return False
+    if _UNIT_THEN_MORE.search(answer.key):
+        return False
+    bare = split_unit(answer.text) if answer.text[-1:].isalpha() else None
+    return bare is None or any(names_what_is_counted(bare[1], own) for own in theirs or [""])
+
+
+def _comparable(answer: Answer, reference: Answer) -> bool:
+    """Whether both are of kinds that can be equal: brackets matter, and so do inequalities."""
+    order = bool(_ORDER.search(answer.key))
+    if order and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
+        return False
+    if answer.items is None:
+        return True
+    kind = answer.items.kind
+    if not order and kind in ("list", "set") and _ORDER.search(reference.key):
+        return False
+    theirs = reference.items.kind if reference.items else kind
+    if "set" in (kind, theirs):
+        return kind in ("list", "set") and theirs in ("list", "set")
+    return theirs != "list" or kind in ("list", "()")
+
+
+def _members(answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
+    """The claims of an answer that may be a chain of equalities, or a list with names."""
+    exact, approximate = _split(answer.text, _APPROX), _split(reference.text, _APPROX)
+    if len(exact) > 1 and len(approximate) == 1:
+        return _approximate(exact, reference)
+    parts = _split(answer.text, _EQUALS)
+    if len(parts) == 1 or len(_split(reference.text, _EQUALS)) > 1:
+        # An equation against an equation; no chain is one.
+        return (Claim(answer, reference),) if len(parts) < 3 or _listed(answer) else None
+    if _listed(answer):
+        named = all(_named_once(part) for part in _split(answer.text, _COMMA))
+        return (Claim(answer, reference),) if named else None
+    if not parts[0].strip():
+        parts = parts[1:]
+    elif _names(parts[0]):
+        parts = parts[1:]
+        if len(parts) == 1:
+            return (Claim(answer, reference),)
+    return tuple(Claim(Answer(part.strip()), reference) for part in parts)
+
+
+def _listed(answer: Answer) -> bool:
+    return len(_split(answer.key, _COMMA)) > 1
+
+
+def _named_once(part: str) -> bool:
+    """Whether a member of a list is a value, or one name and its value."""
+    sides = _split(part, _EQUALS)
+    return len(sides) == 1 or (len(sides) == 2 and _names(sides[0]))
+
+
+def _names(head: str) -> bool:
+    """Whether what stands before the first equals sign is a name and not a value."""
+    return bool(_NAME.search(head)) and Answer(head.strip()).number is None
+
+
+def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | None:
+    r"""The claims of "exact \approx decimal", or of a decimal behind the sign alone."""
+    right = Answer(parts[-1].strip())
+    number = right.number
+    if len(parts) > 2 or number is None:
+        return None
+    name = parts[0].strip()
+    if not name or _LONE_NAME.fullmatch(name):
+        return (Claim(right, reference),)
+    exact = _members(Answer(parts[0].strip()), reference)
+    if exact is None:
+        return None
+    return (*exact, Claim(right, exact[-1].answer, number.places))
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Splits at a separator outside all brackets."""
+    found = separator.finditer(text)
+    parts: list[str] = []
+    depth = place = start = 0
+    for match in found:
+        between = text[place : match.start()]
+        depth += sum(map(between.count, "([{")) - sum(map(between.count, ")]}"))
+        place = match.start()
+        if not depth:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]]

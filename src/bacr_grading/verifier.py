@@ -1,0 +1,323 @@
+"""A verifier of one's own: a function of a file, run in workers that can be killed.
+
+`grader: FILE.py:function` names a function(question, answer_text, gold) that returns a score in
+[0, 1]; one whose name ends with `_batch` takes three lists and returns a list. docs/grading.md says
+what it may do. What goes wrong in it costs the answers at hand their score, and is counted.
+"""
+
+import collections
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bacr_grading import verifier_worker
+from bacr_grading.errors import UserError
+from bacr_grading.extract import last_box
+from bacr_grading.grader import Texts, check_request
+from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
+from bacr_grading.pool import Program, WorkerPool
+from bacr_grading.pooled import PooledGrader
+from bacr_grading.spelling import grader_problem
+
+# Why an answer got no score; counted as failed_late and so on.
+FAULTS = (
+    *("late", "died", verifier_worker.MEMORY, verifier_worker.RAISED, verifier_worker.TEXT),
+    *(verifier_worker.NAN, verifier_worker.RANGE, verifier_worker.LENGTH),
+)
+# What a verdict's path says of answers with and without a score.
+SCORED, FAILED = "verifier", "failed"
+BATCH_SUFFIX = "_batch"
+# A pipe's worth and more; nobody writes so long a verifier.
+MOST_SOURCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """The source of a verifier, as it was when it was read.
+
+    Attributes:
+      spec: FILE.py:function, as it was written.
+      source: the file's text, which all workers of a run get, whatever becomes of the file.
+      digest: of the text, short.
+    """
+
+    spec: str
+    path: str
+    name: str
+    source: str
+    digest: str
+
+    @property
+    def batch(self) -> bool:
+        """Whether the function takes lists."""
+        return self.name.endswith(BATCH_SUFFIX)
+
+
+def load_verifier(spec: str) -> Verifier:
+    """Reads the file of a verifier without running it.
+
+    Raises:
+      UserError: it is spelled otherwise, or the file can't be read or is no Python.
+    """
+    problem = grader_problem(spec)
+    if problem is not None:
+        raise UserError(problem)
+    file, _, name = spec.rpartition(":")
+    path, where = Path(file), f"grader={spec}"
+    try:
+        if not path.is_file():
+            raise UserError(f"{where}: no file {str(path)!r}; write the path of a Python file")
+        content = path.read_bytes()
+        source = content.decode()
+        if len(content) > MOST_SOURCE:
+            raise ValueError(f"{len(content):,} bytes, more than {MOST_SOURCE:,}")
+        compile(source, str(path), "exec")
+    except OSError as error:
+        raise UserError(f"{where}: can't be read ({error.strerror}); write another") from None
+    except UserError:
+        raise
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{where}: no Python file ({error}); fix it") from None
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return Verifier(spec, str(path.resolve()), name, source, digest)
+
+
+class Request(NamedTuple):
+    """Answers that a worker scores in one call."""
+
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+    golds: tuple[str, ...]
+
+
+class Scores(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+      scores: of each answer; None: no score.
+      faults: why there is none, one of FAULTS; "": there is one.
+      said: what the first fault was, for people.
+    """
+
+    scores: tuple[float | None, ...]
+    faults: tuple[str, ...]
+    said: str = ""
+
+
+def answer_of(text: str | None) -> str | None:
+    """What the last closed tag, or else box, after `</think>` holds, without blanks around it.
+
+    As written; None: none was closed, or thinking never was.
+    """
+    if not isinstance(text, str):
+        return None
+    text = text[-MAX_CHARS:]
+    thought = text.rfind("</think>")
+    if thought < 0 and "<think>" in text:
+        return None
+    text = text[max(thought, 0) :]
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    if begin >= 0:
+        return text[begin + len("<answer>") : end].strip()
+    box = last_box(text)
+    return None if box is None else box.content.strip()
+
+
+class Row(NamedTuple):
+    """An answer to be scored."""
+
+    question: str
+    answer: str
+    gold: str
+
+
+class Score(NamedTuple):
+    """What a verifier says of a row: a score or why there is none, one of FAULTS, and its words."""
+
+    score: float
+    fault: str = ""
+    said: str = ""
+
+
+class VerifierGrader(PooledGrader[Row, Score]):
+    """Scores answers by a verifier of one's own, with the interface of `Grader`.
+
+    An answer that was never closed scores 0, as everywhere, and is not shown to the verifier. One
+    that the verifier gives no score (it hangs, raises, returns no number ...) scores 0 too, is
+    counted under its reason, and has the path "failed". For one thread at a time.
+
+    Args:
+      deadline: seconds that one answer may take; a batch has as many for each of its answers.
+      memory_mb: address space of a worker in MiB.
+      batch: most answers in a call of the batch form.
+      recycle_after: calls after which a worker is replaced.
+      cache_size: scores that are remembered; failures are not.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        workers: int = 2,
+        deadline: int | float = 3.0,
+        memory_mb: int = 1024,
+        batch: int = 16,
+        recycle_after: int = 2000,
+        cache_size: int = 16384,
+    ):
+        self.verifier = verifier
+        setup = {"path": verifier.path, "source": verifier.source, "name": verifier.name}
+        program = Program(
+            script=verifier_worker.__file__,
+            setup=json.dumps(setup | {"batch": verifier.batch}).encode("ascii"),
+            read=_read,
+            lost=_lost,
+            weight=lambda request: len(request.answers),
+            advice=f"look at grader={verifier.spec}, and whether grading.memory_mb is large enough",
+            lasting=True,
+        )
+        pool = WorkerPool(
+            workers,
+            deadline=deadline,
+            memory_mb=memory_mb,
+            recycle_after=recycle_after,
+            program=program,
+        )
+        run = functools.partial(_run, pool, batch if verifier.batch else 1)
+        lasting = lambda score: not score.fault
+        super().__init__(pool, run, lasting=lasting, cache_size=cache_size)
+        self.last_failure = ""
+
+    def check(self) -> None:
+        """Loads the verifier in a worker now; UserError: that fails, or it has no such function."""
+        self._pool.check()
+
+    def grade(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
+    ) -> list[Verdict]:
+        """As `Grader.grade`, with a question for each text; both modes mean the same.
+
+        `correct` and `strict` are the score, a float. UserError also: the verifier could never be
+        loaded.
+        """
+        asked = _checked(texts, references, mode, questions)
+        return self.score([answer_of(text) for text in texts], references, asked, poll)
+
+    def ahead(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        questions: Texts | None = None,
+    ) -> None:
+        """See `PooledGrader.ahead`. Batches are made of what is there: they can be others."""
+        asked = _checked(texts, references, mode, questions)
+        given = list(texts), list(references), list(asked)
+        rows = lambda: _rows([answer_of(text) for text in given[0]], *given[1:])
+        self._begin(lambda: [row for row in rows() if row is not None])
+
+    def score(
+        self,
+        answers: Texts,
+        references: Texts,
+        questions: Texts,
+        poll: Callable[[], object] | None = None,
+    ) -> list[Verdict]:
+        """Scores answers as they are, without looking for tags or boxes; None is no answer."""
+        rows = _rows(answers, references, questions)
+        scored = self._ask(list(dict.fromkeys(row for row in rows if row is not None)), poll)
+        failed = [score.said for score in scored.values() if score.fault]
+        self.last_failure = failed[-1] if failed else self.last_failure
+        verdicts = [_NONE if row is None else _verdict(row.answer, scored[row]) for row in rows]
+        found = collections.Counter(scored[row].fault for row in rows if row is not None)
+        self._counts["graded"] += len(rows)
+        self._counts["no_answer"] += sum(row is None for row in rows)
+        self._counts["correct"] += sum(verdict.correct == 1.0 for verdict in verdicts)
+        self._counts["partly_correct"] += sum(0.0 < v.correct < 1.0 for v in verdicts)
+        for fault in FAULTS:
+            self._counts[f"failed_{fault}"] += found[fault]
+        self._counts["failed"] += sum(found[fault] for fault in FAULTS)
+        return verdicts
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, for metrics.
+
+        graded, correct (score 1), partly_correct (between 0 and 1), no_answer; cache_hits; failed
+        (answers without a score) and, by reason, failed_*; timeouts; worker_*, as `Grader.counters`
+        has them.
+        """
+        names = ("graded", "correct", "partly_correct", "no_answer", "cache_hits", "failed")
+        mine = {name: self._counts[name] for name in names}
+        mine |= {f"failed_{fault}": self._counts[f"failed_{fault}"] for fault in FAULTS}
+        return mine | self._pool_counters()
+
+
+_NONE = Verdict(0.0, None, "none", strict=0.0)
+
+
+def _checked(texts: Texts, references: Texts, mode: str, questions: Texts | None) -> Texts:
+    """The questions, of which there has to be one for each text."""
+    check_request(texts, references, mode)
+    if questions is None or len(questions) != len(texts):
+        raise UserError(
+            f"grade: a verifier of one's own sees questions; give one for each of the "
+            f"{len(texts)} texts"
+        )
+    return questions
+
+
+def _rows(answers: Texts, references: Texts, questions: Texts) -> list[Row | None]:
+    return [
+        None if answer is None else Row(question or "", answer, reference or "")
+        for question, answer, reference in zip(questions, answers, references, strict=True)
+    ]
+
+
+def _run(
+    pool: WorkerPool, size: int, rows: Sequence[Row], poll: Callable[[], object] | None
+) -> dict[Row, Score]:
+    """What the verifier says of rows, `size` in a call."""
+    requests = [Request(*zip(*rows[i : i + size])) for i in range(0, len(rows), size)]
+    outcomes = pool.run(requests, poll)
+    said = lambda outcome: zip(outcome.scores, outcome.faults)
+    return {
+        Row(*row): Score(score or 0.0, fault, outcomes[request].said if fault else "")
+        for request in requests
+        for row, (score, fault) in zip(zip(*request), said(outcomes[request]))
+    }
+
+
+def _verdict(answer: str, score: Score) -> Verdict:
+    path = FAILED if score.fault else SCORED
+    late = score.fault == "late"
+    return Verdict(score.score, _named(answer), path, late, strict=score.score)
+
+
+def _named(answer: str) -> str:
+    """An answer for records, in which different ones stay different."""
+    if len(answer) <= EXTRACTED_CHARS:
+        return answer
+    digest = hashlib.sha256(answer.encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
+
+
+def _read(reply: dict[str, Any]) -> Scores:
+    return Scores(tuple(reply["scores"]), tuple(reply["faults"]), reply["said"])
+
+
+def _lost(request: Request, timed_out: bool) -> Scores:
+    count = len(request.answers)
+    said = "it took longer than grading.deadline" if timed_out else "its worker process died"
+    return Scores((None,) * count, ("late" if timed_out else "died",) * count, said)

@@ -1,0 +1,165 @@
+"""The process that runs a verifier of one's own. A script, it imports nothing of this library.
+
+The first line of its input holds the verifier's source, every further one some answers; a line goes
+out for each. It can be killed at any moment. What the verifier prints goes nowhere, and it finds
+nothing on its standard input.
+"""
+
+import contextlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# What is wrong with a score; each is a counter (`verifier.FAULTS`).
+RAISED, TEXT, NAN, RANGE, LENGTH, MEMORY = "raised", "text", "nan", "range", "length", "memory"
+# Sums of weights come out as 1.0000000000000002.
+ROUNDING = 1e-6
+MOST_SAID = 300
+
+
+def main(memory_bytes: int, cpu_seconds: int) -> None:
+    """Answers requests until standard input closes.
+
+    `memory_bytes` limits the address space, also while the verifier is loaded. After `cpu_seconds`,
+    of the processor and of the clock, for an answer, or for as many as a request has, the kernel
+    ends the process. The parent's deadline comes first; this one holds even when there is no parent
+    left.
+    """
+    # The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe. They are
+    # not ignored, since programs that the verifier starts would then ignore them too.
+    for deaf in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(deaf, lambda *_: None)
+    requests = os.fdopen(os.dup(0), encoding="ascii")
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    with open(os.devnull, "r+") as nowhere:
+        os.dup2(nowhere.fileno(), 0)
+        os.dup2(nowhere.fileno(), 1)
+    for kind, value in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+    ):
+        # Not every platform has every limit; the parent's deadline does not depend on them.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (value, value))
+    sys.dont_write_bytecode = True
+    say = lambda reply: print(json.dumps(reply), file=replies, flush=True)
+    setup = json.loads(requests.readline())
+    try:
+        function = load(setup)
+    # Whatever a file does when it is loaded, the reason for not being ready goes to the parent.
+    except BaseException as error:  # noqa: BLE001
+        say({"refused": told(error, setup["path"])})
+        return
+    say({"ready": True})
+    for line in requests:
+        request = json.loads(line)
+        _allow(cpu_seconds * len(request["answers"]))
+        reply = graded(function, setup["batch"], setup["path"], request)
+        _allow(None)
+        say(reply)
+
+
+def load(setup: dict[str, Any]) -> Callable[..., Any]:
+    """The function of a file, from its source as it was when the parent read it."""
+    module = types.ModuleType("bacr_verifier")
+    module.__file__ = setup["path"]
+    # Dataclasses and pickle look a module up by its name.
+    sys.modules[module.__name__] = module
+    exec(compile(setup["source"], setup["path"], "exec"), module.__dict__)
+    function = module.__dict__.get(setup["name"])
+    if not callable(function):
+        raise LookupError(f"it has no function {setup['name']}")
+    return function
+
+
+def told(error: BaseException, path: str) -> str:
+    """What an exception says, in one line, and the line of the verifier that it came from."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    where = f" (line {lines[-1]})" if lines else ""
+    said = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {said[:MOST_SAID]}{where}"
+
+
+def graded(
+    function: Callable[..., Any], batch: bool, path: str, request: dict[str, Any]
+) -> dict[str, Any]:
+    """Scores of a request: null where there is none, and then what was wrong."""
+    columns = [request[name] for name in ("questions", "answers", "golds")]
+    count = len(request["answers"])
+    try:
+        found = function(*columns) if batch else [function(*row) for row in zip(*columns)]
+        found = as_rows(found) if batch else found
+    except MemoryError:
+        return {**_none(count, MEMORY, "MemoryError"), "memory": True}
+    # SystemExit too: a verifier must not end the worker by it.
+    except BaseException as error:  # noqa: BLE001
+        said = told(error, path)
+        return {**_none(count, RAISED, said), "error": type(error).__name__}
+    if found is None or len(found) != count:
+        said = "no list of scores" if found is None else f"{len(found)} scores for {count} answers"
+        return _none(count, LENGTH, said)
+    pairs = [score_of(value) for value in found]
+    said = next((shown(v) for v, (_, fault) in zip(found, pairs) if fault), "")
+    return {"scores": [s for s, _ in pairs], "faults": [f for _, f in pairs], "said": said}
+
+
+def as_rows(found: Any) -> Sequence[Any] | None:
+    """What a batch form returned as a list; None where it is none."""
+    if isinstance(found, str | bytes | dict):
+        return None
+    try:
+        return list(found)
+    except TypeError:
+        return None
+
+
+def score_of(value: Any) -> tuple[float | None, str]:
+    """A score and "", or None and what is wrong with it."""
+    if value is None or isinstance(value, str | bytes):
+        return None, TEXT
+    try:
+        number = float(value)
+    except Exception:  # noqa: BLE001  (whatever an object does when it is asked for a number)
+        return None, TEXT
+    if math.isnan(number):
+        return None, NAN
+    if not -ROUNDING <= number <= 1.0 + ROUNDING:
+        return None, RANGE
+    return min(max(number, 0.0), 1.0), ""
+
+
+def shown(value: Any) -> str:
+    """A value that is no score, for people."""
+    try:
+        return f"it returned {value!r}"[:MOST_SAID]
+    except Exception:  # noqa: BLE001
+        return f"it returned a {type(value).__name__}"
+
+
+def _none(count: int, fault: str, said: str) -> dict[str, Any]:
+    return {"scores": [None] * count, "faults": [fault] * count, "said": said}
+
+
+def _allow(seconds: int | None) -> None:
+    """Time for a request, by the processor's clock and by the wall's; None: none is running."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    if seconds is None:
+        return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = int(usage.ru_utime + usage.ru_stime)
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (used + seconds + 1, hard))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

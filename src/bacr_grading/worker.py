@@ -1,0 +1,119 @@
+"""The process that runs math-verify. Started as a script, it imports nothing of this library.
+
+One JSON line in, one JSON line out. It can be killed at any moment and holds nothing worth saving.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from functools import lru_cache
+from typing import Any
+
+
+def main(memory_bytes: int, cpu_seconds: int) -> None:
+    """Answers requests until standard input closes, in `memory_bytes` of address space.
+
+    After `cpu_seconds` of processor time for one request the kernel ends the process. The parent's
+    deadline comes first; this one holds even when there is no parent left.
+    """
+    # The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe.
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    import math_verify  # noqa: F401  (a second or two: before the limits and before "ready")
+
+    _warm_up()
+    _limit(resource.RLIMIT_AS, memory_bytes)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    sys.dont_write_bytecode = True
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    for line in sys.stdin:
+        _allow_cpu(cpu_seconds)
+        print(json.dumps(_answer(json.loads(line))), file=replies, flush=True)
+
+
+def _limit(kind: int, value: int) -> None:
+    # Not every platform has every limit; the parent's deadline does not depend on them.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (value, value))
+
+
+def _allow_cpu(seconds: int) -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = int(usage.ru_utime + usage.ru_stime)
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (used + seconds + 1, hard))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _verify(**request)
+    except MemoryError:
+        return {"correct": False, "memory": True}
+    except Exception as error:  # noqa: BLE001  (whatever math-verify raises means: no verdict)
+        return {"correct": False, "error": type(error).__name__}
+
+
+def _verify(
+    answer: str,
+    reference: str,
+    prose: bool = False,
+    reference_is_prose: bool = False,
+    search: bool = True,
+    places: int = 6,
+) -> dict[str, Any]:
+    from math_verify import parse, verify
+
+    gold = _reference(reference, reference_is_prose)
+    if not prose:
+        whole = verify(gold, _whole(answer), float_rounding=places, timeout_seconds=None)
+        if whole or not search:
+            return {"correct": whole, "whole": whole}
+    target = parse(answer if prose else f"\\boxed{{{answer}}}", parsing_timeout=None)
+    correct = verify(gold, target, timeout_seconds=None)
+    if not prose:
+        return {"correct": correct}
+    # math-verify's last element is the text that it parsed.
+    found = next((part for part in reversed(target) if isinstance(part, str)), "")
+    return {"correct": correct, "found": found[:2000]}
+
+
+def _whole(answer: str) -> list[Any]:
+    """What the whole answer is; nothing when only a part of it can be understood."""
+    from math_verify import LatexExtractionConfig, parse
+
+    return parse(
+        f"\\boxed{{{answer}}}",
+        extraction_config=[LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,
+    )
+
+
+@lru_cache(maxsize=256)
+def _reference(text: str, is_prose: bool) -> list[Any]:
+    from math_verify import parse
+
+    return parse(text if is_prose else f"\\boxed{{{text}}}", parsing_timeout=None)
+
+
+def _warm_up() -> None:
+    # Builds the parser's tables, which otherwise would be charged to the first request.
+    for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
+        _verify(sample, "1")
+    _reference.cache_clear()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

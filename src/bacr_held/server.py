@@ -1,0 +1,218 @@
+"""An OpenAI-compatible server of vLLM with the plugin `bacr-vllm`, asked for token ids."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from bacr_held.calls import Answer, Call, Sampling, Thinking, answer_of
+from bacr_held.http_json import EngineError, Refused, request_json
+from bacr_held.rules import LARGEST, Rules, read_budget
+
+# Seconds for what takes an instant.
+_SOON = 30.0
+# Sampling that a server might else take from generation_config.json.
+_PLAIN = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+# A number of our own for every call of a row.
+_APART = 1_000_003
+
+
+def seed_of(sampling: Sampling, part: int, call: Call) -> int:
+    """Seed of a call: those of thinking (part 0) and answers (from 1 on) differ."""
+    return (sampling.seed * _APART + part * 4096 + call.number) % 2**63
+
+
+def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
+    """A call as vLLM's own sampling parameters; the same offline and over HTTP."""
+    return {
+        "max_tokens": call.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": None if sampling.temperature == 0 else seed_of(sampling, part, call),
+        "stop": list(call.stop),
+        "stop_token_ids": list(call.stop_ids),
+        # The turn ends at the ids above, whatever else a folder lists.
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        **_PLAIN,
+    }
+
+
+def extras(budget: int | None, prompt_tokens: int) -> dict[str, int | str]:
+    """What the plugin reads: the budget, and where the response begins."""
+    return {"budget": "none" if budget is None else budget, "response_from": prompt_tokens}
+
+
+class Server:
+    """A server at an address; its calls are coroutines.
+
+    Attributes:
+      url: its address, without `/v1`.
+      folder: fingerprint of the folder that it must serve, sent with every request; "": any.
+      model: the name under which it serves a model, and `length`, the most tokens of a row; known
+        after `connect`.
+    """
+
+    def __init__(self, url: str, *, folder: str = "", key: str | None = None):
+        """Takes an address such as http://127.0.0.1:8000; ValueError: it is none of a server.
+
+        `key`: what `vllm serve --api-key` was given; VLLM_API_KEY of the environment by default.
+        """
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError(f"{url}: is no address; write http://HOST:PORT")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.folder = folder
+        self.key = os.environ.get("VLLM_API_KEY") if key is None else key
+        self.model, self.length = "", LARGEST
+
+    async def _ask(self, path: str, body: Any, timeout: float | None = None) -> Any:
+        method = "GET" if body is None else "POST"
+        return await request_json(method, self.url + path, body, key=self.key, timeout=timeout)
+
+    async def connect(self) -> None:
+        """Finds the model, and makes sure that the plugin reads budgets there.
+
+        Raises:
+          EngineError: no server, another kind of server, no plugin, or another folder.
+        """
+        try:
+            found = await self._ask("/v1/models", None, _SOON)
+            (served, *_) = [one for one in found["data"] if not one.get("parent")]
+            self.model = str(served["id"])
+            self.length = int(served.get("max_model_len") or LARGEST)
+        except Refused as refused:
+            raise EngineError(
+                f"{self.url}: is no server that can be asked ({refused}); write the address of "
+                "vLLM's, or set VLLM_API_KEY"
+            ) from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise EngineError(f"{self.url}: is no OpenAI-compatible server") from None
+        one = Call((0,), 1, (), (), 0)
+        # No budget is called this: whoever reads budgets refuses it.
+        if await self._refusal(one, {"budget": "?"}, "budget: ") is None:
+            raise EngineError(
+                f"{self.url}: serves {self.model}, and no one there reads budgets; install the "
+                "plugin bacr-vllm beside vLLM, and serve a folder of python -m bacr_jax.export"
+            )
+        other = await self._refusal(one, {"budget": 0}, "folder: ")
+        if other is not None:
+            raise EngineError(f"{self.url}: serves another folder ({other})")
+
+    async def _refusal(self, call: Call, xargs: Mapping[str, Any], start: str) -> str | None:
+        """The refusal of a call, from where it says so; None: it is not refused."""
+        try:
+            await self.complete(call, Sampling(), 0, xargs, timeout=_SOON)
+        except Refused as refused:
+            text = str(refused)
+            if start not in text:
+                raise EngineError(f"{self.url}: {text}") from None
+            return text[text.index(start) :]
+        return None
+
+    async def complete(
+        self,
+        call: Call,
+        sampling: Sampling,
+        part: int,
+        xargs: Mapping[str, Any],
+        timeout: float | None = None,
+    ) -> list[int]:
+        """The tokens that follow a prompt.
+
+        `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `timeout`:
+        seconds, None: as long as it takes.
+
+        Raises:
+          EngineError: the server went away or says something else.
+          Refused: it refuses the call.
+        """
+        of_folder = {"folder": self.folder} if self.folder else {}
+        body = {
+            "model": self.model,
+            "prompt": list(call.prompt),
+            **parameters(call, sampling, part),
+            "return_token_ids": True,
+            "vllm_xargs": {**of_folder, **xargs},
+        }
+        found = await self._ask("/v1/completions", body, timeout)
+        try:
+            tokens = found["choices"][0]["token_ids"]
+            return [int(token) for token in tokens]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise EngineError(f"{self.url}: answers without the ids of its tokens") from None
+
+    async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
+        """A prompt as ids: ids stay, texts and chats (messages) are encoded by the server.
+
+        `budget` is for the template of a policy that is told in its prompt.
+        """
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return list(prompt)
+        body: dict[str, Any] = {"model": self.model, "add_special_tokens": False}
+        if isinstance(prompt, str):
+            body["prompt"] = prompt
+        else:
+            body |= {"messages": list(prompt), "chat_template_kwargs": {"budget": budget}}
+        return list((await self._ask("/tokenize", body))["tokens"])
+
+    async def text(self, tokens: Sequence[int]) -> str:
+        """Ids as text."""
+        found = await self._ask("/detokenize", {"model": self.model, "tokens": list(tokens)})
+        return str(found["prompt"])
+
+    async def answer(
+        self,
+        rules: Rules,
+        prompt: Any,
+        budget: Any = None,
+        *,
+        levels: Mapping[str, int] | None = None,
+        sampling: Sampling | None = None,
+    ) -> Answer:
+        """Thinks within a budget (tokens, the name of a level, or none) and answers.
+
+        The prompt is ids, a text, or messages; `rules` are of the folder that is served
+        (`read_folder`); sampling is greedy by default.
+
+        Raises:
+          ValueError: the budget can't be used.
+          EngineError: the server refuses or went away.
+        """
+        drawn = Sampling() if sampling is None else sampling
+        told = read_budget(budget, levels or {})
+        ids = await self.tokens(prompt, told)
+        check_length(rules, told, len(ids), self.length)
+        xargs = extras(told, len(ids))
+        thinking = Thinking(rules, ids, rules.limit(told))
+        while (call := thinking.call()) is not None:
+            thinking.take(await self.complete(call, drawn, 0, xargs))
+        answering = thinking.answering()
+        while (call := answering.call()) is not None:
+            answering.take(await self.complete(call, drawn, 1, xargs))
+        said = answer_of(thinking, answering)
+        return dataclasses.replace(said, text=await self.text(said.tokens))
+
+
+def check_length(rules: Rules, budget: int | None, prompt_tokens: int, length: int) -> None:
+    """Refuses, by a ValueError, a row beyond the tokens that an engine was started for."""
+    needed = prompt_tokens + rules.longest(budget)
+    if needed > length:
+        limit = rules.limit(budget)
+        which = "none" if budget is None else budget
+        raise ValueError(
+            f"budget: found {which}, which thinks up to {limit} tokens; the engine's "
+            f"{length} positions leave {limit + length - needed}; write a smaller number"
+        )

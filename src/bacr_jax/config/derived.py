@@ -1,0 +1,137 @@
+"""Values that follow from several keys: budgets, the checkpoint that counts, adapters' matrices."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from bacr_jax.config.cli import whole_number
+from bacr_jax.config.schema import Config
+from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
+
+# A budget that the policy is not told; it then thinks up to budget.cap tokens.
+NONE = "none"
+# Names of budgets.
+_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# Lengths are 32-bit numbers on the device.
+LARGEST = 2**31 - 1
+
+
+def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[int | None]:
+    """The budgets of a list such as `low,0,none,1024`, in its order; None stands for `none`.
+
+    `option` is where they stand, for the refusal (a UserError); `levels` are `budget.levels`.
+    """
+    return [_read_budget(text, word.strip(), option, levels) for word in text.split(",")]
+
+
+def _read_budget(text: str, word: str, option: str, levels: Mapping[str, int]) -> int | None:
+    if word == NONE:
+        return None
+    number = levels.get(word, whole_number(word, most=LARGEST))
+    if number is None:
+        known = f"a level ({', '.join(levels)})" if levels else "a level that budget.levels names"
+        raise UserError(
+            f"{option} {shown(text, quote=False)}: found {shown(word)}; write whole numbers such "
+            f"as 512,1024, {NONE}, or {known}"
+        )
+    return number
+
+
+def cap(config: Config) -> int:
+    """Most thinking tokens of a row that is told no budget."""
+    return config.budget.max if config.budget.cap is None else config.budget.cap
+
+
+def drawn(config: Config) -> tuple[int, ...]:
+    """What budget.prior=choices draws from: budget.choices, or what is evaluated within its range.
+
+    A list of its own is given as it is, good or not.
+    """
+    budget = config.budget
+    asked = tuple(b for b in config.eval.budgets if budget.min <= b <= budget.max)
+    return budget.choices or asked
+
+
+def largest_evaluated(config: Config) -> int:
+    """Most thinking tokens that an evaluation allows, a grace window aside."""
+    without = [cap(config)] if config.eval.no_budget else []
+    return max([*config.eval.budgets, *without], default=config.budget.max)
+
+
+def level_problems(config: Config) -> Iterator[str]:
+    """Names of budgets that can not be told from numbers, or from no budget."""
+    for name in config.budget.levels:
+        if not _LEVEL.fullmatch(name) or name == "none":
+            yield (
+                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
+                "- and _, and not none"
+            )
+
+
+# Held-out training questions, as a set beside those of data.eval.
+HOLDOUT = "train_holdout"
+
+
+def _named(config: Config) -> list[str]:
+    """Sets of data.eval that eval.select names: by the whole entry, or what is before its colon."""
+    name = config.eval.select
+    whole = [spec for spec in config.data.eval if spec == name]
+    return whole or [spec for spec in config.data.eval if spec.partition(":")[0] == name]
+
+
+def selection_set(config: Config) -> str | None:
+    """The set that best.json is chosen on, as evaluations call it.
+
+    None where held-out questions would choose but only the last checkpoint is evaluated: there is
+    nothing to choose from.
+    """
+    if config.eval.select == HOLDOUT:
+        return None if config.eval.every is None else HOLDOUT
+    return _named(config)[0]
+
+
+def selection_problems(config: Config) -> Iterator[str]:
+    """What is wrong with eval.select and eval.holdout."""
+    select, named = config.eval.select, _named(config)
+    if select == HOLDOUT:
+        if config.eval.every is not None and not config.eval.holdout:
+            yield (
+                f"eval.holdout=0: leaves eval.select={HOLDOUT} no question to select on; write 1 "
+                "or more, or a set of data.eval in eval.select"
+            )
+    elif len(named) != 1:
+        found = "none" if not named else "several"
+        yield (
+            f"eval.select: found {select!r}, which names {found} of data.eval; write {HOLDOUT}"
+            + "".join(f" or {spec}" for spec in config.data.eval)
+        )
+
+
+def param_dtype(config: Config) -> str:
+    """Type that the model's weights are kept in; what is trained beside a frozen base is fp32."""
+    own = config.model.param_dtype
+    if own is not None:
+        return own
+    return "float32" if config.adapter.rank is None else config.model.compute_dtype
+
+
+def adapter_problems(config: Config) -> Iterator[str]:
+    """What is wrong with adapter.* and model.param_dtype."""
+    adapter, model = config.adapter, config.model
+    if adapter.rank is None:
+        if adapter.path is not None:
+            yield "adapter.path: found a folder, but adapter.rank=null; write its adapters' rank"
+        if model.param_dtype == "bfloat16":
+            yield (
+                "model.param_dtype=bfloat16: trained weights would lose most of their updates to "
+                "rounding; write float32, or adapter.rank=32 to train adapters on a frozen base"
+            )
+        return
+    if not adapter.targets or len(set(adapter.targets)) < len(adapter.targets):
+        yield "adapter.targets: write each matrix once, such as [q, v]"
+    if adapter.decode == "beside" and param_dtype(config) != model.compute_dtype:
+        yield (
+            f"adapter.decode=beside: reads the base as it is kept, in {param_dtype(config)}, but "
+            f"model.compute_dtype={model.compute_dtype}; write model.param_dtype="
+            f"{model.compute_dtype}"
+        )

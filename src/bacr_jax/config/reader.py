@@ -1,0 +1,99 @@
+"""The strict reader: values that somebody wrote, in the types of a dataclass.
+
+Every refusal says where the value stands, what was found and what to write instead.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from bacr_jax.config.fields import Key
+from bacr_jax.config.values import any_of, convert, expected, shown
+from bacr_jax.config.yaml import Entry, nearest_key
+from bacr_jax.errors import UserError
+
+
+def refusal(where: str, found: str, write: str) -> UserError:
+    """`where: found; write ...`."""
+    return UserError(f"{where}: {found}; write {write}")
+
+
+def read_value(
+    hint: Any, value: Any, where: str, *, found: str | None = None, text: str | None = None
+) -> Any:
+    """A value in a type.
+
+    Args:
+      hint: the type.
+      value: as YAML or JSON reads it.
+      where: its place.
+      found: it again, for the refusal.
+      text: what was typed, where a plain number may stand for text.
+
+    Raises:
+      UserError: it means something else.
+    """
+    fits, converted = convert(hint, value, text=text)
+    if not fits:
+        raise refusal(where, f"found {found or shown(value)}", expected(hint, value))
+    return converted
+
+
+def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
+    """The value of an entry in the type of its key.
+
+    Raises:
+      UserError: there is no such key, it is a section, or the value is of another type.
+    """
+    if name not in keys:
+        near = nearest_key(name, {known: key.is_section for known, key in keys.items()})
+        raise refusal(f"{entry.where}: {shown(name, quote=False)}", "no such key", near)
+    where = f"{entry.where}: {name}"
+    if keys[name].is_section:
+        inside = [known for known in keys if known.rpartition(".")[0] == name]
+        found = f"found {entry.text}, but it is a section"
+        raise refusal(where, found, f"one of {', '.join(inside)}")
+    typed = entry.raw if entry.lenient else None
+    return read_value(keys[name].hint, entry.value, where, found=entry.text, text=typed)
+
+
+def read_dataclass(
+    cls: Any, parsed: Any, where: str, *, given: Mapping[str, Any] | None = None
+) -> Any:
+    """A dataclass from a parsed mapping.
+
+    Args:
+      cls: its class; fields of type `Mapping` or `Any` take what is there.
+      parsed: of YAML or JSON.
+      where: its place.
+      given: fields that were made before, and can't be written.
+
+    Raises:
+      UserError: an unknown or missing key, or a value of another type.
+    """
+    hints, given = typing.get_type_hints(cls), given or {}
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    if not isinstance(parsed, Mapping):
+        raise refusal(where, f"found {shown(parsed)}", f"keys such as {any_of(list(fields)[:3])}")
+    values: dict[str, Any] = {}
+    for key, value in parsed.items():
+        if key not in fields or key in given:
+            known = [name for name in fields if name not in given]
+            place = f"{where}.{shown(key, quote=False)}"
+            raise refusal(place, "no such key", f"one of {', '.join(known)}")
+        if typing.get_origin(hints[key]) is Mapping:
+            if not isinstance(value, Mapping):
+                place = f"{where}.{key}"
+                raise refusal(place, f"found {shown(value)}", "a mapping of config keys")
+            values[key] = value
+        elif hints[key] is Any:
+            values[key] = value
+        else:
+            values[key] = read_value(hints[key], value, f"{where}.{key}")
+    unset = dataclasses.MISSING
+    for name, f in fields.items():
+        needed = f.default is unset and f.default_factory is unset
+        if needed and name not in values and name not in given:
+            raise refusal(where, f"has no {name}", f"{name}: ...")
+    return cls(**values, **given)

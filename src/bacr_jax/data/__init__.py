@@ -1,1 +1,0 @@
-"""Questions with verifiable answers: the procedural task, difficulty groups, prompts per set."""

@@ -1,0 +1,1 @@
+"""Policies for transformers: folders that say by themselves how they are asked."""

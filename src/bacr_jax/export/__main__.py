@@ -1,0 +1,86 @@
+"""`python -m bacr_jax.export --run DIR --out HFDIR`: a run's policy for transformers."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bacr_jax.config.cli import BEST, Parser, checkpoint_step, entry_point, quieten_orbax
+
+# Types that weights are stored in.
+DTYPES = ("float32", "bfloat16", "float16")
+DESCRIPTION = (
+    "Writes a checkpoint of a run as a Hugging Face folder that says by itself how it is asked. "
+    "AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) gives a model whose "
+    "generate takes budget= and holds it. Prints the files written."
+)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(
+        prog="python -m bacr_jax.export",
+        description=DESCRIPTION,
+        advice="write python -m bacr_jax.export --run DIR --out HFDIR",
+    )
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")
+    parser.add_argument(
+        "--step",
+        type=checkpoint_step,
+        metavar="N",
+        help=f"checkpoint, or `{BEST}`; the newest by default",
+    )
+    parser.add_argument(
+        "--merge-told-words",
+        action="store_true",
+        help="for a policy told in words: a plain Qwen2 folder without code, whose chat template "
+        "tells the budget; nothing holds it there",
+    )
+    parser.add_argument(
+        "--adapter",
+        choices=("merged", "peft"),
+        default="merged",
+        help="of a run that trained adapters: merged into the model (default), or alone as a PEFT "
+        "folder",
+    )
+    parser.add_argument(
+        "--base", type=Path, metavar="DIR", help="where model.path lies now, if it was moved"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="type of the weights; by default that of model.path if it holds every value exactly, "
+        "else float32",
+    )
+    return parser.parse_args(argv)
+
+
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
+    """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
+    quieten_orbax()
+    arguments = parse(argv)
+    # Imports JAX, which --help does not need.
+    from bacr_jax.export.from_run import export, told_in, trained_style
+    from bacr_jax.model.hf.hf_config import WORDS
+    from bacr_jax.runs.open import read_config
+
+    files = export(
+        arguments.run,
+        arguments.out,
+        base=arguments.base,
+        dtype=arguments.dtype,
+        step=arguments.step,
+        merge_told_words=arguments.merge_told_words,
+        adapter=arguments.adapter,
+    )
+    for name in files:
+        print(arguments.out / name)
+    config = read_config(arguments.run)
+    if words := told_in(config, trained_style(config)):
+        print(f"its prompts tell the budget after the question: {words} (config.json, {WORDS})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

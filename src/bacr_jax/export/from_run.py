@@ -1,0 +1,150 @@
+"""A checkpoint of a run as a Hugging Face folder that says by itself how it is asked."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.export import policy_folder
+from bacr_jax.export.model_card import Exported, model_card
+from bacr_jax.export.template import chat_template
+from bacr_jax.methods.registry import declares_budget
+from bacr_jax.model import adapters, hf
+from bacr_jax.model.hf import names, peft, writing
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.formats import PromptFormat, eos_ids, format_for
+from bacr_jax.prompts.thinking_section import describe
+from bacr_jax.prompts.tokenizers import load_tokenizer
+from bacr_jax.prompts.told import budget_words
+from bacr_jax.runs.open import choose_step, read_config, read_params
+from bacr_jax.runs.setup import model_shape
+
+Params = dict[str, Any]
+
+
+def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
+    """The model's shape, checked against its parameters."""
+    rows = params["embed"].shape[0]
+    shape = model_shape(config, rows) if base is None else hf.read_hf_config(base)
+    for entry in names.backbone(shape):
+        leaf: Any = params
+        for key in entry.path:
+            leaf = leaf.get(key, {})
+        own, expected = getattr(leaf, "shape", None), entry.leaf_shape(shape.num_layers)
+        if own != expected:
+            raise UserError(
+                f"checkpoint: {'/'.join(entry.path)} has shape {own}, but "
+                f"{base or 'config.yaml'} says {expected}; write the --base it was trained from"
+            )
+    return shape
+
+
+def _tokenizer(config: Config, base: Path | None) -> tuple[Any, Any]:
+    """The tokenizer of a run, and what `policy_folder.save_policy` is to write of it."""
+    if config.data.train == "ledger":
+        from bacr_jax.questions.ledger import ledger_tokenizer
+
+        tokenizer = ledger_tokenizer()
+        return tokenizer, tokenizer
+    folder = config.model.tokenizer or base
+    return load_tokenizer(folder, where="model.tokenizer"), config.model.tokenizer
+
+
+def _explained(
+    config: Config, tokenizer: Any, shape: Qwen2Config, about: Exported
+) -> policy_folder.Explained:
+    """What the folder says of itself."""
+    return policy_folder.Explained(
+        thinking=describe(config, tokenizer, about.style, shape.vocab_size),
+        chat_template=chat_template(tokenizer, about.style, about.words, config.budget.levels),
+        generation={
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": list(eos_ids(tokenizer, about.style)),
+            "pad_token_id": tokenizer.pad_token_id,
+            # As evaluated by default; a length, so that nobody assumes a short one.
+            "do_sample": False,
+            "max_length": shape.max_positions,
+        },
+        card=model_card(about),
+        held=not about.merged,
+    )
+
+
+def export(
+    run: Path,
+    out: Path,
+    *,
+    base: Path | None = None,
+    dtype: str | None = None,
+    step: int | str | None = None,
+    merge_told_words: bool = False,
+    adapter: Literal["merged", "peft"] = "merged",
+) -> list[str]:
+    """Writes a checkpoint of a run as a Hugging Face folder.
+
+    Args:
+      out: a folder that does not exist yet.
+      base: where `model.path` lies now; None: where the config says.
+      dtype: see `policy_folder.save_policy`.
+      step: of the checkpoint, or "best"; None: the newest.
+      merge_told_words: leave out the code that holds budgets, for a policy told in words.
+      adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
+        alone in PEFT's layout.
+
+    Returns:
+      Names of the files written.
+
+    Raises:
+      UserError: the run or a folder can't be used; nothing is written then.
+    """
+    writing.check_free(out)
+    config = read_config(run)
+    if merge_told_words and config.conditioning.told != "words":
+        raise UserError(
+            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
+            ", which a chat template can't do; leave it out"
+        )
+    if adapter == "peft" and config.adapter.rank is None:
+        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
+    number = choose_step(run, step)
+    params = read_params(run, number, base=base)
+    if base is None and config.model.path is not None:
+        base = Path(config.model.path)
+    if base is not None and not (base / "config.json").is_file():
+        raise UserError(
+            f"{base}: holds no config.json; write --base with the folder the run started from"
+        )
+    tokenizer, written = _tokenizer(config, base)
+    module = None
+    if "budget" in params:
+        module = hf.BudgetModule(config.conditioning, config.budget.max)
+    shape, style = _shape(config, base, params), trained_style(config)
+    words = told_in(config, style)
+    about = Exported(run, number, config, style, words, base, merge_told_words)
+    if adapter == "peft":
+        return peft.save_adapter(
+            out, params, config=shape, settings=config.adapter, module=module, base=base
+        )
+    params = adapters.merge(params)
+    return policy_folder.save_policy(
+        out,
+        params,
+        config=shape,
+        module=module,
+        source=base,
+        tokenizer=written,
+        dtype=dtype,
+        budget_words=words or None,
+        levels=config.budget.levels,
+        explained=_explained(config, tokenizer, shape, about),
+    )
+
+
+def trained_style(config: Config) -> PromptFormat:
+    """The prompt format that a run trains in."""
+    return format_for(config, declares_budget=declares_budget(config))
+
+
+def told_in(config: Config, style: PromptFormat) -> str:
+    """The sentence that tells the policy of a run its budget; "": none does."""
+    return budget_words(config, style) if config.conditioning.in_words else ""

@@ -1,0 +1,215 @@
+"""Parameters become a Hugging Face folder."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bacr_jax.errors import UserError
+from bacr_jax.model.hf import archive as archives
+from bacr_jax.model.hf import hf_config, names, vocabulary
+from bacr_jax.model.hf.archive import Stored
+from bacr_jax.model.hf.hf_config import BudgetModule
+from bacr_jax.model.hf.names import Entry
+from bacr_jax.model.hf.writing import BUDGET_FILE, check_free, complete_or_absent, fetch
+from bacr_jax.model.sizes import Qwen2Config
+
+Params = dict[str, Any]
+
+TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+MODELING_FILE = f"{hf_config.MODELING}.py"
+GENERATION_FILE = "budget_generation.py"
+# Where transformers looks for a `generate` that belongs to a folder of a class of its own.
+CUSTOM_GENERATE = "custom_generate/generate.py"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What makes a folder say by itself how it is asked.
+
+    Attributes:
+      thinking: section `thinking` of config.json.
+      chat_template: renders the policy's prompt.
+      generation: content of generation_config.json.
+      card: text of README.md.
+      held: code beside the weights of a plain Qwen2 model that holds budgets in transformers.
+    """
+
+    thinking: dict[str, Any]
+    chat_template: str
+    generation: dict[str, Any]
+    card: str
+    held: bool = True
+
+
+def _holds(params: Params, entries: list[Entry], dtype: str) -> bool:
+    """Whether a type stores every value exactly."""
+    return all(
+        np.array_equal(fetch(params, entry, dtype).astype(np.float32), fetch(params, entry, "F32"))
+        for entry in entries
+    )
+
+
+def _source_dtype(source: Path | None) -> str:
+    """The type a folder's weights are stored in; float32 if mixed or if there is no folder."""
+    if source is None:
+        return "F32"
+    stored = set(archives.open_archive(source).dtypes.values())
+    return stored.pop() if len(stored) == 1 and stored <= set(archives.FLOATS) else "F32"
+
+
+def _choose_dtype(
+    wanted: str | None, params: Params, entries: list[Entry], source: Path | None
+) -> str:
+    by_name = {name: stored for stored, name in TORCH_NAME.items()}
+    if wanted is not None:
+        if wanted not in by_name:
+            raise UserError(f"dtype: found {wanted!r}; write one of {', '.join(by_name)}")
+        return by_name[wanted]
+    stored = _source_dtype(source)
+    return stored if stored == "F32" or _holds(params, entries, stored) else "F32"
+
+
+def save_policy(
+    out: str | Path,
+    params: Params,
+    *,
+    config: Qwen2Config,
+    module: BudgetModule | None = None,
+    source: str | Path | None = None,
+    tokenizer: Any = None,
+    dtype: str | None = None,
+    levels: Mapping[str, int] | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    budget_words: str | None = None,
+    explained: Explained | None = None,
+) -> list[str]:
+    """Writes a folder that transformers loads.
+
+    Without a budget module it is a plain Qwen2 folder. With one, `budget.safetensors` and a PyTorch
+    modelling file stand beside the same weights, and `AutoModelForCausalLM.from_pretrained(out,
+    trust_remote_code=True)` gives a model that takes `budget=`. The folder appears under its name
+    only when it is complete.
+
+    Args:
+      out: a folder that does not exist yet.
+      module: how the budget module is used; needed if and only if params has one.
+      source: folder the model came from; its config.json is kept where it still holds, and
+        tokenizer files and generation settings travel along.
+      tokenizer: another folder with tokenizer files, or a transformers tokenizer; None: the
+        source's files.
+      dtype: float32, bfloat16 or float16; None: the source's type if that stores every value
+        exactly, else float32.
+      levels: names of budgets, with their tokens.
+      max_shard_bytes: most bytes of weights in one file.
+      budget_words: sentence that tells the policy its budget, for config.json; None: none does.
+      explained: how the policy is asked; None: the folder says nothing of it.
+
+    Returns:
+      Names of the files written.
+
+    Raises:
+      UserError: the folder exists or can't be written, or the source does not belong to the model.
+    """
+    out, source = Path(out), None if source is None else Path(source)
+    check_free(out)
+    if (module is None) != ("budget" not in params):
+        raise UserError("export: a budget module and its description must be given together")
+    words = source if tokenizer is None else None
+    if isinstance(tokenizer, str | Path):
+        words, tokenizer = Path(tokenizer), None
+    if words is not None:
+        vocabulary.check_fits(words, config.vocab_size)
+    backbone = names.backbone(config)
+    stored = _choose_dtype(dtype, params, backbone, source)
+    described = _describe(config, stored, module, source, tokenizer, budget_words)
+    if levels:
+        described[hf_config.LEVELS] = dict(levels)
+    if explained is not None:
+        described[hf_config.THINKING] = explained.thinking
+    with complete_or_absent(out) as folder:
+        _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
+        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        for home, files in ((source, vocabulary.GENERATION), (words, vocabulary.TOKENIZER)):
+            if home is not None:
+                vocabulary.copy_companions(home, folder, files)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        if module is not None:
+            for name in (MODELING_FILE, GENERATION_FILE):
+                shutil.copyfile(Path(__file__).with_name(name), folder / name)
+        if explained is not None:
+            _explain(folder, explained, conditioned=module is not None)
+    return sorted(path.name for path in out.iterdir())
+
+
+def _explain(folder: Path, explained: Explained, *, conditioned: bool) -> None:
+    """Writes what a folder says of itself beside config.json."""
+    vocabulary.write_chat_template(folder, explained.chat_template)
+    generation = json.dumps(explained.generation, indent=2) + "\n"
+    (folder / "generation_config.json").write_text(generation)
+    (folder / "README.md").write_text(explained.card, encoding="utf-8")
+    if explained.held and not conditioned:
+        (folder / CUSTOM_GENERATE).parent.mkdir()
+        source = Path(__file__).with_name(GENERATION_FILE)
+        shutil.copyfile(source, folder / CUSTOM_GENERATE)
+
+
+def _describe(
+    config: Qwen2Config,
+    stored: str,
+    module: BudgetModule | None,
+    source: Path | None,
+    tokenizer: Any,
+    budget_words: str | None,
+) -> dict[str, Any]:
+    """What config.json says; with a transformers tokenizer also its special ids."""
+    old = None
+    if source is not None and (source / "config.json").exists():
+        old = hf_config.read_json(source / "config.json")
+    described = hf_config.to_json(
+        config, dtype=TORCH_NAME[stored], module=module, source=old, budget_words=budget_words
+    )
+    if tokenizer is not None:
+        # What `generate` stops at and pads with.
+        special = ("bos_token_id", "eos_token_id", "pad_token_id")
+        described |= {key: getattr(tokenizer, key) for key in special}
+    return described
+
+
+def _write_weights(
+    folder: Path,
+    params: Params,
+    backbone: list[Entry],
+    dtype: str,
+    module: BudgetModule | None,
+    config: Qwen2Config,
+    max_shard_bytes: int,
+) -> None:
+    def tensor(entry: Entry, dtype: str) -> Stored:
+        return Stored(entry.name, entry.shape, dtype, lambda: fetch(params, entry, dtype))
+
+    shards = archives.into_shards(
+        [tensor(entry, dtype) for entry in backbone], max_bytes=max_shard_bytes
+    )
+    if module is None and len(shards) == 1:
+        archives.write_file(folder / archives.SINGLE, shards[0])
+        return
+    # A single model.safetensors would hide budget.safetensors from transformers, an index does not.
+    count = len(shards)
+    files = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": s for i, s in enumerate(shards)}
+    if module is not None:
+        per_layer = module.conditioning.sharing == "per_layer"
+        own = names.budget_module(config, per_layer=per_layer)
+        files[BUDGET_FILE] = [tensor(entry, "F32") for entry in own]
+    for name, shard in files.items():
+        archives.write_file(folder / name, shard)
+    index = {
+        "metadata": {"total_size": sum(t.num_bytes for shard in files.values() for t in shard)},
+        "weight_map": {t.name: name for name, shard in files.items() for t in shard},
+    }
+    (folder / archives.INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Round a policy: prompts in, stop strings, graded outcomes out."""

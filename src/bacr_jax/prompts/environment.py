@@ -1,0 +1,374 @@
+"""What surrounds the policy in a run: questions in, verified outcomes out.
+
+Built once from the config on the host. It knows the tokenizer, the prompts, the stop strings and
+the grader, so that the training loop and the evaluation deal in arrays only.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from bacr_grading import ExactGrader, VerifierGrader
+from bacr_grading.pooled import PooledGrader
+from bacr_jax.config import Config
+from bacr_jax.config.derived import HOLDOUT, selection_set
+from bacr_jax.errors import UserError
+from bacr_jax.parallel import processes
+from bacr_jax.prompts import formats
+from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
+from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.graders import OnRows, SharedGrader, grade_early, open_graders
+from bacr_jax.prompts.stop_strings import compile_stop_strings, no_stop_string
+from bacr_jax.prompts.tokenizers import answer_text
+from bacr_jax.prompts.told import ToldPrompts, budget_words, largest_told, told_prompts
+from bacr_jax.questions import splits
+from bacr_jax.questions.groups import check_levels
+from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.types import Branches, Prompts
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A question set with its prompts; row i of each belongs together.
+
+    Attributes:
+      prompts: without a budget.
+      told: the same up to a budget's number; None: the policy is told none in words.
+    """
+
+    set: QuestionSet
+    prompts: Prompts
+    told: ToldPrompts | None = None
+
+    def __len__(self) -> int:
+        """Number of questions."""
+        return len(self.set.questions)
+
+    def take(self, index: np.ndarray) -> Prompts:
+        """Prompts of the given questions, without a budget."""
+        rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.prompts)
+        return rows
+
+    def part(self, index: np.ndarray, name: str) -> "Questions":
+        """The questions at these places, under a name of their own."""
+        part = dataclasses.replace(self.set.take(index), name=name, left_out=())
+        told = None if self.told is None else self.told.take(index)
+        return Questions(part, self.take(index), told)
+
+    def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
+        """Prompts of questions, with each row's budget in tokens where it is told in words.
+
+        NO_BUDGET: the row is told none.
+        """
+        untold = self.take(index)
+        return untold if self.told is None else self.told.at(index, budgets, untold)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt, with the longest number of a budget."""
+        if self.told is not None:
+            return self.told.longest
+        return int(np.max(self.prompts.lengths, initial=0))
+
+    def none(self) -> "Questions":
+        """A set like this one without any question."""
+        return Questions(self.set.take([]), self.take(np.zeros(0, int)))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything a run needs around the model.
+
+    Attributes:
+      vocab_size: rows of the embedding.
+      holdout: questions of the training set that are not trained on, each text once.
+      graders: verifiers by the relative tolerance of numbers.
+      tolerance: the tolerance in use: the training set's, except after `graded_like`.
+    """
+
+    tokenizer: Any
+    vocab_size: int
+    style: PromptFormat
+    rules: DecodeRules
+    train: Questions
+    holdout: Questions
+    eval: dict[str, Questions]
+    graders: dict[float, Any]
+    tolerance: float = 0.0
+
+    @property
+    def grader(self) -> Any:
+        """The verifier in use, which several processes share."""
+        own = self._own_grader
+        return SharedGrader(own) if processes.several() else own
+
+    @property
+    def _own_grader(self) -> Any:
+        return self.graders[self.tolerance]
+
+    def graded_like(self, questions: Questions) -> "Environment":
+        """This environment with the grader for a set's own tolerance of numbers."""
+        return dataclasses.replace(self, tolerance=questions.set.relative_tolerance)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt of all sets."""
+        sets = (self.train, *self.eval.values())
+        return max(questions.longest for questions in sets)
+
+    @property
+    def verifier_digest(self) -> str | None:
+        """Of the source of a verifier of one's own; None: the built-in rules."""
+        grader = self._own_grader
+        return grader.verifier.digest if isinstance(grader, VerifierGrader) else None
+
+    def exactly_graded(self) -> "Environment":
+        """This environment with the grader of procedural tasks, whatever the run's is."""
+        exact = {tolerance: ExactGrader() for tolerance in self.graders}
+        return dataclasses.replace(self, graders=exact)
+
+    def check_verifier(self) -> None:
+        """Loads a verifier of one's own in its worker, early; UserError if it can't be loaded."""
+        if isinstance(self._own_grader, VerifierGrader):
+            self._own_grader.check()
+
+    def close(self) -> None:
+        """Ends the graders' processes."""
+        for grader in self.graders.values():
+            grader.close()
+
+    def describe_data(self) -> list[str]:
+        """Lines for a log: the sets, their sizes, and what was left out and why."""
+        train, *tests = [questions.set.summary() for questions in (self.train, *self.eval.values())]
+        train[0] = f"training on {train[0]}"
+        if len(self.holdout):
+            train.append(f"validating on {self.holdout.set.summary()[0]}")
+        for lines in tests:
+            lines[0] = f"evaluating on {lines[0]}"
+        return [line for lines in (train, *tests) for line in lines]
+
+    def answer_texts(self, branches: Branches) -> list[list[str]]:
+        """Text after each suffix, closing tag included if it was written; [B][M]."""
+        start = np.asarray(branches.forced)
+        stop = start + np.asarray(branches.sampled)
+        tokens = np.asarray(branches.tokens)
+        b, m, _ = tokens.shape
+        tags = {"opened": self.style.answer_open, "closed": self.style.answer_close}
+
+        def cell(i: int, j: int) -> str:
+            ids = tokens[i, j, start[i, j] : stop[i, j]].tolist()
+            return answer_text(self.tokenizer, ids, **tags)
+
+        return [[cell(i, j) for j in range(m)] for i in range(b)]
+
+    def verify(
+        self,
+        branches: Branches,
+        answers: Sequence[str],
+        poll: Callable[[], None] | None = None,
+        *,
+        questions: Sequence[str] | None = None,
+    ) -> np.ndarray:
+        """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
+
+        Args:
+          branches: sampled answers of B rows.
+          answers: gold answer of each row.
+          poll: called while waiting for the grader; not by one of several processes, which wait
+            for different times.
+          questions: which verifiers of one's own see; their outcomes are scores in [0, 1].
+
+        Returns:
+          [B, M] float32. Cuts that share a branch share its verdict.
+        """
+        return self.grade_answers(branches, answers, poll, questions=questions)[0]
+
+    def grade_answers(
+        self,
+        branches: Branches,
+        answers: Sequence[str],
+        poll: Callable[[], None] | None = None,
+        *,
+        questions: Sequence[str] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`verify`, and the grader's verdicts [B, M] that say why."""
+        texts = self.answer_texts(branches)
+        b, m = np.asarray(branches.sampled).shape
+        flat = [text for row in texts for text in row]
+        references = [gold for gold in answers for _ in range(m)]
+        asked = None if questions is None else [text for text in questions for _ in range(m)]
+        verdicts = self.grader.grade(flat, references, mode="strict", poll=poll, questions=asked)
+        outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
+        said = np.empty(b * m, object)
+        said[:] = verdicts
+        return outcomes, said.reshape(b, m)
+
+    def early_grading(
+        self, answers: Sequence[str], questions: Sequence[str] | None = None
+    ) -> OnRows | None:
+        """What starts on rows' answers when they are done, for `judged`; None: it takes no time."""
+        own, texts = self._own_grader, self.answer_texts
+        slow = isinstance(own, PooledGrader)
+        return grade_early(own, texts, answers, questions) if slow else None
+
+
+def _encoded(
+    config: Config, tokenizer: Any, questions: QuestionSet, style: formats.PromptFormat
+) -> Questions:
+    """A set with its prompts, without the questions whose prompts are too long."""
+    limit, words = config.data.max_prompt_tokens, budget_words(config, style)
+    told, reason = None, f"prompt over {limit} tokens"
+    if words:
+        told, dropped = told_prompts(
+            tokenizer,
+            questions.questions,
+            style,
+            words,
+            largest=largest_told(config),
+            max_tokens=limit,
+        )
+        questions = questions.without(dropped, reason)
+    encoded, dropped = formats.encode_prompts(
+        tokenizer, questions.questions, style, max_tokens=limit
+    )
+    # A sentence more has made no prompt shorter.
+    assert told is None or not len(dropped)
+    return Questions(questions.without(dropped, reason), encoded, told)
+
+
+def load_training_texts(spec: str, config: Config) -> QuestionSet:
+    """A training set to look for near-duplicates in; its difficulty groups mean nothing.
+
+    UserError: unknown data, or nothing usable in it.
+    """
+    # Measured solve rates may lie elsewhere by now, and nothing here needs them.
+    data = dataclasses.replace(config.data, groups="level", labels=None)
+    return load_questions(spec, data, config.seed, "train")
+
+
+def load_sets(
+    config: Config,
+    tokenizer: Any,
+    *,
+    split: Literal["train", "test"] = "test",
+    train: QuestionSet | None = None,
+    style: PromptFormat | None = None,
+) -> dict[str, Questions]:
+    """The evaluation sets of a config with their prompts, by what data.eval calls them.
+
+    No device is touched.
+
+    Args:
+      tokenizer: a fast Hugging Face tokenizer.
+      train: near-duplicates of its questions are marked; None: none are looked for.
+      style: prompt format; the one that methods share by default.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+
+    def load(spec: str) -> QuestionSet:
+        found = load_questions(spec, config.data, config.seed, split)
+        return found if train is None else splits.mark_duplicates(found, train)
+
+    style = style or formats.format_for(config)
+    return {spec: _encoded(config, tokenizer, load(spec), style) for spec in config.data.eval}
+
+
+def _load_both(
+    config: Config, tokenizer: Any, style: formats.PromptFormat, procedural: bool
+) -> tuple[Questions, Questions, dict[str, Questions]]:
+    """Training, held-out and evaluation sets; near-duplicates of training questions are marked.
+
+    Held-out questions choose a checkpoint, so near-duplicates of them are marked too.
+    """
+    data = config.data
+    train = load_questions(data.train, data, config.seed, "train")
+    check_levels(train.levels, data)
+    tests = {spec: load_questions(spec, data, config.seed, "test") for spec in data.eval}
+    if not procedural:  # the ledger's splits share no problem by construction
+        tests = {spec: splits.mark_duplicates(test, train) for spec, test in tests.items()}
+    encode = lambda questions: _encoded(config, tokenizer, questions, style)
+    return *_split(config, encode(train), train), {s: encode(test) for s, test in tests.items()}
+
+
+def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Questions, Questions]:
+    """What is trained on, and what is held out: that is chosen from the texts of the whole set."""
+    held = splits.held_out(train.questions, config.eval.holdout)
+    texts = {train.questions[place] for place in np.flatnonzero(held)}
+    gone = np.array([text in texts for text in encoded.set.questions], bool)
+    out = np.flatnonzero(gone)
+    once = out[splits.first_copies([encoded.set.questions[place] for place in out])]
+    if selection_set(config) == HOLDOUT and not len(once):
+        raise UserError(
+            f"eval.holdout={config.eval.holdout}: at most a tenth of the questions is held out, "
+            f"and {config.data.train} has {len(train)}; write a set of data.eval in eval.select, "
+            "or eval.every=null"
+        )
+    rest = encoded.set.without(out, splits.REASON)
+    kept = dataclasses.replace(encoded.part(np.flatnonzero(~gone), train.name), set=rest)
+    return kept, encoded.part(once, f"{train.name}, {splits.REASON}")
+
+
+def make_rules(tokenizer: Any, style: formats.PromptFormat, vocab_size: int) -> DecodeRules:
+    """Vocabulary facts for decoding in a format: stop strings, ends, suffixes."""
+
+    def stops(text: str) -> Any:
+        if not text:
+            return no_stop_string(vocab_size)
+        return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
+
+    return decode_rules(
+        allowed_tokens=formats.allowed_tokens(tokenizer, style, vocab_size),
+        eos_ids=formats.eos_ids(tokenizer, style),
+        think_close=stops(style.think_close),
+        answer_close=stops(style.answer_close),
+        forced_suffix=formats.encode_text(tokenizer, style.forced_suffix),
+        natural_suffix=formats.encode_text(tokenizer, style.natural_suffix),
+        line_breaks=formats.line_breaks(tokenizer, vocab_size),
+    )
+
+
+def build_environment(
+    config: Config,
+    tokenizer: Any,
+    vocab_size: int,
+    *,
+    style: formats.PromptFormat | None = None,
+    sets: dict[str, Questions] | None = None,
+) -> Environment:
+    """Loads questions, encodes prompts and compiles stop strings.
+
+    Args:
+      tokenizer: a fast Hugging Face tokenizer.
+      vocab_size: rows of the model's embedding.
+      style: prompt format; the one that methods share by default.
+      sets: evaluation sets, if only these are wanted: no training question is loaded then.
+
+    Raises:
+      UserError: unknown data, or nothing usable in it.
+    """
+    style = style or formats.format_for(config)
+    procedural = config.data.train == "ledger"
+    if sets is None:
+        train, holdout, tests = _load_both(config, tokenizer, style, procedural)
+    else:
+        train, tests = next(iter(sets.values())).none(), sets
+        holdout = train
+    tolerances = {questions.set.relative_tolerance for questions in (train, *tests.values())}
+    return Environment(
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        style=style,
+        rules=make_rules(tokenizer, style, vocab_size),
+        train=train,
+        holdout=holdout,
+        eval=tests,
+        graders=open_graders(config, tolerances, procedural=procedural),
+        tolerance=train.set.relative_tolerance,
+    )

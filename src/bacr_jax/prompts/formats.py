@@ -1,0 +1,370 @@
+r"""Every string that stands around a question, its thinking and its answer.
+
+All methods, and all models of one format, see exactly these strings. A row of text is
+
+    prompt (ends with think_open) | thinking | suffix | answer answer_close
+
+and the suffix is forced by the decoding loop: `forced_suffix` where the budget cut the thinking (or
+the turn ended without closing it), `natural_suffix` where the model wrote `think_close` itself.
+
+What is asked for stands in one place, the system message; the user's message is the question. There
+always is a system message, since Qwen2.5's templates write one of their own where none is given
+("You are Qwen ...", or in Qwen2.5-Math the one that asks for a box).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.chat_template import render
+from bacr_jax.prompts.stop_strings import vocabulary
+from bacr_jax.types import Prompts
+
+# The prompt Qwen2.5's published MATH and GSM8K numbers were measured with.
+MATH_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
+
+# Stands for the question while the chat template is rendered: a private-use character.
+_PLACEHOLDER = "\ue000"
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    r"""How a question becomes a prompt and where its answer stands.
+
+    Attributes:
+      name: key in `FORMATS`.
+      chat: wrap the question in the tokenizer's own chat template.
+      system: system message of the chat template.
+      before, after: text round the question (inside the user's message with a chat template).
+      think_open: end of the prompt; thinking follows.
+      think_close: with this the model ends its thinking; empty: only by ending its turn.
+      answer_open: opens the answer; the last thing in both suffixes, blanks aside.
+      answer_close: with this the model ends its answer.
+      forced_suffix: put after thinking that was cut.
+      natural_suffix: put after thinking that the model closed.
+      turn_end: tokens that end the turn, besides the tokenizer's own end token.
+      unused: tokens that are never sampled, besides markup that is no part of the format.
+      budget_close: ends the budget that the response declares first; empty: it declares none.
+      budget_words: tells a budget, `{budget}` being its number; empty: the config's sentence does.
+    """
+
+    name: str
+    chat: bool = False
+    system: str = ""
+    before: str = ""
+    after: str = ""
+    think_open: str = ""
+    think_close: str = "</think>"
+    answer_open: str = "<answer>"
+    answer_close: str = "</answer>"
+    forced_suffix: str = ""
+    natural_suffix: str = ""
+    turn_end: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    budget_close: str = ""
+    budget_words: str = ""
+
+
+_QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
+
+FORMATS = {
+    style.name: style
+    for style in (
+        # The procedural task: every tag is one token.
+        PromptFormat(
+            name="ledger",
+            before="<bos>",
+            think_open="<think>",
+            forced_suffix="</think><answer>",
+            natural_suffix="<answer>",
+            unused=("-", "f", "g", "h"),
+            budget_words="f{budget}",
+        ),
+        # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
+        # tags round the declared budget.
+        PromptFormat(
+            name="ledger_budget",
+            before="<bos>",
+            think_open="<think>g",
+            forced_suffix="</think><answer>",
+            natural_suffix="<answer>",
+            unused=("-", "f", "g"),
+            budget_close="h",
+        ),
+        # SelfBudgeter (arXiv 2505.11274): the response opens with the budget it wants. Its solution
+        # is what is thinking elsewhere; the answer is asked for as of every other method.
+        PromptFormat(
+            name="budget_solution",
+            chat=True,
+            system=(
+                "First estimate how many tokens your solution needs, between <budget> and "
+                "</budget>. Then write the solution, step by step, between <solution> and "
+                "</solution>, and after it only the final answer between <answer> and </answer>."
+            ),
+            think_open="<budget>",
+            think_close="</solution>",
+            forced_suffix="\n</solution>\n<answer>\n",
+            natural_suffix="\n<answer>\n",
+            turn_end=_QWEN_TURN_END,
+            budget_close="</budget>\n<solution>\n",
+        ),
+        # The paper's form. The opening tag is given, so that an untrained model too thinks at once.
+        PromptFormat(
+            name="think_answer",
+            chat=True,
+            system=(
+                "Reason step by step between <think> and </think>, and write after it only the "
+                "final answer between <answer> and </answer>."
+            ),
+            think_open="<think>\n",
+            forced_suffix="\n</think>\n<answer>\n",
+            natural_suffix="\n<answer>\n",
+            turn_end=_QWEN_TURN_END,
+        ),
+        # Untouched Instruct models: no tags, the thinking is the whole solution and ends with the
+        # turn. A solution cut by its budget is asked for the box alone. A brace can not end the
+        # answer, because boxes hold braces; a blank line does.
+        PromptFormat(
+            name="boxed",
+            chat=True,
+            system=MATH_SYSTEM,
+            think_close="",
+            answer_open=r"\boxed{",
+            answer_close="\n\n",
+            forced_suffix="\n\n**Final Answer**\n\\boxed{",
+            natural_suffix="\n\n**Final Answer**\n\\boxed{",
+            turn_end=_QWEN_TURN_END,
+        ),
+    )
+}
+
+
+def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat:
+    """The format of a run: data.prompt_format, or the ledger's own, or tags.
+
+    Methods whose responses open with a budget have a form of their own; all others share one.
+    UserError: data.closing_text does not fit the format.
+    """
+    ledger = config.data.train.partition(":")[0] == "ledger"
+    if declares_budget:
+        name = "ledger_budget" if ledger else "budget_solution"
+    elif config.data.prompt_format != "auto":
+        name = config.data.prompt_format
+    else:
+        name = "ledger" if ledger else "think_answer"
+    return with_closing_text(FORMATS[name], config.data.closing_text)
+
+
+def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
+    """The format with another forced suffix; None leaves it as it is.
+
+    What follows the closing of the thinking in it is the natural suffix, as in the formats here.
+
+    Raises:
+      UserError: the text doesn't close the thinking, or doesn't open the answer at its end.
+    """
+    if text is None:
+        return style
+    found = f"data.closing_text={text!r}"
+    example = f"write for instance {style.forced_suffix!r}"
+    if not style.chat:
+        raise UserError(f"{found}: the ledger has its own tokens; write null")
+    if style.think_close and text.count(style.think_close) != 1:
+        raise UserError(
+            f"{found}: must hold {style.think_close!r} once, which closes the thinking in the "
+            f"prompt format {style.name!r}; {example}"
+        )
+    after = text.partition(style.think_close)[2] if style.think_close else text
+    if after.count(style.answer_open) != 1 or not after.rstrip().endswith(style.answer_open):
+        raise UserError(
+            f"{found}: must end with {style.answer_open!r}, which opens the answer in the prompt "
+            f"format {style.name!r}; {example}"
+        )
+    return dataclasses.replace(style, forced_suffix=text, natural_suffix=after)
+
+
+def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str]:
+    """Text before and after the question; the prompt is their concatenation around it.
+
+    `said` stands at the end of the user's message; with a chat template in a paragraph of its own.
+
+    Raises:
+      UserError: the format needs a chat template and the tokenizer has none, or one that does not
+        give the question back as it is.
+    """
+    paragraph = "\n\n" if said and style.chat else ""
+    content = style.before + _PLACEHOLDER + style.after + paragraph + said
+    if style.chat:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                f"tokenizer: found no chat template, which the prompt format {style.name!r} needs; "
+                "write the folder of an Instruct model"
+            )
+        content = render(tokenizer, style.system, content)
+    pieces = content.split(_PLACEHOLDER)
+    if len(pieces) != 2:
+        raise UserError(
+            f"tokenizer: found a chat template that writes the question {len(pieces) - 1} times; "
+            "write one that keeps the user's message as it is"
+        )
+    if style.system and content.count(style.system) != 1:
+        raise UserError(
+            f"tokenizer: found a chat template that writes the system message "
+            f"{content.count(style.system)} times, which says how to answer; write one that keeps "
+            "it as it is"
+        )
+    return pieces[0], pieces[1] + style.think_open
+
+
+def encode_prompts(
+    tokenizer: Any,
+    questions: Sequence[str],
+    style: PromptFormat,
+    *,
+    max_tokens: int,
+    width: int | None = None,
+    around: tuple[str, str] | None = None,
+    more: int = 0,
+) -> tuple[Prompts, Int[np.ndarray, "dropped"]]:
+    """Tokenises questions in their format.
+
+    Args:
+      tokenizer: a fast Hugging Face tokenizer.
+      questions: texts; blanks around them are taken away.
+      max_tokens: longest prompt kept.
+      width: width P of the rows; the longest prompt kept if None.
+      around: text before and after each question; the format's own if None (`frame`).
+      more: tokens that each prompt will get later on, which count as its own.
+
+    Returns:
+      Prompts of the questions kept, in their order, as numpy arrays, and the indices of those left
+      out because they are longer than `max_tokens`.
+
+    Raises:
+      UserError: an empty question or one the tokenizer can not write (by its row), no question
+        short enough, or a tokenizer without the chat template the format needs.
+    """
+    head, tail = around or frame(tokenizer, style)
+    bodies = [question.strip() for question in questions]
+    if not bodies:
+        raise UserError("data: found no question; write a set with at least one")
+    for row, body in enumerate(bodies):
+        if not body:
+            raise UserError(f"question {row}: found an empty text; write a question")
+    ids, offsets = _tokenise(tokenizer, bodies, head, tail)
+    spans = []
+    for body, where in zip(bodies, offsets, strict=True):
+        # A token belongs to the question if it holds any of its characters.
+        begin, end = np.array(where).T
+        inside = np.flatnonzero((begin < len(head) + len(body)) & (end > len(head)))
+        spans.append((inside[0], inside[-1] + 1))
+    lengths = np.array([len(row) for row in ids], np.int32)
+    fits = lengths + more <= max_tokens
+    kept = np.flatnonzero(fits)
+    if not len(kept):
+        raise UserError(
+            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of "
+            f"{lengths.min() + more} tokens or more; write a larger number"
+        )
+    longest = int(lengths[kept].max())
+    if width is not None and longest > width:
+        raise UserError(
+            f"prompt width {width}: found a prompt of {longest} tokens; write {longest}"
+        )
+    tokens = np.zeros((len(kept), width or longest), np.int32)
+    for row, index in enumerate(kept):
+        tokens[row, : lengths[index]] = ids[index]
+    span = np.array([spans[index] for index in kept], np.int32)
+    # Numpy arrays: the host picks rows out of them; they go to the device batch by batch.
+    arrays: tuple[Any, ...] = (tokens, lengths[kept], span[:, 0], span[:, 1])
+    prompts = Prompts(*arrays)
+    return prompts, np.flatnonzero(~fits)
+
+
+def _tokenise(
+    tokenizer: Any, bodies: list[str], head: str, tail: str
+) -> tuple[list[list[int]], list[Any]]:
+    """Ids of each prompt, and the characters that each id covers."""
+    # The limits are ours: a warning about the folder's own would be a second line.
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+    try:
+        encoded = tokenizer([head + body + tail for body in bodies], **options)
+    # Tokenizers without a token for unknown text raise this class, and do not say for which row.
+    except Exception as error:
+        for row, body in enumerate(bodies):
+            try:
+                tokenizer(head + body + tail, **options)
+            except Exception:
+                raise UserError(
+                    f"question {row}: the tokenizer has no tokens for {body[:80]!r}; write a "
+                    "question of the kind the model was trained on"
+                ) from error
+        raise
+    return encoded["input_ids"], encoded["offset_mapping"]
+
+
+def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
+    """Ids of a piece of text (a suffix), without anything added."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return np.asarray(ids, np.int32)
+
+
+def with_declaration(prompts: Prompts, declaration: Int[np.ndarray, "n"]) -> Prompts:
+    """Prompts in which the user has declared the budget: ids put at the end of every row.
+
+    They are the number and the closing tag; prompts are right-padded and end with the opening tag.
+    """
+    rows, count = len(prompts.lengths), len(declaration)
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, count)))
+    at = np.asarray(prompts.lengths)[:, None] + np.arange(count)
+    tokens[np.arange(rows)[:, None], at] = declaration
+    longer: Any = np.asarray(prompts.lengths) + count
+    return Prompts(tokens, longer, prompts.question_start, prompts.question_end)
+
+
+def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
+    """Ids that end the model's turn: the tokenizer's end token and the format's.
+
+    UserError: the tokenizer has none of them.
+    """
+    texts = vocabulary(tokenizer).texts
+    wanted = {end.encode() for end in (*style.turn_end, tokenizer.eos_token or "") if end}
+    found = tuple(index for index, text in enumerate(texts) if text in wanted)
+    if not found:
+        raise UserError(
+            f"tokenizer: found neither an end token nor any of {list(style.turn_end)}; set "
+            "eos_token in its tokenizer_config.json"
+        )
+    return found
+
+
+def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
+    """Ids whose text holds a line break, where a grace window may end."""
+    found = np.zeros(vocab_size, bool)
+    texts = vocabulary(tokenizer).texts
+    found[: len(texts)] = [b"\n" in text for text in texts]
+    return found
+
+
+def allowed_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[np.ndarray, "V"]:
+    """True at the ids that may be sampled, of the `vocab_size` rows of the model's embedding.
+
+    Ids beyond the tokenizer (models pad their vocabulary) and markup (added tokens, such as those
+    that open a turn or a tool call) may not, unless it ends the turn or belongs to the format.
+    """
+    texts = vocabulary(tokenizer).texts
+    allowed = np.zeros(vocab_size, bool)
+    allowed[: len(texts)] = [bool(text) for text in texts]
+    written = style.think_close + style.forced_suffix + style.natural_suffix + style.answer_close
+    for index, added in tokenizer.added_tokens_decoder.items():
+        allowed[index] = added.content in written
+    unused = {text.encode() for text in style.unused}
+    allowed[[index for index, text in enumerate(texts) if text in unused]] = False
+    allowed[list(eos_ids(tokenizer, style))] = True
+    return allowed

@@ -1,0 +1,150 @@
+"""Which grader a run has, shared by its processes, and grading while others are still sampled."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from bacr_grading import STRICT, ExactGrader, Grader, Verdict, VerifierGrader, load_verifier
+from bacr_grading.grader import Texts, check_request
+from bacr_grading.pooled import PooledGrader
+from bacr_jax.config import Config
+from bacr_jax.parallel import processes
+from bacr_jax.types import Branches, Trunks
+
+
+def own_share(places: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    """Which texts of a call of `SharedGrader.grade` this process grades, by their places in it."""
+    index, count = processes.place_among_all()
+    return places % count == index
+
+
+class SharedGrader:
+    """Has the interface of a grader; all processes must call it at the same places.
+
+    Text i of a call is graded by process i modulo their number, by nobody else, since deadlines
+    make two graders differ.
+    """
+
+    def __init__(self, own: Any):
+        self._own = own
+
+    def grade(
+        self,
+        texts: Texts,
+        references: Texts,
+        *,
+        mode: str = STRICT,
+        poll: Callable[[], object] | None = None,
+        questions: Texts | None = None,
+    ) -> list[Verdict]:
+        """As `Grader.grade`, but `poll` is not called: processes wait for different times."""
+        check_request(texts, references, mode)
+        index, count = processes.place_among_all()
+        share = slice(index, None, count)
+        asked = None if questions is None else questions[share]
+        mine = self._own.grade(texts[share], references[share], mode=mode, questions=asked)
+        heard = processes.texts_of_all(json.dumps([dataclasses.astuple(v) for v in mine]))
+        verdicts: list[Any] = [None] * len(texts)
+        for start, text in enumerate(heard):
+            verdicts[start::count] = [Verdict(*fields) for fields in json.loads(text)]
+        return verdicts
+
+    def counters(self) -> Mapping[str, int]:
+        """The processes' counters, added up."""
+        mine = self._own.counters()
+        total = processes.summed(np.array(list(mine.values()), np.int32))
+        return dict(zip(mine, total.tolist(), strict=True))
+
+    @property
+    def last_failure(self) -> str:
+        """What a process's verifier said last when it gave no score; of several, the first's."""
+        return next(filter(None, processes.texts_of_all(self._own.last_failure)), "")
+
+
+# `rollout.generate` tells of rows that are done: their indices, trunks and branches.
+OnRows = Callable[[Int[np.ndarray, "n"], Trunks, Branches], None]
+
+
+def grade_early(
+    grader: PooledGrader,
+    texts_of: Callable[[Branches], list[list[str]]],
+    answers: Sequence[str],
+    questions: Sequence[str] | None,
+) -> OnRows:
+    """Has a process's grader start on answers as rows end.
+
+    It is later asked about all rows, its share of them if there are several processes.
+    """
+
+    def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
+        del trunks
+        texts = texts_of(branches)
+        cells = [(i, j, int(row)) for i, row in enumerate(rows) for j in range(len(texts[i]))]
+        # Where each text stands among those of all rows.
+        places = np.array([row * len(texts[i]) + j for i, j, row in cells], int)
+        mine = [cell for cell, own in zip(cells, own_share(places)) if own]
+        grader.ahead(
+            [texts[i][j] for i, j, _ in mine],
+            [answers[row] for *_, row in mine],
+            mode=STRICT,
+            questions=None if questions is None else [questions[row] for *_, row in mine],
+        )
+
+    return begin
+
+
+# What a run says of each reason for which a verifier gave no score.
+_REASONS = {
+    "late": "took too long",
+    "died": "lost their worker",
+    "memory": "ran out of memory",
+    "raised": "raised",
+    "text": "got no number",
+    "nan": "got NaN",
+    "range": "got a number outside [0, 1]",
+    "length": "were in a batch with too few or too many scores",
+}
+
+
+def open_graders(
+    config: Config, tolerances: Iterable[float], *, procedural: bool
+) -> dict[float, Any]:
+    """Graders by relative tolerance of numbers; a verifier of one's own is the same for all.
+
+    `procedural`: answers have one spelling. UserError: the verifier's file can't be read.
+    """
+    limits = config.grading
+    workers: dict[str, Any] = {
+        "workers": limits.workers,
+        "deadline": limits.deadline,
+        "memory_mb": limits.memory_mb,
+    }
+    if config.grader is not None:
+        verifier = load_verifier(config.grader)
+        return dict.fromkeys(tolerances, VerifierGrader(verifier, batch=limits.batch, **workers))
+    if procedural:
+        return {tolerance: ExactGrader() for tolerance in tolerances}
+    return {tolerance: Grader(relative_tolerance=tolerance, **workers) for tolerance in tolerances}
+
+
+def failures(grader: Any, before: Mapping[str, int]) -> Iterator[str]:
+    """A line about answers to which a verifier gave no score; none if there are none.
+
+    `before`: its counters at the start of what the line is about.
+    """
+    now = grader.counters()
+    since = {name: now[name] - before.get(name, 0) for name in now}
+    if since.get("failed"):
+        reasons = [
+            f"{since[f'failed_{name}']} {words}"
+            for name, words in _REASONS.items()
+            if since[f"failed_{name}"]
+        ]
+        yield (
+            f"WARNING: the verifier gave no score to {since['failed']} of {since['graded']} "
+            f"answers, which count as 0: {', '.join(reasons)} (the last: {grader.last_failure})"
+        )

@@ -1,0 +1,114 @@
+"""Tokenizers of Hugging Face folders, and from the tokens of an answer to the text graded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bacr_jax import documents
+from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.stop_strings import vocabulary
+
+# Ids beyond this are slips, for which a table would be made all the same.
+MOST_IDS = 1 << 24
+_JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
+    """The tokenizer of a Hugging Face folder; never of a name to download.
+
+    Args:
+      where: key or option that named it, for messages.
+
+    Raises:
+      UserError: no such folder, or no tokenizer that can be read in it.
+    """
+    if folder is None or not Path(folder).is_dir():
+        raise UserError(f"{where}: no folder {str(folder)!r}; write a Hugging Face folder")
+    _check_files(Path(folder), where)
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # For a Qwen2 model AutoTokenizer takes Qwen2's class even where the folder names the generic
+    # one, and that class adds a token of its own.
+    generic = _declared_class(Path(folder)) in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    reader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
+    try:
+        return reader.from_pretrained(str(folder))
+    # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
+    # and the Rust reader raises plain Exception, or panics.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason}); write a "
+            "Hugging Face folder with tokenizer.json"
+        ) from None
+
+
+def _check_files(folder: Path, where: str) -> None:
+    """Refuses tokenizer files that the readers behind would hang, crash or run out of memory on."""
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".txt")):
+        try:
+            documents.check_regular(path)
+            content = documents.read_json(path) if path.name in _JSON else {}
+        except OSError as error:
+            reason = error.strerror
+        except ValueError as error:
+            reason = f"not JSON: {error}"
+        else:
+            reason = "" if isinstance(content, dict) else "no JSON object"
+            if not reason and path.name == "tokenizer.json":
+                reason = _fault_of_ids(content)
+        if reason:
+            raise UserError(
+                f"{where}: no tokenizer that can be read in {str(folder)!r} ({path.name}: "
+                f"{reason}); write a Hugging Face folder with tokenizer.json"
+            )
+
+
+def _fault_of_ids(content: dict[str, Any]) -> str:
+    """What is wrong with the ids of a tokenizer.json; "" if nothing is."""
+    model, added = content.get("model"), content.get("added_tokens") or []
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        return "added_tokens is no list of objects"
+    ids += [token.get("id") for token in added]
+    wrong = [number for number in ids if type(number) is not int or not 0 <= number < MOST_IDS]
+    return f"the id {shown(wrong[0])}; ids are whole numbers below {MOST_IDS}" if wrong else ""
+
+
+def _declared_class(folder: Path) -> str | None:
+    """The class that tokenizer_config.json names; None if it names none or can't be read."""
+    try:
+        return str(documents.read_json(folder / "tokenizer_config.json")["tokenizer_class"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of ids: the bytes the stop tables saw, with nothing cleaned up or left out.
+
+    Bytes that are no character (a row can be cut inside one) become the replacement character.
+    """
+    texts = vocabulary(tokenizer).texts
+    return b"".join([texts[index] for index in ids]).decode(errors="replace")
+
+
+def answer_text(
+    tokenizer: Any, ids: Sequence[int], *, opened: str = "<answer>", closed: str = "</answer>"
+) -> str:
+    """Text of an answer with the tag that the suffix opened, ready to be graded.
+
+    Args:
+      ids: sampled answer tokens, without the suffix.
+      opened: what the suffix ended with (`PromptFormat.answer_open`).
+      closed: what ends the answer (`PromptFormat.answer_close`).
+
+    Returns:
+      `opened`, then the answer up to and including its first `closed`. An answer that never wrote
+      `closed` is given whole, which shows a grader that it is unfinished.
+    """
+    body, tag, _ = decode_ids(tokenizer, ids).partition(closed)
+    return opened + body + tag

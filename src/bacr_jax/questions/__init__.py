@@ -1,0 +1,1 @@
+"""Sets of questions with verifiable answers: read or made, grouped, split, drawn from."""

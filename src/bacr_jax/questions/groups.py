@@ -1,0 +1,126 @@
+"""Difficulty groups, 0 (easy) to K - 1, from levels or from measured solve rates."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bacr_jax import documents
+from bacr_jax.config import DataConfig
+from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
+
+NUM_LEVELS = 5
+
+
+def groups_from_levels(
+    levels: Int[np.ndarray, "n"], *, num_groups: int = 4
+) -> Int[np.ndarray, "n"]:
+    """Difficulty groups 0..K-1 (int32) from levels 1..5 (paper appendix: levels 1-2, 3, 4, 5).
+
+        group = floor((level - 1) K / 5)
+
+    which for K = 4 is the paper's grouping. Any other level counts as unknown and goes to the
+    hardest group. K is 1..5, or UserError.
+    """
+    if not 1 <= num_groups <= NUM_LEVELS:
+        raise UserError(
+            f"data.num_groups: found {num_groups} for {NUM_LEVELS} levels; write 1..{NUM_LEVELS}"
+        )
+    levels = np.asarray(levels)
+    known = (levels >= 1) & (levels <= NUM_LEVELS)
+    groups = np.where(known, (levels - 1) * num_groups // NUM_LEVELS, num_groups - 1)
+    return groups.astype(np.int32)
+
+
+def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
+    """UserError: groups by level are asked for, and no level of the training set is known (0)."""
+    if data.groups == "level" and data.num_groups > 1 and not np.any(levels):
+        raise UserError(
+            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
+            "data.groups=solve_rate with data.labels"
+        )
+
+
+def groups_from_solve_rate(
+    rate: Float[np.ndarray, "n"], *, num_groups: int = 4
+) -> Int[np.ndarray, "n"]:
+    """Difficulty groups 0..K-1 (int32) from measured solve rates, the easiest first.
+
+    Thresholds are the multiples of 1/K. With K = 4 they are .25, .5 and .75 (paper appendix), a
+    rate above .75 being group 0. A rate is the mean over several samples of a problem, in [0, 1]:
+    pass@k would be 0 or 1 for one problem. UserError names the row of a rate outside.
+    """
+    if num_groups < 1:
+        raise UserError(f"data.num_groups: found {num_groups}; write 1 or more")
+    rate = np.asarray(rate, np.float64)
+    wrong = np.flatnonzero(~((rate >= 0) & (rate <= 1)))
+    if len(wrong):
+        raise UserError(
+            f"solve rate {wrong[0]}: found {rate[wrong[0]]}; write the share of correct samples, "
+            "a number in [0, 1]"
+        )
+    thresholds = np.arange(1, num_groups) / num_groups
+    below = np.searchsorted(thresholds, rate, side="left")
+    return (num_groups - 1 - below).astype(np.int32)
+
+
+def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, "n"]:
+    """Measured solve rates from a label file, in the order of `ids`.
+
+    One JSON object a line, {"id": "train/algebra/0.json", "avg": 0.25, "samples": 8}: `avg` is
+    the share of that many sampled answers that are correct. Labels of other questions are not
+    looked at, so one file can serve several sets.
+
+    Raises:
+      UserError: a file or line that can't be read, an identifier labelled twice, or a question
+        without a label.
+    """
+    where = f"data.labels={path}"
+    try:
+        content = documents.read_file(Path(path), most=documents.LARGEST_TABLE)
+        lines = content.decode().split("\n")
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}; write a JSONL file of solve rates") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where}: not UTF-8 at byte {error.start}; write a JSONL file of solve rates"
+        ) from None
+    rates: dict[str, float] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        name, rate = _label(f"{where} line {number}", line)
+        if name in rates:
+            raise UserError(f"{where} line {number}: labels {name!r} again; write every id once")
+        rates[name] = rate
+    missing = [name for name in ids if name not in rates]
+    if missing:
+        raise UserError(
+            f"{where}: has no label for {len(missing):,} of {len(ids):,} questions, the first is "
+            f"{missing[0]!r}; label the same set again"
+        )
+    return np.array([rates[name] for name in ids])
+
+
+def _label(where: str, line: str) -> tuple[str, float]:
+    wanted = 'write {"id": "...", "avg": 0.25, "samples": 8}'
+    try:
+        label = documents.parse_json(line)
+    except documents.NotJson as error:
+        raise UserError(f"{where}: {error}; {wanted}") from None
+    if not isinstance(label, dict) or not {"id", "avg", "samples"} <= label.keys():
+        found = ", ".join(label) if isinstance(label, dict) else type(label).__name__
+        raise UserError(f"{where}: found {found or 'no field'}; {wanted}")
+    rate, samples = label["avg"], label["samples"]
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not number or not 0 <= rate <= 1:
+        raise UserError(
+            f"{where}: found avg={shown(rate)}; write the share of correct samples, 0 to 1"
+        )
+    if type(samples) is not int or samples < 1:
+        raise UserError(
+            f"{where}: found samples={shown(samples)}; write how many were drawn, 1 or more"
+        )
+    return str(label["id"]), float(rate)

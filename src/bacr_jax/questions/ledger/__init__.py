@@ -1,0 +1,79 @@
+"""The mod-10 ledger: a procedural task that a model of 130k parameters learns in minutes.
+
+A start digit, then n labelled additions; the value is kept modulo 10 and the answer is one digit.
+`4a2b3c1` means 4 + 2 + 3 + 1 = 10, answer 0. The level, 1..5, is n. Chance is 10 %.
+
+A trace is a style of working the answer out:
+
+    steps     a4+2=6b6+3=9c9+1=0                    6n tokens
+    redo      a4+2=64+2=6b6+3=96+3=9c9+1=09+1=0     11n tokens, every sum written twice
+    mixed     each line redone with chance 1/2      6n + 5k tokens
+    at_once   4231=0                                n + 3 tokens
+
+Two variants of the task differ only in which styles the warm-up teaches. `redundant` teaches mostly
+useless work, which budgets should teach to leave out. `tradeoff` teaches *steps* and *at_once*: a
+small model is less accurate with the short style, so the best style depends on the budget.
+
+Problems: level n has 10 x max_operand^n distinct ones. A fixed fifth of each level is held out,
+chosen by a hash of the problem, not by the seed: no run, whatever its seed, trains on a
+problem that any run is evaluated on. Sets draw levels evenly; where a level has fewer distinct
+problems than its share (level 1 holds out 6 of 30 with operands up to 3) they repeat, each as often
+as the others, give or take one.
+"""
+
+from bacr_jax.questions.ledger.problems import (
+    MAX_LEVEL,
+    LedgerArrays,
+    Problem,
+    Split,
+    decode_problems,
+    make_problems,
+    num_problems,
+    split_codes,
+)
+from bacr_jax.questions.ledger.styles import (
+    Style,
+    SupervisedBatch,
+    render,
+    supervised_batch,
+    supervised_example,
+)
+from bacr_jax.questions.ledger.supervised import (
+    BUCKETS,
+    PRACTICE,
+    WARMUP,
+    Stage,
+    Variant,
+    short_traces,
+    stage_at,
+    warmup_batch,
+)
+from bacr_jax.questions.ledger.tokenizer import ID, VOCABULARY, encode, ledger_tokenizer
+
+__all__ = [
+    "BUCKETS",
+    "ID",
+    "MAX_LEVEL",
+    "PRACTICE",
+    "VOCABULARY",
+    "WARMUP",
+    "LedgerArrays",
+    "Stage",
+    "Problem",
+    "Split",
+    "Style",
+    "SupervisedBatch",
+    "Variant",
+    "decode_problems",
+    "encode",
+    "ledger_tokenizer",
+    "make_problems",
+    "num_problems",
+    "stage_at",
+    "render",
+    "short_traces",
+    "split_codes",
+    "supervised_batch",
+    "supervised_example",
+    "warmup_batch",
+]

@@ -1,0 +1,259 @@
+"""Readers of the mathematics sets, and of anything with a question and an answer column."""
+
+import dataclasses
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from bacr_grading import parse_reference
+from bacr_grading.extract import last_box
+from bacr_jax.config import DataConfig
+from bacr_jax.errors import UserError, printable
+from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
+from bacr_jax.questions.question_set import LeftOut, QuestionSet
+from bacr_jax.questions.sources import SOURCES
+from bacr_jax.questions.tables import NotThere, Row, columns, read_rows
+
+# Reasons to leave a row out.
+NO_QUESTION = "no question"
+NO_GOLD = "no answer that could be graded"
+
+# Columns that hold a worked solution: only a box or a "####" line in them is an answer.
+SOLUTIONS = ("solution", "Solution")
+_LEVEL = re.compile(r"(?:level\s*)?([1-5])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a set keeps what; the first column that is there is taken.
+
+    Attributes:
+      answer: columns of the gold answer; the first that can be graded in a row is its answer.
+      level: columns of the level, 1 to 5.
+      any_split: published as one piece, so a folder with only "train" files is that piece.
+      relative_tolerance: largest relative error of a numeric answer.
+      note: what a reader of its results should know.
+    """
+
+    question: tuple[str, ...] = ("problem", "question", "Problem", "Question")
+    answer: tuple[str, ...] = ("answer", "Answer", "final_answer", *SOLUTIONS)
+    level: tuple[str, ...] = ("level", "Level")
+    subject: tuple[str, ...] = ("subject", "type", "Subject", "Type")
+    id: tuple[str, ...] = ("unique_id", "id", "ID", "idx")
+    any_split: bool = False
+    relative_tolerance: float = 0.0
+    note: str = ""
+
+
+LAYOUTS = {
+    # openai/grade-school-math and hf://openai/gsm8k/main: question, answer ending in "#### 72".
+    "gsm8k": Layout(question=("question", "problem"), answer=("answer",)),
+    # hendrycks/math (a folder of JSON files) and its copies: problem, level, type, solution.
+    "math": Layout(),
+    # openai/prm800k and hf://HuggingFaceH4/MATH-500: also subject and answer.
+    "math500": Layout(
+        any_split=True, note="MATH-500: 500 of MATH's 5,000 test problems, chosen by prm800k"
+    ),
+    # hf://HuggingFaceH4/aime_2024 (problem, answer "025"), hf://Maxwell-Jia/AIME_2024 (Problem,
+    # Answer 25), hf://math-ai/aime24 (problem, solution "\boxed{25}").
+    "aime24": Layout(
+        any_split=True,
+        note="AIME 2024: all 30 problems of both papers; the 24 of the BACR paper are no public "
+        "set",
+    ),
+    # QwenLM/Qwen2.5-Math (problem, solution with a box, type, idx), hf://math-ai/minervamath
+    # (question, answer).
+    "minerva_math": Layout(
+        any_split=True,
+        # Answers are measured quantities, rounded to a few digits by whoever wrote the solution;
+        # public evaluation code for this set (Llemma's, arXiv 2310.10631) names 0.01.
+        relative_tolerance=0.01,
+        note="Minerva Math: all 272 problems of MIT OpenCourseWare (arXiv 2206.14858, OCWCourses); "
+        "the 500 of the BACR paper are no public set",
+    ),
+}
+# Any table; data.question_column and data.answer_column say which columns.
+TABLES = ("jsonl", "json", "csv", "parquet")
+
+
+def load_table(
+    name: str, path: str, config: DataConfig, split: Literal["train", "test"]
+) -> QuestionSet:
+    """Reads a set from a file, a folder or the hub; rows without a usable answer are left out.
+
+    Args:
+      name: a key of `LAYOUTS`, or one of `TABLES`.
+      path: see `tables.read_rows`.
+
+    Returns:
+      The set. Answers are as `parse_reference` reads them, or as they stand in their column
+      (data.answers=verbatim).
+
+    Raises:
+      UserError: nothing readable there, a missing column, no usable row, or groups that can't be
+        made.
+    """
+    where = f"{name}:{path}"
+    if not path:
+        raise UserError(f"{name}: found no path; write {name}:PATH")
+    layout = _layout(name, config)
+    try:
+        rows = read_rows(
+            path, base=config.dir, split=split, any_split=layout.any_split, where=where
+        )
+    except NotThere as error:
+        command = how_to_get(where, config.dir)
+        raise UserError(f"{error}; {command} gets it" if command else str(error)) from None
+    present = columns(rows)
+    question = _column(present, layout.question, where, "question", name)
+    answers = [column for column in layout.answer if column in present]
+    if not answers:
+        _column(present, layout.answer, where, "answer", name)
+    ids = _ids(rows, [column for column in layout.id if column in present], f"{name}-{split}")
+    texts = [_text(row.get(question)) for row in rows]
+    read = _verbatim if config.answers == "verbatim" else _gold
+    references = [read(row, answers) for row in rows]
+    usable = [bool(text and gold) for text, gold in zip(texts, references, strict=True)]
+    kept = [i for i, good in enumerate(usable) if good]
+    left_out = tuple(
+        LeftOut(ids[i], NO_GOLD if texts[i] else NO_QUESTION)
+        for i, good in enumerate(usable)
+        if not good
+    )
+    if not kept:
+        counts = Counter(row.reason for row in left_out).items()
+        reasons = ", ".join(f"{count:,} with {reason}" for reason, count in counts)
+        raise UserError(
+            f"{where}: none of its {len(rows):,} rows can be used ({reasons}, columns {question!r} "
+            f"and {' or '.join(map(repr, answers))}); write a set with answers"
+        )
+    levels = np.array([_level(_first(rows[i], layout.level)) for i in kept], np.int32)
+    chosen = [ids[i] for i in kept]
+    return QuestionSet(
+        name=name,
+        questions=[texts[i] for i in kept],
+        answers=[references[i] for i in kept],
+        levels=levels,
+        groups=_groups(levels, chosen, config, split),
+        ids=chosen,
+        subjects=[_one_line(_first(rows[i], layout.subject) or "") for i in kept],
+        left_out=left_out,
+        relative_tolerance=layout.relative_tolerance,
+        note=layout.note,
+    )
+
+
+def how_to_get(spec: str, folder: str) -> str:
+    """The command that puts the set of NAME:PATH where a config looks for it; empty: none does."""
+    name, _, path = spec.partition(":")
+    splits = SOURCES[name].rows if name in SOURCES else ()
+    written = [f"{name}/{split}.jsonl" for split in splits]
+    return f"python -m bacr_jax.data --prepare {folder} {name}" if path in written else ""
+
+
+def _layout(name: str, config: DataConfig) -> Layout:
+    layout = LAYOUTS.get(name, Layout())
+    if name in TABLES and config.question_column is not None:
+        layout = dataclasses.replace(layout, question=(config.question_column,))
+    if name in TABLES and config.answer_column is not None:
+        layout = dataclasses.replace(layout, answer=(config.answer_column,))
+    return layout
+
+
+def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name: str) -> str:
+    for column in wanted:
+        if column in found:
+            return column
+    advice = (
+        f"write data.{kind}_column=NAME"
+        if name in TABLES
+        else f"write jsonl:PATH with data.{kind}_column=NAME"
+    )
+    raise UserError(
+        f"{where}: no {kind} column {' or '.join(map(repr, wanted))}, found the columns "
+        f"{', '.join(found) or '(none)'}; {advice}"
+    )
+
+
+def _first(row: Row, names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _text(value: Any) -> str:
+    """A text that can be shown to a model, "" for anything else."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, which JSON can write and no tokenizer can read.
+        return ""
+    return value.strip()
+
+
+def _gold(row: Row, names: Sequence[str]) -> str:
+    """The first answer of a row that something could be graded correct against, or ""."""
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        # Tables write a missing number as NaN.
+        if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value):
+            value = str(value)
+        text = _text(value)
+        if name in SOLUTIONS and last_box(text) is None and "####" not in text:
+            continue
+        gold = parse_reference(text) if text else None
+        if gold is not None:
+            return gold.text
+    return ""
+
+
+def _verbatim(row: Row, names: Sequence[str]) -> str:
+    """What stands in the first answer column that holds something, lists and objects as JSON."""
+    for name in names:
+        value = row.get(name)
+        text = value if value is None or isinstance(value, str) else json.dumps(value)
+        if _text(text):
+            return _text(text)
+    return ""
+
+
+def _level(value: Any) -> int:
+    match = _LEVEL.fullmatch(str(value).strip())
+    return int(match[1]) if match else 0
+
+
+def _one_line(value: Any) -> str:
+    """A name as text that can be printed and written: control characters are escaped."""
+    return printable(str(value))
+
+
+def _ids(rows: Sequence[Row], names: Sequence[str], prefix: str) -> list[str]:
+    """The source's own identifiers where they are complete and unique, else numbers of rows."""
+    for name in names:
+        own = [_one_line(row[name]) for row in rows if row.get(name) is not None]
+        if len(own) == len(rows) == len(set(own)):
+            return own
+    return [f"{prefix}-{index}" for index in range(len(rows))]
+
+
+def _groups(
+    levels: Int[np.ndarray, "n"], ids: list[str], config: DataConfig, split: str
+) -> Int[np.ndarray, "n"]:
+    """Groups of the training questions; of test questions, only their levels are known."""
+    if config.groups == "solve_rate" and split == "train":
+        if config.labels is None:
+            raise UserError(
+                "data.groups=solve_rate: data.labels is null; write the file of measured rates"
+            )
+        rates = read_solve_rates(config.labels, ids)
+        return groups_from_solve_rate(rates, num_groups=config.num_groups)
+    return groups_from_levels(levels, num_groups=min(config.num_groups, 5))

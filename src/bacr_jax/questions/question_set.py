@@ -1,0 +1,112 @@
+"""The type of every set of questions: texts, gold answers, levels, groups, and what is missing."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+_PER_QUESTION = ("questions", "answers", "levels", "groups", "ids", "subjects", "duplicates")
+# Identifiers named in a summary; the set itself keeps all.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row of the source that is not in the set; its reason is worded alike for all such rows."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """Questions with verifiable answers; entry i of every field up to `duplicates` is question i.
+
+    Attributes:
+      name: where they are from, for tables and logs.
+      levels: 1 (easy) .. 5, or 0 where the source gives none.
+      groups: difficulty group, 0 (easy) .. K - 1.
+      ids: identifiers, unique in the set.
+      subjects: field or course, "" where the source gives none.
+      duplicates: true for a near-duplicate of a question of `compared_with`.
+      compared_with: training set in which near-duplicates were looked for; empty: in none.
+      relative_tolerance: largest relative error of a numeric answer; 0: exact.
+      note: what a reader of its results should know.
+    """
+
+    name: str
+    questions: list[str]
+    answers: list[str]
+    levels: Int[np.ndarray, "n"]
+    groups: Int[np.ndarray, "n"]
+    ids: list[str]
+    subjects: list[str] = field(default_factory=list)
+    duplicates: Bool[np.ndarray, "n"] = field(default_factory=lambda: np.zeros(0, bool))
+    compared_with: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    relative_tolerance: float = 0.0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        size = len(self.questions)
+        if not self.subjects:
+            object.__setattr__(self, "subjects", [""] * size)
+        if not len(self.duplicates):
+            object.__setattr__(self, "duplicates", np.zeros(size, bool))
+        sizes = {len(getattr(self, name)) for name in _PER_QUESTION}
+        if len(sizes) != 1:
+            raise ValueError(f"fields of different lengths: {sorted(sizes)}")
+
+    def __len__(self) -> int:
+        """Number of questions."""
+        return len(self.questions)
+
+    def take(self, index: Sequence[int] | np.ndarray) -> "QuestionSet":
+        """The questions at these places, in this order."""
+        index = np.asarray(index, np.int64)
+
+        def pick(values: Any) -> Any:
+            return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index]
+
+        taken = {name: pick(getattr(self, name)) for name in _PER_QUESTION}
+        return dataclasses.replace(self, **taken)
+
+    def without(
+        self, index: Sequence[int] | np.ndarray, reason: str | None = None
+    ) -> "QuestionSet":
+        """All but the questions at these places; with a reason they are noted in `left_out`."""
+        index = np.asarray(index, np.int64)
+        keep = np.ones(len(self), bool)
+        keep[index] = False
+        rest = self.take(np.flatnonzero(keep))
+        if reason is None:
+            return rest
+        gone = tuple(LeftOut(self.ids[i], reason) for i in index)
+        return dataclasses.replace(rest, left_out=self.left_out + gone)
+
+    def unique(self) -> "QuestionSet":
+        """The questions that are no near-duplicates of training questions."""
+        return self.without(np.flatnonzero(self.duplicates))
+
+    def summary(self) -> list[str]:
+        """What is in the set and what is not, in a few lines for a log."""
+        lines = [f"{self.name}: {len(self):,} questions"]
+        if self.relative_tolerance:
+            lines[0] += f", numbers within {self.relative_tolerance:.0%} are right"
+        if self.duplicates.any():
+            near = int(self.duplicates.sum())
+            lines[0] += (
+                f", {near} of them near-duplicates of training questions ({len(self) - near:,} "
+                "without)"
+            )
+        if self.note:
+            lines.append(f"  {self.note}")
+        for reason, count in Counter(row.reason for row in self.left_out).items():
+            ids = [row.id for row in self.left_out if row.reason == reason]
+            more = f" and {count - _SHOWN:,} more" if count > _SHOWN else ""
+            lines.append(f"  left out, {reason}: {count:,} ({', '.join(ids[:_SHOWN])}{more})")
+        return lines

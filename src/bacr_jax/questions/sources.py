@@ -1,0 +1,73 @@
+"""Where the question sets come from: places on the hub, row counts, fingerprints, licences."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public question set.
+
+    Attributes:
+      hub: `hf://` place of the dataset.
+      licence: under which it is published, and by whom.
+      folders: names that a folder with a copy of it goes by.
+      fingerprints: `fingerprint` of a split's usable questions; a split that is not named has no
+        known one.
+    """
+
+    hub: str
+    rows: dict[str, int]
+    licence: str
+    folders: tuple[str, ...]
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+
+SOURCES = {
+    "gsm8k": Source(
+        hub="hf://openai/gsm8k/main",
+        rows={"train": 7473, "test": 1319},
+        licence="MIT (openai/grade-school-math; arXiv 2110.14168)",
+        folders=("gsm8k", "grade-school-math", "grade_school_math"),
+        fingerprints={"train": "ce7d77b169655317", "test": "b88d6477309b457f"},
+    ),
+    "math": Source(
+        hub="hf://EleutherAI/hendrycks_math",
+        rows={"train": 7500, "test": 5000},
+        licence="MIT (hendrycks/math; arXiv 2103.03874)",
+        folders=("math", "MATH", "hendrycks_math"),
+        fingerprints={"train": "811f2df7b876fe39"},
+    ),
+    "math500": Source(
+        hub="hf://HuggingFaceH4/MATH-500",
+        rows={"test": 500},
+        licence="MIT (openai/prm800k; arXiv 2305.20050)",
+        folders=("math500", "MATH-500", "math_500"),
+        fingerprints={"test": "badb339aeeb9bb27"},
+    ),
+    "aime24": Source(
+        hub="hf://HuggingFaceH4/aime_2024",
+        rows={"test": 30},
+        licence="copyright of the Mathematical Association of America; for your own use",
+        folders=("aime24", "aime_2024", "AIME_2024", "aime2024"),
+    ),
+    "minerva_math": Source(
+        hub="hf://math-ai/minervamath",
+        rows={"test": 272},
+        licence="CC BY-NC-SA (MIT OpenCourseWare; arXiv 2206.14858)",
+        folders=("minerva_math", "minervamath", "minerva"),
+    ),
+}
+
+
+def fingerprint(questions: Iterable[str], answers: Iterable[str]) -> str:
+    """16 hexadecimal digits of SHA-256 over the sorted pairs of question and gold answer.
+
+    The order, columns and file format of the set do not matter.
+    """
+    pairs = sorted(f"{question}\0{answer}" for question, answer in zip(questions, answers))
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(pair.encode() + b"\1")
+    return digest.hexdigest()[:16]

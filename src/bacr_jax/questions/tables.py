@@ -1,0 +1,258 @@
+"""Rows of JSONL, JSON, CSV and Parquet files: one file, a folder, or a dataset of the hub.
+
+Needs nothing but the standard library, except that Parquet and the hub need the extra `hub`.
+"""
+
+import csv
+import importlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.documents import LARGEST_TABLE, NotJson, parse_json, read_file
+from bacr_jax.errors import UserError
+
+Row = dict[str, Any]
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+HUB = "hf://"
+# Words in a file's path that name a split; the hub writes data/train-00000-of-00001.parquet.
+SPLITS = {
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "validation": ("validation", "valid", "val", "dev"),
+}
+_HUB_NAME = re.compile(
+    r"hf://(?:datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?"
+)
+
+
+class NotThere(UserError):
+    """A set that can't be had: no file is there, or the hub does not give it.
+
+    `what` was found instead, without the set's name and without advice.
+    """
+
+    def __init__(self, where: str, what: str, advice: str):
+        """Takes the parts of the message."""
+        super().__init__(f"{where}: {what}; {advice}")
+        self.what = what
+
+
+def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Row]:
+    """Rows of a set.
+
+    Args:
+      path: a file, a folder (both from `base` if relative), or hf://OWNER/NAME[@REVISION][/PLACE].
+      split: "train" or "test": which files of a folder are meant. A file is taken as it is.
+      any_split: the set is published as one piece, whatever its files call that piece.
+      where: the set in the user's words, for messages.
+
+    Returns:
+      Rows in the order of the files (by name) and of the lines in them.
+
+    Raises:
+      NotThere: nothing is there.
+      UserError: files that can't be read, or no row in them.
+    """
+    local = find(path, base=base, where=where)
+    files = _files_of(local, split, any_split, where) if local.is_dir() else [local]
+    rows = [row for file in files for row in _read(file, where)]
+    if not rows:
+        raise UserError(f"{where}: found no row in {_names(files, local)}; write a set with rows")
+    return rows
+
+
+def find(path: str, *, base: str, where: str) -> Path:
+    """The file or folder of a set; what the hub has and its cache has not is downloaded.
+
+    Args:
+      path: as `read_rows` takes it; a relative one starts from `base`.
+      where: the set in the user's words, for messages.
+
+    Raises:
+      NotThere: nothing is there, or the hub does not give it.
+      UserError: no path at all, or the hub's library is not installed.
+    """
+    local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
+    if not local.is_dir() and not local.is_file():
+        advice = "write a path, or hf://OWNER/NAME for a dataset of the hub"
+        raise NotThere(where, f"no file or folder {str(local)!r}", advice)
+    return local
+
+
+def _local(path: str, base: str, where: str) -> Path:
+    try:
+        return Path(base) / Path(path).expanduser()
+    # It is raised for ~NAME where nobody is called so.
+    except RuntimeError:
+        raise UserError(f"{where}: found no such home folder; write the path in full") from None
+
+
+def _names(files: list[Path], root: Path) -> str:
+    shown = [str(file.relative_to(root)) if root.is_dir() else file.name for file in files[:3]]
+    return ", ".join(shown) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+
+
+def _files_of(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:
+    """The files of a split: those whose path says so, all where no path says anything."""
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+    if not files:
+        raise UserError(
+            f"{where}: found no file in {str(folder)!r} that ends in {', '.join(SUFFIXES)}; write "
+            "the path of the set"
+        )
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        words = set(re.split(r"[^a-z]+", str(file.relative_to(folder)).lower()))
+        kind = next((name for name, spellings in SPLITS.items() if words & {*spellings}), "")
+        by_split.setdefault(kind, []).append(file)
+    if split in by_split:
+        return by_split[split]
+    if len(by_split) == 1 and (any_split or "" in by_split):
+        return files
+    found = ", ".join(name or "files without a split" for name in by_split)
+    raise UserError(
+        f"{where}: found {found} in {str(folder)!r}, but no {split} files; write the path of a file"
+    )
+
+
+def _module(name: str, where: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(
+            f"{where}: {what} needs {name}, which is not installed; write pip install "
+            '-e ".[hub]" in a clone'
+        ) from None
+
+
+def _download(path: str, where: str) -> Path:
+    """A dataset of the hub, from the local cache where it is complete."""
+    match = _HUB_NAME.fullmatch(path)
+    if match is None:
+        raise UserError(f"{where}: found {path!r}; write hf://OWNER/NAME or hf://OWNER/NAME/FOLDER")
+    hub = _module("huggingface_hub", where, "a dataset of the hub")
+    inside = (match["inside"] or "").strip("/")
+    if Path(inside).suffix.lower() in SUFFIXES:
+        patterns = [inside]
+    else:
+        patterns = [f"{inside}/*{suffix}" if inside else f"*{suffix}" for suffix in SUFFIXES]
+    try:
+        root = hub.snapshot_download(
+            match["repo"],
+            repo_type="dataset",
+            revision=match["revision"],
+            allow_patterns=patterns,
+        )
+    # Its errors come from several libraries: no network, no such name, no permission, a full disk.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotThere(
+            where,
+            f"can't get {match['repo']!r} from the hub ({reason})",
+            "check the name and the network, or write the path of a downloaded copy",
+        ) from None
+    return Path(root) / inside
+
+
+def _read(file: Path, where: str) -> list[Row]:
+    suffix = file.suffix.lower()
+    try:
+        if suffix == ".parquet":
+            return _read_parquet(file, where)
+        text = read_file(file, most=LARGEST_TABLE).decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(
+            f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
+        ) from None
+    if suffix in (".csv", ".tsv"):
+        return _read_csv(text, file, where)
+    if suffix == ".json":
+        return _read_json(text, file, where)
+    return _read_lines(text, file, where)
+
+
+def _read_lines(text: str, file: Path, where: str) -> list[Row]:
+    rows = []
+    # Not splitlines: a JSON string may hold the other characters that it takes for line ends.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            rows.append(_object(line, f"{where}: {file.name} line {number}"))
+    return rows
+
+
+def _object(line: str, where: str) -> Row:
+    try:
+        row = parse_json(line, table=True)
+    except NotJson as error:
+        raise UserError(f"{where}: {error}; write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: found {type(row).__name__}; write one JSON object a line")
+    return row
+
+
+def _read_json(text: str, file: Path, where: str) -> list[Row]:
+    """A list of objects, one object (a row), or, under the wrong name, one object a line."""
+    try:
+        found = parse_json(text, table=True)
+    except NotJson:
+        return _read_lines(text, file, where)
+    rows = found if isinstance(found, list) else [found]
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{where}: {file.name} entry {number}: found {type(row).__name__}; write a list of "
+                "objects"
+            )
+    return rows
+
+
+def _read_csv(text: str, file: Path, where: str) -> list[Row]:
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        line = reader.reader.line_num
+        raise UserError(
+            f"{where}: {file.name} line {line}: {error}; write a CSV with a header line"
+        ) from None
+    for number, row in enumerate(rows, start=1):
+        # The reader files what a row has too much under None, and what it lacks as None.
+        if None in row or None in row.values():
+            raise UserError(
+                f"{where}: {file.name} row {number}: has not as many fields as the header; put "
+                "texts with commas in quotes"
+            )
+    return rows
+
+
+def _read_parquet(file: Path, where: str) -> list[Row]:
+    _module("pyarrow", where, "a Parquet file")
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        # Not read_table, which would take words of the path (level=1/) for columns.
+        return list(parquet.ParquetFile(file).read().to_pylist())
+    # Damaged files raise its own classes and plain OSError, depending on where the damage is.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{where}: {file.name} is no Parquet file that can be read ({reason}); write another "
+            "path"
+        ) from None
+
+
+def columns(rows: Iterable[Row]) -> list[str]:
+    """Names of the columns, in the order of their first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))

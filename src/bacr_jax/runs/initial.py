@@ -1,0 +1,138 @@
+"""Parameters that a run starts from: a model's, its budget module, adapters, a value head."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bacr_jax import parallel
+from bacr_jax.model import adapters, budget, qwen2, value
+from bacr_jax.model.hf import BudgetModule, load_policy, peft
+from bacr_jax.runs.setup import Policy
+
+Params = dict[str, Any]
+
+
+def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
+    """Parameters to start from: a Hugging Face folder's, or random ones; fp32 where trained.
+
+    Args:
+      path: the folder; one that holds a budget module already keeps it.
+    """
+    if path is None:
+        params = policy.make(lambda: qwen2.init(key, policy.learner.model))
+    else:
+        mesh = policy.learner.mesh
+        where = None if mesh is None else parallel.sharding_of(mesh)
+        _, params = load_policy(path, dtype=policy.param_dtype, sharding_of=where)
+    return with_adapters(key, policy, with_budget_module(key, policy, params))
+
+
+def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
+    """The parameters with low-rank adapters on a base in its own type, if the policy has any."""
+    settings, shape = policy.adapter, policy.learner.model
+    if settings is None:
+        return params
+    base, _ = adapters.split({**params, "adapter": {}})
+    # One leaf after the other, so that the base is never there twice.
+    base = jax.tree.map(lambda leaf: _kept_as(leaf, policy.param_dtype), base)
+    if settings.decode == "beside" and isinstance(base.get("layers"), dict):
+        base["layers"] = adapters.per_layer(base["layers"])
+    params = {**params, **base}
+    if settings.path is not None:
+        found = peft.load_adapter(settings.path, shape, settings, policy.learner.mesh)
+        module = peft.load_module(settings.path, shape, _module_of(policy))
+        if module is not None:
+            found["budget"] = policy.place(jax.tree.map(jnp.asarray, module))
+        return {**params, **found}
+    return {**params, **policy.make(_fresh_adapters(policy), jax.random.fold_in(key, 1))}
+
+
+def _fresh_adapters(policy: Policy) -> Callable[[jax.Array], Params]:
+    """Makes adapters from a key."""
+    settings = policy.adapter
+    assert settings is not None and settings.rank is not None
+    return functools.partial(
+        adapters.init,
+        config=policy.learner.model,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=settings.targets,
+    )
+
+
+def _module_of(policy: Policy) -> BudgetModule | None:
+    conditioning = policy.learner.conditioning
+    return None if conditioning is None else BudgetModule(conditioning, policy.b_max)
+
+
+def untrained_params(key: jax.Array, policy: Policy) -> Params:
+    """Parameters of the shapes and places of `initial_params`; with adapters without the base."""
+    if policy.adapter is None:
+        return initial_params(key, policy, None)
+    return with_adapters(key, policy, with_budget_module(key, policy, {}))
+
+
+def abstract_params(policy: Policy) -> Params:
+    """Shapes and types of `initial_params`, for programs that are compiled without weights."""
+    shape, settings = policy.learner.model, policy.adapter
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(
+        lambda key: with_budget_module(key, policy, qwen2.init(key, shape)), key
+    )
+    if settings is None:
+        return params
+    base, trained = adapters.split({**params, "adapter": {}})
+    base = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, policy.param_dtype), base)
+    if settings.decode == "beside":
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), base["layers"])
+        base["layers"] = [one] * shape.num_layers
+    return {**trained, **base, **jax.eval_shape(_fresh_adapters(policy), key)}
+
+
+def _kept_as(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """A weight in another type; the old one's memory is free again."""
+    if leaf.dtype == dtype:
+        return leaf
+    new = jax.block_until_ready(leaf.astype(dtype))
+    leaf.delete()
+    return new
+
+
+def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
+    """The parameters with a fresh budget module, if the policy is conditioned and has none yet.
+
+    A policy that is not conditioned gets the plain model, whatever was there.
+    """
+    conditioning, shape = policy.learner.conditioning, policy.learner.model
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    if conditioning is None:
+        return plain
+    if "budget" in params:
+        return params
+    fresh = policy.make(
+        lambda: budget.init(
+            key,
+            conditioning,
+            width=shape.hidden_size,
+            layers=shape.num_layers,
+            b_max=policy.b_max,
+        )
+    )
+    return {**plain, "budget": fresh}
+
+
+def random_head(key: jax.Array, policy: Policy) -> Params | None:
+    """A fresh value head; None when the method has none."""
+    settings = policy.learner.value
+    if settings is None:
+        return None
+    width = value.num_features(
+        policy.learner.model.hidden_size,
+        conditioned=policy.learner.conditioning is not None,
+        kind=settings.input,
+    )
+    hidden_size = settings.hidden_size
+    return policy.make(lambda: value.init(key, num_features=width, hidden_size=hidden_size))

@@ -1,0 +1,332 @@
+"""From a config to the policy of a run: shapes, parameters, compiled-form settings."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bacr_jax import parallel
+from bacr_jax.config import AdapterConfig, Config
+from bacr_jax.config.derived import largest_evaluated, param_dtype
+from bacr_jax.errors import UserError
+from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.methods import Method
+from bacr_jax.model import budget, kv_cache
+from bacr_jax.model.hf import check_folder, peft, read_hf_config
+from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.model.sizes import Qwen2Config, preset
+from bacr_jax.parallel import MeshShape
+from bacr_jax.rollout import RolloutSpec
+
+Params = dict[str, Any]
+
+
+def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
+    """The shape that `config.model` describes.
+
+    Args:
+      vocab_size: of a custom shape, which has as many rows as its tokenizer has ids; a preset and a
+        folder say their own.
+    """
+    model = config.model
+    if model.path is not None:
+        return read_hf_config(model.path)
+    if model.preset != "custom":
+        return preset(model.preset)
+    return Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim or model.hidden_size // model.num_heads,
+        rope_theta=model.rope_theta,
+        tie_embeddings=model.tie_embeddings,
+    )
+
+
+def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
+    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids.
+
+    Raises:
+      UserError: the tokenizer has more ids than the model has rows.
+    """
+    rows = model_shape(config, tokenizer_size).vocab_size
+    if tokenizer_size > rows:
+        raise UserError(
+            f"model.tokenizer: has {tokenizer_size} ids, but model.preset={config.model.preset} "
+            f"has only {rows} embedding rows; write the model's own tokenizer"
+        )
+    return rows
+
+
+def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
+    """Everything about a run's first policy that can be told before it is read.
+
+    Raises:
+      UserError: its folder can't be used, or a row would be longer than the model was made for.
+    """
+    if config.model.path is not None:
+        check_folder(config.model.path)
+    if config.adapter.rank is not None and config.model.path is None and not config.warmup.steps:
+        raise UserError(
+            f"adapter.rank={config.adapter.rank}: the frozen base would be random weights; write "
+            "model.path=FOLDER (or warmup.steps on the ledger)"
+        )
+    if config.adapter.path is not None:
+        peft.check_adapter(config.adapter.path, shape, config.adapter)
+    evaluated = largest_evaluated(config)
+    largest = max(config.budget.max, evaluated) + config.budget.grace
+    key = "budget.max" if config.budget.max >= evaluated else "eval.budgets"
+    free = shape.max_positions - longest_prompt - config.rollout.answer_tokens
+    if largest > free:
+        advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+        raise UserError(
+            f"{key}={largest}: with prompts of {longest_prompt} tokens and rollout.answer_tokens="
+            f"{config.rollout.answer_tokens} the model's {shape.max_positions} positions leave "
+            f"{max(free, 0)} for thinking; {advice}"
+        )
+
+
+def _implementation(config: Config, wanted: str) -> Any:
+    """The attention that a key asks for; auto: cuDNN's where it can be."""
+    if wanted != "auto":
+        return wanted
+    on_gpu = jax.default_backend() == "gpu"
+    return "cudnn" if on_gpu and config.model.compute_dtype == "bfloat16" else "xla"
+
+
+def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
+    """The layout of so many devices that `config.mesh` asks for.
+
+    Raises:
+      UserError: it does not fit the devices, the model or the rows.
+    """
+    layout = parallel.resolve(
+        config.mesh,
+        num_devices,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_kv_heads=shape.num_kv_heads,
+    )
+    rollout, train, shards = config.rollout, config.train, layout.row_shards
+    rows = rollout.questions * rollout.group_size
+    devices = f"mesh.data x mesh.fsdp = {shards} devices"
+    if rows % shards:
+        step = shards // math.gcd(rollout.group_size, shards)
+        nearest = max(round(rollout.questions / step), 1) * step
+        raise UserError(
+            f"rollout.questions={rollout.questions}: x rollout.group_size={rollout.group_size} = "
+            f"{rows} rows can't be split evenly over {devices}; write rollout.questions={nearest}"
+        )
+    update = rows // train.minibatches
+    if train.micro_batch_tokens is None and update % shards:
+        whole = [n for n in range(1, rollout.questions + 1) if rollout.questions % n == 0]
+        even = [n for n in whole if rows // n % shards == 0]
+        nearest = min(even, key=lambda n: abs(n - train.minibatches))
+        raise UserError(
+            f"train.minibatches={train.minibatches}: the {update} rows of an update can't be split "
+            f"evenly over {devices}; write train.minibatches={nearest}"
+        )
+    micro = train.micro_batch_rows
+    if micro is not None and micro < update and micro % shards:
+        even = [n for n in range(shards, update + 1, shards) if update % n == 0]
+        nearest = min(even, key=lambda n: abs(n - micro))
+        raise UserError(
+            f"train.micro_batch_rows={micro}: can't be split evenly over {devices}; write "
+            f"train.micro_batch_rows={nearest}"
+        )
+    return layout
+
+
+def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
+    """The layout of so many devices that only decode: copies of the policy, each with its rows.
+
+    As many devices share a copy as in the run (`mesh.decode_tensor`), or the largest number below
+    that divides the devices and the model.
+    """
+    wanted = config.mesh.decode_tensor or config.mesh.tensor
+    divided = (num_devices, shape.num_kv_heads, shape.hidden_size, shape.intermediate_size)
+    shared = max(n for n in range(1, wanted + 1) if math.gcd(*divided) % n == 0)
+    return MeshShape(num_devices // shared, shared, 1, shared)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Settings of the policy under a method.
+
+    Attributes:
+      learner: compiled form of the learner.
+      rollout: compiled form of training rollouts.
+      evaluation: compiled form of evaluation rollouts (its budgets may be larger).
+      b_max: scale of the budget codes.
+      decode_mesh: the learner's devices, laid out for the decode copy; None for one device.
+      adapter: low-rank adapters; None: all weights are trained.
+      param_dtype: type that the weights of the model are kept in.
+    """
+
+    learner: LearnerSpec
+    rollout: RolloutSpec
+    evaluation: RolloutSpec
+    b_max: int
+    decode_mesh: Mesh | None = None
+    adapter: AdapterConfig | None = None
+    param_dtype: Any = jnp.float32
+
+    def place(self, state: Any) -> Any:
+        """Parameters, optimizer or train states, each part on its devices."""
+        mesh = self.learner.mesh
+        return state if mesh is None else parallel.place(state, parallel.shardings(state, mesh))
+
+    def make(self, build: Callable[..., Any], *arrays: Any) -> Any:
+        """What `build` makes, made where it stays: no device ever holds all of it."""
+        mesh = self.learner.mesh
+        if mesh is None or mesh.size == 1:
+            return self.place(build(*arrays))
+        where = parallel.shardings(jax.eval_shape(build, *arrays), mesh)
+        return jax.jit(build, out_shardings=where)(*arrays)
+
+    def blank(self, build: Callable[..., Any], *arrays: Any) -> Any:
+        """Zeros in the shapes and places of what `build` makes, to read saved values into."""
+        shapes = jax.eval_shape(build, *arrays)
+        zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        # One program, where leaf by leaf it would be one for each shape.
+        return self.make(jax.jit(zeros))
+
+    def decode_params(self, params: Params) -> DecodeParams:
+        """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`."""
+        conditioned = self.learner.conditioning is not None
+        return self._decoded(params, conditioned)
+
+    def plain_decode_params(self, params: Params) -> DecodeParams:
+        """The same for the plain model, whether or not a budget module is there."""
+        return self._decoded(params, False)
+
+    def _decoded(self, params: Params, conditioned: bool) -> DecodeParams:
+        dtype = self.learner.dtype
+        if isinstance(params["layers"], list):
+            # Outside of jit nothing is copied that has the right type.
+            return kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned)
+        return _decode_params(params, dtype, conditioned, self.decode_mesh)
+
+    def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
+        """A function from budgets to phi(b) under these parameters; None without conditioning."""
+        conditioning = self.learner.conditioning
+        if conditioning is None:
+            return None
+        mesh = self.decode_mesh
+        return lambda budgets: _embed(params["budget"], budgets, conditioning, self.b_max, mesh)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _decode_params(
+    params: Params, dtype: Any, conditioned: bool, mesh: Mesh | None
+) -> DecodeParams:
+    shards = 1 if mesh is None else mesh.shape["tensor"]
+    copy = kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned, shards=shards)
+    return parallel.constrain(copy, mesh, rules=parallel.DECODE)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _embed(
+    params: Params, budgets: jax.Array, conditioning: Any, b_max: int, mesh: Mesh | None
+) -> jax.Array:
+    phi = budget.embed(params, budgets, conditioning=conditioning, b_max=b_max)
+    return parallel.constrain([phi], mesh)[0]
+
+
+def check_slots(config: Config, mesh: MeshShape) -> None:
+    """Refuses slots that can't be dealt out evenly.
+
+    Raises:
+      UserError: names the key.
+    """
+    shards = mesh.slot_shards
+    for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
+        if slots is not None and slots % shards:
+            raise UserError(
+                f"{name}={slots}: can't be split evenly over the {shards} devices that decode "
+                f"rows of their own; write {name}={max(slots // shards, 1) * shards}"
+            )
+
+
+def make_policy(
+    config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
+) -> Policy:
+    """Collects the settings of a run under a method.
+
+    Args:
+      method: says whether the policy is conditioned and has a value head.
+      mesh: layout of the devices (`mesh_shape`); None for one device.
+    """
+    shape = model_shape(config, vocab_size)
+    if mesh is not None and mesh.fsdp > 1 and config.adapter.decode == "beside":
+        raise UserError(
+            f"adapter.decode=beside: every decoding device reads the whole base, which mesh.fsdp="
+            f"{mesh.fsdp} spreads over several; write merged, or mesh.data={mesh.fsdp * mesh.data} "
+            "mesh.fsdp=1"
+        )
+    if mesh is not None:
+        check_slots(config, mesh)
+    dtype = jnp.dtype(config.model.compute_dtype)
+    conditioning = config.conditioning if method.conditioned else None
+    implementation = _implementation(config, config.model.attention)
+    learner_mesh = None if mesh is None else parallel.make_mesh(mesh)
+    decode_mesh = None
+    if mesh is not None and learner_mesh is not None and mesh.num_devices > 1:
+        decode_mesh = parallel.decode_mesh(learner_mesh, mesh.decode_tensor)
+    learner = LearnerSpec(
+        model=shape,
+        conditioning=conditioning,
+        loss=config.loss,
+        value=config.value if method.uses_value else None,
+        b_max=config.budget.max,
+        reward_coefficient=config.reward.coefficient if config.reward.dense else 0.0,
+        temperature=config.rollout.temperature,
+        dtype=dtype,
+        implementation=implementation,
+        scan=config.model.scan_layers,
+        remat=config.model.remat,
+        chunk=config.model.logprob_chunk,
+        mesh=learner_mesh,
+    )
+    rows = config.rollout.questions * config.rollout.group_size
+    rollout = RolloutSpec(
+        config=shape,
+        conditioning=conditioning,
+        max_thinking=config.budget.max,
+        answer_tokens=config.rollout.answer_tokens,
+        slots=config.rollout.slots or rows,
+        chunk=config.rollout.chunk,
+        windows=config.rollout.windows,
+        refill=config.rollout.refill,
+        dtype=dtype,
+        implementation=implementation,
+        attention=_implementation(config, config.rollout.attention),
+        answers=method.answers,
+        group_size=config.rollout.group_size,
+        grace=config.budget.grace,
+        mesh=decode_mesh,
+    )
+    evaluation = dataclasses.replace(
+        rollout,
+        max_thinking=max(config.budget.max, largest_evaluated(config)),
+        slots=config.eval.slots or rollout.slots,
+        answers=1,
+        group_size=1,
+    )
+    return Policy(
+        learner,
+        rollout,
+        evaluation,
+        config.budget.max,
+        decode_mesh,
+        adapter=config.adapter if config.adapter.rank else None,
+        param_dtype=jnp.dtype(param_dtype(config)),
+    )

@@ -1,0 +1,432 @@
+"""The supervised warm-up of the ledger: from random weights to a policy that can do it, at length.
+
+The finished weights lie in a folder of their own, with the settings that made
+them, so that several methods can start from the same policy. An unfinished warm-up lies there too:
+its steps up to the last save are skipped when it is gone through again.
+
+The rate rises, stays, and falls over the last 35 % of the steps. How soon a model of this size
+learns the longest problems differs between seeds by hundreds of steps, and once the rate falls
+it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
+`warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
+If the fall ends below `warmup.target_accuracy`, the rate goes back up for 100 steps and falls
+again, each time counted as one of the `warmup.max_hold`. The same is done where the policy can't
+write the short style, which reinforcement learning is to find, on `warmup.short_accuracy` of the
+problems of some level: about two seeds of nine go on past the third line only if they redo the ones
+before. The 100 steps then hold more of that style (`ledger.PRACTICE`).
+
+With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
+of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
+depends on it. `warmup.target_accuracy` is then that of the style *steps* on the highest level,
+and the rate falls over 40 steps.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax import documents
+from bacr_jax.config import Config, derived
+from bacr_jax.config import io as config_io
+from bacr_jax.documents import write_atomically
+from bacr_jax.errors import UserError
+from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.learner.supervised import rows_right, supervised_optimizer, supervised_step
+from bacr_jax.model import qwen2
+from bacr_jax.parallel import processes
+from bacr_jax.parallel.preemption import Preempted
+from bacr_jax.prompts.environment import Questions
+from bacr_jax.questions import ledger
+from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.folder import WarmupPaths, lock_folder
+from bacr_jax.runs.setup import Policy
+from bacr_jax.types import Poll, Prompts
+
+Params = dict[str, Any]
+
+
+# Shape of the rate, found by trial: 50 steps up, constant, linear over the last 35 % down to 3 %.
+RISE, FALL_SHARE, FINAL_FRACTION = 50, 0.35, 0.03
+HOLD_STEPS = 100
+# Where a style decides the end: it is measured from the last phase on, every 25 steps, on a copy
+# whose rate falls over 40 more.
+MEASURE_EVERY, STYLE_FALL = 25, 40
+# Problems on which a style is measured: an error of 3 points.
+STYLE_PROBLEMS = 256
+# Problems of each level on which the short style is measured: an error of 3 points at .9.
+SHORT_PROBLEMS = 128
+# Steps between saves: what a crash can cost, some ten seconds on a CPU.
+SAVE_EVERY = 100
+
+
+@dataclasses.dataclass
+class WarmUp:
+    """A warm-up in progress.
+
+    One that was stopped goes through the same motions again: the steps it had done are counted but
+    not taken, and what it had measured is read from its journal.
+    """
+
+    config: Config
+    spec: LearnerSpec
+    tx: Any
+    params: Params
+    opt_state: Any
+    on_progress: Callable[[int, int, float], None] | None
+    poll: Poll
+    saved: Checkpoints | None
+    planned: int = 0
+    step: int = 0
+    done: int = 0
+    journal: list[Any] = dataclasses.field(default_factory=list)
+    measurements: int = 0
+
+    def resume(self) -> None:
+        """Takes over what a stopped warm-up had saved."""
+        assert self.saved is not None
+        if self.saved.latest is not None:
+            like = {"params": self.params, "opt_state": self.opt_state}
+            self.done, state, meta = self.saved.restore(like)
+            self.params, self.opt_state = state["params"], state["opt_state"]
+            self.journal = meta["journal"]
+
+    def save(self) -> None:
+        """Keeps parameters and journal as they are now."""
+        if self.saved is not None and self.step > max(self.saved.latest or 0, self.done):
+            state = {"params": self.params, "opt_state": self.opt_state}
+            self.saved.save(self.step, state, {"journal": self.journal})
+
+    def copy(self) -> "WarmUp":
+        """One that goes on by itself, and is neither saved nor shown."""
+        copied = lambda tree: jax.tree.map(lambda x: x.copy(), tree)
+        return dataclasses.replace(
+            self,
+            params=copied(self.params),
+            opt_state=copied(self.opt_state),
+            on_progress=None,
+            saved=None,
+            done=0,
+        )
+
+    def measured(self, measure: Callable[[], Any]) -> Any:
+        """What `measure` says now, or said when this point was reached before."""
+        self.measurements += 1
+        if self.measurements > len(self.journal):
+            self.journal.append(measure())
+        return self.journal[self.measurements - 1]
+
+    def advance(self, steps: int, rate: Callable[[int], float], *, practice: bool = False) -> None:
+        """`steps` steps at rate(0), rate(1), ..., on `ledger.PRACTICE` if told to."""
+        settings, task = self.config.warmup, self.config.data.ledger
+        for i in range(steps):
+            if self.step < self.done:
+                self.step += 1
+                continue
+            tokens, loss_mask = ledger.warmup_batch(
+                self.config.seed,
+                self.step,
+                settings.steps,
+                variant=task.variant,
+                batch_tokens=settings.batch_tokens,
+                max_operand=task.max_operand,
+                told=told_budgets(self.config),
+                practice=practice,
+            )
+            self.params, self.opt_state, loss = supervised_step(
+                self.params,
+                self.opt_state,
+                tokens,
+                loss_mask,
+                rate(i),
+                spec=self.spec,
+                tx=self.tx,
+            )
+            self.step += 1
+            shown = self.step % 20 == 0 or self.step == self.planned
+            if shown and self.on_progress is not None:
+                self.on_progress(self.step, self.planned, float(loss))
+            if self.step % SAVE_EVERY == 0:
+                self.save()
+            if self.poll is not None:
+                self.poll()
+
+
+def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
+    """The budgets that the warm-up's prompts tell in words; None: none.
+
+    All that training and evaluation will tell, so that no number is new to the policy then.
+    """
+    if not config.conditioning.in_words:
+        return None
+    budget = config.budget
+    trained: Any = range(budget.min, budget.max + 1)
+    if budget.prior == "choices":
+        trained = derived.drawn(config)
+    return np.array(sorted({*trained, budget.max, *config.eval.budgets}))
+
+
+def styled_prompts(
+    questions: Questions, style: ledger.Style, level: int, budget: int
+) -> tuple[Prompts, list[str]]:
+    """Training prompts of one level that already hold the first token of a style, which decides it.
+
+    Args:
+      budget: told where the policy is told in words.
+
+    Returns:
+      Prompts of at most `STYLE_PROBLEMS` problems, and their answers.
+    """
+    index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
+    prompts = questions.at(index, np.full_like(index, budget))
+    # A line of steps starts with its label, the other style with the start digit, which stands
+    # after <bos> in the prompt.
+    first = ledger.ID["a"] if style == "steps" else np.asarray(prompts.tokens)[:, 1]
+    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, 1)))
+    tokens[np.arange(len(index)), np.asarray(prompts.lengths)] = first
+    lengths: Any = np.asarray(prompts.lengths) + 1
+    opened = Prompts(tokens, lengths, prompts.question_start, prompts.question_end)
+    return opened, [questions.set.answers[i] for i in index]
+
+
+def short_accuracy(run: WarmUp) -> float:
+    """Share of the problems whose short trace the policy writes right, of its weakest level.
+
+    Each token is judged given the right ones before it; labels, with which a line is not redone,
+    are given.
+    """
+    config = run.config
+    told = None if told_budgets(config) is None else config.budget.max
+    batch, levels = ledger.short_traces(
+        SHORT_PROBLEMS, max_operand=config.data.ledger.max_operand, told=told
+    )
+    right = np.asarray(rows_right(run.params, batch.tokens, batch.loss_mask, spec=run.spec))
+    return min(float(right[levels == level].mean()) for level in np.unique(levels))
+
+
+def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[str, float]:
+    """The schedule of a warm-up that ends with one accuracy.
+
+    Raises:
+      UserError: the target was not reached.
+    """
+    settings = run.config.warmup
+    fall = int(FALL_SHARE * settings.steps)
+    run.planned = settings.steps
+    run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
+    holds = 0
+    measure = lambda: run.measured(lambda: accuracy_of(run.params))
+    while holds < settings.max_hold and measure() < settings.hold_accuracy:
+        holds += 1
+        run.planned += HOLD_STEPS
+        run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
+    last = 1.0 - FINAL_FRACTION
+    falling = lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall)
+    run.advance(fall, falling)
+    wanted = settings.short_accuracy if has_short_style(run.config) else 0.0
+    while True:
+        found = {"accuracy": measure()}
+        at_length = found["accuracy"] >= settings.target_accuracy
+        if at_length and wanted:
+            found["short_accuracy"] = run.measured(lambda: short_accuracy(run))
+        if at_length and found.get("short_accuracy", 1.0) >= wanted:
+            return found
+        if holds == settings.max_hold:
+            raise UserError(_not_reached(run, found))
+        # It fell too early, or can't do without what is useless: back up, and down again.
+        holds += 1
+        run.planned += HOLD_STEPS + fall
+        run.advance(HOLD_STEPS, lambda i: settings.learning_rate, practice=at_length)
+        run.advance(fall, falling)
+
+
+def has_short_style(config: Config) -> bool:
+    """Whether the warm-up teaches useless lines, and so a shorter style without them."""
+    return config.data.ledger.variant == "redundant"
+
+
+def _not_reached(run: WarmUp, found: dict[str, float]) -> str:
+    """What a warm-up lacks, in one line."""
+    settings = run.config.warmup
+    said = f"greedy accuracy {found['accuracy']:.2f} at the largest budget"
+    below = f"warmup.target_accuracy={settings.target_accuracy}"
+    if "short_accuracy" in found:
+        said = f"{found['short_accuracy']:.2f} of the short traces of the weakest level right"
+        below = f"warmup.short_accuracy={settings.short_accuracy}"
+    return (
+        f"warm-up: {said} after {run.step} steps is below {below}; write a larger warmup.steps or "
+        "another seed"
+    )
+
+
+def until_style(
+    run: WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
+) -> dict[str, float]:
+    """Trains until a style is as accurate as asked, and no more.
+
+    Raises:
+      UserError: it became too accurate, or the styles were not learned in time.
+    """
+    settings = run.config.warmup
+    assert settings.style is not None
+    low, high = settings.style_accuracy
+    measure = lambda params: {
+        name: style_accuracy_of(params, name) for name in ("steps", settings.style)
+    }
+    last_phase = ledger.WARMUP[run.config.data.ledger.variant][-2].until
+    first = int(last_phase * settings.steps)
+    most = settings.steps + settings.max_hold * HOLD_STEPS
+    slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
+    falling = lambda i: settings.learning_rate * (1.0 - slope * (i + 1))
+
+    def ended() -> WarmUp:
+        """A copy that ends its training here.
+
+        Accuracy jumps while the rate falls, so that only a copy tells what ending here gives.
+        """
+        end = run.copy()
+        end.advance(STYLE_FALL, falling)
+        return end
+
+    run.planned = settings.steps
+    run.advance(first, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
+    found = run.measured(lambda: measure(run.params))
+    while run.step < most and found[settings.style] <= high:
+        if found[settings.style] >= low / 2:
+            found = run.measured(lambda: measure(ended().params))
+            in_band = low <= found[settings.style] <= high
+            if in_band and found["steps"] >= settings.target_accuracy:
+                end = ended()
+                run.params, run.step = end.params, end.step
+                return {f"{name}_accuracy": value for name, value in found.items()}
+        run.planned = max(run.planned, run.step + MEASURE_EVERY)
+        run.advance(MEASURE_EVERY, lambda i: settings.learning_rate)
+        if found[settings.style] < low / 2:
+            found = run.measured(lambda: measure(run.params))
+    raise UserError(
+        f"warm-up: after {run.step} steps the style {settings.style} is right on "
+        f"{found[settings.style]:.2f} of level {settings.style_level} and steps on "
+        f"{found['steps']:.2f} of level {ledger.MAX_LEVEL}, wanted {low:g} to {high:g} and "
+        f"{settings.target_accuracy:g} or more; write another seed, warmup.steps or "
+        "warmup.style_accuracy"
+    )
+
+
+def warmup_fingerprint(config: Config) -> str:
+    """Identifies the warm-up that a config asks for."""
+    settings = config_io.fingerprint(
+        dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
+        "seed",
+        "model",
+        "data.ledger.variant",
+        "data.ledger.max_operand",
+        "data.ledger.train_size",
+        "warmup",
+    )
+    told = told_budgets(config)
+    if told is None:
+        return settings
+    return f"{settings}-{hashlib.sha256(json.dumps(told.tolist()).encode()).hexdigest()[:12]}"
+
+
+def warm_up(
+    config: Config,
+    policy: Policy,
+    folder: Path,
+    *,
+    accuracy_of: Callable[[Params], float],
+    style_accuracy_of: Callable[[Params, ledger.Style], float],
+    on_progress: Callable[[int, int, float], None] | None = None,
+    poll: Poll = None,
+) -> Params:
+    """Weights after the warm-up, trained now or read from `folder`.
+
+    Args:
+      policy: settings of the policy; the warm-up trains the plain model inside it.
+      accuracy_of: greedy accuracy of given weights at the largest budget.
+      style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
+        any other: on `warmup.style_level`); asked with `warmup.style` only.
+      on_progress: called with (step, steps in all, loss).
+
+    Returns:
+      Parameters of the plain model (no budget module), fp32.
+
+    Raises:
+      UserError: the folder holds another warm-up, or the target was not reached.
+    """
+    spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
+    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    random = lambda: qwen2.init(key, spec.model)
+    paths = WarmupPaths(folder)
+    if paths.identity.exists():
+        return _read(config, paths, policy.blank(random))
+    params = policy.make(random)
+    if processes.is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if processes.is_first():
+            stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
+        saved = Checkpoints(paths.progress(warmup_fingerprint(config)), keep=1)
+        tx = supervised_optimizer()
+        opt_state = policy.make(tx.init, params)
+        run = WarmUp(config, spec, tx, params, opt_state, on_progress, poll, saved)
+        run.resume()
+        try:
+            if config.warmup.style is not None:
+                measured = until_style(run, style_accuracy_of)
+            else:
+                measured = until_accurate(run, accuracy_of)
+        except Preempted:
+            run.save()
+            raise
+        finally:
+            saved.close()
+        _keep(run, paths, measured)
+    return run.params
+
+
+def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
+    """The finished weights in a folder, shaped and placed like `like`.
+
+    Raises:
+      UserError: they are another warm-up's.
+    """
+    identity = _identity(paths.identity)
+    if identity.get("fingerprint") != warmup_fingerprint(config):
+        raise UserError(
+            f"{paths.path}: holds a warm-up with other settings (seed, model, data.ledger, warmup "
+            "or the budgets told in words differ); write another warmup.dir"
+        )
+    checkpoints = Checkpoints(paths.weights, keep=1)
+    if checkpoints.latest is None:
+        raise UserError(f"{paths.path}: has lost its weights; remove the folder of the warm-up")
+    _, params, _ = checkpoints.restore(like)
+    checkpoints.close()
+    return params
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    try:
+        return documents.read_object(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
+
+
+def _keep(run: WarmUp, paths: WarmupPaths, measured: dict[str, float]) -> None:
+    """Saves the finished weights, then what says whose they are; drops the unfinished ones."""
+    record = {"steps": run.step, **measured}
+    checkpoints = Checkpoints(paths.weights, keep=1)
+    if checkpoints.latest != run.step:
+        checkpoints.save(run.step, run.params, record)
+    checkpoints.close()
+    if processes.is_first():
+        identity = {"fingerprint": warmup_fingerprint(run.config), **record}
+        write_atomically(paths.identity, json.dumps(identity) + "\n")
+        shutil.rmtree(paths.unfinished)

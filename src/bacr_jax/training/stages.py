@@ -1,0 +1,432 @@
+"""The stages of Algorithm 1, each a function; `algorithm.iterate` calls them in its order."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax import advantages, curriculum
+from bacr_jax.curriculum import CurriculumState
+from bacr_jax.learner import train_step
+from bacr_jax.learner.batch import Batch, make_batch, only_rows
+from bacr_jax.learner.scoring import response_energies
+from bacr_jax.learner.train_step import TrainState
+from bacr_jax.methods import GroupBatch, Method
+from bacr_jax.model import value
+from bacr_jax.oom import phase_memory
+from bacr_jax.questions.stream import QuestionStream
+from bacr_jax.rollout import Listeners, Rollout, Rows, generate
+from bacr_jax.training.dynamic_sampling import BatchPlan, Round
+from bacr_jax.training.run import Run, RunState
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, pytree
+
+
+def round_keys(key: Array, step: int, index: int) -> tuple[Array, Array]:
+    """Keys of a round's plan and rollout; those of round 0 are the keys of the step."""
+    key = jax.random.fold_in(key, step)
+    plan, rollout = jax.random.split(jax.random.fold_in(key, index) if index else key)
+    return plan, rollout
+
+
+@functools.partial(jax.jit, static_argnames=("method", "num_questions"))
+def plan_batch(
+    schedule: CurriculumState,
+    key: Array,
+    group_of: Int[Array, "n"],
+    group_sizes: Int[Array, "K"],
+    *,
+    method: Method,
+    num_questions: int,
+) -> BatchPlan:
+    """Lines 3, 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts.
+
+    Args:
+      group_of: group of each question; an argument, since XLA would sort a constant of this length
+        while compiling.
+      method: says how to weigh, assign and cut.
+    """
+    question_key, budget_key = jax.random.split(key)
+    weights = method.question_weights(schedule, group_sizes)
+    questions = curriculum.sample_questions(question_key, weights, group_of, num_questions)
+    groups = group_of[questions]
+    budgets = method.sample_budgets(budget_key, schedule, groups)
+    cuts = method.cuts(jax.random.fold_in(budget_key, 1), budgets)
+    return BatchPlan(questions, groups, budgets, cuts)
+
+
+def in_stream_order(
+    stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
+) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
+    """Line 6 with data.order=shuffled: of each question's group the next in order, not the drawn.
+
+    Args:
+      stream: order of the questions; None keeps the plan.
+      cursors: questions drawn so far from each group.
+
+    Returns:
+      The plan and the new cursors.
+    """
+    if stream is None:
+        return plan, cursors
+    questions, cursors = stream.draw(cursors, np.asarray(plan.groups))
+    return dataclasses.replace(plan, questions=jnp.asarray(questions)), cursors
+
+
+def generate_traces(
+    run: Run, state: RunState, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
+) -> Rollout:
+    """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile."""
+    params, (references, questions) = run.params(state.train), _references(run, plan)
+    return generate(
+        run.policy.decode_params(params),
+        prompts,
+        Rows(
+            np.asarray(plan.budgets).reshape(-1),
+            np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
+        ),
+        key,
+        run.sampler(params),
+        Listeners(poll, run.environment.early_grading(references, questions)),
+    )
+
+
+def verify(
+    run: Run, plan: BatchPlan, rollout: Rollout, key: Array, poll: Poll = None
+) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
+    """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host, and its verdicts.
+
+    With `grading.flip_rate` that share of the outcomes is flipped; verdicts stay as they are.
+    """
+    references, questions = _references(run, plan)
+    outcomes, verdicts = run.environment.grade_answers(
+        rollout.branches, references, poll, questions=questions
+    )
+    if rate := run.config.grading.flip_rate:
+        flipped = jax.random.bernoulli(jax.random.fold_in(key, 7), rate, outcomes.shape)
+        outcomes = np.where(np.asarray(flipped), 1.0 - outcomes, outcomes).astype(np.float32)
+    return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
+
+
+def _references(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:
+    """Gold answer and question of every trace."""
+    data = run.environment.train.set
+    return [data.answers[i] for i in plan.rows], [data.questions[i] for i in plan.rows]
+
+
+def observe(
+    run: Run,
+    state: RunState | None,
+    plan: BatchPlan,
+    rollout: Rollout,
+    outcomes: Float[np.ndarray, "Q G M A"],
+    step: int,
+) -> GroupBatch:
+    """What the method may look at; `state` is read if it needs the path of scores."""
+    trunks, branches = rollout.trunks, rollout.branches
+
+    def by_group(x: Any) -> Any:
+        return np.asarray(x).reshape(plan.budgets.shape)
+
+    extra: dict[str, np.ndarray] = {}
+    if run.method.read is not None:
+        start, count = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+        thinking = [
+            row[first : first + length].tolist()
+            for row, first, length in zip(np.asarray(trunks.tokens), start, count)
+        ]
+        extra |= run.method.read(run.environment.tokenizer, thinking)
+    if run.method.read_answers is not None:
+        extra |= run.method.read_answers(run.environment.answer_texts(branches))
+    # A copy: the last segment has the tokens of the grace window, too.
+    ends = np.array(plan.cuts).reshape(-1, plan.cuts.shape[-1])
+    ends[:, -1] += run.config.budget.grace
+    surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), ends)
+    per_cut: Any = np.asarray(surprise)
+    # The answer at the last cut; with several, the first of them.
+    final = np.asarray(branches.sampled)[:, -run.method.answers]
+    fraction: Any = np.float32(step / run.total_steps)
+    by_answer: Any = outcomes
+    path: Any = None
+    if run.method.needs_path:
+        assert state is not None
+        path = _path(run, state, rollout)
+        path = path.reshape(*plan.budgets.shape, path.shape[-1])
+    return GroupBatch(
+        questions=plan.questions,
+        budgets=plan.budgets,
+        cuts=plan.cuts,
+        outcomes=by_answer.mean(-1),
+        by_answer=by_answer,
+        thinking=by_group(trunks.thinking),
+        lengths=by_group(np.asarray(trunks.thinking) + final),
+        closed=by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
+        closed_by_tag=by_group(np.asarray(trunks.close) == CLOSED_BY_TAG),
+        surprise=per_cut.reshape(plan.cuts.shape),
+        fraction=fraction,
+        extra={name: by_group(values) for name, values in extra.items()},
+        path=path,
+    )
+
+
+def _path(run: Run, state: RunState, rollout: Rollout) -> Float[np.ndarray, "B T"]:
+    """`GroupBatch.path` of every row, by a forward pass of the learner."""
+    trunks, spec = rollout.trunks, run.policy.learner
+    start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+    energies = response_energies(
+        run.params(state.train),
+        jnp.asarray(trunks.tokens),
+        jnp.asarray(start),
+        jnp.asarray(start + sampled),
+        jnp.asarray(trunks.budgets),
+        run.environment.rules.allowed_tokens,
+        spec=spec,
+    )
+    width = trunks.logprobs.shape[1]
+    place = np.minimum(start[:, None] + np.arange(width), trunks.tokens.shape[1] - 1)
+    there = np.arange(width) < sampled[:, None]
+    own = np.where(there, np.take_along_axis(np.asarray(energies), place, 1), 0.0)
+    return np.where(there, np.cumsum(own, axis=1), 0.0).astype(np.float32)
+
+
+_segment_surprise = jax.jit(advantages.segment_surprise)
+_keep = jax.jit(
+    lambda group_batch, method: method.dynamic_sampling.keep(group_batch),
+    static_argnames=("method",),
+)
+
+
+def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray, "Q"]:
+    """Questions that the method wants to learn from."""
+    if method.dynamic_sampling is None:
+        return np.ones(len(group_batch.questions), bool)
+    return np.asarray(_keep(group_batch, method=method))
+
+
+def predict_values(
+    run: Run, train: TrainState, chosen: Round
+) -> tuple[Float[Array, "Q G M"] | None, Any]:
+    """V(q, b, b_j), and the features it was made of; (None, None) without a value head."""
+    if train.head is None:
+        return None, None
+    plan = chosen.plan
+    with phase_memory("value head", questions=len(plan.questions)):
+        values, features = jax.block_until_ready(
+            train_step.question_values(
+                run.params(train),
+                train.head,
+                chosen.prompts,
+                plan.budgets.reshape(-1),
+                plan.cuts.reshape(-1, plan.cuts.shape[-1]),
+                spec=run.policy.learner,
+            )
+        )
+    return values.reshape(plan.cuts.shape), features
+
+
+def start_values(
+    run: Run,
+    state: RunState,
+    group_batch: GroupBatch,
+    values: Float[Array, "Q G M"] | None,
+    step: int,
+) -> tuple[TrainState, Float[Array, "Q G M"] | None]:
+    """At step 0 the head starts at the first batch's mean reward (value.bias_start).
+
+    Its values in this step are, for each question, the mean over the other questions: no trace's
+    own reward is in its baseline.
+
+    Args:
+      values: V(q, b, b_j); None without a value head.
+
+    Returns:
+      The state to update, and the values to subtract; at later steps, as they were.
+    """
+    train = state.train
+    if step > 0 or values is None or train.head is None or not run.config.value.bias_start:
+        return train, values
+    mean, others = _first_values(state.method_state, group_batch, method=run.method)
+    if run.config.value.loss == "cross_entropy":
+        # The output stands for a probability: log-odds of the mean outcome, kept off 0 and 1.
+        right = jnp.nan_to_num(jnp.mean(group_batch.outcomes), nan=0.5)
+        mean = jax.scipy.special.logit(jnp.clip(right, 0.02, 0.98))
+    head = value.with_bias(train.head, mean)
+    # Where the head's own values lie: what comes next is compiled for them.
+    return dataclasses.replace(train, head=head), jax.device_put(others, values.sharding)
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def _first_values(
+    method_state: Any, group_batch: GroupBatch, *, method: Method
+) -> tuple[Float[Array, ""], Float[Array, "Q G M"]]:
+    """Mean reward, and that of the other questions; zeros if a reward is not finite."""
+    rewards = method.rewards(method_state, group_batch)
+    good = jnp.isfinite(rewards).all()
+    rewards = jnp.where(good, rewards, 0.0)
+    others = advantages.other_questions_mean(rewards)
+    return rewards.mean(), jnp.broadcast_to(others[:, None, None], rewards.shape)
+
+
+@pytree
+class TokenAdvantages:
+    """Rewards, and the advantages they give to tokens.
+
+    Attributes:
+      thinking: advantage of each thinking token.
+      answers: advantage of each of a row's N answers, summed over the cuts it serves.
+      rewards: dense rewards.
+      returns: what each thinking segment is paid.
+      keep: rollouts that count in the loss; None: all.
+    """
+
+    thinking: Float[Array, "B T"]
+    answers: Float[Array, "B N"]
+    rewards: Float[Array, "Q G M"]
+    returns: Float[Array, "Q G M"]
+    keep: Bool[Array, "Q G"] | None
+
+
+@functools.partial(jax.jit, static_argnames=("method", "max_thinking", "grace"))
+def token_advantages(
+    method_state: Any,
+    group_batch: GroupBatch,
+    values: Float[Array, "Q G M"] | None,
+    source: Int[Array, "B N"],
+    *,
+    method: Method,
+    max_thinking: int,
+    grace: int = 0,
+) -> tuple[TokenAdvantages, dict[str, Array]]:
+    """Lines 11 and 12: dense rewards and advantages, spread over tokens.
+
+    Args:
+      values: V(q, b, b_j); None without a value head.
+      source: index of the answer that serves each place (`Branches.source`).
+      grace: tokens after the budget that the last segment may have.
+
+    Returns:
+      Rewards and advantages, and their metrics.
+    """
+    rewards = method.rewards(method_state, group_batch)
+    found = method.advantages(method_state, group_batch, rewards, values)
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    cuts = flat(group_batch.cuts)
+    if grace:
+        cuts = cuts.at[:, -1].add(grace)
+    returns = rewards if found.returns is None else found.returns
+    residual = returns - found.baseline
+    spread = jnp.maximum(jnp.var(returns), 1e-6)
+    metrics = {
+        "reward/mean": rewards.mean(),
+        "advantage/mean": found.thinking.mean(),
+        "advantage/std": found.thinking.std(),
+        "advantage/residual_std": residual.std(),
+        "advantage/explained": 1.0 - jnp.var(residual) / spread,
+    }
+    by_token = found.tokens
+    if by_token is None:
+        by_token = advantages.scatter_segments(flat(found.thinking), cuts, max_thinking)
+    tokens = TokenAdvantages(
+        thinking=flat(by_token),
+        answers=advantages.sum_reused(found.answers.reshape(source.shape), source),
+        rewards=rewards,
+        returns=returns,
+        keep=found.keep,
+    )
+    return tokens, metrics
+
+
+@jax.jit
+def score_metrics(
+    returns: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
+) -> dict[str, Array]:
+    """What weighing returns by scores would change (`advantages.score_statistics`)."""
+    found = advantages.score_statistics(returns, surprise)
+    return {f"score/{name}": value for name, value in found.items()}
+
+
+def learner_batch(run: Run, chosen: Round, advantages: TokenAdvantages) -> Batch:
+    """Tokens and advantages, side by side; rows that do not count have no sampled tokens."""
+    answers = run.method.answers
+    flat = lambda x: np.repeat(np.asarray(x), answers, axis=-1).reshape(-1, x.shape[-1] * answers)
+    joined = make_batch(
+        chosen.prompts,
+        chosen.rollout.trunks,
+        chosen.rollout.branches,
+        cuts=flat(chosen.plan.cuts),
+        thinking_advantages=advantages.thinking,
+        answer_advantages=advantages.answers,
+        returns=flat(advantages.rewards),
+    )
+    keep = np.broadcast_to(chosen.useful[:, None], chosen.plan.budgets.shape)
+    if advantages.keep is not None:
+        keep = keep & np.asarray(advantages.keep)
+    return only_rows(joined, keep.reshape(-1))
+
+
+def update(
+    run: Run, train: TrainState, batch: Batch, features: Any, step: int, reference: Any
+) -> tuple[TrainState, dict[str, Any]]:
+    """Line 14: Eq. 16 on each minibatch, then the value head's extra steps."""
+    settings = run.config.value
+    train, metrics = run.updates(
+        train,
+        batch,
+        reference=reference,
+        frozen=run.frozen,
+        update_policy=step >= settings.warmup_iterations or train.head is None,
+    )
+    if train.head is not None and settings.inner_steps:
+        head, head_opt = train_step.fit_value(
+            train.head,
+            train.head_opt,
+            features,
+            batch.returns,
+            spec=run.policy.learner,
+            head_tx=run.value_tx,
+            num_steps=settings.inner_steps,
+        )
+        train = dataclasses.replace(train, head=head, head_opt=head_opt)
+    return train, metrics
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def _updated(
+    method_state: Any,
+    group_batch: GroupBatch,
+    rewards: Float[Array, "Q G M"],
+    values: Float[Array, "Q G M"] | None,
+    *,
+    method: Method,
+) -> Any:
+    """What the method makes of a batch whose rewards are finite."""
+    new = method.update(method_state, group_batch, rewards, values)
+    good = jnp.isfinite(rewards).all()
+    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, method_state)
+
+
+@jax.jit
+def _finite(new: Any, old: Any) -> Any:
+    """The new state if all of it is finite, else the old one."""
+    good = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(new)]).all()
+    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
+
+
+def update_method(
+    method_state: Any,
+    group_batch: GroupBatch,
+    rewards: Float[Array, "Q G M"],
+    values: Float[Array, "Q G M"] | None,
+    *,
+    method: Method,
+) -> Any:
+    """The method's own state; it learns nothing from a batch that is not finite.
+
+    One number that is not, in rewards, values or scores, would stay in every running mean.
+    """
+    # Two programs: in one, what the check reads changes how the moments are rounded.
+    new = _updated(method_state, group_batch, rewards, values, method=method)
+    return _finite(new, method_state)

@@ -1,0 +1,212 @@
+"""`python -m bacr_jax.plan --config F --devices 8`: does a run fit, and what will a step cost.
+
+Needs no weights, no data and no GPU.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import Parser, entry_point, whole_number
+from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from bacr_plan.report import Plan
+
+EPILOG = """\
+Every key of the config can be overridden, as in training:
+  python -m bacr_jax.plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
+Exit code: 0 with an answer, whether it fits or not; 2 if the question can't be answered."""
+
+# More than any cluster has; all layouts of so many are looked at in a second.
+MOST_DEVICES = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """A command line that makes sense.
+
+    Attributes:
+      device: name in `bacr_plan.devices.DEVICES`.
+      compiler: gpu, cpu or none.
+    """
+
+    config: Config
+    num_devices: int
+    device: str
+    memory_gib: float
+    compiler: str
+    as_json: bool
+
+
+def _parser(known_devices: Sequence[str]) -> Parser:
+    parser = Parser(
+        prog="python -m bacr_jax.plan",
+        description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", action="append", default=[], metavar="FILE", help="repeatable; later files win")
+    add("--devices", default="8", metavar="N", help="number of GPUs (8)")
+    add(
+        "--device",
+        metavar="NAME",
+        help=f"one of {', '.join(known_devices)}; the smallest with enough memory if not given",
+    )
+    add("--device-memory", metavar="GIB", help="memory of a GPU in GiB; the device's if not given")
+    add(
+        "--compile",
+        default="gpu",
+        choices=["gpu", "cpu", "none"],
+        help="compile the real programs with XLA's GPU compiler (extra `plan`; without it with the "
+        "CPU compiler), with the CPU compiler, or not at all: arithmetic only, a second",
+    )
+    add(
+        "--download",
+        action="store_true",
+        help="get the config.json of a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub "
+        "if it is not in its cache; the weights are not needed",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    add("overrides", nargs="*", metavar="key.sub=value")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> PlanRequest:
+    """The command line, checked; UserError: it can't be used, SystemExit: help was asked for."""
+    from bacr_plan.devices import DEVICES, find, smallest_with
+
+    arguments = _parser(tuple(DEVICES)).parse_intermixed_args(argv)
+    if not arguments.config:
+        raise UserError("command line: no config; write --config qwen2.5-7b-math")
+    num_devices = whole_number(arguments.devices, most=MOST_DEVICES)
+    if not num_devices:
+        raise UserError(
+            f"--devices: found {shown(arguments.devices)}; write a number of GPUs, 1 to "
+            f"{MOST_DEVICES}"
+        )
+    name = arguments.device
+    if name is not None:
+        find(name)
+    memory_gib = _memory(arguments.device_memory)
+    if name is None:
+        name = "a100-80" if memory_gib is None else smallest_with(memory_gib)
+    config = config_io.load(arguments.config, arguments.overrides)
+    # Imports JAX, which no other check needs.
+    from bacr_jax.methods.registry import problems
+
+    config_io.check(config, also=problems)
+    config = with_local_shape(config, download=arguments.download)
+    return PlanRequest(
+        config=config,
+        num_devices=num_devices,
+        device=name,
+        memory_gib=find(name).memory_gib if memory_gib is None else memory_gib,
+        compiler=arguments.compile,
+        as_json=arguments.json,
+    )
+
+
+def with_local_shape(config: Config, *, download: bool) -> Config:
+    """The config with the folder of the hub's cache in place of a model's name, where it has one.
+
+    Released models are known by their names, so that nothing need be there. `download` gets a shape
+    that is not in the cache. UserError: one was asked for and can't be had.
+    """
+    from bacr_jax.model.hf.hub import is_hub_name, local_folder
+
+    path = config.model.path
+    if path is None or not is_hub_name(path):
+        return config
+    try:
+        found = local_folder(path, download=download, where="model.path", weights=False)
+    except UserError:
+        if download:
+            raise
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=found))
+
+
+# A thousand times the memory of any GPU.
+MOST_GIB = 1e6
+
+
+def _memory(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        memory_gib = float(text)
+    except ValueError:
+        memory_gib = 0.0
+    if not 0 < memory_gib <= MOST_GIB:
+        raise UserError(f"--device-memory: found {text!r}; write GiB of a GPU, such as 80")
+    return memory_gib
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Nothing is written to stderr meanwhile: JAX's GPU plugins report that they find no GPU."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def answer(request: PlanRequest) -> "Plan":
+    """The plan of a run; UserError: none can be made (`sizes_of`), or the compiler refused it."""
+    with _muted():
+        import jax
+
+        # The plan is made on the host, also where there are GPUs and somebody is using them.
+        jax.config.update("jax_platforms", "cpu")
+        jax.devices()
+
+    from bacr_plan.compiling import compile_run
+    from bacr_plan.devices import find
+    from bacr_plan.report import make_plan
+    from bacr_plan.workload import sizes_of
+
+    work, layout = sizes_of(request.config, request.num_devices)
+    compilation = compile_run(
+        request.config,
+        work,
+        num_devices=request.num_devices,
+        device=request.device,
+        compiler=request.compiler,
+    )
+    return make_plan(
+        work,
+        layout,
+        device=find(request.device),
+        memory_gib=request.memory_gib,
+        compilation=compilation,
+    )
+
+
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
+    """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
+    request = parse(argv)
+    plan = answer(request)
+    from bacr_plan.report import as_object
+    from bacr_plan.text import as_text
+
+    print(json.dumps(as_object(plan)) if request.as_json else as_text(plan))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

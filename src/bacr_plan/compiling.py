@@ -1,0 +1,269 @@
+"""What XLA will allocate for a run: its programs compiled, with no weights, no data and no GPUs.
+
+Meshes of devices that are not here have to be arranged before JAX starts, so the compiler is a
+process of its own: `measure` runs this module and reads its answer. Two ways to compile:
+
+gpu  XLA's own GPU compiler for a described device; needs the plugin of the extra `plan`, but no
+     GPU and no driver. What it says is what the GPU will allocate.
+cpu  XLA's CPU compiler for as many made-up CPU devices. Arguments and outputs are exact;
+     temporaries are not those of a GPU (measured: 2 to 5 times too large) and are not used.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_plan.devices import CUDNN, DEVICES, Device, target_config
+from bacr_plan.workload import Workload
+
+GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+# Devices of one box, NVIDIA's HGX and DGX boards.
+PER_HOST = 8
+
+# Kernels are not timed, there being no GPU, and library products are taken; both change which
+# kernel is used for a product, hardly its memory.
+GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+
+# What a config says about the shape of a model.
+SHAPE_KEYS = (
+    *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+    *("head_dim", "rope_theta", "tie_embeddings"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of a compiled program, per device.
+
+    Attributes:
+      arguments: what it is given.
+      outputs: what it returns, without what it returns in the place of an argument.
+      temporaries: everything else while it runs.
+      seconds: compile time.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What compilers said about a run.
+
+    Attributes:
+      source: who said it, in words.
+      programs: an update ("train") and a chunk of decoding ("decode"); empty without a compiler.
+      exact: temporaries are those of the GPU too.
+    """
+
+    source: str
+    programs: dict[str, Measured]
+    exact: bool
+
+
+def can_compile_for_gpus() -> bool:
+    """Whether JAX's CUDA plugin is installed."""
+    return any(importlib.util.find_spec(name) is not None for name in GPU_PLUGINS)
+
+
+def compile_run(
+    config: Config, work: Workload, *, num_devices: int, device: str, compiler: str
+) -> Compilation:
+    """Compiles the programs of a run as far as that is possible here.
+
+    `device` is a name in `DEVICES`; `compiler` is gpu (that of CPUs where its plugin is not
+    installed), cpu or none. UserError: it refused, or can't compile for so many devices.
+    """
+    if compiler == "none":
+        return Compilation("arithmetic only (--compile none)", {}, exact=False)
+    backend = "gpu" if compiler == "gpu" and can_compile_for_gpus() else "cpu"
+    if backend == "gpu":
+        source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
+    elif compiler == "gpu":
+        source = (
+            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is "
+            'not here (pip install -e ".[plan]" in a clone)'
+        )
+    else:
+        source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
+    if backend == "gpu" and num_devices > PER_HOST and num_devices % PER_HOST:
+        raise UserError(
+            f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
+        )
+    programs = measure(
+        config,
+        work.model,
+        num_devices=num_devices,
+        device=device,
+        backend=backend,
+        fused_attention=work.fused_attention and backend == "gpu",
+    )
+    return Compilation(source, programs, exact=backend == "gpu")
+
+
+def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
+    """The config with the model's shape written out, so that no folder is needed."""
+    model = dataclasses.replace(
+        config.model,
+        path=None,
+        preset="custom",
+        attention="cudnn" if fused_attention else "xla",
+        **{key: getattr(shape, key) for key in SHAPE_KEYS},
+    )
+    asked = config.rollout.attention
+    rollout = dataclasses.replace(
+        config.rollout, attention="cudnn" if fused_attention and asked != "xla" else "xla"
+    )
+    return dataclasses.replace(config, model=model, rollout=rollout)
+
+
+def measure(
+    config: Config,
+    shape: Qwen2Config,
+    *,
+    num_devices: int,
+    device: str,
+    backend: str,
+    fused_attention: bool,
+) -> dict[str, Measured]:
+    """Compiles the programs of a run in another process, one after the other to spare memory.
+
+    `backend` is gpu or cpu; `device`, a name in `DEVICES`, only matters on gpu; `fused_attention`:
+    cuDNN for the trunk's attention. UserError: the compiler refused.
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if backend == "gpu":
+        # The plugin would look for a driver.
+        environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
+    else:
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(
+            config_io.to_yaml(described(config, shape, fused_attention=fused_attention))
+        )
+        request = {
+            "config": str(file),
+            "vocab_size": shape.vocab_size,
+            "num_devices": num_devices,
+            "device": device,
+            "backend": backend,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "bacr_plan.compiling"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise UserError(
+            f"--compile {backend}: the compiler stopped ({last_exception(done.stderr)})"
+        )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return {name: Measured(**measured) for name, measured in answer.items()}
+
+
+def last_exception(stderr: str) -> str:
+    """The exception of a traceback, on one short line."""
+    lines = [line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (lines or stderr.split("\n"))[-1].strip()[:300]
+
+
+# In the process of its own -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _cudnn_of(device: Device) -> Iterator[None]:
+    """JAX's fused attention asks the machine for its cuDNN and GPU; `device` answers instead.
+
+    JAX has no public way to say which GPU is compiled for, so its own checks are replaced.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as checks
+
+    major, minor, patch = CUDNN
+    capability = lambda text: tuple(map(int, text.split(".")))
+    answers: dict[str, Any] = {
+        "check_cudnn_version": lambda: 10_000 * major + 100 * minor + patch,
+        "check_compute_capability": lambda wanted: capability(wanted) <= device.capability,
+        "is_cuda_compute_capability_equal": lambda wanted: capability(wanted) == device.capability,
+    }
+    own = {name: getattr(checks, name) for name in answers}
+    try:
+        vars(checks).update(answers)
+        yield
+    finally:
+        vars(checks).update(own)
+
+
+def _described_devices(device: Device, count: int) -> list[Any]:
+    """Devices that are not here, in boxes of `PER_HOST`."""
+    from jax.experimental import topologies
+
+    hosts = max(count // PER_HOST, 1)
+    topology = topologies.get_topology_desc(
+        topology_name="planned",
+        platform="cuda",
+        topology=f"1x{hosts}x{count // hosts}",
+        target_config=target_config(device),
+    )
+    return list(topology.devices)
+
+
+def _compile(config: Config, vocab_size: int, devices: list[Any]) -> dict[str, Measured]:
+    """Compiles an update and a chunk of decoding for the given devices."""
+    from bacr_plan.programs import Programs
+
+    programs = Programs(config, vocab_size, devices)
+    measured = {}
+    for name, lower in (("train", programs.train), ("decode", programs.decode)):
+        started = time.time()
+        memory: Any = lower().compile().memory_analysis()
+        measured[name] = Measured(
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            seconds=time.time() - started,
+        )
+    return measured
+
+
+def main() -> int:
+    """Reads a request on stdin, compiles, answers on stdout in one line."""
+    import jax
+
+    request = json.load(sys.stdin)
+    config, count = config_io.load([request["config"]]), request["num_devices"]
+    made_up = jax.devices()
+    if request["backend"] == "gpu":
+        device = DEVICES[request["device"]]
+        with _cudnn_of(device):
+            measured = _compile(config, request["vocab_size"], _described_devices(device, count))
+    else:
+        measured = _compile(config, request["vocab_size"], made_up[:count])
+    print(json.dumps({name: dataclasses.asdict(one) for name, one in measured.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""How long the rows of an iteration are: prompts, thinking, answers.
+
+A plan's seconds go with the lengths that come up, not with the largest ones a config allows (its
+memory does). Rows are drawn once, with a fixed seed, so that equal settings give equal plans.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bacr_jax.config import Config, derived
+from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method
+
+# Tokens of the longer suffix, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
+SUFFIX_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class PromptLengths:
+    """A distribution of prompts' tokens.
+
+    Attributes:
+      source: where it comes from, in words.
+      shares: ascending, from 0 to 1.
+      tokens: that so many prompts have at most.
+    """
+
+    source: str
+    shares: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+    def drawn(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, "n"]:
+        """Tokens of so many prompts."""
+        return np.interp(rng.random(count), self.shares, self.tokens).astype(int)
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a prompt, on average."""
+        return float(np.trapezoid(self.tokens, self.shares))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return int(self.tokens[-1])
+
+    def at_most(self, limit: int) -> "PromptLengths":
+        """The same where longer prompts are left out; they are so few that the rest stays."""
+        return dataclasses.replace(self, tokens=tuple(min(n, limit) for n in self.tokens))
+
+
+# Quantiles of the 7,498 MATH training problems in the format think_answer, Qwen2.5's tokenizer, as
+# `python -m bacr_jax.data --inspect` counts them: every twentieth, then the longest.
+MATH = PromptLengths(
+    "MATH's training problems, mean 119: the data, or a tokenizer for them, are not here",
+    (*(float(share) for share in np.arange(0, 0.96, 0.05).round(2)), 0.99, 0.995, 0.999, 1.0),
+    (
+        *(51, 60, 65, 69, 73, 76, 79, 82, 86, 89, 93, 97, 102, 107, 114, 124, 136, 156, 193, 273),
+        *(476, 635, 874, 1004),
+    ),
+)
+# Those problems' own answers with the closing tag.
+_ANSWER_SHARES, _ANSWER_TOKENS = (0.0, 0.5, 0.9, 0.99, 1.0), (5, 7, 12, 28, 90)
+
+
+def prompt_lengths(config: Config) -> PromptLengths:
+    """Those of the run's own training set where it can be read here, else those of MATH.
+
+    Reading needs the set, and a folder with its tokenizer.
+    """
+    limit = config.data.max_prompt_tokens
+    folder = config.model.tokenizer or config.model.path
+    procedural = config.data.train.partition(":")[0] == "ledger"
+    if not procedural and not (folder and (Path(folder) / "tokenizer.json").is_file()):
+        return MATH.at_most(limit)
+    try:
+        found = _own(config, None if procedural else folder)
+    except UserError:
+        return MATH.at_most(limit)
+    shares = np.linspace(0, 1, 101)
+    return PromptLengths(
+        f"{config.data.train}, mean {found.mean():.0f}",
+        tuple(map(float, shares)),
+        tuple(map(float, np.quantile(found, shares))),
+    )
+
+
+def _own(config: Config, folder: str | None) -> Int[np.ndarray, "n"]:
+    """Tokens of every prompt of the training set; UserError: it or its tokenizer can't be read."""
+    from bacr_jax.prompts.environment import load_sets
+    from bacr_jax.prompts.tokenizers import load_tokenizer
+    from bacr_jax.questions import ledger
+
+    where = "model.tokenizer" if config.model.tokenizer else "model.path"
+    tokenizer = ledger.ledger_tokenizer() if folder is None else load_tokenizer(folder, where=where)
+    spec = config.data.train
+    only = dataclasses.replace(config, data=dataclasses.replace(config.data, eval=(spec,)))
+    return np.asarray(load_sets(only, tokenizer, split="train")[spec].prompts.lengths)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of every row of an iteration.
+
+    Attributes:
+      thinking: [rows] sampled thinking tokens, all of the budget.
+      answers: [rows, cuts] sampled answer tokens.
+      source: where the prompts' come from, in words.
+    """
+
+    prompts: Int[np.ndarray, "B"]
+    thinking: Int[np.ndarray, "B"]
+    answers: Int[np.ndarray, "B M"]
+    source: str = ""
+
+    @property
+    def real(self) -> int:
+        """Tokens of all rows: prompts, thinking, suffixes and answers."""
+        branches = self.answers + SUFFIX_TOKENS - 1
+        return int(self.prompts.sum() + self.thinking.sum() + branches.sum())
+
+
+def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
+    """Rows of an iteration, of `cuts` branches each; a group shares its question's prompt."""
+    rng = np.random.default_rng(0)
+    questions, group = config.rollout.questions, config.rollout.group_size
+    rows = questions * group
+    own = np.repeat(prompts.drawn(rng, questions), group)
+    return Lengths(
+        own, thinking(config, rng, rows), answers(config, rng, rows, cuts), prompts.source
+    )
+
+
+def answers(
+    config: Config, rng: np.random.Generator, rows: int, cuts: int
+) -> Int[np.ndarray, "B M"]:
+    """Answers as long as those of MATH's problems."""
+    drawn = np.interp(rng.random((rows, cuts)), _ANSWER_SHARES, _ANSWER_TOKENS).astype(int)
+    return np.minimum(drawn, config.rollout.answer_tokens)
+
+
+def thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
+    """Budgets of the prior, all used up; a curriculum's groups come up equally often."""
+    budget, curriculum = config.budget, config.curriculum
+    if budget.prior == "fixed" or not load_method(config).follows_prior:
+        return np.full(rows, budget.max)
+    if budget.prior == "uniform":
+        return rng.integers(budget.min, budget.max + 1, rows)
+    if budget.prior == "choices":
+        return rng.choice(np.array(derived.drawn(config)), rows)
+    mu0 = curriculum.mu0
+    means = np.array(mu0 if isinstance(mu0, tuple) else [mu0], float)
+    return _truncated(rng, means[np.arange(rows) % len(means)], curriculum.sigma, config)
+
+
+def _truncated(
+    rng: np.random.Generator, means: Float[np.ndarray, "B"], sigma: float, config: Config
+) -> Int[np.ndarray, "B"]:
+    """Normal budgets, drawn again until they lie between the smallest and the largest one."""
+    least, most = config.budget.min, config.budget.max
+    if sigma == 0 or not np.all((means >= least) & (means <= most)):
+        # Far outside hardly a draw would stay.
+        means = np.clip(means, least, most)
+    drawn = rng.normal(means, sigma)
+    while (outside := (drawn < least) | (drawn > most)).any():
+        drawn = np.where(outside, rng.normal(means, sigma), drawn)
+    return drawn.astype(int)

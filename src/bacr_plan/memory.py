@@ -1,0 +1,249 @@
+"""Bytes on one device in each phase of an iteration, by arithmetic.
+
+What is resident (masters, moments, decode copy, cache) follows from shapes alone. Temporaries are
+modelled by what must be alive at the worst moment of the update and of a decoding step; the
+factors in front of it were read off XLA's buffer assignments for A100 and are checked against
+whole compiles (`tests/planning/test_against_xla.py`).
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from bacr_jax.model.compute import Remat
+from bacr_jax.parallel import MeshShape
+from bacr_plan import costs
+from bacr_plan.costs import FP32
+from bacr_plan.workload import Workload
+
+
+@dataclass(frozen=True)
+class MemoryPhase:
+    """Bytes on one device during a phase.
+
+    Attributes:
+      resident: of the train state, which is there in every phase.
+      own: arguments of the phase's program that are not part of the train state.
+      temporaries: everything else.
+    """
+
+    resident: float
+    own: float
+    temporaries: float
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the worst moment."""
+        return self.resident + self.own + self.temporaries
+
+
+def parameter_bytes(work: Workload, layout: MeshShape) -> float:
+    """Masters of what is trained, fp32."""
+    return FP32 * costs.trained_parameters(work) / layout.param_shards
+
+
+def frozen_bytes(work: Workload, layout: MeshShape) -> float:
+    """The frozen base of adapters, in its own type."""
+    if not work.adapters:
+        return 0.0
+    return work.frozen_bytes * work.model.num_parameters / layout.param_shards
+
+
+def moment_bytes(work: Workload, layout: MeshShape) -> float:
+    """Adam's two moments."""
+    return 2 * work.moment_bytes * costs.trained_parameters(work) / layout.param_shards
+
+
+def head_bytes(work: Workload) -> float:
+    """Value head and its two moments, whole on every device."""
+    return 3.0 * FP32 * costs.head_parameters(work)
+
+
+def state_bytes(work: Workload, layout: MeshShape) -> float:
+    """The train state: masters, two moments, value head, and the reference policy if kept.
+
+    Beside it the frozen base, which is the reference's too.
+    """
+    masters = parameter_bytes(work, layout) * (2 if work.reference else 1)
+    moments = moment_bytes(work, layout)
+    return masters + moments + head_bytes(work) + frozen_bytes(work, layout)
+
+
+def branch_scores(work: Workload, layout: MeshShape, rows: int) -> float:
+    """One fp32 array of scores of all branches over their trunks, one layer."""
+    heads = work.model.num_heads / layout.tensor
+    return rows * heads * work.cuts * work.branch * work.trunk * FP32
+
+
+def trunk_scores(work: Workload, layout: MeshShape, rows: int) -> float:
+    """The same for the trunk; a fused kernel never makes it."""
+    heads = work.model.num_heads / layout.tensor
+    return 0.0 if work.fused_attention else rows * heads * work.trunk**2 * FP32
+
+
+def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
+    """What the forward pass keeps for the backward one: with full remat the input of every layer.
+
+    Selective remat also keeps what matrix products made (`model.block.PRODUCTS`): q, k, v, the
+    attention's output with two fp32 numbers a head, the stream between attention and MLP, gate, up,
+    and the stream before the budget's gate.
+
+    Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
+    product, and silu's insides in fp32; scores of attention in both types and their mask.
+    """
+    model = work.model
+    tokens = rows * work.row_tokens
+    if work.remat == "full":
+        return float(model.num_layers * tokens * model.hidden_size * work.float_bytes)
+    if work.remat == "selective":
+        heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        split = (heads + 2 * model.intermediate_size) * work.float_bytes
+        split += 2 * model.num_heads * FP32
+        stream = (2 + work.conditioned) * model.hidden_size * work.float_bytes
+        return model.num_layers * tokens * (stream + split / layout.tensor)
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 6 * model.hidden_size + (heads + 6 * model.intermediate_size) / layout.tensor
+    scores = 2.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    return model.num_layers * (tokens * width * work.float_bytes + scores)
+
+
+def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
+    """The inside of one layer during its backward pass, and its weights.
+
+    Of the MLP: gate, up, silu, their product and a cotangent; of attention the scores, their
+    exponentials in both types and the mask; half a dozen arrays as wide as the residual stream.
+    This layer's weights and the next one's are gathered, and this layer's gradient, in fp32, is on
+    its way to its shards. A frozen layer has none, and one that is whole here is not gathered.
+    """
+    model = work.model
+    tokens = rows * work.row_tokens
+    mlp = 5 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
+    stream = 6 * tokens * model.hidden_size * work.float_bytes
+    scores = 3.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    each = 2.0 * work.float_bytes + FP32
+    if work.adapters:
+        in_place = layout.fsdp == 1 and work.frozen_bytes == work.float_bytes
+        each = 0.0 if in_place else 2.0 * work.float_bytes
+    weights = costs.layer_matrices(model) / layout.tensor * each
+    return mlp + stream + scores + weights
+
+
+def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
+    """The output head, gathered, and one chunk of scores with what becomes of it."""
+    head = costs.vocabulary_matrix(work.model) / layout.tensor
+    chunk = work.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
+    if backward and work.adapters:
+        return head * work.float_bytes + 3 * chunk
+    if backward:
+        return head * (work.float_bytes + FP32) + 3 * chunk
+    return head * work.float_bytes + 2 * chunk
+
+
+def gradient_bytes(work: Workload, layout: MeshShape) -> float:
+    """Gradients, fp32: one micro-batch's, and the sum of those before it."""
+    accumulates = work.by_tokens or work.update_rows > work.micro_rows
+    return parameter_bytes(work, layout) * (2 if accumulates else 1)
+
+
+def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
+    """One update: gradients over micro-batches, then Adam.
+
+    With several micro-batches in one program XLA casts the masters once, outside their loop, and
+    keeps that copy.
+    """
+    rows = math.ceil(work.micro_rows / layout.row_shards)
+    kept = gradient_bytes(work, layout)
+    if work.update_rows > work.micro_rows and not work.by_tokens:
+        kept += parameter_bytes(work, layout) * work.float_bytes / FP32
+    alive = max(
+        layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
+    )
+    return MemoryPhase(
+        resident=state_bytes(work, layout),
+        own=0.0,
+        temporaries=kept + saved_activations(work, layout, rows) + alive,
+    )
+
+
+def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
+    """The model.remat that recomputes least among those whose update fits; full if none does.
+
+    `limit`: bytes of a device that may be used; `temporaries`: factor of the update's, where a
+    compiler knows them better.
+    """
+    for remat in ("none", "selective"):
+        phase = update_phase(dataclasses.replace(work, remat=remat), layout)
+        if phase.peak + (temporaries - 1.0) * phase.temporaries <= limit:
+            return remat
+    return "full"
+
+
+def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
+    """The forward pass over a micro-batch; nothing without scoring."""
+    if not work.scored:
+        return MemoryPhase(state_bytes(work, layout), 0.0, 0.0)
+    model = work.model
+    rows = math.ceil(work.micro_rows / layout.row_shards)
+    tokens = rows * work.row_tokens
+    mlp = 3 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
+    stream = tokens * model.hidden_size * work.float_bytes
+    scores = 2 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    weights = costs.layer_matrices(model) / layout.tensor * work.float_bytes
+    alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
+    return MemoryPhase(state_bytes(work, layout), 0.0, stream + alive)
+
+
+def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
+    rows = math.ceil(work.slots / layout.slot_shards)
+    return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
+
+
+def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """Keys and values of the trunks one device decodes."""
+    return _cache_bytes(work, layout, work.trunk)
+
+
+def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """Keys and values beside those of the trunks while answers are decoded.
+
+    With a slot for every row all branches are decoded at once and read the trunks where they are.
+    Where slots are refilled, up to half of them are answered at a time, on copies of their trunks.
+    """
+    branches = _cache_bytes(work, layout, work.cuts * work.branch)
+    if work.slots >= work.rows:
+        return branches
+    return max(branches, (trunk_cache_bytes(work, layout) + branches) / 2)
+
+
+def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
+    """All keys and values of one device at the worst moment."""
+    return trunk_cache_bytes(work, layout) + answer_cache_bytes(work, layout)
+
+
+def decode_temporaries(work: Workload, layout: MeshShape) -> float:
+    """A decoding step: a few arrays of scores of the vocabulary, and of attention's scores."""
+    rows = math.ceil(work.slots / layout.slot_shards)
+    heads = work.model.num_heads / layout.decode_tensor
+    return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.trunk)
+
+
+def prefill_bytes(work: Workload, layout: MeshShape) -> float:
+    """Caches and temporaries while the first prompts enter, all slots at once.
+
+    The caches have a quarter of their length by then; the prompts' own are copied into them.
+    """
+    rows = math.ceil(work.slots / layout.slot_shards)
+    entering = _cache_bytes(work, layout, max(work.trunk // 4, work.prompt) + work.prompt)
+    mlp = 3 * work.model.intermediate_size / layout.decode_tensor
+    return entering + rows * work.prompt * work.float_bytes * (mlp + 4 * work.model.hidden_size)
+
+
+def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
+    """Decoding with every slot in use, the train state waiting beside it.
+
+    That of an evaluation is `rollout_phase(work.evaluation, layout)`.
+    """
+    cache = kv_cache_bytes(work, layout)
+    beside = max(decode_temporaries(work, layout), prefill_bytes(work, layout) - cache)
+    own = costs.decode_copy_bytes(work, layout) + cache
+    return MemoryPhase(state_bytes(work, layout), own, beside)

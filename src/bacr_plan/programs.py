@@ -1,0 +1,253 @@
+"""The jitted functions of a run on abstract arguments, laid out on its devices as in training.
+
+Nothing is allocated, and the devices may be real, made-up or only described ones (`compiling`).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.stages import Lowered
+
+from bacr_jax import parallel
+from bacr_jax.config import Config
+from bacr_jax.learner import copies
+from bacr_jax.learner import train_step as learning
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.micro_batches import Shapes
+from bacr_jax.learner.objective import Minibatch, TokenScores, loss_normalizers
+from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.updates import num_scored
+from bacr_jax.methods import load_method
+from bacr_jax.model import adapters
+from bacr_jax.model.kv_cache import decode_params
+from bacr_jax.prompts.decode_rules import Automaton, DecodeRules
+from bacr_jax.rollout import RolloutSpec, sampling_params, trunks
+from bacr_jax.rollout import branches as branching
+from bacr_jax.rollout.sampling import Draws
+from bacr_jax.runs import initial, setup
+from bacr_plan.workload import SUFFIX_TOKENS, branches_per_trace
+
+
+def _laid_out(tree: Any, shardings: Any) -> Any:
+    """The tree's shapes and types with one sharding for all, or with a tree of them."""
+    if isinstance(shardings, Sharding):
+        one = shardings
+        shardings = jax.tree.map(lambda _: one, tree)
+    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    return jax.tree.map(struct, tree, shardings)
+
+
+def _whole(tree: Any, mesh: Mesh) -> Any:
+    """The same on every device."""
+    return _laid_out(tree, parallel.replicated(mesh))
+
+
+def _decode_rules(vocab_size: int) -> DecodeRules:
+    array: Any = jax.ShapeDtypeStruct
+    flags = array((vocab_size,), bool)
+    # One state per byte of "</answer>", and the accepting one.
+    states = len("</answer>") + 1
+    table = Automaton(array((states, vocab_size), jnp.int32), array((states, vocab_size), bool))
+    suffix = array((SUFFIX_TOKENS,), jnp.int32)
+    return DecodeRules(flags, flags, table, table, suffix, suffix, flags)
+
+
+class Programs:
+    """What a run compiles, ready to be lowered: an update and a chunk of decoding."""
+
+    def __init__(self, config: Config, vocab_size: int, devices: list[Any]):
+        """Takes a config with its model's shape in it, and real, made-up or described devices."""
+        self.config = config
+        self.method = load_method(config)
+        self.policy = setup.make_policy(config, self.method, vocab_size)
+        shape = self.policy.learner.model
+        self.layout = setup.mesh_shape(config, shape, len(devices))
+        self.mesh = parallel.make_mesh(self.layout, devices)
+        self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
+        self.key = jax.eval_shape(lambda: jax.random.key(0))
+        self.params = initial.abstract_params(self.policy)
+        self.frozen, self.trained = adapters.split(self.params)
+        self.head = jax.eval_shape(lambda k: initial.random_head(k, self.policy), self.key)
+
+    def train(self) -> Lowered:
+        """One update: gradients over micro-batches, one Adam step."""
+        config = self.config
+        policy_tx = policy_optimizer(config.optimizer, 1000)
+        head_tx = value_optimizer(config.value, config.optimizer, 1000)
+        fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
+        state = jax.eval_shape(fresh, self.trained, self.head)
+        state = _laid_out(state, parallel.shardings(state, self.mesh))
+        if config.train.micro_batch_tokens is not None:
+            return self._accumulation(state, config.train.micro_batch_tokens)
+        rows = config.rollout.questions * config.rollout.group_size // config.train.minibatches
+        return learning.train_step.lower(
+            state,
+            self._minibatch(self._batch(rows)),
+            self._allowed_tokens(),
+            self._frozen(),
+            spec=self.learner,
+            policy_tx=policy_tx,
+            head_tx=head_tx,
+            micro_batches=max(rows // (config.train.micro_batch_rows or rows), 1),
+        )
+
+    def _accumulation(self, state: Any, tokens: int) -> Lowered:
+        """The gradient of one micro-batch of the widest bucket, added to those before it."""
+        one = self._batch(1)
+        positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
+        batch = self._batch(Shapes(tokens, multiple=self.layout.row_shards).rows(positions, 0))
+        totals = jax.eval_shape(functools.partial(loss_normalizers, spec=self.learner), batch)
+        whole = (_whole(totals, self.mesh), self._allowed_tokens(), self._frozen())
+        given = (state, self._minibatch(batch), *whole)
+        earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
+        earlier = _laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
+        return learning.accumulate.lower(earlier, *given, spec=self.learner)
+
+    def _frozen(self) -> Any:
+        """The base of the adapters, in its place."""
+        return _laid_out(self.frozen, parallel.shardings(self.frozen, self.mesh))
+
+    def decode(self) -> Lowered:
+        """One chunk of decoding with every slot in use and the whole cache in the window."""
+        spec = self._rollout_spec()
+        return trunks.decode_trunks.lower(
+            self._decode_copy(),
+            self._slots(),
+            self._draws(),
+            spec=spec.decode,
+            num_steps=spec.chunk,
+        )
+
+    def answers(self) -> Lowered:
+        """One chunk of answers at every cut of every slot, which read the caches in their place."""
+        spec, state = self._rollout_spec(), self._slots()
+        number = _whole(jax.ShapeDtypeStruct((), jnp.int32), self._decode_mesh())
+        return branching.decode_branches.lower(
+            self._decode_copy(),
+            state.cache,
+            self._branches(state),
+            number,
+            self._draws(),
+            number,
+            spec=spec.decode,
+            num_steps=spec.chunk,
+        )
+
+    def _decode_copy(self) -> Any:
+        """The parameters as decoding reads them."""
+        mesh, spec = self._decode_mesh(), self._rollout_spec()
+        conditioned = spec.conditioning is not None
+        how = {"dtype": spec.dtype, "conditioned": conditioned, "shards": mesh.shape["tensor"]}
+        copy = jax.eval_shape(functools.partial(decode_params, **how), self.params)
+        return _laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
+
+    def _draws(self) -> Draws:
+        """Key, rules and temperature, whole on every device."""
+        rules = _decode_rules(self.learner.model.vocab_size)
+        sampling = jax.eval_shape(lambda: sampling_params(1.0))
+        draws: Draws = _whole(Draws(self.key, rules, sampling), self._decode_mesh())
+        return draws
+
+    def _branches(self, state: Any) -> Any:
+        """Answers in flight at every cut of the slots."""
+        spec, mesh = self._rollout_spec(), self._decode_mesh()
+        cuts = jax.ShapeDtypeStruct((spec.slots, branches_per_trace(self.method)), jnp.int32)
+        opened = functools.partial(
+            branching.open_branches, spec=spec.decode, answer_tokens=spec.answer_tokens
+        )
+        branches = jax.eval_shape(
+            lambda state, cuts, rules: opened(trunks.trunks_of(state), cuts, state.ids, rules),
+            state,
+            cuts,
+            _decode_rules(self.learner.model.vocab_size),
+        )
+        by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
+        over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+        phi = state.phi
+        if phi is not None and spec.tells_cuts:
+            told = (*phi.shape[:-1], cuts.shape[1], phi.shape[-1])
+            phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
+        return dataclasses.replace(
+            _laid_out(dataclasses.replace(branches, cache=()), over(by_row)),
+            cache=_laid_out(branches.cache, over(by_row, tensor)),
+            phi=phi,
+        )
+
+    def _slots(self) -> Any:
+        """The state of decoding with a cache as long as it gets."""
+        spec, width = self._rollout_spec(), self.config.data.max_prompt_tokens
+        phi, phi_of = None, self.policy.phi_of(self.params)
+        if phi_of is not None:
+            phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
+        empty = functools.partial(
+            trunks.free_slots,
+            spec=spec.decode,
+            slots=spec.slots,
+            prompt_width=width,
+            max_new=spec.max_sampled,
+            length=width + spec.max_sampled,
+        )
+        state = jax.eval_shape(lambda phi: empty(phi=phi), phi)
+        mesh, by_row, tensor = self._decode_mesh(), parallel.AXES[:2], parallel.AXES[2]
+        over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+        per_layer = phi is not None and phi.ndim == 3
+        return dataclasses.replace(
+            _laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row)),
+            cache=_laid_out(state.cache, over(by_row, tensor)),
+            phi=_laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
+            logits=_laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
+        )
+
+    def _rollout_spec(self) -> RolloutSpec:
+        return dataclasses.replace(self.policy.rollout, mesh=self._decode_mesh())
+
+    def _decode_mesh(self) -> Mesh:
+        return parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
+
+    def _rows(self, *shape: int, dtype: Any = "int32") -> Any:
+        """An array whose leading axis is that of rows."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.row_sharding(self.mesh))
+
+    def _batch(self, rows: int) -> Batch:
+        config, cuts = self.config, branches_per_trace(self.method)
+        thinking = config.budget.max + config.budget.grace
+        answer = config.rollout.answer_tokens
+        real = functools.partial(self._rows, rows, dtype="float32")
+        whole = functools.partial(self._rows, rows)
+        return Batch(
+            trunk=whole(config.data.max_prompt_tokens + thinking),
+            prompt_lengths=whole(),
+            question_start=whole(),
+            question_end=whole(),
+            sampled=whole(),
+            budgets=whole(),
+            cuts=whole(cuts),
+            branches=whole(cuts, SUFFIX_TOKENS + answer),
+            context=whole(cuts),
+            forced=whole(cuts),
+            answered=whole(cuts),
+            thinking_advantages=real(thinking),
+            answer_advantages=real(cuts),
+            returns=real(cuts),
+            thinking_logprobs=real(thinking),
+            answer_logprobs=real(cuts, answer),
+        )
+
+    def _allowed_tokens(self) -> Any:
+        return _whole(jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool), self.mesh)
+
+    def _minibatch(self, batch: Batch) -> Minibatch:
+        """The batch, with old and reference scores where the run has them."""
+        real = functools.partial(self._rows, dtype="float32")
+        thinking = real(*batch.thinking_logprobs.shape)
+        answers = real(*batch.answer_logprobs.shape)
+        hidden = real(batch.trunk.shape[0], self.learner.model.hidden_size)
+        scores = TokenScores(thinking, answers, thinking, answers, hidden)
+        loss, minibatches = self.config.loss, self.config.train.minibatches
+        old = scores if num_scored(loss.old_logprobs, minibatches) else None
+        reference = scores if self.config.loss.kl_coef > 0 else None
+        return Minibatch(batch, old, reference)

@@ -1,0 +1,275 @@
+"""An iteration's schedule without a device: who decodes when, and what the learner is given.
+
+The run's own loop (`rollout.rollouts`, its scheduler) and its own micro-batch maker work on rows
+that only have lengths; an engine that counts stands in for the one that computes. So a plan follows
+whatever they do.
+"""
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax.sharding import AbstractMesh
+from jaxtyping import Int
+
+from bacr_jax import parallel
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.micro_batches import Shapes, planned_parts
+from bacr_jax.parallel import MeshShape
+from bacr_jax.rollout import Listeners, RolloutSpec, Rows, rollouts
+from bacr_jax.rollout.branches import no_branches
+from bacr_jax.rollout.engine import Engine, prompt_widths
+from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
+from bacr_jax.types import Prompts, Trunks
+from bacr_plan.lengths import SUFFIX_TOKENS, Lengths
+from bacr_plan.workload import Workload
+
+# Keys that an attention kernel that is told the rows' lengths takes at a time.
+TILE = 128
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Decoding steps of one call.
+
+    Attributes:
+      slots: rows of the program, on all devices.
+      length: positions of the caches.
+      live: keys that rows which still think see, at each step on each device.
+      tiles: the same in whole tiles, one tile for every other row.
+    """
+
+    slots: int
+    length: int
+    live: Int[np.ndarray, "steps devices"]
+    tiles: Int[np.ndarray, "steps devices"]
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps."""
+        return len(self.live)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a rollout runs, in order.
+
+    Attributes:
+      prefills: rows and width of each, padding included.
+      chunks: of decoding.
+      answers: rows, positions of their caches and steps of each round of answers.
+    """
+
+    prefills: list[tuple[int, int]] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    answers: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps of trunks."""
+        return sum(chunk.steps for chunk in self.chunks)
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt positions computed."""
+        return sum(rows * width for rows, width in self.prefills)
+
+    @property
+    def answer_steps(self) -> int:
+        """Decoding steps of answers."""
+        return sum(steps for _, _, steps in self.answers)
+
+
+class Counting(Engine):
+    """An engine whose phases only count; a row ends when its thinking is used up."""
+
+    def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
+        """Free slots for rows whose prompts are `width` wide, padding included."""
+        nothing: Any = np.zeros((len(rows.prompts), width), np.int8)
+        lengths: Any = rows.prompts
+        self.spec, self.rows, self.width = spec, rows, width
+        self.prompts = Prompts(nothing, lengths, lengths, lengths)
+        self.lengths, self.sizes = spec.cache_lengths(width), spec.batch_sizes()
+        self.schedule = Schedule()
+        self._length = self.lengths[0]
+        self._row, self._sampled = np.full(spec.slots, -1), np.zeros(spec.slots, int)
+
+    @property
+    def length(self) -> int:
+        """Positions of the caches now."""
+        return self._length
+
+    @property
+    def answer_steps(self) -> tuple[int, int]:
+        """Steps of a whole answer, and of one chunk."""
+        total = SUFFIX_TOKENS + self.spec.answer_tokens - 1
+        return total, min(self.spec.chunk, total)
+
+    def fit_caches(self, positions: int) -> None:
+        """The shortest length that holds so many."""
+        self._length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
+
+    def prefill(
+        self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
+    ) -> None:
+        """Rows sit in slots from here on; every prompt is prefilled, shared or not."""
+        widths = prompt_widths(self.width)
+        wide = np.asarray(widths)[np.searchsorted(widths, self.rows.prompts[entering])]
+        for batch in prefill_batches(wide, self.sizes):
+            count = smallest_holding(self.sizes, len(batch))
+            self.schedule.prefills.append((count, int(wide[batch].max())))
+        self._row[slots], self._sampled[slots] = entering, 0
+
+    def decode(self) -> None:
+        """One chunk: live rows are one token longer at every step."""
+        spec, row = self.spec, self._row
+        taken = row >= 0
+        prompts = np.where(taken, self.rows.prompts[row], 0)
+        left = np.where(taken, self.rows.thinking[row] - self._sampled, 0)
+        step = np.arange(spec.chunk)[:, None]
+        keys = np.where(step < left, prompts + self._sampled + step + 1, 0)
+        tiles = np.maximum(-(-keys // TILE), 1) * TILE
+        by_device = lambda x: x.reshape(spec.chunk, spec.row_shards, -1).sum(-1)
+        chunk = Chunk(spec.slots, self._length, by_device(keys), by_device(tiles))
+        self.schedule.chunks.append(chunk)
+        self._sampled += np.clip(left, 0, spec.chunk)
+
+    def status(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Slots that have ended, broken ones (none), and tokens of each."""
+        ended = (self._row < 0) | (self._sampled >= self.rows.thinking[self._row])
+        return ended, np.zeros_like(ended), self._sampled.copy()
+
+    def trunks(self, slots: np.ndarray) -> Any:
+        """Rows leave their slots; what they said nobody reads."""
+        self._row[slots] = -1
+        return _unread(len(slots))
+
+    def open_branches(self, slots: np.ndarray, cuts: np.ndarray, *_: Any, **__: Any) -> Any:
+        """Answers, which take as many steps as the longest of them."""
+        count = smallest_holding(self.sizes, len(slots))
+        longest = int(self.rows.answers[self._row[slots]].max(initial=0))
+        flags = np.zeros((len(slots), cuts.shape[1]), bool)
+        state = types.SimpleNamespace(ended=flags, broken=flags, sampled=flags)
+        self.schedule.answers.append((count, self._length, 0))
+        self._row[slots] = -1
+        places = np.arange(len(slots))
+        steps = longest + SUFFIX_TOKENS - 1
+        unread = _unread(len(slots))
+        return types.SimpleNamespace(state=state, places=places, trunks=unread, steps=steps)
+
+    def decode_branches(self, opened: Any, start: int) -> Any:
+        """One chunk of answers."""
+        count, length, _ = self.schedule.answers.pop()
+        steps = start + self.answer_steps[1]
+        self.schedule.answers.append((count, length, steps))
+        opened.state.ended = np.full_like(opened.state.ended, steps >= opened.steps)
+        return opened
+
+    def answers(self, opened: Any) -> Any:
+        """Nothing that anybody reads."""
+        return no_branches(len(opened.places))
+
+
+def _unread(rows: int) -> Trunks:
+    """Trunks of so many rows with nothing in them."""
+    empty: Any = np.zeros(rows, np.int32)
+    return Trunks(*[empty] * len(dataclasses.fields(Trunks)))
+
+
+def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
+    """What fixes the shapes of a run's rollouts, as far as they are scheduled."""
+    shape = (1, layout.slot_shards, layout.decode_tensor)
+    return RolloutSpec(
+        config=work.model,
+        mesh=AbstractMesh(shape, parallel.AXES),
+        max_thinking=work.thinking,
+        answer_tokens=work.answer,
+        slots=work.slots,
+        chunk=work.chunk,
+        windows=work.windows,
+        refill=work.refill,
+    )
+
+
+def rollout(spec: RolloutSpec, rows: Lengths, width: int) -> Schedule:
+    """The schedule of one rollout of rows whose prompts are `width` wide, padding included."""
+    engine = Counting(spec, rows, width)
+    limits: Any = rows.thinking.astype(np.int32)
+    cuts = np.repeat(limits[:, None], rows.answers.shape[1], 1)
+    loop = rollouts.Loop(engine, Rows(limits, cuts).complete(spec), Listeners())
+    while not loop.scheduler.done:
+        loop.fill_slots()
+        loop.decode_trunks()
+        loop.answer_ended()
+    return engine.schedule
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A micro-batch: rows, empty ones included, positions of a trunk and of a row's branches."""
+
+    rows: int
+    trunk: int
+    branches: int
+
+    @property
+    def positions(self) -> int:
+        """Positions computed, padding included."""
+        return self.rows * (self.trunk + self.branches)
+
+
+def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
+    """Micro-batches of every update, as the run's own maker makes them."""
+    size = work.update_rows
+    if not work.by_tokens:
+        one = Padded(work.micro_rows, work.trunk, work.cuts * work.branch)
+        return [[one] * max(size // work.micro_rows, 1)] * work.minibatches
+    shapes = Shapes(work.micro_tokens, work.buckets, layout.row_shards)
+    return [
+        [Padded(one.rows, one.width, one.branches) for one in planned_parts(part, shapes)]
+        for part in _minibatches(work, size)
+    ]
+
+
+def _minibatches(work: Workload, size: int) -> Iterator[Batch]:
+    """Batches of the iteration's lengths; what is in them does not matter."""
+    everything = work.lengths
+    for start in range(0, work.rows, size):
+        part = slice(start, start + size)
+        prompts, sampled = everything.prompts[part], everything.thinking[part]
+        yield _batch(work, prompts, sampled, everything.answers[part])
+
+
+def _batch(work: Workload, prompts: Any, sampled: Any, answered: Any) -> Batch:
+    rows, cuts = answered.shape
+    thinking = work.trunk - work.prompt
+    whole: Any = lambda *shape: np.zeros((rows, *shape), np.int8)
+    ones: Any = lambda *shape: np.ones((rows, *shape), np.int8)
+    context: Any = np.repeat((prompts + sampled)[:, None], cuts, 1)
+    return Batch(
+        trunk=whole(work.trunk),
+        prompt_lengths=prompts,
+        question_start=whole(),
+        question_end=whole(),
+        sampled=sampled,
+        budgets=sampled,
+        cuts=whole(cuts),
+        branches=whole(cuts, work.branch),
+        context=context,
+        forced=ones(cuts) * (SUFFIX_TOKENS - 1),
+        answered=answered,
+        thinking_advantages=ones(thinking),
+        answer_advantages=ones(cuts),
+        returns=ones(cuts),
+        thinking_logprobs=whole(thinking),
+        answer_logprobs=whole(cuts, work.answer),
+    )
+
+
+def real_share(work: Workload, parts: list[list[Padded]]) -> float:
+    """Share of the learner's positions that hold a token."""
+    computed = sum(one.positions for update in parts for one in update)
+    return work.lengths.real / computed

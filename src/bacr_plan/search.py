@@ -1,0 +1,275 @@
+"""Which portions and layouts fit into a given memory."""
+
+import bisect
+import dataclasses
+from dataclasses import dataclass
+
+from bacr_jax import parallel
+from bacr_jax.model.sizes import PRESETS
+from bacr_jax.parallel import MeshShape
+from bacr_plan import memory, schedule, seconds
+from bacr_plan.devices import Device
+from bacr_plan.memory import MemoryPhase
+from bacr_plan.workload import Workload
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How far the compiler's temporaries are from the arithmetic ones, as factors."""
+
+    update: float = 1.0
+    rollout: float = 1.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout and portions (train.micro_batch_rows, rollout.slots), and the memory they take.
+
+    Attributes:
+      peak: bytes on one device at the worst moment.
+      beside: the sampler reads the frozen base of adapters where it lies (adapter.decode).
+      eval_slots: eval.slots; 0: as many as in training.
+    """
+
+    layout: MeshShape
+    micro_rows: int
+    slots: int
+    peak: float
+    beside: bool = False
+    eval_slots: int = 0
+
+    def of(self, work: Workload) -> Workload:
+        """The sizes of a run with these portions."""
+        return dataclasses.replace(
+            work,
+            micro_rows=self.micro_rows,
+            slots=self.slots,
+            beside=self.beside,
+            eval_slots=self.eval_slots,
+        )
+
+    def overrides(self, work: Workload) -> str:
+        """The choice as config keys of a run that splits its updates as `work` does."""
+        layout = self.layout
+        micro = {"train.micro_batch_rows": self.micro_rows}
+        if work.by_tokens:
+            micro = {"train.micro_batch_tokens": self.micro_rows * work.row_tokens}
+        keys = {
+            "mesh.data": layout.data,
+            "mesh.fsdp": layout.fsdp,
+            "mesh.tensor": layout.tensor,
+            "mesh.decode_tensor": layout.decode_tensor,
+            **micro,
+            "rollout.slots": self.slots,
+            **({"eval.slots": self.eval_slots} if self.eval_slots else {}),
+            **({"adapter.decode": "beside"} if self.beside else {}),
+        }
+        return " ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def _corrected(phase: MemoryPhase, factor: float) -> float:
+    return phase.resident + phase.own + factor * phase.temporaries
+
+
+def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
+    """Rows of a micro-batch that split evenly, over devices and into an update."""
+    multiples = range(layout.row_shards, most + 1, layout.row_shards)
+    return [rows for rows in multiples if work.by_tokens or work.update_rows % rows == 0]
+
+
+def largest_micro_batch(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction
+) -> int:
+    """The most rows of a micro-batch that fit, a divisor of the update's; 0: not one a device."""
+    best = 0
+    for rows in _micro_batches(work, layout, work.update_rows):
+        phase = memory.update_phase(dataclasses.replace(work, micro_rows=rows), layout)
+        if _corrected(phase, correction.update) <= limit:
+            best = rows
+    return best
+
+
+def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
+    """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
+    shards = layout.slot_shards
+    best = 0
+    for slots in range(shards, work.rows + 1, shards):
+        phase = memory.rollout_phase(dataclasses.replace(work, slots=slots), layout)
+        # Not the first that fails: a slot for every row needs no copies for answers.
+        if _corrected(phase, correction.rollout) <= limit:
+            best = slots
+    return best
+
+
+def decoding_peak(work: Workload, layout: MeshShape, correction: Correction) -> float:
+    """Bytes on one device at the worst moment of decoding, in training and in evaluations."""
+    parts = [work, work.evaluation] if work.evaluated else [work]
+    return max(_corrected(memory.rollout_phase(one, layout), correction.rollout) for one in parts)
+
+
+def peak_of(work: Workload, layout: MeshShape, correction: Correction) -> float:
+    """Bytes on one device at the worst moment of a run."""
+    return max(
+        _corrected(memory.update_phase(work, layout), correction.update),
+        memory.score_phase(work, layout).peak,
+        decoding_peak(work, layout, correction),
+    )
+
+
+def largest_eval_slots(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction
+) -> int:
+    """The most rows decoded together in an evaluation that fit, at most all of a call; 0 if none.
+
+    A slot for every row needs no copies for answers; below that memory rises with every slot.
+    """
+    evaluation, shards = work.evaluation, layout.slot_shards
+
+    def fits(count: int) -> bool:
+        own = dataclasses.replace(evaluation, slots=count * shards)
+        phase = memory.rollout_phase(own, layout)
+        return _corrected(phase, correction.rollout) <= limit
+
+    every = -(-evaluation.rows // shards)
+    if not every or fits(every):
+        return every * shards
+    return bisect.bisect_left(range(1, every), True, key=lambda count: not fits(count)) * shards
+
+
+def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
+    """Every legal layout, the ones with the least communication first."""
+    legal = parallel.layouts(
+        num_devices,
+        hidden_size=work.model.hidden_size,
+        intermediate_size=work.model.intermediate_size,
+        num_kv_heads=work.model.num_kv_heads,
+    )
+    # Tensor parallelism talks twice per layer, in decoding at every token; FSDP once per layer.
+    return sorted(legal, key=lambda layout: (layout.tensor, layout.decode_tensor, layout.fsdp))
+
+
+def suggest(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> Choice | None:
+    """The first layout that fits so many bytes per device, with portions worth having, or None.
+
+    Portions are the config's own where they fit, else the largest that do. Worth having: enough
+    slots that decoding takes at most eight waves. If no layout has as many, the one with the most
+    slots is taken. Adapters are merged into the sampler's copy where that fits, else it reads the
+    base where it lies.
+    """
+    if work.adapters and not work.beside:
+        merged = _suggest(work, num_devices, limit, correction)
+        apart = dataclasses.replace(work, beside=True)
+        return merged or _suggest(apart, num_devices, limit, correction)
+    return _suggest(work, num_devices, limit, correction)
+
+
+def _suggest(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> Choice | None:
+    """The same with the sampler's copy as `work` has it."""
+    best: Choice | None = None
+    for layout in layouts(work, num_devices):
+        if work.beside and layout.fsdp > 1:
+            continue
+        most = largest_micro_batch(work, layout, limit, correction)
+        if work.rows % layout.row_shards or not most:
+            continue
+        micro = work.micro_rows if work.micro_rows in _micro_batches(work, layout, most) else most
+        slots = min(largest_slots(work, layout, limit, correction), work.slots)
+        slots -= slots % layout.slot_shards
+        if not slots:
+            continue
+        chosen = dataclasses.replace(work, micro_rows=micro, slots=slots)
+        eval_slots = _eval_slots(chosen, layout, limit, correction)
+        chosen = dataclasses.replace(chosen, eval_slots=eval_slots)
+        peak = peak_of(chosen, layout, correction)
+        if peak > limit:
+            continue
+        choice = Choice(layout, micro, slots, peak, work.beside, eval_slots)
+        if slots * 8 >= work.rows:
+            return choice
+        if best is None or slots > best.slots:
+            best = choice
+    return best
+
+
+def fewer_eval_slots(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction
+) -> Choice | None:
+    """Fewer slots of evaluations, where nothing else is too large; None where something is."""
+    eval_slots = _eval_slots(work, layout, limit, correction)
+    peak = peak_of(dataclasses.replace(work, eval_slots=eval_slots), layout, correction)
+    if peak > limit:
+        return None
+    return Choice(layout, work.micro_rows, work.slots, peak, work.beside, eval_slots)
+
+
+def _eval_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
+    """The config's own eval.slots where they fit, else the most that do; 0: those of training."""
+    shards, wanted = layout.slot_shards, work.evaluation.slots
+    if wanted % shards == 0 and decoding_peak(work, layout, correction) <= limit:
+        return work.eval_slots
+    most = min(largest_eval_slots(work, layout, limit, correction), wanted)
+    return max(most // shards, 1) * shards
+
+
+def with_layout(
+    choice: Choice, layout: MeshShape, work: Workload, correction: Correction
+) -> Choice:
+    """The same portions on another layout of the decode copy; `work` has the choice's."""
+    return dataclasses.replace(choice, layout=layout, peak=peak_of(work, layout, correction))
+
+
+def fastest_decoding(
+    work: Workload, layout: MeshShape, limit: float, correction: Correction, device: Device
+) -> tuple[MeshShape, float]:
+    """The mesh.decode_tensor with which a rollout takes least, of those that fit, and its seconds.
+
+    A step reads a part of the weights only, and fewer rows wait for the longest one; two sums a
+    layer come on top. Seconds are of prefill and decoding; the given layout where no other fits.
+    """
+    found = []
+    for count in range(1, work.model.num_kv_heads + 1):
+        tried = layout._replace(decode_tensor=count)
+        if work.model.num_kv_heads % count or layout.num_devices % count:
+            continue
+        if work.slots % tried.slot_shards or (count > 1 and work.beside):
+            continue
+        if work.evaluation.slots % tried.slot_shards:
+            continue
+        if decoding_peak(work, tried, correction) > limit and tried != layout:
+            continue
+        made = schedule.rollout(schedule.rollout_spec(work, tried), work.lengths, work.prompt)
+        taken = sum(seconds.rollout_seconds(work, tried, device, made).values())
+        found.append((taken, tried))
+    taken, best = min(found)
+    return best, taken
+
+
+def shorter_budget(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> tuple[int, Choice] | None:
+    """A half, a quarter or an eighth of the largest budget that fits, and how; None: none does."""
+    largest = max(work.thinking, work.eval_thinking)
+    for budget in (largest // 2, largest // 4, largest // 8):
+        shorter = dataclasses.replace(
+            work, thinking=min(work.thinking, budget), eval_thinking=budget
+        )
+        choice = suggest(shorter, num_devices, limit, correction)
+        if choice is not None:
+            return budget, choice
+    return None
+
+
+def smaller_model(
+    work: Workload, num_devices: int, limit: float, correction: Correction
+) -> tuple[str, Choice] | None:
+    """The largest released shape below this one that fits, and how; None if none does."""
+    for name, shape in sorted(PRESETS.items(), key=lambda item: -item[1].num_parameters):
+        if shape.num_parameters < work.model.num_parameters:
+            choice = suggest(dataclasses.replace(work, model=shape), num_devices, limit, correction)
+            if choice is not None:
+                return name, choice
+    return None

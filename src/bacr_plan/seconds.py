@@ -1,0 +1,140 @@
+"""Seconds of an iteration and of an evaluation, from a device's ceilings and a run's schedule.
+
+Nothing here was measured on a GPU: the shares of the ceilings are assumptions, and are printed with
+every prediction.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from bacr_jax.parallel import MeshShape
+from bacr_plan import costs, schedule
+from bacr_plan.devices import Device
+from bacr_plan.lengths import Lengths
+from bacr_plan.schedule import Padded, Schedule
+from bacr_plan.workload import Workload
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the data-sheet ceilings that programs are taken to reach.
+
+    Attributes:
+      matmul: of the dense bfloat16 rate, by products with everything around them.
+      bandwidth: of the memory's bandwidth, while decoding and by the optimizer.
+      links: of the links' bandwidth in a box.
+      wait: seconds that a collective takes beside its bytes.
+    """
+
+    matmul: float = 0.5
+    bandwidth: float = 0.7
+    links: float = 0.7
+    wait: float = 20e-6
+
+
+ASSUMED = Shares()
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration runs: prefills, decoding and answers; micro-batches of each update."""
+
+    rollout: Schedule
+    updates: list[list[Padded]]
+
+
+def iteration(work: Workload, layout: MeshShape) -> Iteration:
+    """The schedule of a run's iteration."""
+    spec = schedule.rollout_spec(work, layout)
+    sampled = schedule.rollout(spec, work.lengths, work.prompt)
+    return Iteration(sampled, schedule.updates(work, layout))
+
+
+def rollout_seconds(
+    work: Workload, layout: MeshShape, device: Device, made: Schedule, shares: Shares = ASSUMED
+) -> dict[str, float]:
+    """Seconds of prefill and decoding.
+
+    A chunk takes the larger of what its bytes and its products take; with tensor shards two sums a
+    layer are waited for besides.
+    """
+    rate = device.matmul_flops * shares.matmul * _type_rate(work) * layout.num_devices
+    bandwidth = device.memory_bandwidth * shares.bandwidth
+    longer = lambda flops, moved: max(flops / rate, moved / bandwidth)
+    decode = sum(
+        longer(costs.chunk_flops(work, chunk), costs.chunk_bytes(work, layout, chunk))
+        for chunk in made.chunks
+    )
+    decode += sum(
+        longer(
+            costs.answer_flops(work, rows, steps),
+            costs.answer_bytes(work, layout, rows, length, steps),
+        )
+        for rows, length, steps in made.answers
+    )
+    prefill = sum(costs.prefill_flops(work, *one) for one in made.prefills) / rate
+    sums = 0.0
+    if layout.decode_tensor > 1:
+        links = device.link_bandwidth * shares.links
+        rows = work.slots / layout.slot_shards
+        each = 2 * work.model.num_layers * shares.wait
+        sums += made.steps * (each + costs.decode_link_bytes(work, layout, rows) / links)
+        answers = costs.decode_link_bytes(work, layout, rows * work.cuts) / links
+        sums += made.answer_steps * (each + answers)
+    return {"prefill": prefill, "decode": decode + sums}
+
+
+def step_seconds(
+    work: Workload,
+    layout: MeshShape,
+    device: Device,
+    made: Iteration | None = None,
+    shares: Shares = ASSUMED,
+) -> dict[str, float]:
+    """Predicted seconds of one iteration by phase; grading and evaluation left out.
+
+    The learner's gathers run beside its products: a micro-batch takes the longer of the two. Copies
+    of the policy are taken to be as near as the devices of a box. `made` is worked out by default.
+    """
+    made = made or iteration(work, layout)
+    rate = device.matmul_flops * shares.matmul * _type_rate(work) * layout.num_devices
+    per_byte = 1 / (device.link_bandwidth * shares.links)
+    links = costs.gathered_bytes(work, layout) * per_byte
+    parts = [one for update in made.updates for one in update]
+    adam = costs.optimizer_bytes(work, layout) / (device.memory_bandwidth * shares.bandwidth)
+    products = [costs.train_flops(work, one) / rate for one in parts]
+    forward = [costs.forward_flops(work, one) / rate for one in parts]
+    return {
+        "update": sum(max(one, links) for one in products)
+        + work.minibatches * (adam + costs.copied_bytes(work, layout) * per_byte),
+        "score": work.scored * sum(forward),
+        **rollout_seconds(work, layout, device, made.rollout, shares),
+    }
+
+
+def _type_rate(work: Workload) -> float:
+    """float32 products take twice as long."""
+    return 1.0 if work.float_bytes == 2 else 0.5
+
+
+def evaluation_seconds(
+    work: Workload, layout: MeshShape, device: Device, shares: Shares = ASSUMED
+) -> float:
+    """Seconds of one evaluation: every call of every set, budgets used up, one answer a trace."""
+    found: dict[tuple[tuple[int, int], ...], float] = {}
+    evaluation = work.evaluation
+    for call in set(work.evaluated):
+        limits = np.repeat([limit for _, limit in call], [rows for rows, _ in call])
+        rows, shards = len(limits), layout.slot_shards
+        slots = min(evaluation.slots, -(-rows // shards) * shards)
+        prompts = work.lengths.prompts[[i % work.rows for i in range(rows)]]
+        answers = work.lengths.answers[[i % work.rows for i in range(rows)]][:, :1]
+        asked = Lengths(prompts, limits.astype(prompts.dtype), answers)
+        draw = functools.partial(dataclasses.replace, asked)
+        own = dataclasses.replace(evaluation, slots=slots, cuts=1, draw=draw)
+        made = schedule.rollout(schedule.rollout_spec(own, layout), asked, work.prompt)
+        found[call] = sum(rollout_seconds(own, layout, device, made, shares).values())
+    return sum(found[call] for call in work.evaluated)

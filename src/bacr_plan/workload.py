@@ -1,0 +1,315 @@
+"""What a run asks of the devices, read from its config: shapes, rows, widths; no weights.
+
+Memory goes with the largest sizes that the config allows (prompts, budgets), so that a plan errs on
+the safe side; seconds go with the lengths to be expected (`lengths`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bacr_jax.config import Config, derived
+from bacr_jax.config.derived import param_dtype
+from bacr_jax.errors import UserError
+from bacr_jax.learner.micro_batches import Shapes
+from bacr_jax.learner.updates import num_scored
+from bacr_jax.methods import Method, load_method
+from bacr_jax.model import adapters
+from bacr_jax.model.compute import Remat
+from bacr_jax.model.hf.hub import is_hub_name
+from bacr_jax.model.sizes import PRESETS, Qwen2Config
+from bacr_jax.parallel import MeshShape
+from bacr_jax.rollout.branches import CUTS_AT_ONCE
+from bacr_jax.runs import setup
+from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
+
+# Problems of the public test sets; others are not read, and taken to have 500.
+_PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of one iteration.
+
+    Attributes:
+      shape_source: where the shape was found, in words.
+      conditioned: the policy has a budget module.
+      per_layer_phi: it has one budget embedding per layer.
+      value_hidden: width of the value head; 0 without one.
+      reference: a frozen copy of the policy is kept for a KL term.
+      rows: traces per iteration, Q G.
+      minibatches: updates per iteration.
+      micro_rows: traces per gradient accumulation step, of all devices.
+      scored: passes over all rows that only score them (old and reference log-probabilities).
+      micro_tokens: positions of a micro-batch (train.micro_batch_tokens); 0: they hold rows.
+      buckets: padded lengths that rows are sorted into for that; 1: none.
+      prompt: prompt tokens, padded.
+      thinking: thinking tokens, padded: the largest budget.
+      draw: gives the tokens of the rows to be expected (`lengths`); reads the data if it is there.
+      cuts: branches per trace: M, or M times the answers that a method samples at each cut.
+      answer: sampled answer tokens of a branch, padded.
+      slots: rows decoded together, on all devices.
+      chunk: decoding steps of a call.
+      windows: lengths that caches may have.
+      refill: share of the slots that must have ended before they are answered and refilled.
+      own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
+      evaluated: calls of an evaluation, each by its parts: rows and their largest budget.
+      eval_thinking: largest budget of training and evaluation.
+      eval_slots: rows decoded together in an evaluation; 0: as many as in training.
+      eval_cuts: answers of a trace that are decoded together in an evaluation.
+      float_bytes: bytes of the compute type.
+      logprob_chunk: tokens per chunk of the output head.
+      remat: what the backward pass recomputes of a layer (model.remat).
+      fused_attention: the trunk's attention never stores its scores (cuDNN).
+      adapters: numbers in low-rank adapters; 0: all weights are trained.
+      frozen_bytes: bytes of a number of their frozen base.
+      beside: the sampler reads that base where it lies, without a copy.
+      moment_bytes: bytes of a number in each of Adam's moments.
+    """
+
+    model: Qwen2Config
+    shape_source: str
+    conditioned: bool
+    per_layer_phi: bool
+    value_hidden: int
+    reference: bool
+    rows: int
+    minibatches: int
+    micro_rows: int
+    scored: float
+    micro_tokens: int
+    buckets: int
+    prompt: int
+    thinking: int
+    draw: Callable[[], Lengths] = dataclasses.field(compare=False, repr=False)
+    cuts: int
+    answer: int
+    slots: int
+    chunk: int
+    windows: int
+    refill: float
+    own_keys: bool
+    evaluated: tuple[tuple[tuple[int, int], ...], ...]
+    eval_thinking: int
+    eval_slots: int
+    eval_cuts: int
+    float_bytes: int
+    logprob_chunk: int
+    remat: Remat
+    fused_attention: bool
+    adapters: int = 0
+    frozen_bytes: int = 0
+    beside: bool = False
+    moment_bytes: int = 4
+
+    @property
+    def branch(self) -> int:
+        """Tokens of a branch: suffix and answer."""
+        return SUFFIX_TOKENS + self.answer
+
+    @property
+    def trunk(self) -> int:
+        """Tokens of a trunk: prompt and thinking."""
+        return self.prompt + self.thinking
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row in the learner: a trunk and all its branches."""
+        return self.trunk + self.cuts * self.branch
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether micro-batches hold nearly equal numbers of tokens."""
+        return self.micro_tokens > 0
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of the rows to be expected."""
+        return self.draw()
+
+    @property
+    def mean_thinking(self) -> float:
+        """Expected thinking tokens of a trace."""
+        return float(self.lengths.thinking.mean())
+
+    @property
+    def update_rows(self) -> int:
+        """Rows of one update."""
+        return self.rows // self.minibatches
+
+    @property
+    def evaluation(self) -> "Workload":
+        """What decoding is while the policy is evaluated: the largest call, of its own sizes."""
+        return dataclasses.replace(
+            self,
+            rows=max((sum(rows for rows, _ in call) for call in self.evaluated), default=0),
+            thinking=self.eval_thinking,
+            cuts=self.eval_cuts,
+            slots=self.eval_slots or self.slots,
+        )
+
+
+def _preset_of(path: str) -> str:
+    """The released model that a folder is named after: Qwen2.5-7B-Instruct is qwen2.5-7b."""
+    name = Path(path).name.lower()
+    for preset in PRESETS:
+        if name == preset or name.startswith(f"{preset}-"):
+            return preset
+    raise UserError(
+        f"model.path: no {path}/config.json here, and the name is not that of a "
+        f"Qwen2.5 model; write its shape as model.preset (one of {', '.join(PRESETS)})"
+        + (", or add --download to get its config.json" if is_hub_name(path) else "")
+    )
+
+
+def _vocabulary(config: Config) -> int:
+    """Ids of the tokenizer that a model without published shape gets its vocabulary from."""
+    if config.data.train == "ledger":
+        from bacr_jax.questions import ledger
+
+        return len(ledger.ledger_tokenizer())
+    folder = config.model.tokenizer
+    if folder is None or not Path(folder).is_dir():
+        raise UserError(
+            f"model.tokenizer: no folder {folder!r} here, and with model.preset=custom it decides "
+            "the size of the vocabulary; write a Hugging Face folder, or a preset"
+        )
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(folder))
+
+
+def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
+    """The shape of the policy and where it was read; weights are never needed.
+
+    A folder that is here gives its own shape. Else `model.preset` does, and last the name of the
+    folder, if it is that of a released model. UserError: no way to know the shape.
+    """
+    model, vocab_size = config.model, 0
+    if model.path is not None and (Path(model.path) / "config.json").is_file():
+        source = f"{model.path}/config.json"
+    elif model.preset != "custom":
+        source = f"model.preset={model.preset}"
+        model = dataclasses.replace(model, path=None)
+    elif model.path is not None:
+        preset = _preset_of(model.path)
+        source = f"{preset}, after the name of {model.path}, which is not here"
+        model = dataclasses.replace(model, path=None, preset=preset)
+    else:
+        source, vocab_size = "model.* of the config", _vocabulary(config)
+    return setup.model_shape(dataclasses.replace(config, model=model), vocab_size), source
+
+
+def branches_per_trace(method: Method) -> int:
+    """Answers that a method samples per trace, of all its truncation points."""
+    one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return method.answers * int(jax.eval_shape(method.cuts, key, one_budget).shape[-1])
+
+
+def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Calls of an evaluation: each set at all budgets, greedily and sampled; its dense traces."""
+    asked, cells = config.eval, []
+    limits = [*asked.budgets, *([derived.cap(config)] if asked.no_budget else [])]
+    for spec in config.data.eval:
+        there = _PROBLEMS.get(spec.partition(":")[0], 500)
+        problems = min(asked.size or there, there)
+        greedy = [(problems, limit) for limit in limits]
+        sampled = [(problems * asked.samples, limit) for limit in limits if asked.samples]
+        cells += [(*greedy, *sampled)] if limits else []
+        cells += [((problems, max(limits)),)] if asked.dense and limits else []
+    return tuple(cells)
+
+
+def _eval_cuts(config: Config) -> int:
+    """Answers of a trace that an evaluation decodes together: one, or those of a dense trace."""
+    if config.eval.dense is None:
+        return 1
+    return min(CUTS_AT_ONCE, -(-derived.largest_evaluated(config) // config.eval.dense))
+
+
+def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
+    """Sizes and mesh of a run on so many devices, without touching one.
+
+    Raises:
+      UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
+    """
+    shape, source = planned_shape(config)
+    layout = setup.mesh_shape(config, shape, num_devices)
+    setup.check_slots(config, layout)
+    return _workload(config, shape, source, load_method(config), layout), layout
+
+
+def _adapters(config: Config, shape: Qwen2Config) -> dict[str, Any]:
+    """What low-rank adapters change."""
+    rank, targets = config.adapter.rank, config.adapter.targets
+    if rank is None:
+        return {}
+    return {
+        "adapters": adapters.num_parameters(shape, rank=rank, targets=targets),
+        "frozen_bytes": 2 if param_dtype(config) == "bfloat16" else 4,
+        "beside": config.adapter.decode == "beside",
+    }
+
+
+def _workload(
+    config: Config, shape: Qwen2Config, source: str, method: Method, layout: MeshShape
+) -> Workload:
+    """The sizes of one iteration."""
+    model, rollout, train = config.model, config.rollout, config.train
+    rows = rollout.questions * rollout.group_size
+    update = rows // train.minibatches
+    reference, cuts = config.loss.kl_coef > 0, branches_per_trace(method)
+    scored = num_scored(config.loss.old_logprobs, train.minibatches)
+    bfloat16 = model.compute_dtype == "bfloat16"
+    work = Workload(
+        model=shape,
+        shape_source=source,
+        conditioned=method.conditioned,
+        per_layer_phi=method.conditioned and config.conditioning.sharing == "per_layer",
+        value_hidden=config.value.hidden_size if method.uses_value else 0,
+        reference=reference,
+        rows=rows,
+        minibatches=train.minibatches,
+        micro_rows=min(train.micro_batch_rows or update, update),
+        scored=scored / train.minibatches + reference,
+        micro_tokens=0,
+        buckets=1,
+        prompt=config.data.max_prompt_tokens,
+        thinking=config.budget.max + config.budget.grace,
+        draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),
+        cuts=cuts,
+        answer=rollout.answer_tokens,
+        slots=min(rollout.slots or rows, rows),
+        chunk=rollout.chunk,
+        windows=rollout.windows,
+        refill=rollout.refill,
+        own_keys=rollout.attention == "cudnn" or (rollout.attention == "auto" and bfloat16),
+        evaluated=_evaluated(config),
+        eval_thinking=max(config.budget.max, derived.largest_evaluated(config))
+        + config.budget.grace,
+        eval_slots=config.eval.slots or 0,
+        eval_cuts=_eval_cuts(config),
+        float_bytes=2 if bfloat16 else 4,
+        logprob_chunk=model.logprob_chunk,
+        remat=model.remat,
+        fused_attention=model.attention == "cudnn" or (model.attention == "auto" and bfloat16),
+        moment_bytes=2 if config.optimizer.moment_dtype == "bfloat16" else 4,
+        **_adapters(config, shape),
+    )
+    if train.micro_batch_tokens is None:
+        return work
+    shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
+    micro_rows = shapes.rows(work.row_tokens, 0)
+    return dataclasses.replace(
+        work,
+        micro_rows=micro_rows,
+        micro_tokens=train.micro_batch_tokens,
+        buckets=train.length_buckets,
+    )

@@ -1,0 +1,245 @@
+"""`python -m bacr_jax.study --config F [key=value ...]`: methods x tasks x seeds, side by side."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.shipped import STUDIES, locate
+from bacr_jax.errors import UserError
+from bacr_jax.runs.progress import Progress, duration
+from bacr_study import schedule
+from bacr_study.archive import pack, unpack
+from bacr_study.plan import (
+    PlannedRun,
+    StudyPaths,
+    different_folders,
+    find_run,
+    paths_of,
+    plan_runs,
+    predicted_seconds,
+)
+from bacr_study.spec import Study
+from bacr_study.spec_file import kind_of, read_study
+
+EPILOG = (
+    "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
+    "train.max_generated_tokens=100000, can be overridden. The same command goes on with a study "
+    "that was stopped. Exit codes: 0 done, 2 the input can't be used, 75 stopped by a signal, 1 a "
+    "run failed."
+)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(
+        prog="python -m bacr_jax.study",
+        description="Runs a study, and writes its tables, figures and study.html.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    add(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="such as configs/studies/main.yaml, or main, which ships with the package",
+    )
+    add("--size", metavar="NAME", help="one of the study's sizes; its first by default")
+    add("--out", type=Path, default=Path("studies"), metavar="DIR", help="studies/ by default")
+    add("--jobs", type=int, metavar="N", help="runs at a time; as many as cores, or GPUs allow")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="list runs, tokens and time; run none")
+    what.add_argument("--list", action="store_true", help="number and id of every run, for arrays")
+    what.add_argument("--only", metavar="I", help="one run, by number or id, in this process")
+    what.add_argument("--report", action="store_true", help="run nothing; write what cells hold")
+    what.add_argument(
+        "--pack",
+        type=Path,
+        metavar="DIR",
+        help="run nothing; write what a repository keeps: cells and results compressed, pictures "
+        "(PNG) and tables (Markdown)",
+    )
+    add(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="an earlier results.json of the study: says whether the accuracies agree with it",
+    )
+    add("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_intermixed_args(argv)
+    arguments.config = locate(arguments.config, STUDIES)
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise UserError(f"--jobs {arguments.jobs}: write 1 or more")
+    return arguments
+
+
+def again(arguments: argparse.Namespace) -> list[str]:
+    """The arguments that name the same study."""
+    words = ["--config", str(arguments.config), "--out", str(arguments.out)]
+    words += ["--size", arguments.size] if arguments.size else []
+    return words + list(arguments.overrides)
+
+
+def listing(runs: Sequence[PlannedRun]) -> str:
+    """`number id` per line; a number is one of an array job."""
+    return "\n".join(f"{number} {run.id}" for number, run in enumerate(runs))
+
+
+def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: int) -> str:
+    """Runs with tokens, predicted training time and whether they are there, and the sums."""
+    lines, tokens, seconds = [], 0, 0.0
+    different = {run.folder: run for run in reversed(runs)}
+    for number, run in enumerate(runs):
+        time = predicted_seconds(study, run)
+        state = "done" if paths.has_cell(run) else "trained" if run.trained else ""
+        if different[run.folder].id != run.id:
+            state = f"shares the run of {different[run.folder].id}"
+        elif not state:
+            tokens += run.tokens or 0
+            seconds += time or 0.0
+        count = "?" if run.tokens is None else f"{run.tokens:,}"
+        shown = "?" if time is None else duration(time)
+        lines.append(f"{number:4d}  {run.id:48s} {count:>14s} tokens  {shown:>7s}  {state}")
+    todo = sum(not run.trained for run in different.values())
+    lines.append(
+        f"{len(runs)} cells, {len(different)} runs, {todo} of them to be trained: {tokens:,} "
+        f"generated tokens; training takes about {duration(seconds / jobs)} with {jobs} at a time, "
+        "warm-ups and evaluations not counted"
+    )
+    return "\n".join(lines)
+
+
+def earlier(arguments: argparse.Namespace, study: Study) -> Mapping[str, Any] | None:
+    """The results.json of --against, before anything is run; None: not asked for."""
+    if arguments.against is None:
+        return None
+    for option in ("dry_run", "list", "only", "pack"):
+        if getattr(arguments, option) not in (None, False):
+            raise UserError(
+                f"--against: there is nothing to compare with --{option.replace('_', '-')}; leave "
+                "one of them out"
+            )
+    from bacr_study.reproduction import read_earlier
+
+    return read_earlier(arguments.against, study.name, study.size)
+
+
+def compare(before: Mapping[str, Any], paths: StudyPaths) -> None:
+    """Says whether the study's results agree with earlier ones."""
+    from bacr_study import reproduction
+
+    files, text = reproduction.write(paths.folder, before)
+    for path in files:
+        print(f"wrote {path}")
+    print(text)
+
+
+def run_study(
+    study: Study,
+    runs: Sequence[PlannedRun],
+    paths: StudyPaths,
+    arguments: argparse.Namespace,
+    before: Mapping[str, Any] | None = None,
+) -> int:
+    """Makes every cell that is not there, then tables and figures; compares with earlier ones."""
+    # Imports JAX, which neither --help nor a listing needs.
+    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
+    from bacr_study.report import write_report
+
+    missing = [run for run in runs if not paths.has_cell(run)]
+    # Cells that share a run come after it: training is done once.
+    first = different_folders(missing)
+    rest = [run for run in missing if run not in first]
+    with Progress() as progress, PreemptionHandler() as handler:
+        for wave in (first, rest):
+            scheduler = schedule.Scheduler(
+                command=schedule.child_command(again(arguments)),
+                paths=paths,
+                shares=schedule.shares(study.devices_per_run, arguments.jobs),
+                waiting=list(wave),
+                environment=os.environ,
+            )
+            done = schedule.run_all(scheduler, runs, progress, handler.poll)
+            try:
+                for run in done:
+                    if run.id not in scheduler.failed:
+                        progress.say(f"done: {run.id}")
+            except Preempted as signal:
+                scheduler.stop()
+                for one in scheduler.running:
+                    one.process.wait()
+                print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+                return EXIT_CODE
+            if scheduler.failed:
+                break
+        for name, code in scheduler.failed.items():
+            progress.say(f"FAILED, exit code {code}: {name}; see {paths.log(name)}")
+        for path in write_report(study, runs, paths):
+            progress.say(f"wrote {path}")
+    if before is not None:
+        compare(before, paths)
+    return 1 if scheduler.failed else 0
+
+
+def run_variance(arguments: argparse.Namespace) -> int:
+    """A study of gradient noise, which has its own keys and no array of runs.
+
+    Raises:
+      UserError: an option that only arrays of runs have, or a setting that can't be used.
+    """
+    for option in ("dry_run", "list", "only", "report", "jobs", "against", "pack"):
+        if getattr(arguments, option):
+            raise UserError(
+                f"--{option.replace('_', '-')}: {arguments.config} measures one policy after the "
+                "other; leave it out"
+            )
+    from bacr_study.variance import main as variance
+
+    size = arguments.size or variance.SIZES[0]
+    own = [text for text in arguments.overrides if text.startswith("output=")]
+    output = [] if own else [f"output={arguments.out / f'{arguments.config.stem}-{size}'}"]
+    variance.main(arguments.config, size, [*output, *arguments.overrides])
+    return 0
+
+
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
+    """Entry point; see EPILOG for the exit codes."""
+    arguments = parse(argv)
+    if kind_of(arguments.config) == "variance":
+        return run_variance(arguments)
+    study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
+    paths = paths_of(study, arguments.out)
+    unpack(paths.folder)
+    runs = plan_runs(study, paths)
+    before = earlier(arguments, study)
+    if arguments.list:
+        print(listing(runs))
+    elif arguments.dry_run:
+        jobs = len(schedule.shares(study.devices_per_run, arguments.jobs))
+        print(forecast(study, runs, paths, jobs))
+    elif arguments.only is not None:
+        from bacr_study.work import run_one
+
+        schedule.end_with_parent()
+        return run_one(study, find_run(runs, arguments.only), paths)
+    elif arguments.pack is not None:
+        for path in pack(paths.folder, arguments.pack):
+            print(path)
+    elif arguments.report:
+        from bacr_study.report import write_report
+
+        for path in write_report(study, runs, paths):
+            print(path)
+        if before is not None:
+            compare(before, paths)
+    else:
+        return run_study(study, runs, paths, arguments, before)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

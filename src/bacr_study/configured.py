@@ -1,0 +1,107 @@
+"""What the configs of a study say that its cells don't: how arms train, what problems they get."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from bacr_jax.evaluation.samples import subset
+from bacr_jax.methods.published import given_by
+from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.question_set import QuestionSet
+from bacr_study.cells import Cell, ids_digest
+from bacr_study.info import Variant
+from bacr_study.plan import PlannedRun
+from bacr_study.spec import Study
+from bacr_study.work import hard_name
+
+# Sets that are made, and may hold a problem more than once; those that are read have no such rows.
+_MADE = ("ledger",)
+# What tables say of an arm's config, by its key.
+SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Which rows of a set are the same problem.
+
+    Attributes:
+      number: of each row's problem, equal where the question is.
+      levels: of each row.
+      digest: of the rows' ids, as cells have it.
+    """
+
+    number: Int[np.ndarray, "n"]
+    levels: Int[np.ndarray, "n"]
+    digest: str
+
+    def are_of(self, cell: Cell, name: str) -> bool:
+        """Whether a cell's rows are these."""
+        levels = cell.levels(name)
+        same = levels is not None and np.array_equal(levels, self.levels)
+        return same and cell.problems_digest.get(name) == self.digest
+
+    def counts(self) -> dict[str, Any]:
+        """Rows and distinct problems, of all and by level."""
+        distinct = lambda keep: {
+            "rows": int(keep.sum()),
+            "distinct_problems": len(np.unique(self.number[keep])),
+        }
+        levels = sorted(set(self.levels.tolist()))
+        by_level = {str(level): distinct(self.levels == level) for level in levels}
+        return {**distinct(np.ones(len(self.number), bool)), "levels": by_level}
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What is known beside the cells.
+
+    Attributes:
+      settings: by task and key of a variant: the values of `SHOWN`.
+      problems: by task and set, where the set is made and not read.
+    """
+
+    settings: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    problems: Mapping[tuple[str, str], Problems] = field(default_factory=dict)
+
+
+def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
+    """What a study's planned runs say.
+
+    Args:
+      study: as its file states it.
+      runs: all of its runs.
+    """
+    settings, problems = {}, {}
+    for run in runs:
+        shown = {key: given_by(run.config, key) for key in SHOWN}
+        votes = [name for name, arm in study.arms.items() if arm.of == run.arm]
+        for name in (run.arm, *votes):
+            settings[run.task, Variant(name, run.value).key] = shown
+    for run in {run.task: run for run in runs}.values():
+        for name, found in _problems(study, run).items():
+            problems[run.task, name] = found
+    return Configured(settings, problems)
+
+
+def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
+    """Problems of the made sets of a task, and of their hard levels."""
+    task, how = study.tasks[run.task], study.evaluation
+    found = {}
+    for name in task.data or run.config.data.eval:
+        if name.partition(":")[0] not in _MADE:
+            continue
+        questions = load_questions(name, run.config.data, how.seed, "test")
+        asked = questions.take(subset(len(questions), how.size, how.seed))
+        found[name] = _numbered(asked)
+        if task.hard_levels:
+            hard = asked.take(np.flatnonzero(np.isin(asked.levels, task.hard_levels)))
+            found[hard_name(name, task.hard_levels)] = _numbered(hard)
+    return found
+
+
+def _numbered(asked: QuestionSet) -> Problems:
+    number = np.unique(asked.questions, return_inverse=True)[1]
+    return Problems(number, asked.levels, ids_digest(asked.ids))

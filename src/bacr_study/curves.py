@@ -1,0 +1,222 @@
+"""What happened during training, averaged over seeds: curves, times to a level, the schedule."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from bacr_study.cells import Cell
+from bacr_study.grid import Grid
+from bacr_study.info import Task, Variant
+from bacr_study.statistics import mean_interval
+
+AXES = ("step", "tokens", "seconds")
+# Points of a curve: enough to see its shape, few enough for small files.
+_BINS = 30
+_SCHEDULE_POINTS = 40
+# Shares of the reference arm's gain that define the levels to be reached.
+SHARES = (0.5, 0.9)
+SCHEDULED = ("mean_budget", "mu", "weight", "pass_rate")
+
+Series = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
+
+
+def series(cell: Cell, axis: str, key: str) -> Series | None:
+    """A column of a run's curve where it was recorded, against steps, tokens or seconds."""
+    points = [(r[axis], r[key]) for r in cell.curve if r.get(key) is not None]
+    if not points:
+        return None
+    x, y = np.array(points, np.float64).T
+    return x, y
+
+
+def _binned(one: Series, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
+    """Means of the points in each bin; NaN without points."""
+    x, y = one
+    place = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
+    inside = (x >= edges[0]) & (x <= edges[-1])
+    count = np.bincount(place[inside], minlength=len(edges) - 1)
+    total = np.bincount(place[inside], y[inside], minlength=len(edges) - 1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _band(x: Sequence[float | int], rows: Float[np.ndarray, "seeds n"]) -> dict[str, list[Any]]:
+    """Mean and interval over seeds at every x at which all seeds have a value."""
+    keep = np.isfinite(rows).all(0)
+    estimates = [mean_interval(column.tolist()) for column in rows.T[keep]]
+    return {
+        "x": [float(v) for v, k in zip(x, keep) if k],
+        "mean": [e.mean for e in estimates],
+        "low": [e.low for e in estimates],
+        "high": [e.high for e in estimates],
+    }
+
+
+def _rewards(cells: Sequence[Cell], axis: str) -> dict[str, list[Any]] | None:
+    found = [series(cell, axis, "reward") for cell in cells]
+    runs = [one for one in found if one is not None]
+    if not runs:
+        return None
+    # Up to where the shortest run ends: beyond, the average would be of other seeds.
+    longest = max(len(x) for x, _ in runs)
+    edges = np.linspace(0.0, min(x[-1] for x, _ in runs), min(_BINS, longest) + 1)
+    rows = np.stack([_binned(one, edges) for one in runs])
+    return _band(list((edges[1:] + edges[:-1]) / 2), rows)
+
+
+def _accuracies(cells: Sequence[Cell], axis: str) -> dict[str, list[Any]] | None:
+    found = [series(cell, axis, "accuracy") for cell in cells]
+    runs = [one for one in found if one is not None]
+    if not runs:
+        return None
+    start, stop = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
+    if stop < start:
+        return None
+    # Evaluations of the runs at the same steps are taken as they are; tokens and seconds differ.
+    alike = all(np.array_equal(x, runs[0][0]) for x, _ in runs)
+    points = max(len(x) for x, _ in runs)
+    grid = runs[0][0] if alike else np.linspace(start, stop, points)
+    return _band(list(grid), np.stack([np.interp(grid, *one) for one in runs]))
+
+
+def convergence(grid: Grid) -> dict[str, Any]:
+    """Reward and held-out accuracy against steps, tokens and seconds, and times to a level.
+
+    Args:
+      grid: the cells; arms that were not trained are left out.
+
+    Returns:
+      By task: `curves` by variant, `reward` or `accuracy`, and axis; `thresholds`, see `_times`.
+    """
+    found: dict[str, Any] = {}
+    for task in grid.study.tasks:
+        curves: dict[str, Any] = {}
+        for variant in grid.variants(task.id):
+            cells = [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
+            for name, draw in (("reward", _rewards), ("accuracy", _accuracies)):
+                drawn = {axis: draw(cells, axis) for axis in AXES} if cells else {}
+                drawn = {axis: band for axis, band in drawn.items() if band and band["x"]}
+                if drawn:
+                    curves.setdefault(variant.key, {})[name] = drawn
+        found[task.id] = {"curves": curves, "thresholds": _times(grid, task)}
+    return found
+
+
+def first_crossing(one: Series, level: float) -> float | None:
+    """Where a curve first reaches a level, between its points on a straight line.
+
+    Args:
+      one: the curve, its x rising.
+      level: to be reached.
+
+    Returns:
+      The x; None: it never does.
+    """
+    x, y = one
+    reached = np.flatnonzero(y >= level)
+    if not reached.size:
+        return None
+    i = int(reached[0])
+    if i == 0:
+        return float(x[0])
+    share = (level - y[i - 1]) / (y[i] - y[i - 1])
+    return float(x[i - 1] + share * (x[i] - x[i - 1]))
+
+
+def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
+    """Steps, tokens and seconds until held-out accuracy reaches a share of the reference's gain.
+
+    The level is start + share (end - start) of the first reference arm's mean over seeds. Ratios
+    to the reference are paired by seed: exp of the mean of log ratios, with its t interval.
+
+    Returns:
+      Records of variant, axis, share, level, seeds, reached (how many seeds reach it), time (an
+      estimate; None unless all seeds do) and ratio (of the time to the reference's).
+    """
+    study = grid.study
+    if not study.references:
+        return []
+    base = Variant(study.references[0])
+    runs = [series(c, "step", "accuracy") for c in grid.of(task.id, base) if c.steps > 0]
+    ends = [(y[0], y[-1]) for _, y in (one for one in runs if one is not None)]
+    if not ends:
+        return []
+    start, stop = np.mean(ends, axis=0)
+    records = []
+    for share in SHARES:
+        level = float(start + share * (stop - start))
+        for axis in AXES:
+            others = _crossings(grid.of(task.id, base), axis, level)
+            for variant in grid.variants(task.id):
+                times = _crossings(grid.of(task.id, variant), axis, level)
+                if not times:
+                    continue
+                known = [time for time in times.values() if time is not None]
+                time = asdict(mean_interval(known)) if len(known) == len(times) else None
+                record = {"variant": variant.key, "axis": axis, "share": share, "level": level}
+                record |= {"seeds": len(times), "reached": len(known), "time": time}
+                ratio = _ratio(times, others) if variant != base else None
+                records.append({**record, "ratio": ratio})
+    return records
+
+
+def _crossings(cells: Sequence[Cell], axis: str, level: float) -> dict[int, float | None]:
+    found = {cell.seed: series(cell, axis, "accuracy") for cell in cells if cell.steps > 0}
+    return {seed: first_crossing(one, level) for seed, one in found.items() if one is not None}
+
+
+def _ratio(
+    times: Mapping[int, float | None], others: Mapping[int, float | None]
+) -> dict[str, Any] | None:
+    """Geometric mean of times / others over seeds; None unless all seeds of both have a time."""
+    seeds = [seed for seed in times if seed in others]
+    pairs = [(times[seed], others[seed]) for seed in seeds]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
+    if not known or len(known) < len(pairs):
+        return None
+    logs = mean_interval([float(np.log(a / b)) for a, b in known])
+    back: Callable[[float | None], float | None] = lambda v: None if v is None else float(np.exp(v))
+    return {**asdict(logs), "mean": back(logs.mean), "low": back(logs.low), "high": back(logs.high)}
+
+
+def schedules(grid: Grid) -> dict[str, Any]:
+    """Budgets and weights of difficulty groups over training, averaged over seeds.
+
+    Args:
+      grid: the cells.
+
+    Returns:
+      By task and variant with a curriculum: a list of groups, the easiest first, each with a curve
+      over steps for every one of `SCHEDULED`.
+    """
+    found: dict[str, Any] = {}
+    for task in grid.study.tasks:
+        for variant in grid.variants(task.id):
+            cells = [cell for cell in grid.of(task.id, variant) if cell.schedule]
+            if not cells:
+                continue
+            runs = [{int(r["step"]): r["groups"] for r in cell.schedule} for cell in cells]
+            steps = sorted(set.intersection(*(set(run) for run in runs)))
+            if not steps:
+                continue
+            chosen = np.linspace(0, len(steps) - 1, min(_SCHEDULE_POINTS, len(steps)))
+            steps = [steps[place] for place in chosen.round().astype(int)]
+            groups = range(min(len(run[step]) for run in runs for step in steps))
+            value = lambda run, step, group, key: _known(run[step][group].get(key))
+            found.setdefault(task.id, {})[variant.key] = [
+                {
+                    key: _band(
+                        steps,
+                        np.array([[value(run, s, group, key) for s in steps] for run in runs]),
+                    )
+                    for key in SCHEDULED
+                }
+                for group in groups
+            ]
+    return found
+
+
+def _known(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,239 @@
+"""Paired comparisons of a study's arms, and what each part of an ablation does."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bacr_study.grid import Grid, Setting
+from bacr_study.info import MEAN, StudyInfo, Task, Variant
+from bacr_study.statistics import holm
+
+Entry = dict[str, Any]
+
+
+def _pairs(study: StudyInfo, reference: str) -> Iterator[tuple[Variant, Variant]]:
+    """Every variant beside the reference arm at the same value."""
+    others = {variant.value: variant for variant in study.variants_of(study.arm(reference))}
+    for variant in study.variants():
+        if variant.arm != reference and variant.value in others:
+            yield variant, others[variant.value]
+
+
+def _default_pairs(study: StudyInfo) -> Iterator[tuple[Variant, Variant]]:
+    """Every swept value beside the default one of the same arm."""
+    for arm in study.arms:
+        sweep = study.sweep_of(arm)
+        if sweep is None or sweep.default is None:
+            continue
+        for value in sweep.values:
+            if value != sweep.default:
+                yield Variant(arm.id, value), Variant(arm.id, sweep.default)
+
+
+def _family(
+    grid: Grid,
+    view: str,
+    pairs: Sequence[tuple[Variant, Variant]],
+    settings: Sequence[Setting],
+) -> list[Entry]:
+    """Differences of a family of tests, with Holm's p-values over all of it."""
+    entries: list[Entry] = []
+    for where in settings:
+        for variant, reference in pairs:
+            contrast = grid.contrast({variant: 1.0, reference: -1.0}, where)
+            if contrast is not None:
+                entries.append(
+                    {
+                        "view": view,
+                        "task": where.task,
+                        "set": where.set,
+                        "budget": where.budget,
+                        "variant": variant.key,
+                        "reference": reference.key,
+                        **asdict(contrast),
+                    }
+                )
+    adjusted = holm([entry["p"] for entry in entries])
+    return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
+
+
+def comparisons(grid: Grid) -> list[Entry]:
+    """Paired differences from each reference arm; a family of tests is a table and a reference.
+
+    The mean over budgets is a family of its own (`anytime`), so that it takes no power from the
+    budgets; so is each ablation row's difference from the first row.
+
+    Args:
+      grid: the cells.
+
+    Returns:
+      Entries with view, task, set, budget, variant, reference, the fields of `Contrast`, `p_holm`
+      and the number of tests of the family.
+    """
+    study = grid.study
+    budgets = lambda task: [str(budget) for budget in task.budgets]
+    settings = lambda name, keys_of: [
+        Setting(task.id, getattr(task, name), key)
+        for task in study.tasks
+        for key in keys_of(task)
+        if getattr(task, name)
+    ]
+    found: list[Entry] = []
+    for reference in study.references:
+        pairs = list(_pairs(study, reference))
+        if {"accuracy", "efficiency", "scale", "ablation"} & set(study.views):
+            found += _family(grid, "accuracy", pairs, settings("main", budgets))
+            found += _family(grid, "anytime", pairs, settings("main", lambda _: [MEAN]))
+        if "hard" in study.views:
+            found += _family(grid, "hard", pairs, settings("hard", budgets))
+    if "sensitivity" in study.views:
+        pairs = list(_default_pairs(study))
+        found += _family(grid, "sensitivity", pairs, settings("main", study.focus_budgets))
+    return found
+
+
+def decoding(grid: Grid) -> list[Entry]:
+    """Differences from each reference arm, sampled and greedily, and how far the two are apart.
+
+    Args:
+      grid: the cells; arms that were decoded in one mode alone are left out.
+
+    Returns:
+      Entries with task, set, budget, variant, reference, and the contrasts `sampled`, `greedy` and
+      `change`: greedy less sampled, tested as one.
+    """
+    study, found = grid.study, list[Entry]()
+    for reference in study.references:
+        for task in study.tasks:
+            for budget in (*map(str, task.budgets), MEAN):
+                for variant, other in _pairs(study, reference):
+                    contrasts = _by_mode(grid, variant, other, task, budget)
+                    if contrasts:
+                        where = {"task": task.id, "set": task.main, "budget": budget}
+                        names = {"variant": variant.key, "reference": other.key}
+                        found.append({**where, **names, **contrasts})
+    return found
+
+
+def _by_mode(
+    grid: Grid, variant: Variant, other: Variant, task: Task, budget: str
+) -> dict[str, Any]:
+    """The contrasts of `decoding`; none where one of them is not known."""
+    sampled, greedy = (
+        Setting(task.id, task.main, budget, mode=mode) for mode in ("sampled", "greedy")
+    )
+    pair = lambda where, sign: [(variant, where, sign), (other, where, -sign)]
+    found = {
+        "sampled": grid.combined(pair(sampled, 1.0)),
+        "greedy": grid.combined(pair(greedy, 1.0)),
+        "change": grid.combined([*pair(greedy, 1.0), *pair(sampled, -1.0)]),
+    }
+    known = {name: asdict(contrast) for name, contrast in found.items() if contrast is not None}
+    return known if len(known) == len(found) else {}
+
+
+def difficulty(grid: Grid) -> dict[str, Any]:
+    """Accuracy by level, and its difference from the first reference arm.
+
+    Args:
+      grid: the cells.
+
+    Returns:
+      By task, budget in focus, variant and level: problems, accuracy, and difference (None: of the
+      reference itself, or no verdicts).
+    """
+    study = grid.study
+    reference = Variant(study.references[0]) if study.references else None
+    found: dict[str, Any] = {}
+    for task in study.tasks:
+        levels, counts = _levels(grid, task)
+        for budget in study.focus_budgets(task):
+            for variant in grid.variants(task.id):
+                for level in levels:
+                    where = Setting(task.id, task.main, budget, level)
+                    accuracy = grid.accuracy(variant, where)
+                    if accuracy is None:
+                        continue
+                    other = reference if variant != reference else None
+                    pair = {variant: 1.0, other: -1.0} if other is not None else None
+                    contrast = grid.contrast(pair, where) if pair else None
+                    by_budget = found.setdefault(task.id, {}).setdefault(budget, {})
+                    by_budget.setdefault(variant.key, {})[str(level)] = {
+                        "problems": counts[level],
+                        "accuracy": asdict(accuracy),
+                        "difference": asdict(contrast) if contrast else None,
+                    }
+    return found
+
+
+def _levels(grid: Grid, task: Task) -> tuple[list[int], dict[int, int]]:
+    """Levels of a task's problems, and how many problems each has."""
+    for variant in grid.variants(task.id):
+        levels = grid.of(task.id, variant)[0].levels(task.main)
+        if levels is not None:
+            known = sorted(set(levels.tolist()) - {0})
+            return known, {level: int((levels == level).sum()) for level in known}
+    return [], {}
+
+
+def ablation(grid: Grid) -> dict[str, Any]:
+    """What each part of an ablation adds, alone and on average, and whether gains add up.
+
+    With y(S) the accuracy with the parts S on, k parts, and 0 none of them on:
+
+      main effect of i    mean over the 2^(k-1) sets S without i of y(S + i) - y(S)
+      alone               y({i}) - y(0);  on top of the first part: y({1, i}) - y({1})
+      joint               y(all) - y(0);  on top of the first part: y(all) - y({1})
+      surplus             joint - sum over i of alone: above 0 if parts help each other
+
+    All are contrasts of runs on the same seeds and problems, tested as one (`crossed_test`).
+
+    Args:
+      grid: the cells; an effect that lacks an arm is left out.
+
+    Returns:
+      By task and budget in focus: `rows` (difference of each arm from none of the parts) and
+      `effects` (name, kind, part, contrast).
+    """
+    study = grid.study
+    by_parts = {frozenset(arm.parts): Variant(arm.id) for arm in study.arms}
+    found: dict[str, Any] = {}
+    for task in study.tasks:
+        for budget in study.focus_budgets(task):
+            where = Setting(task.id, task.main, budget)
+            base, rows = by_parts.get(frozenset()), {}
+            for variant in by_parts.values():
+                if base is not None and variant != base:
+                    contrast = grid.contrast({variant: 1.0, base: -1.0}, where)
+                    rows[variant.key] = asdict(contrast) if contrast else None
+            effects = []
+            for kind, part, weights in effect_weights(study.parts):
+                if not set(weights) <= by_parts.keys():
+                    continue
+                contrast = grid.contrast({by_parts[s]: w for s, w in weights.items()}, where)
+                if contrast is not None:
+                    effects.append({"kind": kind, "part": part, **asdict(contrast)})
+            found.setdefault(task.id, {})[budget] = {"rows": rows, "effects": effects}
+    return found
+
+
+def effect_weights(
+    parts: Sequence[str],
+) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
+    """(kind, part, weight of each combination of parts) of every effect that `ablation` names."""
+    everything, first = frozenset(parts), frozenset(parts[:1])
+    subsets: list[frozenset[str]] = [frozenset()]
+    for part in parts:
+        subsets += [subset | {part} for subset in subsets]
+    for part in parts:
+        share = 1.0 / 2 ** (len(parts) - 1)
+        yield "main effect", part, {s: share if part in s else -share for s in subsets}
+    for ground, kinds in ((frozenset(), ("alone", "joint", "surplus")), (first, None)):
+        top = f" on top of {parts[0]}" if kinds is None else ""
+        rest = [part for part in parts if part not in ground]
+        for part in rest:
+            yield f"alone{top}", part, {ground | {part}: 1.0, ground: -1.0}
+        yield f"joint{top}", "", {everything: 1.0, ground: -1.0}
+        surplus = {everything: 1.0, ground: len(rest) - 1.0}
+        surplus |= {ground | {part}: -1.0 for part in rest}
+        yield f"surplus{top}", "", surplus

@@ -1,0 +1,311 @@
+"""The figures of a study, from its results.json."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.report import png
+from bacr_jax.report.charts import Axis, Chart, Mark, Series, stepped
+from bacr_study.contrasts import contrast_figures
+from bacr_study.drawing import (
+    Drawn,
+    accuracies,
+    accuracy_axis,
+    apart,
+    budget_axis,
+    ends_of,
+    looks_of,
+    variant_label,
+)
+from bacr_study.info import StudyInfo, Sweep, Task, Variant, study_of
+from bacr_study.items import Results, budget_phrase, estimate_of
+from bacr_study.training_figures import convergence_figures, curriculum_figures
+
+# Cost and gain.
+Point = tuple[float | int, float | int]
+
+# Of one panel; the table has them all.
+MOST_CURVES = 16
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that was drawn: a .png and a .pdf of its name."""
+
+    name: str
+    title: str
+    caption: str
+    png: Path
+    pdf: Path
+
+
+def draw_figures(folder: Path, results: Results) -> list[Picture]:
+    """Draws every figure that the study shows into a folder, in the order of the study's page."""
+    study = study_of(results["study"])
+    makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Drawn]]] = {
+        "accuracy": accuracy_figures,
+        "hard": hard_figures,
+        "ablation": effect_figures,
+        "scale": sweep_figures,
+        "efficiency": efficiency_figures,
+        "curriculum": curriculum_figures,
+        "convergence": convergence_figures,
+        "difficulty": difficulty_figures,
+        "sensitivity": sweep_figures,
+        "contrasts": contrast_figures,
+    }
+    pictures = []
+    for make in dict.fromkeys(makers[view] for view in study.views):
+        for drawn in make(results, study):
+            files = [folder / f"{drawn.name}.{ending}" for ending in ("png", "pdf")]
+            figure = png.figure(drawn.title, drawn.rows, legend=drawn.legend)
+            for file in files:
+                png.save(figure, file)
+            pictures.append(Picture(drawn.name, drawn.title, drawn.caption, *files))
+    return pictures
+
+
+def _by_budget(
+    results: Results, study: StudyInfo, task: Task, name: str, variant: Variant
+) -> dict[int, Mapping[str, Any]]:
+    found = {b: estimate_of(results, study, task, name, variant, str(b)) for b in task.budgets}
+    return {budget: entry for budget, entry in found.items() if entry is not None}
+
+
+def accuracy_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Accuracy against the budget; no picture of more curves than can be told apart."""
+    yield from _accuracy(results, study, "accuracy", "Accuracy by budget", "main")
+
+
+def hard_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """The same on harder problems."""
+    yield from _accuracy(results, study, "hard", "Accuracy on harder problems", "hard")
+
+
+def _accuracy(
+    results: Results, study: StudyInfo, file: str, title: str, which: str
+) -> Iterator[Drawn]:
+    looks, variants, charts = looks_of(study), study.variants(), list[Chart]()
+    if len(variants) > MOST_CURVES:
+        return
+    for task in study.tasks:
+        if not getattr(task, which):
+            continue
+        series = []
+        for index, variant in enumerate(variants):
+            found = _by_budget(results, study, task, getattr(task, which), variant)
+            x = [budget * apart(index, len(variants)) for budget in found]
+            entries = [entry["accuracy"] for entry in found.values()]
+            label = variant_label(study, variant)
+            series.append(accuracies(looks[variant.arm], label, x, entries))
+        charts.append(Chart(task.label, series, budget_axis(task.budgets), accuracy_axis(study)))
+    yield Drawn(
+        file,
+        title,
+        f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds. Methods stand a little "
+        "apart, so that their intervals can be seen.",
+        [charts],
+    )
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Points (cost, gain) that no other beats: less cost with at least the gain.
+
+    Args:
+      points: in any order.
+
+    Returns:
+      Those of the front by rising cost; their gains rise too.
+    """
+    front: list[Point] = []
+    for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or gain > front[-1][1]:
+            front.append((cost, gain))
+    return front
+
+
+def efficiency_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Fig. 2a of the paper: accuracy against tokens really used, and how budgets are used."""
+    looks, variants = looks_of(study), study.variants()
+    rows = []
+    for task in study.tasks:
+        gained, used, seen = list[Series](), list[Series](), list[Point]()
+        for index, variant in enumerate(variants):
+            found = _by_budget(results, study, task, task.main, variant)
+            if not found:
+                continue
+            look, label = looks[variant.arm], variant_label(study, variant)
+            tokens = [entry["mean_total_tokens"]["mean"] for entry in found.values()]
+            entries = [entry["accuracy"] for entry in found.values()]
+            gained.append(accuracies(look, label, tokens, entries))
+            seen += [(t, 100 * e["mean"]) for t, e in zip(tokens, entries)]
+            means = {b: entry["mean_thinking_tokens"] for b, entry in found.items()}
+            means = {b: entry for b, entry in means.items() if entry["mean"] > 0}
+            x = [budget * apart(index, len(variants)) for budget in means]
+            # A logarithmic axis has no room for ends at or below 0.
+            ends = [ends_of(entry, least=0.5) for entry in means.values()]
+            y = [entry["mean"] for entry in means.values()]
+            used.append(look.series(label, x, y, ends=ends))
+        if seen:
+            front = stepped(*zip(*pareto_front(seen)))
+            gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
+        rows.append(
+            [
+                Chart(
+                    task.label,
+                    gained,
+                    Axis("mean tokens used: thinking, forced, answer", log2=True),
+                    accuracy_axis(study),
+                ),
+                Chart(
+                    f"{task.label}; the line: all that is asked for",
+                    used,
+                    budget_axis(task.budgets, "budget asked for (tokens)"),
+                    Axis("mean thinking tokens used", log2=True),
+                    diagonal=True,
+                ),
+            ]
+        )
+    yield Drawn(
+        "efficiency",
+        "Accuracy against tokens really used",
+        f"Left: a point per budget, 95 % intervals over {len(study.seeds)} seeds; the shaded steps "
+        "are the Pareto front of the means. Right: thinking tokens used against the budget.",
+        rows,
+    )
+
+
+def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Fig. 4b of the paper: difference from the reference arm by level."""
+    looks = looks_of(study)
+    if not study.references:
+        return
+    rows = []
+    for task in study.tasks:
+        charts = []
+        for budget in study.focus_budgets(task):
+            by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
+            shown = [v for v in study.variants() if _differences(by_variant, v)]
+            levels = sorted({int(level) for found in by_variant.values() for level in found})
+            series = []
+            for index, variant in enumerate(shown):
+                found = _differences(by_variant, variant)
+                shift = 0.8 * (index - (len(shown) - 1) / 2) / max(len(shown), 4)
+                series.append(
+                    looks[variant.arm].series(
+                        variant_label(study, variant),
+                        [int(level) + shift for level in found],
+                        [100 * entry["difference"] for entry in found.values()],
+                        ends=[(100 * e["low"], 100 * e["high"]) for e in found.values()],
+                        line="",
+                    )
+                )
+            ends = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
+            ticks = [(float(level), str(level)) for level in levels]
+            charts.append(
+                Chart(
+                    f"{task.label}, {budget_phrase(budget)}",
+                    series,
+                    Axis("level, the hardest last", low=ends[0], high=ends[1], ticks=ticks),
+                    Axis("difference (percentage points)"),
+                    marks=[Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])],
+                )
+            )
+        rows.append(charts)
+    reference = study.arm(study.references[0]).name
+    yield Drawn(
+        "difficulty",
+        f"Accuracy by level, difference from {reference}",
+        f"Percentage points from {reference}, paired by seed and problem, 95 % intervals.",
+        rows,
+        4,
+    )
+
+
+def _differences(by_variant: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    found = by_variant.get(variant.key, {})
+    return {level: e["difference"] for level, e in found.items() if e["difference"]}
+
+
+def sweep_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Fig. 5 and Table 4 of the paper: accuracy against the swept value."""
+    for sweep in dict.fromkeys(s for arm in study.arms if (s := study.sweep_of(arm))):
+        focus = range(len(study.focus_budgets(study.tasks[0])))
+        rows = [
+            [_swept(results, study, sweep, t, study.focus_budgets(t)[i]) for t in study.tasks]
+            for i in focus
+        ]
+        default = " The shade marks the default." if sweep.default is not None else ""
+        yield Drawn(
+            f"sweep_{''.join(c if c.isalnum() else '_' for c in sweep.key)}",
+            f"Accuracy by {sweep.label}",
+            f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds.{default}",
+            rows,
+        )
+
+
+def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget: str) -> Chart:
+    places, looks, series = _places(sweep), looks_of(study), list[Series]()
+    for arm in study.arms:
+        if study.sweep_of(arm) != sweep:
+            continue
+        of = lambda value, arm=arm: estimate_of(
+            results, study, task, task.main, Variant(arm.id, value), budget
+        )
+        measured = {value: e["accuracy"] for value in sweep.values if (e := of(value)) is not None}
+        x = [places[value] for value in measured]
+        series.append(accuracies(looks[arm.id], arm.name, x, list(measured.values())))
+    known = sweep.default is not None
+    return Chart(
+        f"{task.label}, {budget_phrase(budget)}",
+        series,
+        Axis(sweep.label, ticks=[(place, str(value)) for value, place in places.items()]),
+        accuracy_axis(study),
+        marks=[Mark("x", places[sweep.default], "broad")] if known else [],
+    )
+
+
+def _places(sweep: Sweep) -> dict[Any, float]:
+    """Numbers stand where they are; words side by side."""
+    numbers = all(isinstance(value, int | float) for value in sweep.values)
+    return {v: float(v) if numbers else float(i) for i, v in enumerate(sweep.values)}
+
+
+def effect_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Table 3 of the paper as a picture: what each part adds."""
+    rows = []
+    for task in study.tasks:
+        charts = []
+        for budget in study.focus_budgets(task):
+            found = results["ablation"].get(task.id, {}).get(budget, {}).get("effects", [])
+            names = [f"{e['kind']}: {e['part']}" if e["part"] else e["kind"] for e in found]
+            places = [-float(i) for i in range(len(found))]
+            effects = Series(
+                "",
+                [100 * e["difference"] for e in found],
+                places,
+                "s1",
+                [(100 * e["low"], 100 * e["high"]) for e in found],
+                across=True,
+                line="",
+                marker="o",
+            )
+            charts.append(
+                Chart(
+                    f"{task.label}, {budget_phrase(budget)}",
+                    [effects],
+                    Axis("percentage points"),
+                    Axis("", low=0.5 - len(found), high=0.5, ticks=list(zip(places, names))),
+                    marks=[Mark("x", 0.0)],
+                )
+            )
+        rows.append(charts)
+    yield Drawn(
+        "effects",
+        "What each part adds",
+        "Percentage points with 95 % intervals over seeds and problems. Main effect: mean over "
+        "all combinations of the other parts. Surplus: all parts together less the sum of each "
+        "alone.",
+        rows,
+    )

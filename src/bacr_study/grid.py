@@ -1,0 +1,199 @@
+"""The cells of a study by task, variant and seed, and contrasts between variants."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from bacr_jax.evaluation.intervals import rate_intervals
+from bacr_study.cells import Cell
+from bacr_study.info import MEAN, StudyInfo, Variant, cell_id
+from bacr_study.statistics import (
+    OVER_PROBLEMS,
+    Contrast,
+    Estimate,
+    crossed_test,
+    mean_interval,
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, of whichever arm.
+
+    Attributes:
+      task: id of the task.
+      set: evaluation set.
+      budget: key of a budget, or `MEAN`.
+      level: only problems of this level; None: all.
+      mode: decoding; empty: that of the arm's numbers in tables.
+    """
+
+    task: str
+    set: str
+    budget: str
+    level: int | None = None
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells that there are.
+
+    Attributes:
+      study: what they belong to.
+      cells: by id.
+      same: by task and set, a number for each row of the set, equal where the problem is; empty:
+        every row is a problem of its own, also in tests.
+    """
+
+    study: StudyInfo
+    cells: Mapping[str, Cell]
+    same: Mapping[tuple[str, str], Int[np.ndarray, "n"]] = field(default_factory=dict)
+
+    def of(self, task: str, variant: Variant) -> list[Cell]:
+        """The cells of a task and a variant, by seed."""
+        ids = (cell_id(task, variant, seed) for seed in self.study.seeds)
+        return [self.cells[id_] for id_ in ids if id_ in self.cells]
+
+    def variants(self, task: str) -> list[Variant]:
+        """Variants with at least one cell, in order."""
+        return [variant for variant in self.study.variants() if self.of(task, variant)]
+
+    def mode(self, variant: Variant) -> str:
+        """Decoding of a variant's numbers in tables and figures."""
+        return self.study.mode_of(self.study.arm(variant.arm))
+
+    def keys(self, where: Setting) -> list[str]:
+        """Keys of the budgets that a setting stands for."""
+        if where.budget != MEAN:
+            return [where.budget]
+        return list(map(str, self.study.task(where.task).budgets))
+
+    def entries(self, cell: Cell, where: Setting, mode: str) -> list[dict[str, Any]] | None:
+        """A cell's numbers at a budget, or at all budgets for `MEAN`; None: one is missing."""
+        found = [cell.entry(where.set, mode, key) for key in self.keys(where)]
+        return [entry for entry in found if entry is not None] if all(found) else None
+
+    def number(self, cell: Cell, where: Setting, key: str, mode: str) -> float | None:
+        """One number of a cell."""
+        entries = self.entries(cell, where, mode)
+        return None if entries is None else float(np.mean([entry[key] for entry in entries]))
+
+    def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
+        """Share of right samples of each problem, or [accuracy] where verdicts are not kept."""
+        mode = where.mode or self.mode(cell.variant)
+        entries = self.entries(cell, where, mode)
+        if entries is None:
+            return None
+        rates = [cell.rates(where.set, mode, key) for key in self.keys(where)]
+        known = [one for one in rates if one is not None]
+        if len(known) < len(rates):
+            return np.array([np.mean([entry["accuracy"] for entry in entries])])
+        return np.mean(known, axis=0)
+
+    def _of_level(self, cell: Cell, where: Setting) -> Bool[np.ndarray, "n"] | None:
+        levels = cell.levels(where.set)
+        return None if levels is None else levels == where.level
+
+    def table(self, variant: Variant, where: Setting) -> dict[int, Float[np.ndarray, "n"]]:
+        """`rates` by seed, of the problems of the setting's level."""
+        table = {}
+        for cell in self.of(where.task, variant):
+            rates = self.rates(cell, where)
+            if rates is not None and where.level is not None:
+                keep = self._of_level(cell, where)
+                rates = rates[keep] if keep is not None and len(keep) == len(rates) else None
+            if rates is not None and rates.size:
+                table[cell.seed] = rates
+        return table
+
+    def contrast(self, weights: Mapping[Variant, float], where: Setting) -> Contrast | None:
+        """A weighted sum of variants on the same seeds and problems, and its test against 0.
+
+        Args:
+          weights: of each variant's accuracy; they sum to 0.
+          where: what is compared.
+
+        Returns:
+          The contrast, of the seeds that all variants have; None: there are none, or too few.
+        """
+        return self.combined([(variant, where, weight) for variant, weight in weights.items()])
+
+    def combined(self, terms: Sequence[tuple[Variant, Setting, float]]) -> Contrast | None:
+        """`contrast` of accuracies that differ in their setting, too, on the same problems.
+
+        Args:
+          terms: variant, where, and weight of each accuracy; weights sum to 0.
+        """
+        tables = [self.table(variant, where) for variant, where, _ in terms]
+        seeds = [s for s in self.study.seeds if all(s in table for table in tables)]
+        if not seeds:
+            return None
+        sizes = {len(table[seed]) for table in tables for seed in seeds}
+        values = np.zeros(())
+        for table, (*_, weight) in zip(tables, terms):
+            rows = np.stack([_fit(table[seed], len(sizes) > 1) for seed in seeds])
+            values = values + weight * rows
+        return crossed_test(*self._by_problem(values, terms[0][0], terms[0][1]))
+
+    def _by_problem(
+        self, values: Float[np.ndarray, "s n"], variant: Variant, where: Setting
+    ) -> tuple[Float[np.ndarray, "s P"], Float[np.ndarray, "P"] | None]:
+        """Rows of one problem as one column, their mean, and how many there were."""
+        same = self.same.get((where.task, where.set))
+        if same is not None and where.level is not None:
+            keep = self._of_level(self.of(where.task, variant)[0], where)
+            same = None if keep is None else same[keep]
+        if same is None or len(same) != values.shape[1]:
+            return values, None
+        _, problem, counts = np.unique(same, return_inverse=True, return_counts=True)
+        return values @ np.eye(len(counts))[problem] / counts, counts.astype(np.float64)
+
+    def estimate(
+        self, variant: Variant, where: Setting, key: str, mode: str | None = None
+    ) -> Estimate | None:
+        """Mean over seeds of a number, with its interval.
+
+        Where there is one seed, or seeds do not vary, the interval of an accuracy is that over
+        problems.
+
+        Args:
+          variant: whose.
+          where: at which set and budget.
+          key: name of the number.
+          mode: decoding; None: that of tables.
+
+        Returns:
+          The estimate; None: no cell has the number.
+        """
+        mode = mode or self.mode(variant)
+        found = [self.number(cell, where, key, mode) for cell in self.of(where.task, variant)]
+        values = [value for value in found if value is not None]
+        if not values:
+            return None
+        estimate = mean_interval(values)
+        if key != "accuracy" or np.ptp(values) > 0 or mode != self.mode(variant):
+            return estimate
+        return self._over_problems(variant, where, estimate)
+
+    def accuracy(self, variant: Variant, where: Setting) -> Estimate | None:
+        """`estimate` of the accuracy, also at one level."""
+        if where.level is None:
+            return self.estimate(variant, where, "accuracy")
+        table = self.table(variant, where)
+        return mean_interval([float(rates.mean()) for rates in table.values()]) if table else None
+
+    def _over_problems(self, variant: Variant, where: Setting, estimate: Estimate) -> Estimate:
+        rows = list(self.table(variant, where).values())
+        if not rows or rows[0].size < 2:
+            return estimate
+        scores = np.mean(rows, axis=0)[:, None]
+        low, high = rate_intervals(scores)[0]
+        return Estimate(estimate.mean, float(low), float(high), estimate.seeds, OVER_PROBLEMS)
+
+
+def _fit(rates: Float[np.ndarray, "n"], only_means: bool) -> np.ndarray:
+    return np.array([rates.mean()]) if only_means else rates

@@ -1,0 +1,245 @@
+"""What a study compares: tasks, arms, seeds, a swept key, and what is drawn of them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bacr_jax.errors import UserError
+
+VIEWS = (
+    "accuracy",
+    "hard",
+    "ablation",
+    "scale",
+    "efficiency",
+    "curriculum",
+    "convergence",
+    "difficulty",
+    "sensitivity",
+    "contrasts",
+)
+# The place of the mean over all budgets among the budgets.
+MEAN = "mean"
+
+Value = str | float | int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+      id: in the ids of cells.
+      label: in tables and figures.
+      main: evaluation set of every view but `hard`.
+      hard: evaluation set of the view `hard`; empty: none.
+      budgets: thinking budgets of the tables, rising, in tokens.
+    """
+
+    id: str
+    label: str
+    main: str
+    hard: str = ""
+    budgets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A key that takes several values.
+
+    Attributes:
+      key: the config's name of it, or what else varies.
+      label: on the axis.
+      values: in the order of the axis.
+      default: the value that the others are tested against; None: no tests.
+    """
+
+    key: str
+    label: str
+    values: tuple[Value, ...]
+    default: Value | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A configuration that is run with every seed.
+
+    Attributes:
+      id: in the ids of cells.
+      label: in tables and figures.
+      marks: what is said of it in tables, such as "paper row".
+      parts: of an ablation, those of `StudyInfo.parts` that are on.
+      accounting: how the tokens of a vote are counted ("per sample", "matched total").
+      mode: decoding its numbers are taken from; empty: that of the study.
+      sweep: its own sweep; None: that of the study.
+    """
+
+    id: str
+    label: str
+    marks: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    accounting: str = ""
+    mode: str = ""
+    sweep: Sweep | None = None
+
+    @property
+    def name(self) -> str:
+        """Label and accounting."""
+        return f"{self.label} ({self.accounting})" if self.accounting else self.label
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm at one of its swept values.
+
+    Attributes:
+      arm: id of the arm.
+      value: swept value; None: nothing is swept.
+    """
+
+    arm: str
+    value: Value | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in results.json."""
+        return self.arm if self.value is None else f"{self.arm}.{self.value}"
+
+
+@dataclass(frozen=True)
+class StudyInfo:
+    """A study.
+
+    Attributes:
+      name: of the study's config.
+      title: above its page.
+      tasks: in the order of columns.
+      arms: in the order of rows.
+      seeds: of every arm.
+      views: what is drawn, of `VIEWS`.
+      references: ids of the arms that the others are tested against; the first is also the one of
+        the views `convergence` and `difficulty`.
+      sweep: swept key; None: none.
+      parts: of an ablation, the names of its parts in order.
+      focus: budgets of the views that show one or two; empty: the task's second smallest.
+      mode: decoding of tables and figures, `greedy` or `sampled`.
+      size: the size that is run, such as `cpu`; empty: whatever the cells are of.
+      clustered: tests take rows of one problem as one.
+      contrasts: name, arm, and the arm that it is compared with, of the view `contrasts`.
+    """
+
+    name: str
+    title: str
+    tasks: tuple[Task, ...]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    views: tuple[str, ...] = ("accuracy", "efficiency")
+    references: tuple[str, ...] = ()
+    sweep: Sweep | None = None
+    parts: tuple[str, ...] = ()
+    focus: tuple[int, ...] = ()
+    mode: str = "sampled"
+    size: str = ""
+    clustered: bool = False
+    contrasts: tuple[tuple[str, str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        def refuse(key: str, found: object, instead: object) -> None:
+            raise UserError(f"study {self.name}: {key}: found {found}; write {instead}")
+
+        known = [arm.id for arm in self.arms]
+        for key in ("tasks", "arms", "seeds"):
+            if not getattr(self, key):
+                refuse(key, "none", "at least one")
+        for task in self.tasks:
+            if not task.budgets or list(task.budgets) != sorted(set(task.budgets)):
+                refuse(f"budgets of task {task.id}", list(task.budgets), "rising numbers")
+            for budget in set(self.focus) - set(task.budgets):
+                refuse("focus", budget, f"some of {', '.join(map(str, task.budgets))}")
+        for view in set(self.views) - set(VIEWS):
+            refuse("views", view, f"some of {', '.join(VIEWS)}")
+        for id_ in set(self.references) - set(known):
+            refuse("references", id_, f"some of {', '.join(known)}")
+        for name, *pair in self.contrasts:
+            for id_ in set(pair) - set(known):
+                refuse(f"contrasts: {name}", id_, f"some of {', '.join(known)}")
+        if "contrasts" in self.views and not self.contrasts:
+            refuse("contrasts", "none", "pairs of arms by name")
+        if len(set(known)) < len(known):
+            refuse("arms", "an id twice", "every id once")
+        if "ablation" in self.views and not self.parts:
+            refuse("parts", "none", "the parts of the ablation")
+        for arm in self.arms:
+            if set(arm.parts) - set(self.parts):
+                refuse(f"parts of arm {arm.id}", list(arm.parts), f"some of {list(self.parts)}")
+            if {"scale", "sensitivity"} & set(self.views) and self.sweep_of(arm) is None:
+                refuse(f"sweep of arm {arm.id}", "none", "the swept key and its values")
+
+    def sweep_of(self, arm: Arm) -> Sweep | None:
+        """The arm's own sweep, or the study's."""
+        return arm.sweep or self.sweep
+
+    def mode_of(self, arm: Arm) -> str:
+        """Decoding of the arm's numbers in tables and figures."""
+        return arm.mode or self.mode
+
+    def arm(self, id_: str) -> Arm:
+        """The arm of an id."""
+        return next(arm for arm in self.arms if arm.id == id_)
+
+    def variants(self) -> list[Variant]:
+        """Every arm at every value, in order."""
+        return [variant for arm in self.arms for variant in self.variants_of(arm)]
+
+    def variants_of(self, arm: Arm) -> list[Variant]:
+        """An arm at each of its values."""
+        sweep = self.sweep_of(arm)
+        return [Variant(arm.id, v) for v in sweep.values] if sweep else [Variant(arm.id)]
+
+    def task(self, id_: str) -> Task:
+        """The task of an id."""
+        return next(task for task in self.tasks if task.id == id_)
+
+    def focus_budgets(self, task: Task) -> list[str]:
+        """Keys of the budgets of a task in focus, and of the mean over all its budgets."""
+        chosen = self.focus or (task.budgets[min(1, len(task.budgets) - 1)],)
+        return [*map(str, chosen), MEAN]
+
+    def cell_ids(self) -> Iterator[str]:
+        """Ids of all cells, in order."""
+        for task in self.tasks:
+            for variant in self.variants():
+                for seed in self.seeds:
+                    yield cell_id(task.id, variant, seed)
+
+    def record(self) -> dict[str, Any]:
+        """As it is written to results.json."""
+        return dataclasses.asdict(self)
+
+
+def study_of(record: Mapping[str, Any]) -> StudyInfo:
+    """A study from what `StudyInfo.record` made of it, also after JSON."""
+    sweep = lambda found: Sweep(**{**found, "values": tuple(found["values"])}) if found else None
+    tuples = {key: tuple(value) for key, value in record.items() if isinstance(value, list | tuple)}
+    arms = tuple(
+        Arm(
+            **{
+                **arm,
+                "marks": tuple(arm["marks"]),
+                "parts": tuple(arm["parts"]),
+                "sweep": sweep(arm["sweep"]),
+            }
+        )
+        for arm in record["arms"]
+    )
+    tasks = tuple(Task(**{**t, "budgets": tuple(t["budgets"])}) for t in record["tasks"])
+    pairs = tuple((name, of, less) for name, of, less in record.get("contrasts", ()))
+    tuples["contrasts"] = pairs
+    changed = {**tuples, "arms": arms, "tasks": tasks, "sweep": sweep(record["sweep"])}
+    return StudyInfo(**{**record, **changed})
+
+
+def cell_id(task: str, variant: Variant, seed: int) -> str:
+    """`task.arm.seed`, or `task.arm.value.seed`."""
+    return f"{task}.{variant.key}.{seed}"

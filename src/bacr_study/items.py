@@ -1,0 +1,148 @@
+"""What stands in the tables of a study: means, differences, ranks and marks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown
+from bacr_study.info import MEAN, StudyInfo, Task, Variant
+
+Results = Mapping[str, Any]
+_LEVEL = 0.05
+_MINUS = "−"
+
+
+def estimate_of(
+    results: Results, study: StudyInfo, task: Task, name: str, variant: Variant, budget: str
+) -> Mapping[str, Any] | None:
+    """Numbers of a variant in its decoding, by the names of results.json; None: not measured."""
+    mode = study.mode_of(study.arm(variant.arm))
+    by_set = results["means"].get(task.id, {}).get(name, {})
+    return by_set.get(mode, {}).get(variant.key, {}).get(budget)
+
+
+def budget_heading(budget: str) -> str:
+    """`1,024`, or the word for the mean over budgets."""
+    return budget if budget == MEAN else f"{int(budget):,}"
+
+
+def budget_phrase(budget: str) -> str:
+    """`budget 1,024`, or `mean over budgets`."""
+    return "mean over budgets" if budget == MEAN else f"budget {budget_heading(budget)}"
+
+
+def signed(value: float) -> str:
+    """`+4.1`, with a minus sign that is not a hyphen."""
+    text = f"{value:+.1f}"
+    return text.replace("-", _MINUS) if text not in ("-0.0", "+0.0") else "0.0"
+
+
+def difference_text(entry: Mapping[str, Any]) -> str:
+    """`+4.1 [+2.0, +6.2]` in percentage points."""
+    value, low, high = (signed(100 * entry[key]) for key in ("difference", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def p_text(p: float) -> str:
+    """`.013`, or `<.001`."""
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+
+
+def difference_item(entry: Mapping[str, Any] | None) -> Item:
+    """`difference_text` of a comparison; a dash for None."""
+    if entry is None:
+        return NONE
+    numbers = tuple(100 * entry[key] for key in ("difference", "low", "high"))
+    return Shown(difference_text(entry), numbers)
+
+
+def interval_item(low: float | None, high: float | None) -> Item:
+    """`[−2.0, +6.2]` in percentage points; a dash where none is known."""
+    if low is None or high is None:
+        return NONE
+    return Shown(f"[{signed(100 * low)}, {signed(100 * high)}]", (100 * low, 100 * high))
+
+
+def differs_by_mode(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of results.json's `decoding` says something else greedily than sampled."""
+    beyond = lambda contrast: contrast["low"] > 0 or contrast["high"] < 0
+    sampled, greedy = entry["sampled"], entry["greedy"]
+    opposite = sampled["difference"] * greedy["difference"] < 0
+    return beyond(entry["change"]) or (opposite and beyond(sampled) and beyond(greedy))
+
+
+def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
+    """`52.7 ± 1.2` in percent: mean and half the width of its interval."""
+    if estimate is None:
+        return NONE
+    ends = [estimate["mean"], estimate["low"], estimate["high"]]
+    mean, low, high = (None if end is None else 100 * end for end in ends)
+    half = "" if low is None else f" ± {(high - low) / 2:.1f}"
+    return Shown(f"{mean:.1f}{half}", (mean, low, high), marks=marks)
+
+
+def tokens_item(estimate: Mapping[str, Any] | None) -> Item:
+    """`1,234.5`: mean tokens."""
+    if estimate is None:
+        return NONE
+    return Shown(f"{estimate['mean']:,.1f}", (estimate["mean"], estimate["low"], estimate["high"]))
+
+
+def ranked(column: Sequence[Item]) -> list[Item]:
+    """The column with its best and second-best number marked, as they are printed; ties share."""
+    value = lambda item: f"{item.numbers[0]:.1f}" if isinstance(item, Shown) else NONE
+    order = sorted({value(item) for item in column} - {NONE}, key=float, reverse=True)
+    ranks = dict(zip(order, (BEST, SECOND)))
+    if len(order) < 2:
+        return list(column)
+    return [
+        Shown(item.text, item.numbers, ranks.get(value(item), ""), item.marks)
+        if isinstance(item, Shown)
+        else item
+        for item in column
+    ]
+
+
+def significance_marks(
+    results: Results, study: StudyInfo, view: str, task: Task, variant: Variant, budget: str
+) -> str:
+    """Marks of the reference arms from which a variant differs, by Holm's p."""
+    found = ""
+    for reference, mark in zip(study.references, MARKS):
+        other = Variant(reference, variant.value).key
+        for entry in results["comparisons"]:
+            where = (entry["view"], entry["task"], entry["budget"], entry["variant"])
+            if where == (view, task.id, budget, variant.key) and entry["reference"] == other:
+                found += mark if entry["p_holm"] < _LEVEL else ""
+    return found
+
+
+def marks_caption(study: StudyInfo) -> str:
+    """What the marks of `significance_marks` mean; starts with a space."""
+    words = [
+        f"{mark} differs from {study.arm(reference).name}"
+        for reference, mark in zip(study.references, MARKS)
+    ]
+    return f" {', '.join(words)} (paired by seed and problem, Holm p < .05)." if words else ""
+
+
+def what_is_shown(study: StudyInfo) -> str:
+    """The sentence every caption of accuracies begins with."""
+    several = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
+    one = "one seed, ± half the 95 % interval over problems"
+    return f"Accuracy in %, {study.mode} decoding, {several if len(study.seeds) > 1 else one}."
+
+
+def row_name(study: StudyInfo, variant: Variant) -> str:
+    """An arm's name, value and marks."""
+    arm = study.arm(variant.arm)
+    value = "" if variant.value is None else f", {variant.value}"
+    marks = f" ({', '.join(arm.marks)})" if arm.marks else ""
+    return f"{arm.name}{value}{marks}"
+
+
+def accuracy_column(
+    results: Results, study: StudyInfo, task: Task, variants: Sequence[Variant], budget: str
+) -> list[Item]:
+    """`accuracy_item` of each variant on the task's main set."""
+    found = [estimate_of(results, study, task, task.main, v, budget) for v in variants]
+    return [accuracy_item(entry["accuracy"] if entry else None) for entry in found]

@@ -1,0 +1,68 @@
+"""study.html: everything a study found, in one file that needs no other."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.report.html_page import STYLE, renderer, security
+from bacr_jax.report.table import Table
+from bacr_study.figures import Picture
+
+_STYLE = """
+figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
+th.group { text-align: center; } th.group:empty { border-bottom: 0; }
+tr.rule td { border-bottom: 2px solid var(--soft); } sup { line-height: 0; }
+td.words { white-space: normal; min-width: 6rem; } .warning { border-left: 3px solid #d55e00;
+  padding-left: .7rem; } nav a { margin-right: .9rem; white-space: nowrap; }
+li { overflow-wrap: anywhere; }
+""".strip()
+_render = renderer(Path(__file__).with_name("templates"))
+
+
+def page(results: Mapping[str, Any], tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
+    """The HTML of a study, from results.json, and the tables and pictures made of it."""
+    encoded = lambda picture: base64.b64encode(picture.png.read_bytes()).decode()
+    return _render(
+        "study.html",
+        title=results["study"]["title"],
+        facts="; ".join(_facts(results)),
+        warnings=results["warnings"],
+        tables=tables,
+        pictures=[(picture, encoded(picture)) for picture in pictures],
+        provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
+        missing=results["missing"],
+        **security(f"{STYLE}\n{_STYLE}"),
+    )
+
+
+def _facts(results: Mapping[str, Any]) -> list[str]:
+    study = results["study"]
+    sizes = sorted({cell["study_size"] for cell in results["cells"].values()})
+    return [
+        f"study {study['name']}, size {', '.join(sizes)}",
+        f"{len(results['cells'])} runs",
+        f"{len(study['arms'])} methods",
+        f"tasks: {', '.join(task['label'] for task in study['tasks'])}",
+        f"seeds: {', '.join(map(str, study['seeds']))}",
+        *(
+            f"budgets of {task['label']}: {', '.join(f'{b:,}' for b in task['budgets'])} tokens"
+            for task in study["tasks"]
+        ),
+        *_problems(results),
+    ]
+
+
+def _problems(results: Mapping[str, Any]) -> Iterator[str]:
+    """How many problems of each set are distinct, and of each level."""
+    labels = {task["id"]: task["label"] for task in results["study"]["tasks"]}
+    for task, sets in results["problems"].items():
+        for name, counts in sets.items():
+            levels = ", ".join(
+                f"level {level}: {entry['distinct_problems']:,} in {entry['rows']:,} rows"
+                for level, entry in counts["levels"].items()
+            )
+            yield (
+                f"problems of {labels[task]}, {name}: {counts['distinct_problems']:,} distinct in "
+                f"{counts['rows']:,} rows ({levels})"
+            )

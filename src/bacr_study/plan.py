@@ -1,0 +1,245 @@
+"""From a study to its runs: who they are, where they lie, what they will cost.
+
+Runs of equal settings are one run, whichever study and arm asks for it: they lie in a pool beside
+the studies, named after method, seed and a hash of their config.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bacr_jax import documents
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_study.spec import Study
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a study, and the cell it fills.
+
+    Attributes:
+      id: `task.arm.seed`, or `task.arm.value.seed` where something is varied.
+      task: name of the task.
+      arm: name of the arm.
+      seed: of the run.
+      value: of what is varied; None: nothing is.
+      config: resolved, with folder and warm-up.
+    """
+
+    id: str
+    task: str
+    arm: str
+    seed: int
+    value: Any
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.config.output.dir)
+
+    @property
+    def warmup(self) -> Path | None:
+        """The folder of the shared warm-up; None: the run starts from a checkpoint on disk."""
+        return Path(self.config.warmup.dir) if self.config.warmup.dir else None
+
+    @property
+    def warmed_up(self) -> bool:
+        """Whether the weights that it starts from are there."""
+        return self.warmup is None or WarmupPaths(self.warmup).identity.exists()
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run is finished."""
+        return RunPaths(self.folder).summary.exists()
+
+    @property
+    def tokens(self) -> int | None:
+        """Generated tokens after which training stops; None: a number of steps decides."""
+        if self.config.train.steps == 0:
+            return 0
+        return self.config.train.max_generated_tokens
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """What lies where.
+
+    Attributes:
+      root: of all studies: `runs/` and `warmups/` are shared.
+      folder: of this study and size.
+    """
+
+    root: Path
+    folder: Path
+
+    @property
+    def runs(self) -> Path:
+        """Run folders of all studies."""
+        return self.root / "runs"
+
+    @property
+    def warmups(self) -> Path:
+        """Warm-ups, one per task, seed and settings."""
+        return self.root / "warmups"
+
+    @property
+    def compiled(self) -> Path:
+        """Compiled programs, shared by all runs."""
+        return self.root / "compiled"
+
+    @property
+    def cells(self) -> Path:
+        """A file per finished run of the study."""
+        return self.folder / "cells"
+
+    @property
+    def logs(self) -> Path:
+        """What runs printed."""
+        return self.folder / "logs"
+
+    @property
+    def configs(self) -> Path:
+        """The resolved config of every run."""
+        return self.folder / "configs"
+
+    def cell(self, run_id: str) -> Path:
+        """The file of a cell."""
+        return self.cells / f"{run_id}.json"
+
+    def has_cell(self, run: "PlannedRun") -> bool:
+        """Whether the cell of a run is there.
+
+        Raises:
+          UserError: a cell of that name is there, made with other settings.
+        """
+        path = self.cell(run.id)
+        if not path.exists():
+            return False
+        wanted = run.folder.name.rpartition("-")[2]
+        try:
+            found = documents.read_object(path).get("config_sha")
+        except (OSError, ValueError):
+            found = "none that can be read"
+        if found != wanted:
+            raise UserError(
+                f"{path}: was made with other settings than the study has now (digest {found} "
+                f"there, {wanted} now); move it away, and the run is made again"
+            )
+        return True
+
+    def log(self, run_id: str) -> Path:
+        """The output of a run."""
+        return self.logs / f"{run_id}.log"
+
+
+def paths_of(study: Study, root: Path) -> StudyPaths:
+    """The folders of a study below `root`."""
+    return StudyPaths(root, root / f"{study.name}-{study.size}")
+
+
+def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
+    """The config with its seed, its folder in the pool and its warm-up."""
+    from bacr_jax.training.ledger_warmup import warmup_fingerprint
+
+    config = dataclasses.replace(config, seed=seed)
+    if config.warmup.steps:
+        # Settings of the warm-up are in its name, so that equal ones are one.
+        place = paths.warmups / f"{seed}-{warmup_fingerprint(config)}"
+        config = dataclasses.replace(
+            config, warmup=dataclasses.replace(config.warmup, dir=str(place))
+        )
+    # The folder itself, and what only shows the run, make it no other run.
+    plain = dataclasses.replace(
+        config,
+        output=dataclasses.replace(config.output, dir=".", report=True),
+        warmup=dataclasses.replace(config.warmup, dir=None),
+    )
+    name = f"{Path(config.method).stem}-{seed}-{settings_digest(plain)}"
+    output = dataclasses.replace(config.output, dir=str(paths.runs / name))
+    return dataclasses.replace(config, output=output)
+
+
+def settings_digest(config: Config) -> str:
+    """A short hash of what a config says other than the defaults.
+
+    A key that a later version adds leaves the runs that are there what they were.
+    """
+    usual = config_io.identity(Config())
+    own = {key: v for key, v in config_io.identity(config).items() if v != usual[key]}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _varied(study: Study, arm: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """The values that an arm runs with, and the keys that each sets."""
+    sweep = study.sweep_of(arm)
+    if sweep is None:
+        yield None, {}
+        return
+    for value in sweep.names:
+        yield value, sweep.settings(value)
+
+
+def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
+    """Every run of a study, seeds outermost: what is there early covers all arms.
+
+    Raises:
+      UserError: a run's config can't be used; names the arm.
+    """
+    from bacr_jax.methods.registry import problems
+
+    trained = [name for name, arm in study.arms.items() if arm.of is None]
+    configs = {}
+    for task, arm in itertools.product(study.tasks, trained):
+        for value, keys in _varied(study, arm):
+            name = arm if value is None else f"{arm}.{value}"
+            try:
+                config = study.config_of(task, arm, keys)
+                config_io.check(config, also=problems)
+                if config.grader is not None:
+                    raise UserError(
+                        f"grader={config.grader}: a study counts right answers, which a score "
+                        "between 0 and 1 is not; write null"
+                    )
+            except UserError as error:
+                raise UserError(f"{task}, {name}: {error}") from None
+            configs[task, arm, value, name] = config
+    return [
+        PlannedRun(f"{task}.{name}.{seed}", task, arm, seed, value, _placed(config, paths, seed))
+        for seed in study.seeds
+        for (task, arm, value, name), config in configs.items()
+    ]
+
+
+def different_folders(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """One run per folder: cells that share settings share the run."""
+    return list({run.folder: run for run in reversed(runs)}.values())[::-1]
+
+
+def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
+    """The run that a number of --list or an id names.
+
+    Raises:
+      UserError: none does.
+    """
+    by_id = {run.id: run for run in runs}
+    if text in by_id:
+        return by_id[text]
+    if text.isascii() and text.isdecimal() and int(text) < len(runs):
+        return runs[int(text)]
+    raise UserError(f"--only {text}: names no run; write 0 to {len(runs) - 1} or an id of --list")
+
+
+def predicted_seconds(study: Study, run: PlannedRun) -> float | None:
+    """Training time of a run at the study's pace, without warm-up and evaluation."""
+    if study.tokens_per_second is None or run.tokens is None:
+        return None
+    return run.tokens / study.tokens_per_second

@@ -1,0 +1,325 @@
+"""Whether a study that was run again says what it said before, from two results.json."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.special import nctdtrinc, stdtr, stdtrit
+
+from bacr_jax import documents
+from bacr_jax.documents import read_file, write_atomically
+from bacr_jax.errors import UserError
+from bacr_jax.report.table import Item, Shown, Table
+from bacr_study.archive import read_compressed
+from bacr_study.info import MEAN, StudyInfo, Task, Variant, study_of
+from bacr_study.items import (
+    Results,
+    accuracy_item,
+    budget_heading,
+    estimate_of,
+    p_text,
+    row_name,
+    signed,
+)
+from bacr_study.statistics import Estimate, holm
+
+_LEVEL = 0.05
+# Of a test that is to notice a difference.
+_POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One accuracy of the study's main table, before and now.
+
+    Attributes:
+      task: of the study.
+      variant: arm and value.
+      budget: key of results.json.
+      before: over the seeds of then.
+      now: over the seeds of now.
+    """
+
+    task: Task
+    variant: Variant
+    budget: str
+    before: Estimate
+    now: Estimate
+
+    @property
+    def difference(self) -> float:
+        """Now less before."""
+        return self.now.mean - self.before.mean
+
+    @property
+    def within(self) -> bool:
+        """Whether the mean of now lies in the 95 % interval of then, ends included."""
+        low, high = self.before.low, self.before.high
+        if low is None or high is None:
+            return self.difference == 0
+        return low <= self.now.mean <= high
+
+
+def squared_error(estimate: Estimate) -> float:
+    """s^2 / S of a mean over S seeds, read off its 95 % t interval; one seed: not a number."""
+    if estimate.low is None or estimate.high is None:
+        return math.nan
+    half = (estimate.high - estimate.low) / 2
+    return float(half / stdtrit(estimate.seeds - 1, 0.975)) ** 2
+
+
+def welch(first: Estimate, second: Estimate) -> float:
+    """Two-sided p of equal means of two samples of unequal variance (Welch 1947).
+
+    With e = s^2 / S of each sample and their means m:
+
+        t = (m_1 - m_2) / sqrt(e_1 + e_2)
+        df = (e_1 + e_2)^2 / (e_1^2 / (S_1 - 1) + e_2^2 / (S_2 - 1))
+
+    Args:
+      first: a mean over seeds.
+      second: another, of other runs.
+
+    Returns:
+      p; not a number where one of them has one seed. Samples without any spread have 1 if their
+      means are equal, and 0 if not.
+    """
+    error, df = _error(first, second)
+    difference = abs(first.mean - second.mean)
+    if math.isnan(error):
+        return math.nan
+    if error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return min(2 * float(stdtr(df, -difference / error)), 1.0)
+
+
+def _error(first: Estimate, second: Estimate) -> tuple[float, float]:
+    """Standard error of the difference of two means, and Welch's degrees of freedom."""
+    errors = squared_error(first), squared_error(second)
+    total = sum(errors)
+    if math.isnan(total) or total == 0:
+        return total, math.nan
+    parts = (e**2 / (estimate.seeds - 1) for e, estimate in zip(errors, (first, second)))
+    return math.sqrt(total), total**2 / sum(parts)
+
+
+def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> float:
+    """The least true difference of two means that `welch` finds with 80 % power.
+
+    With the error and the df of `welch`, and T' a noncentral t variable, it is the d with
+
+        P(T'(df, d / error) > t_{1 - level / 2, df}) = .8
+
+    Exact for the pooled test of samples with one true variance and as many seeds each, if that
+    variance is the one found. For others it is an approximation: Welch's df are estimated, and of
+    five seeds the spread itself is known to within .6 to 2.9 times. The other tail adds less than
+    1e-5.
+
+    Args:
+      first: a mean over seeds.
+      second: another, of other runs.
+      level: of the two-sided test.
+
+    Returns:
+      The difference, in the unit of the means; 0 for samples without any spread, and not a number
+      where one of them has one seed.
+    """
+    error, df = _error(first, second)
+    if math.isnan(error) or error == 0:
+        return error
+    return error * float(nctdtrinc(df, 1 - _POWER, stdtrit(df, 1 - level / 2)))
+
+
+def pairs(before: Results, now: Results) -> list[Pair]:
+    """Every accuracy that both have, at each budget and on average over them.
+
+    Args:
+      before: results.json of the earlier runs.
+      now: of the later ones.
+
+    Raises:
+      UserError: they have nothing in common.
+    """
+    then, study = study_of(before["study"]), study_of(now["study"])
+    found = list(_pairs(before, now, then, study))
+    if not found:
+        raise UserError(f"--against: no accuracy of study {study.name} is in both results.json")
+    return found
+
+
+def _pairs(before: Results, now: Results, then: StudyInfo, study: StudyInfo) -> Iterator[Pair]:
+    earlier = {task.id: task for task in then.tasks}
+    arms = {arm.id for arm in then.arms}
+    for task in study.tasks:
+        for variant in study.variants():
+            if task.id not in earlier or variant.arm not in arms:
+                continue
+            for budget in (*map(str, task.budgets), MEAN):
+                old = estimate_of(before, then, earlier[task.id], task.main, variant, budget)
+                new = estimate_of(now, study, task, task.main, variant, budget)
+                if old is not None and new is not None:
+                    both = (Estimate(**entry["accuracy"]) for entry in (old, new))
+                    yield Pair(task, variant, budget, *both)
+
+
+def summary(found: Sequence[Pair]) -> str:
+    """Some lines: how many means are within, how many differ, and what could have been seen."""
+    within = sum(pair.within for pair in found)
+    apart = [pair for pair, p in zip(found, _adjusted(found)) if p < _LEVEL]
+    furthest = max(found, key=lambda pair: abs(pair.difference))
+    lines = [
+        f"{within} of {len(found)} means lie in the 95 % intervals of before (other seeds alone "
+        f"would leave {100 * expected_share(found):.0f} % there, since the new mean varies, too)",
+        f"{len(apart)} of {len(found)} differ (Welch's test, Holm p < .05)",
+        f"furthest apart: {_place(furthest)}, {signed(100 * furthest.difference)} points",
+        _power_text(found),
+    ]
+    lines += [f"differs: {_place(p)}, {signed(100 * p.difference)} points" for p in apart]
+    return "\n".join(lines)
+
+
+def _power_text(found: Sequence[Pair]) -> str:
+    """How large a true difference must be to be seen."""
+    columns = [[d for one in column if not math.isnan(d := one)] for column in _least(found)]
+    if not columns[0]:
+        return "least detectable difference: unknown, since one seed has no spread"
+    (median, largest), (corrected, most) = (
+        (_points(statistics.median(column)), _points(max(column))) for column in columns
+    )
+    return (
+        f"least detectable difference (80 % power, over all pairs): median {median}, largest "
+        f"{largest} points by one test at 5 %; median {corrected}, largest {most} at Holm's "
+        "strictest level. Smaller ones may be there unseen"
+    )
+
+
+def _least(found: Sequence[Pair]) -> tuple[list[float], list[float]]:
+    """`detectable` of each pair by a test alone, and by the strictest of Holm's."""
+    strictest = _LEVEL / len(found)
+    return (
+        [detectable(pair.before, pair.now) for pair in found],
+        [detectable(pair.before, pair.now, level=strictest) for pair in found],
+    )
+
+
+def _points(difference: float) -> str:
+    """In points, of which there are a hundred."""
+    return f"{100 * difference:.1f}" if difference <= 1 else "over 100"
+
+
+def expected_share(found: Sequence[Pair]) -> float:
+    """The share of means within the earlier intervals if only chance differs: P(|T| < t / sqrt(2)).
+
+    The new mean varies as the old one does, so that their difference over the old error is sqrt(2)
+    times a t variable of S - 1 degrees of freedom. Pairs of one seed are left out.
+    """
+    degrees = [pair.before.seeds - 1 for pair in found if pair.before.seeds > 1]
+    shares = [1 - 2 * float(stdtr(df, -stdtrit(df, 0.975) / math.sqrt(2))) for df in degrees]
+    return sum(shares) / len(shares) if shares else math.nan
+
+
+def _adjusted(found: Sequence[Pair]) -> list[float]:
+    """Holm's p of each pair; 1 where none can be told."""
+    values = [welch(pair.before, pair.now) for pair in found]
+    return holm([1.0 if math.isnan(p) else p for p in values])
+
+
+def _place(pair: Pair) -> str:
+    return f"{pair.task.id}, {pair.variant.key}, {budget_heading(pair.budget)}"
+
+
+def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
+    """Before and now of every accuracy.
+
+    Args:
+      study: of now, for the names of its arms.
+      found: `pairs`.
+    """
+    rows: list[list[Item]] = []
+    shown = lambda least: "-" if math.isnan(least) else Shown(_points(least), (100 * least,))
+    for pair, adjusted, *least in zip(found, _adjusted(found), *_least(found)):
+        p = welch(pair.before, pair.now)
+        known = not math.isnan(p)
+        rows.append(
+            [
+                row_name(study, pair.variant),
+                pair.task.label,
+                budget_heading(pair.budget),
+                accuracy_item(vars(pair.before)),
+                accuracy_item(vars(pair.now)),
+                Shown(signed(100 * pair.difference), (100 * pair.difference,)),
+                "yes" if pair.within else "no",
+                Shown(p_text(p), (p,)) if known else "-",
+                Shown(p_text(adjusted), (adjusted,)) if known else "-",
+                *map(shown, least),
+            ]
+        )
+    header = ["method", "task", "budget", "before", "now", "points", "within", "p", "Holm p"]
+    header += ["detectable", "detectable, Holm"]
+    return Table(
+        title="The same study, run again",
+        header=header,
+        rows=rows,
+        words=3,
+        caption="Accuracy in %, mean ± half the 95 % t interval over seeds. Within: the mean of "
+        "now lies in the interval of before. p: Welch's test over seeds, which does not pair them. "
+        "Detectable: the least true difference, in points, that this test finds with 80 % "
+        "power at 5 %, and at the strictest of Holm's levels (noncentral t, for the spreads "
+        "that were found).",
+        name="reproduction",
+    )
+
+
+def write(folder: Path, before: Results) -> tuple[list[Path], str]:
+    """Compares the results.json of a study's folder with an earlier one.
+
+    Args:
+      folder: of the study, with results.json and `tables/`.
+      before: the earlier one.
+
+    Returns:
+      The files written, and what they say in short.
+
+    Raises:
+      UserError: see `pairs`.
+    """
+    now = documents.read_object(folder / "results.json")
+    found = pairs(before, now)
+    made = table(study_of(now["study"]), found)
+    texts = {"md": made.markdown(), "tex": made.latex(), "csv": made.csv()}
+    files = [folder / "tables" / f"{made.name}.{ending}" for ending in texts]
+    for file, text in zip(files, texts.values()):
+        write_atomically(file, text)
+    return files, summary(found)
+
+
+def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
+    """The results.json, or results.json.gz, of an earlier run of a study.
+
+    Args:
+      path: where it is.
+      name: of the study.
+      size: of the study.
+
+    Raises:
+      UserError: there is none, or it is something else.
+    """
+    try:
+        compressed = path.suffix == ".gz"
+        found = documents.parse_json(read_compressed(path) if compressed else read_file(path))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--against {path}: can't be read ({error}); write a results.json"
+        ) from None
+    study = found.get("study") if isinstance(found, dict) else None
+    if not isinstance(study, dict) or "means" not in found:
+        raise UserError(f"--against {path}: holds no study's means; write a study's results.json")
+    if (study.get("name"), study.get("size")) != (name, size):
+        raise UserError(
+            f"--against {path}: is of study {study.get('name')}, size {study.get('size')}; write "
+            f"one of {name}, size {size}"
+        )
+    return dict(found)

@@ -1,0 +1,322 @@
+"""results.json of a study: every number its tables and figures show, and everything beside it.
+
+Numbers are rounded to six significant digits and keys sorted, so that the same cells give the same
+bytes.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.documents import write_atomically
+from bacr_study import curves, effects
+from bacr_study.cells import NUMBERS, Cell, Reading, read_cells
+from bacr_study.configured import Configured, Problems
+from bacr_study.contrasts import contrasts
+from bacr_study.figures import draw_figures
+from bacr_study.grid import Grid, Setting
+from bacr_study.info import MEAN, StudyInfo, Task, Variant
+from bacr_study.page import page
+from bacr_study.statistics import mean_interval
+from bacr_study.tables import tables_of
+
+_DIGITS = 6
+_COSTS = ("steps", "generated_tokens", "wall_seconds")
+# What two equal studies differ in: it is kept in a file of its own.
+_OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
+TIMES = "times.json"
+_NOTHING = Configured()
+
+
+def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) -> list[Path]:
+    """Writes what the finished runs of a study say, whichever of them there are.
+
+    Args:
+      folder: of the study, with `cells/`; gets results.json, `tables/` (Markdown, LaTeX, CSV),
+        `figures/` (PNG, PDF) and study.html.
+      study: what the cells belong to.
+      known: what the configs say that the cells don't.
+
+    Returns:
+      The files.
+
+    Raises:
+      UserError: no cell, a damaged one, or cells that must not be compared.
+    """
+    results = build_results(read_cells(folder, study), study, known)
+    written = [folder / "results.json", folder / TIMES]
+    write_atomically(written[0], as_text(without_times(results)))
+    write_atomically(written[1], as_text(times_of(results)))
+    tables = tables_of(results)
+    for kind in ("tables", "figures"):
+        (folder / kind).mkdir(exist_ok=True)
+    for table in tables:
+        for ending, shown in (
+            ("md", table.markdown()),
+            ("tex", table.latex()),
+            ("csv", table.csv()),
+        ):
+            written.append(folder / "tables" / f"{table.name}.{ending}")
+            write_atomically(written[-1], shown)
+    figures = draw_figures(folder / "figures", results)
+    for figure in figures:
+        written += [figure.png, figure.pdf]
+    written.append(folder / "study.html")
+    write_atomically(written[-1], page(results, tables, figures))
+    return written
+
+
+def build_results(
+    reading: Reading, study: StudyInfo, known: Configured = _NOTHING
+) -> dict[str, Any]:
+    """results.json as an object.
+
+    Args:
+      reading: the cells.
+      study: what they belong to.
+      known: what the configs say that the cells don't.
+
+    Returns:
+      study, missing (ids of cells that are not there), warnings, provenance, cells (without
+      verdicts, curves and schedules), problems (rows and distinct ones by task, set and level,
+      where known), means (by task, set, decoding, variant and budget), costs (by task and variant),
+      comparisons, decoding; and difficulty, ablation, convergence and curriculum if the study shows
+      them.
+    """
+    problems = _problems(reading.cells.values(), known)
+    same = {place: found.number for place, found in problems.items()}
+    grid = Grid(study, reading.cells, same if study.clustered else {})
+    provenance = _provenance(reading.cells.values())
+    results: dict[str, Any] = {
+        "study": study.record(),
+        "missing": reading.missing,
+        "warnings": [
+            *_warnings(reading, study),
+            *_repeated(problems, study),
+            *_differences(provenance),
+        ],
+        "provenance": provenance,
+        "cells": {id_: _numbers_only(cell) for id_, cell in reading.cells.items()},
+        "problems": _by_task(problems),
+        "means": {task.id: _means(grid, task) for task in study.tasks},
+        "costs": {task.id: _costs(grid, task, known) for task in study.tasks},
+        "comparisons": effects.comparisons(grid),
+        "decoding": effects.decoding(grid),
+    }
+    for view, make in (
+        ("difficulty", effects.difficulty),
+        ("ablation", effects.ablation),
+        ("convergence", curves.convergence),
+        ("curriculum", curves.schedules),
+        ("contrasts", contrasts),
+    ):
+        if view in study.views:
+            results[view] = make(grid)
+    # Through JSON, so that what is drawn now is what is drawn from the file later.
+    return json.loads(json.dumps(rounded(results), allow_nan=False))
+
+
+def without_times(value: Any) -> Any:
+    """Results without what took how long, and when: equal for equal runs."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in _OF_THE_MACHINE}
+        return {key: without_times(item) for key, item in kept.items()}
+    if isinstance(value, list):
+        return [without_times(v) for v in value if not _timed(v)]
+    return value
+
+
+def _timed(value: Any) -> bool:
+    """Whether a record is about an axis of the machine."""
+    return isinstance(value, dict) and value.get("axis") in _OF_THE_MACHINE
+
+
+def times_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What `without_times` leaves out, as times.json."""
+    seconds = lambda by_task, pick: {
+        task: {variant: pick(entry) for variant, entry in found.items()}
+        for task, found in by_task.items()
+    }
+    found: dict[str, Any] = {
+        "date": results["provenance"]["date"],
+        "wall_seconds": seconds(results["costs"], lambda cost: cost["wall_seconds"]),
+        "cells": {id_: cell["wall_seconds"] for id_, cell in results["cells"].items()},
+    }
+    if "convergence" in results:
+        found["convergence"] = {
+            task: [record for record in entry["thresholds"] if _timed(record)]
+            for task, entry in results["convergence"].items()
+        }
+    return found
+
+
+def as_text(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each cell, comparison and the like: small, and easy to diff."""
+    dump = lambda value: json.dumps(
+        value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
+    parts = []
+    for key, value in sorted(results.items()):
+        text = dump(value)
+        if isinstance(value, dict) and value:
+            lines = (f"  {dump(name)}: {dump(item)}" for name, item in sorted(value.items()))
+            text = "{\n" + ",\n".join(lines) + "\n }"
+        elif isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"  {dump(item)}" for item in value) + "\n ]"
+        parts.append(f" {dump(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def rounded(value: Any) -> Any:
+    """The value with every float in it rounded to six significant digits."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def _numbers_only(cell: Cell) -> dict[str, Any]:
+    left_out = ("curve", "schedule", "levels_of")
+    sets = {
+        name: {
+            mode: {
+                budget: {key: value for key, value in entry.items() if key != "correct"}
+                for budget, entry in budgets.items()
+            }
+            for mode, budgets in modes.items()
+        }
+        for name, modes in cell.sets.items()
+    }
+    return {k: v for k, v in vars(cell).items() if k not in left_out} | {"sets": sets}
+
+
+def _means(grid: Grid, task: Task) -> dict[str, Any]:
+    """Numbers over seeds, by set, decoding, variant and budget."""
+    found: dict[str, Any] = {}
+    for variant in grid.variants(task.id):
+        cells = grid.of(task.id, variant)
+        for name in dict.fromkeys(name for cell in cells for name in cell.sets):
+            modes = dict.fromkeys(mode for cell in cells for mode in cell.sets.get(name, {}))
+            for mode in modes:
+                keys = dict.fromkeys(k for cell in cells for k in cell.sets[name].get(mode, {}))
+                by_mode = found.setdefault(name, {}).setdefault(mode, {})
+                by_mode[variant.key] = {
+                    key: numbers
+                    for key in (*keys, MEAN)
+                    if (numbers := _numbers(grid, variant, Setting(task.id, name, key), mode))
+                }
+    return found
+
+
+def _numbers(grid: Grid, variant: Variant, where: Setting, mode: str) -> dict[str, Any]:
+    estimates = {key: grid.estimate(variant, where, key, mode) for key in NUMBERS}
+    return {key: vars(estimate) for key, estimate in estimates.items() if estimate is not None}
+
+
+def _problems(cells: Iterable[Cell], known: Configured) -> dict[tuple[str, str], Problems]:
+    """The problems of each task's sets, if they are those of its cells."""
+    found = {}
+    for cell in cells:
+        for name in cell.sets:
+            problems = known.problems.get((cell.task, name))
+            if problems is not None and problems.are_of(cell, name):
+                found[cell.task, name] = problems
+    return found
+
+
+def _by_task(problems: Mapping[tuple[str, str], Problems]) -> dict[str, Any]:
+    counts: dict[str, Any] = {}
+    for (task, name), found in problems.items():
+        counts.setdefault(task, {})[name] = found.counts()
+    return counts
+
+
+def _repeated(problems: Mapping[tuple[str, str], Problems], study: StudyInfo) -> list[str]:
+    """Sets that hold a problem more than once, where tests don't know it."""
+    if study.clustered:
+        return []
+    counts = {place: found.counts() for place, found in problems.items()}
+    return [
+        f"{study.task(task).label}: {entry['rows']:,} rows of {name} are "
+        f"{entry['distinct_problems']:,} distinct problems, and tests take rows for problems; "
+        "clustered=true takes rows of one problem as one"
+        for (task, name), entry in counts.items()
+        if entry["distinct_problems"] < entry["rows"]
+    ]
+
+
+def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
+    """What runs took, by variant, how they trained, and where they depart from their publication.
+
+    `updates` are steps times `train.minibatches`.
+    """
+    found: dict[str, Any] = {}
+    for variant in grid.variants(task.id):
+        cells = grid.of(task.id, variant)
+        settings = known.settings.get((task.id, variant.key))
+        if settings is not None:
+            updates = [cell.steps * settings["train.minibatches"] for cell in cells]
+            how = {"updates": vars(mean_interval(updates)), "settings": dict(settings)}
+        else:
+            how = {}
+        found[variant.key] = {
+            **how,
+            "runs": len(cells),
+            **{key: vars(mean_interval([getattr(c, key) for c in cells])) for key in _COSTS},
+            "departures": list(dict.fromkeys(line for cell in cells for line in cell.departures)),
+        }
+    return found
+
+
+def _provenance(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """Every commit, set of versions, machine and date that occurs, and how many cells have it."""
+    found: dict[str, dict[str, int]] = {"commit": {}, "versions": {}, "machine": {}}
+    dates = []
+    for cell in cells:
+        for key, counts in found.items():
+            text = _text(cell.provenance.get(key, "unknown"))
+            counts[text] = counts.get(text, 0) + 1
+        dates.append(_text(cell.provenance.get("date", "unknown")))
+    ends = sorted(set(dates))
+    lines = {key: [f"{text} ({n} cells)" for text, n in c.items()] for key, c in found.items()}
+    return {**lines, "date": ends if len(ends) < 2 else [f"{ends[0]} to {ends[-1]}"]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in sorted(value.items()))
+    return str(value)
+
+
+def _differences(provenance: dict[str, list[str]]) -> list[str]:
+    words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
+    return [
+        f"cells come from {len(provenance[key])} {word}: {'; '.join(provenance[key])}"
+        for key, word in words.items()
+        if len(provenance[key]) > 1
+    ]
+
+
+def _warnings(reading: Reading, study: StudyInfo) -> list[str]:
+    warnings = []
+    if reading.missing:
+        total = len(reading.missing) + len(reading.cells)
+        warnings.append(
+            f"{len(reading.missing)} of {total} cells are missing: what is shown of a method is "
+            "over the seeds that it has, and not over the same for all"
+        )
+    if reading.strangers:
+        warnings.append(f"files of no cell of this study: {', '.join(reading.strangers)}")
+    if len(study.seeds) == 1:
+        warnings.append(
+            "one seed: intervals and tests are over problems only, and say nothing about other "
+            "trainings"
+        )
+    elif len(study.seeds) == 2:
+        warnings.append("two seeds: intervals are wide, and their 95 % only roughly right")
+    return warnings

@@ -1,0 +1,297 @@
+"""Runs of a study side by side: one process each, pinned to its cores or its GPUs."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from bacr_jax.config.cli import STOPPED
+from bacr_jax.documents import read_lines
+from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.progress import Phase, Progress
+from bacr_study.plan import PlannedRun, StudyPaths
+
+# Tells a run which process started it.
+_PARENT = "BACR_JAX_STUDY"
+# Seconds between looks at the processes.
+POLL = 0.5
+# What starting and evaluating a run are worth in the progress, as a share of the longest training.
+_AROUND_TRAINING = 0.25
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one run may use.
+
+    Attributes:
+      cores: of the machine; empty: all.
+      gpus: numbers of the GPUs; None: the run is on cores.
+    """
+
+    cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] | None = None
+
+    def environment(self, given: Mapping[str, str], compiled: Path) -> dict[str, str]:
+        """The environment of a process that keeps to its share.
+
+        Args:
+          given: the environment so far; what it says of the cache stays.
+          compiled: folder of compiled programs, which runs share.
+        """
+        made = {**given, _PARENT: str(os.getpid())}
+        made.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
+        made.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        made.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        if self.gpus is not None:
+            made["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+            return made
+        made["JAX_PLATFORMS"] = "cpu"
+        if len(self.cores) == 1:
+            # Products in one thread: a second one would wait for the same core.
+            flag = "--xla_cpu_multi_thread_eigen=false"
+            made["XLA_FLAGS"] = f"{given.get('XLA_FLAGS', '')} {flag}".strip()
+            made.setdefault("OMP_NUM_THREADS", "1")
+        return made
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keeps this thread on the share's cores: a process that it starts here stays on them."""
+        if not hasattr(os, "sched_setaffinity"):
+            # macOS has no such call: runs are not pinned there.
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores or before)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """GPUs that this process may use, by name; asks the driver, not JAX."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(name for name in named.split(",") if name.strip())
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ()
+    return tuple(found.stdout.split())
+
+
+def usable_cores() -> list[int]:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def end_with_parent() -> None:
+    """Has this process asked to save and leave when the one that started it is gone.
+
+    Runs of a study that was killed would else hold their folders. On Linux only.
+    """
+    if sys.platform == "linux" and os.environ.get(_PARENT) == str(os.getppid()):
+        # From <sys/prctl.h>; it holds for the thread that started this process, its main one.
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+
+
+def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
+    """How the machine is divided.
+
+    Args:
+      devices_per_run: GPUs of a run; 0: runs are on CPU cores.
+      jobs: runs at a time; None: as many as there are cores, or as GPUs suffice for.
+
+    Raises:
+      UserError: there are not that many GPUs.
+    """
+    if devices_per_run:
+        gpus = visible_gpus(os.environ)
+        most = len(gpus) // devices_per_run
+        if most == 0:
+            raise UserError(
+                f"devices_per_run={devices_per_run}: found {len(gpus)} GPUs; write --size cpu, or "
+                "start it where they are"
+            )
+        count = min(jobs or most, most)
+        parts = [gpus[i * devices_per_run : (i + 1) * devices_per_run] for i in range(count)]
+        return [Share(gpus=part) for part in parts]
+    cores = usable_cores()
+    count = min(jobs or len(cores), len(cores))
+    each = len(cores) // count
+    return [Share(cores=tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
+
+
+@dataclass
+class Running:
+    """A run under way."""
+
+    run: PlannedRun
+    share: Share
+    process: subprocess.Popen[bytes]
+    log: TextIO
+
+
+@dataclass
+class Scheduler:
+    """Starts runs as shares become free, and ends when all are done or a signal came.
+
+    Attributes:
+      command: starts a run, its id appended.
+      paths: of the study.
+      shares: free shares.
+      waiting: runs not started, in order.
+      environment: of the processes, before each share's.
+      running: runs under way.
+      failed: ids of runs that ended with an error, and their exit codes.
+    """
+
+    command: Sequence[str]
+    paths: StudyPaths
+    shares: list[Share]
+    waiting: list[PlannedRun]
+    environment: Mapping[str, str]
+    running: list[Running] = field(default_factory=list)
+    failed: dict[str, int] = field(default_factory=dict)
+    stopping: bool = False
+
+    def next_run(self) -> PlannedRun | None:
+        """The first waiting run whose warm-up is there, or that nobody else is making."""
+        warming = {other.run.warmup for other in self.running if not other.run.warmed_up}
+        return next(
+            (run for run in self.waiting if run.warmed_up or run.warmup not in warming), None
+        )
+
+    def start_some(self) -> None:
+        """Starts runs while a share is free."""
+        while self.shares and not self.stopping:
+            run = self.next_run()
+            if run is None:
+                return
+            self.waiting.remove(run)
+            self.running.append(self._start(run, self.shares.pop(0)))
+
+    def _start(self, run: PlannedRun, share: Share) -> Running:
+        self.paths.logs.mkdir(parents=True, exist_ok=True)
+        log = self.paths.log(run.id).open("a", encoding="utf-8")
+        with share.pinned():
+            process = subprocess.Popen(
+                [*self.command, run.id],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=share.environment(self.environment, self.paths.compiled),
+                # A Ctrl-C at the terminal is passed on by `stop`, once.
+                start_new_session=True,
+            )
+        return Running(run, share, process, log)
+
+    def collect(self) -> list[PlannedRun]:
+        """Runs that have ended since the last look; their shares are free again."""
+        ended = [one for one in self.running if one.process.poll() is not None]
+        for one in ended:
+            one.log.close()
+            self.running.remove(one)
+            self.shares.append(one.share)
+            code = one.process.returncode
+            if code and not (self.stopping and code == STOPPED):
+                self.failed[one.run.id] = code
+        return [one.run for one in ended]
+
+    def stop(self) -> None:
+        """Asks every run to save and leave."""
+        if not self.stopping:
+            self.stopping = True
+            for one in self.running:
+                one.process.send_signal(signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much of a study is done, in generated tokens.
+
+    Attributes:
+      runs: all of the study.
+    """
+
+    runs: Sequence[PlannedRun]
+
+    @property
+    def around(self) -> int:
+        """What a run's start and evaluation count for."""
+        longest = max((run.tokens or 0 for run in self.runs), default=0)
+        return max(int(_AROUND_TRAINING * longest), 1)
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.of(run) for run in self.runs)
+
+    def of(self, run: PlannedRun) -> int:
+        """A whole run."""
+        return self.around + (run.tokens or 0)
+
+    def done(self, run: PlannedRun) -> int:
+        """What a run under way has done, as its metrics tell."""
+        lines = read_lines(RunPaths(run.folder).metrics)
+        tokens = int(lines[-1]["rollout/tokens_total"]) if lines else 0
+        return min(tokens, run.tokens or 0)
+
+
+def run_all(
+    scheduler: Scheduler,
+    everything: Sequence[PlannedRun],
+    progress: Progress,
+    poll: Callable[[], None],
+) -> Iterator[PlannedRun]:
+    """Runs what waits, and shows all of it in one line with the time to go.
+
+    Args:
+      scheduler: with what is to be run.
+      everything: all runs of the study, for the progress.
+      progress: where it is shown.
+      poll: called all the time; it may raise, and runs go on until `Scheduler.stop`.
+
+    Yields:
+      Runs as they end.
+    """
+    work = Work(everything)
+    finished = {run.id for run in everything} - {run.id for run in scheduler.waiting}
+    with progress.phase("study", work.total) as phase:
+        scheduler.start_some()
+        while scheduler.running:
+            time.sleep(POLL)
+            poll()
+            for run in scheduler.collect():
+                finished.add(run.id)
+                yield run
+            scheduler.start_some()
+            _show(phase, scheduler, work, finished)
+
+
+def _show(phase: Phase, scheduler: Scheduler, work: Work, finished: set[str]) -> None:
+    done = sum(work.of(run) for run in work.runs if run.id in finished)
+    done += sum(work.done(one.run) for one in scheduler.running)
+    names = ", ".join(one.run.id for one in scheduler.running)
+    phase.update(done, runs=f"{len(finished)}/{len(work.runs)}", now=names)
+
+
+def child_command(arguments: Sequence[str]) -> list[str]:
+    """What starts one run of the same study: this command with --only."""
+    return [sys.executable, "-m", "bacr_jax.study", *arguments, "--only"]

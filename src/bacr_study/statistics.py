@@ -1,0 +1,218 @@
+"""Means and differences of arms over seeds and problems, with intervals and tests.
+
+A seed stands for a whole training run, so that an average over seeds has as many independent
+observations as there are seeds. A difference of two arms has two sources of chance that cross: the
+seeds, which trained both arms, and the problems, which all runs answer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtr, stdtrit
+
+OVER_SEEDS = "seeds"
+OVER_PROBLEMS = "problems"
+OVER_BOTH = "seeds and problems"
+NO_SPREAD = "none"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds.
+
+    Attributes:
+      mean: in the unit of the values.
+      low: lower end of the 95 % interval; None: one value, and nothing else is known.
+      high: upper end.
+      seeds: number of values.
+      basis: what the interval's chance is: `OVER_SEEDS`, `OVER_PROBLEMS` or `NO_SPREAD`.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+    basis: str = OVER_SEEDS
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A difference of arms, with its test against 0.
+
+    Attributes:
+      difference: mean over seeds and problems.
+      low: lower end of the 95 % interval.
+      high: upper end.
+      p: two-sided.
+      standard_error: of the difference.
+      df: degrees of freedom of the t distribution.
+      seeds: number of seeds.
+      problems: number of problems; 1 where only means over problems are known.
+      basis: `OVER_BOTH`, or `OVER_PROBLEMS` with one seed, or `OVER_SEEDS` with `problems` 1.
+      seed_low: lower end of the 95 % prediction interval of one new seed on the same problems;
+        None: one seed.
+      seed_high: its upper end.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    standard_error: float
+    df: float
+    seeds: int
+    problems: int
+    basis: str
+    seed_low: float | None = None
+    seed_high: float | None = None
+
+
+def mean_interval(values: Sequence[float | int]) -> Estimate:
+    """Mean and 95 % t interval, mean +- t_{.975, S - 1} s / sqrt(S), over S seeds.
+
+    Args:
+      values: one per seed, at least one.
+    """
+    array = np.asarray(values, np.float64)
+    mean, seeds = float(array.mean()), len(array)
+    if seeds == 1:
+        return Estimate(mean, None, None, 1, NO_SPREAD)
+    half = float(stdtrit(seeds - 1, 0.975) * array.std(ddof=1)) / math.sqrt(seeds)
+    return Estimate(mean, mean - half, mean + half, seeds)
+
+
+def prediction_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Where one more seed falls with 95 %: mean +- t_{.975, S - 1} s sqrt(1 + 1 / S).
+
+    Args:
+      values: one per seed.
+
+    Returns:
+      Lower and upper end; None twice of one seed.
+    """
+    array = np.asarray(values, np.float64)
+    seeds, mean = len(array), float(array.mean())
+    if seeds == 1:
+        return None, None
+    half = float(stdtrit(seeds - 1, 0.975) * array.std(ddof=1)) * math.sqrt(1 + 1 / seeds)
+    return mean - half, mean + half
+
+
+def variance_parts(
+    values: Float[np.ndarray, "s n"], shares: Float[np.ndarray, "n"]
+) -> tuple[float, float, float]:
+    """Variances that a mean has from its seeds, its problems, and from the rest, which both hold.
+
+    With S seeds, P problems of shares w that sum to 1, row means y_s. = sum_p w_p y_sp, column
+    means y_.p and the mean y:
+
+        seeds     sum_s (y_s. - y)^2 / (S (S - 1))
+        problems  P / (P - 1) sum_p w_p^2 (y_.p - y)^2
+        rest      P / (P - 1) sum_sp w_p^2 (y_sp - y_s. - y_.p + y)^2 / (S (S - 1))
+
+    With equal shares they are the mean squares of a two-way table without replication, over S P.
+
+    Args:
+      values: at least 2 by 2.
+      shares: w.
+    """
+    seeds, problems = values.shape
+    rows, columns = values @ shares, values.mean(0)
+    mean = rows.mean()
+    rest = values - rows[:, None] - columns + mean
+    pairs, few = seeds * (seeds - 1), problems / (problems - 1)
+    return (
+        float(((rows - mean) ** 2).sum() / pairs),
+        float(few * (shares**2 * (columns - mean) ** 2).sum()),
+        float(few * (shares**2 * rest**2).sum() / pairs),
+    )
+
+
+def crossed_test(
+    differences: Float[np.ndarray, "s n"],
+    counts: Float[np.ndarray, "n"] | None = None,
+) -> Contrast | None:
+    """Test of a mean difference against 0 over seeds and problems, as crossed random effects.
+
+    The model is d_sp = delta + a_s + b_p + e_sp, all three random. From `variance_parts`,
+
+        Var(mean) = V_seed + V_problem - V_rest,
+
+    at least V_seed and V_problem, which no negative component may lower, and at least
+    1 / (P + 2)^2, the variance that two imaginary problems leave where all problems agree (Agresti
+    and Min 2005). Degrees of freedom are Satterthwaite's (1946),
+
+        df = Var^2 / (V_seed^2 / (S - 1) + V_problem^2 / f + V_rest^2 / ((S - 1) f)),   f = P - 1.
+
+    With one seed only problems vary, with one problem (means over problems) only seeds: both are
+    ordinary t tests. Problems that count several times have shares w of the mean; 1 / sum w^2 is
+    then their number P in the floor, and f = (1 - 1 / P) (sum w^2)^2 / sum w^4.
+
+    Args:
+      differences: of two arms, averaged over the samples of a problem, in [-1, 1]; or another
+        contrast of arms.
+      counts: how often each problem was asked; None: once each.
+
+    Returns:
+      The contrast; None with one seed and one problem.
+    """
+    values = np.asarray(differences, np.float64)
+    seeds, problems = values.shape
+    if values.size == 1:
+        return None
+    counts = np.ones(problems) if counts is None else np.asarray(counts, np.float64)
+    shares = counts / counts.sum()
+    effective = 1.0 / float((shares**2).sum())
+    freedom = (1 - 1 / problems) / (effective**2 * float((shares**4).sum()))
+    rows = values @ shares
+    if problems == 1:
+        variance, df, basis = float(rows.var(ddof=1)) / seeds, float(seeds - 1), OVER_SEEDS
+    elif seeds == 1:
+        spread = float((shares**2 * (values[0] - rows[0]) ** 2).sum())
+        variance, df, basis = spread * problems / (problems - 1), freedom, OVER_PROBLEMS
+    else:
+        of_seeds, of_problems, rest = variance_parts(values, shares)
+        variance, basis = max(of_seeds + of_problems - rest, of_seeds, of_problems), OVER_BOTH
+        terms = of_seeds**2 / (seeds - 1) + of_problems**2 / freedom
+        terms += rest**2 / ((seeds - 1) * freedom)
+        df = variance**2 / terms if terms > 0 else freedom
+    floor = 1.0 / (effective + 2) ** 2 if problems > 1 else 0.0
+    if variance < floor:
+        variance, df = floor, freedom
+    return _contrast(rows, problems, math.sqrt(variance), df, basis)
+
+
+def _contrast(rows: np.ndarray, problems: int, error: float, df: float, basis: str) -> Contrast:
+    mean = float(rows.mean())
+    half = float(stdtrit(df, 0.975)) * error
+    if error > 0:
+        p = min(2.0 * float(stdtr(df, -abs(mean) / error)), 1.0)
+    else:
+        # Means of seeds that do not vary at all.
+        p = 1.0 if mean == 0 else 0.0
+    ends = mean - half, mean + half
+    new = prediction_interval(rows.tolist())
+    return Contrast(mean, *ends, p, error, df, len(rows), problems, basis, *new)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values of a family of tests (Holm 1979).
+
+    With the m values in rising order, the i-th becomes max over j <= i of min(1, (m - j + 1) p_j).
+
+    Args:
+      p_values: of all tests of the family.
+
+    Returns:
+      Adjusted values, in the order given. Those below .05 differ with a chance of at most 5 % that
+      any of the family is a false one.
+    """
+    values = np.asarray(p_values, np.float64)
+    order = np.argsort(values, kind="stable")
+    factors = np.arange(len(values), 0, -1)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(np.minimum(factors * values[order], 1.0))
+    return adjusted.tolist()

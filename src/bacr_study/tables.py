@@ -1,0 +1,293 @@
+"""The tables of a study, from its results.json."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bacr_jax.report.table import NONE, Item, Shown, Table
+from bacr_study.analyses import (
+    ablation_tables,
+    convergence_tables,
+    difficulty_tables,
+    sweep_tables,
+)
+from bacr_study.contrasts import contrast_tables
+from bacr_study.info import MEAN, StudyInfo, Task, Variant, study_of
+from bacr_study.items import (
+    Results,
+    accuracy_item,
+    budget_heading,
+    difference_item,
+    differs_by_mode,
+    estimate_of,
+    interval_item,
+    marks_caption,
+    p_text,
+    ranked,
+    row_name,
+    significance_marks,
+    tokens_item,
+    what_is_shown,
+)
+
+_FAMILIES = {
+    "accuracy": "",
+    "anytime": ", mean over budgets",
+    "hard": ", harder problems",
+    "sensitivity": ", by swept value",
+}
+
+
+def tables_of(results: Results) -> list[Table]:
+    """Every table that the study shows, in the order of its page.
+
+    Args:
+      results: results.json.
+    """
+    study = study_of(results["study"])
+    makers: Mapping[str, Callable[[Results, StudyInfo], list[Table]]] = {
+        "accuracy": accuracy_tables,
+        "hard": hard_tables,
+        "ablation": ablation_tables,
+        "scale": sweep_tables,
+        "sensitivity": sweep_tables,
+        "difficulty": difficulty_tables,
+        "convergence": convergence_tables,
+        "contrasts": contrast_tables,
+    }
+    made = dict.fromkeys(makers[view] for view in study.views if view in makers)
+    first, *rest = [make(results, study) for make in made] or [[]]
+    return [
+        *first,
+        # Beside the numbers, since it says what else they may come from.
+        *arm_tables(results, study),
+        *itertools.chain(*rest),
+        *difference_tables(results, study),
+        *decoding_tables(results, study),
+        cost_table(results, study),
+    ]
+
+
+def accuracy_tables(results: Results, study: StudyInfo) -> list[Table]:
+    """Table 1 of the paper: arm by task and budget."""
+    columns, variants = list[list[Item]](), study.variants()
+    budgets_of = lambda task: [*map(str, task.budgets), MEAN]
+    for task in study.tasks:
+        for budget in budgets_of(task):
+            column: list[Item] = []
+            view = "anytime" if budget == MEAN else "accuracy"
+            for variant in variants:
+                found = estimate_of(results, study, task, task.main, variant, budget)
+                marks = significance_marks(results, study, view, task, variant, budget)
+                column.append(accuracy_item(found["accuracy"] if found else None, marks))
+            columns.append(ranked(column))
+    names: list[Item] = [row_name(study, variant) for variant in variants]
+    caption = (
+        f"{what_is_shown(study)} Budgets in thinking tokens; mean: over all budgets. Best in "
+        f"bold, second underlined.{marks_caption(study)}"
+    )
+    return [
+        Table(
+            "Accuracy by budget",
+            ["method", *[budget_heading(b) for task in study.tasks for b in budgets_of(task)]],
+            list(zip(names, *columns)),
+            groups=[("", 1), *[(task.label, len(budgets_of(task))) for task in study.tasks]],
+            caption=caption,
+            name="accuracy",
+        )
+    ]
+
+
+def hard_tables(results: Results, study: StudyInfo) -> list[Table]:
+    """Table 2 of the paper: harder problems, with the tokens used at the largest budget."""
+    tasks = [task for task in study.tasks if task.hard]
+    columns, variants, header = list[list[Item]](), study.variants(), list[str]()
+    groups: list[tuple[str, int]] = [("", 1)]
+    for task in tasks:
+        budgets = list(map(str, task.budgets))
+        header += [*map(budget_heading, budgets), "thinking tok", "total tok"]
+        groups.append((task.label, len(budgets) + 2))
+        for budget in budgets:
+            column = [
+                accuracy_item(
+                    _hard(results, study, task, variant, budget, "accuracy"),
+                    significance_marks(results, study, "hard", task, variant, budget),
+                )
+                for variant in variants
+            ]
+            columns.append(ranked(column))
+        for key in ("mean_thinking_tokens", "mean_total_tokens"):
+            columns.append(
+                [tokens_item(_hard(results, study, task, v, budgets[-1], key)) for v in variants]
+            )
+    names: list[Item] = [row_name(study, variant) for variant in variants]
+    caption = (
+        f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
+        "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
+        f"{marks_caption(study)}"
+    )
+    return [
+        Table(
+            "Harder problems than any trained on",
+            ["method", *header],
+            list(zip(names, *columns)),
+            groups=groups,
+            caption=caption,
+            name="hard",
+        )
+    ]
+
+
+def _hard(
+    results: Results, study: StudyInfo, task: Task, variant: Variant, budget: str, key: str
+) -> Mapping[str, Any] | None:
+    return (estimate_of(results, study, task, task.hard, variant, budget) or {}).get(key)
+
+
+def difference_tables(results: Results, study: StudyInfo) -> list[Table]:
+    """Every paired comparison with its p-values, a table for each reference arm."""
+    labels = {variant.key: row_name(study, variant) for variant in study.variants()}
+    tasks = {task.id: task.label for task in study.tasks}
+    by_reference: dict[str, list[Mapping[str, Any]]] = {}
+    arms = {variant.key: variant.arm for variant in study.variants()}
+    for entry in results["comparisons"]:
+        by_reference.setdefault(arms[entry["reference"]], []).append(entry)
+    tables = []
+    for reference, entries in by_reference.items():
+        rows = [
+            [
+                labels[e["variant"]],
+                f"{tasks[e['task']]}{_FAMILIES[e['view']]}",
+                budget_heading(e["budget"]),
+                difference_item(e),
+                interval_item(e["seed_low"], e["seed_high"]),
+                Shown(p_text(e["p"]), (e["p"],)),
+                Shown(p_text(e["p_holm"]), (e["p_holm"],)),
+                str(e["tests"]),
+                f"{e['seeds']} × {e['problems']:,}",
+            ]
+            for e in entries
+        ]
+        header = ["method", "task", "budget", "points", "one new seed"]
+        header += ["p", "Holm p", "tests", "seeds × problems"]
+        tables.append(
+            Table(
+                f"Differences from {study.arm(reference).name}",
+                header,
+                rows,
+                words=2,
+                caption="Percentage points, paired by seed and problem, with 95 % intervals "
+                "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
+                "freedom). One new seed: 95 % prediction interval of the difference that one more "
+                "seed would have on these problems. Holm p: corrected for the tests of the family. "
+                "One problem: only means over problems are known.",
+                name=f"differences_{reference}",
+            )
+        )
+    return tables
+
+
+def arm_tables(results: Results, study: StudyInfo) -> list[Table]:
+    """What arms differ in besides their method: updates, entropy bonus, rate and tokens.
+
+    None where no config is known.
+    """
+    costs = results["costs"]
+    known = [task for task in study.tasks if any("updates" in c for c in costs[task.id].values())]
+    rows: list[list[Item]] = []
+    for variant in study.variants() if known else ():
+        row: list[Item] = [row_name(study, variant)]
+        for task in known:
+            row += _arm_items(costs[task.id].get(variant.key, {}))
+        rows.append(row)
+    if not rows:
+        return []
+    return [
+        Table(
+            "How the arms were trained",
+            ["method", *["updates", "entropy coefficient", "learning rate", "tokens"] * len(known)],
+            rows,
+            groups=[("", 1), *[(task.label, 4) for task in known]],
+            caption="Updates: steps × train.minibatches, mean over seeds, without warm-up. Entropy "
+            "coefficient: loss.entropy_coef. Tokens: generated in training, mean over seeds. Equal "
+            "tokens are not equal updates: the fewer tokens a method's step takes, the more steps "
+            "it makes.",
+            name="arms",
+        )
+    ]
+
+
+def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
+    """Four items of a row; dashes for what an arm that is not trained does not have."""
+    if "updates" not in cost or cost["updates"]["mean"] == 0:
+        return [NONE] * 4
+    values = [cost["updates"]["mean"]]
+    values += [cost["settings"][key] for key in ("loss.entropy_coef", "optimizer.learning_rate")]
+    values.append(cost["generated_tokens"]["mean"])
+    forms = ("{:,.0f}", "{:g}", "{:g}", "{:,.0f}")
+    return [Shown(form.format(value), (value,)) for form, value in zip(forms, values)]
+
+
+def decoding_tables(results: Results, study: StudyInfo) -> list[Table]:
+    """Differences from the references that are others greedily than sampled; none: all agree."""
+    labels = {variant.key: row_name(study, variant) for variant in study.variants()}
+    rows = [
+        [
+            labels[e["variant"]],
+            labels[e["reference"]],
+            study.task(e["task"]).label,
+            budget_heading(e["budget"]),
+            difference_item(e["sampled"]),
+            difference_item(e["greedy"]),
+            difference_item(e["change"]),
+        ]
+        for e in results["decoding"]
+        if differs_by_mode(e)
+    ]
+    if not rows:
+        return []
+    header = ["method", "less", "task", "budget", "sampled", "greedy", "greedy less sampled"]
+    return [
+        Table(
+            "Where greedy decoding says something else than sampling",
+            header,
+            rows,
+            words=3,
+            caption=f"{len(rows)} of {len(results['decoding'])} differences of two arms, in "
+            "percentage points, paired by seed and problem, with 95 % intervals, not corrected for "
+            "their number (about 5 % would be here by chance alone). Here are those whose two "
+            "forms are apart by more than the interval of their difference, and those with the "
+            "opposite sign, each by more than its interval. Read a row as: by so much is the "
+            "method ahead of the other if answers are sampled, by so much if they are greedy; a "
+            "claim that holds in one column alone is one about that decoding.",
+            name="decoding",
+        )
+    ]
+
+
+def cost_table(results: Results, study: StudyInfo) -> Table:
+    """What the runs took."""
+    rows: list[list[Item]] = []
+    for task in study.tasks:
+        for variant in study.variants():
+            cost = results["costs"].get(task.id, {}).get(variant.key)
+            if cost is None:
+                continue
+            numbers = [
+                Shown(f"{cost[key]['mean']:,.0f}", (cost[key]["mean"],))
+                for key in ("steps", "generated_tokens", "wall_seconds")
+            ]
+            departures = "; ".join(cost["departures"])
+            rows.append(
+                [row_name(study, variant), task.label, departures, str(cost["runs"]), *numbers]
+            )
+    return Table(
+        "What the runs took",
+        ["method", "task", "departs from its publication", "runs"]
+        + ["steps", "generated tokens", "seconds"],
+        rows,
+        words=3,
+        caption="Means over runs. Seconds: of training, on the run's share of the machine; the "
+        "warm-up, which the runs of a seed and a task share, counts in the one that made it.",
+        name="costs",
+    )

@@ -1,0 +1,1 @@
+"""A laboratory of its own: how noisy gradients are under every baseline, on the same rollouts."""

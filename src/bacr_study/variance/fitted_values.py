@@ -1,0 +1,166 @@
+"""Values for the variance study, none of which has seen the traces that it is subtracted from."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from bacr_jax import rewards
+from bacr_jax.advantages import correctness_from_value
+from bacr_jax.learner import train_step
+from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.value_loss import read_values
+from bacr_jax.model import value
+from bacr_jax.model.value import ValueInput
+from bacr_jax.prompts.environment import Questions
+from bacr_jax.runs import initial
+from bacr_study.variance.frozen import Frozen
+from bacr_study.variance.gradient_pool import Drawn
+
+Params = dict[str, Any]
+# Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
+_RATE, _STEPS, _LOOK = 3e-3, 600, 25
+# Rows whose question states are computed in one call.
+_ROWS = 512
+
+
+def _coefficient(frozen: Frozen) -> float:
+    return frozen.config.reward.coefficient if frozen.config.reward.dense else 0.0
+
+
+def _spec(frozen: Frozen, kind: ValueInput) -> LearnerSpec:
+    settings = frozen.policy.learner.value
+    assert settings is not None
+    reading = dataclasses.replace(settings, input=kind, loss="squared")
+    return dataclasses.replace(frozen.policy.learner, value=reading)
+
+
+def _features(
+    frozen: Frozen,
+    questions: Questions,
+    drawn: Drawn,
+    head: Params,
+    spec: LearnerSpec,
+) -> Float[np.ndarray, "B M F"]:
+    """What the head reads for each row; rows of one question and budget read the same."""
+    pairs = np.stack([drawn.questions, drawn.budgets], 1)
+    _, first, place = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    parts = []
+    for start in range(0, len(first), _ROWS):
+        index = first[start : start + _ROWS]
+        padded = np.resize(index, _ROWS)
+        _, features = train_step.question_values(
+            frozen.params,
+            head,
+            questions.at(drawn.questions[padded], drawn.budgets[padded]),
+            jnp.asarray(drawn.budgets[padded]),
+            jnp.asarray(drawn.cuts[padded]),
+            spec=spec,
+        )
+        parts.append(np.asarray(features)[: len(index)])
+    return np.concatenate(parts)[place.reshape(-1)]
+
+
+def _outcomes(
+    frozen: Frozen, head: Params, features: np.ndarray, spec: LearnerSpec
+) -> Float[np.ndarray, "B M"]:
+    """Probabilities of a right answer that the head's V implies."""
+    values = read_values(head, jnp.asarray(features), spec=spec)
+    return np.asarray(correctness_from_value(values, coefficient=_coefficient(frozen)))
+
+
+def saved_values(frozen: Frozen, questions: Questions, drawn: Drawn) -> Float[np.ndarray, "B M"]:
+    """Outcomes that the value head predicts as it was at the checkpoint."""
+    assert frozen.head is not None and frozen.policy.learner.value is not None
+    spec = frozen.policy.learner
+    features = _features(frozen, questions, drawn, frozen.head, spec)
+    return _outcomes(frozen, frozen.head, features, spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedValue:
+    """A value head fitted by regression on rollouts of training questions.
+
+    Attributes:
+      spec: settings with its reading of the budgets.
+      loss: mean squared error on the questions held out of the fit.
+      steps: Adam steps that were best for these.
+    """
+
+    head: Params
+    spec: LearnerSpec
+    loss: float
+    steps: int
+
+    def __call__(
+        self, frozen: Frozen, questions: Questions, drawn: Drawn
+    ) -> Float[np.ndarray, "B M"]:
+        """Predicted outcomes."""
+        features = _features(frozen, questions, drawn, self.head, self.spec)
+        return _outcomes(frozen, self.head, features, self.spec)
+
+
+def fit_value(
+    frozen: Frozen, drawn: Drawn, kind: ValueInput, *, held_out: np.ndarray, seed: int
+) -> FittedValue:
+    """Regresses dense rewards on what a head of this kind reads (Eq. 12).
+
+    Args:
+      drawn: rollouts of training questions.
+      kind: which budgets the head is told.
+      held_out: rows left out of the fit, which choose when it stops.
+      seed: of the first parameters.
+    """
+    spec = _spec(frozen, kind)
+    policy = dataclasses.replace(frozen.policy, learner=spec)
+    head = initial.random_head(jax.random.key(seed), policy)
+    assert head is not None
+    features = _features(frozen, frozen.environment.train, drawn, head, spec)
+    outcomes = drawn.by_answer.mean(-1)
+    targets = rewards.dense_reward(outcomes, coefficient=_coefficient(frozen))
+    fit = ~held_out
+    head = value.with_bias(head, jnp.float32(targets[fit].mean()))
+    adam = optax.adam(_RATE)
+    state, best = adam.init(head), (np.inf, 0, head)
+    on_device = [jnp.asarray(x) for x in (features[fit], targets[fit])]
+    aside = [jnp.asarray(x) for x in (features[held_out], targets[held_out])]
+
+    @jax.jit
+    def error(head: Params) -> Array:
+        return jnp.square(read_values(head, aside[0], spec=spec) - aside[1]).mean()
+
+    for step in range(_LOOK, _STEPS + 1, _LOOK):
+        head, state = train_step.fit_value(
+            head, state, *on_device, spec=spec, head_tx=adam, num_steps=_LOOK
+        )
+        loss = float(error(head))
+        if loss < best[0]:
+            best = (loss, step, head)
+    return FittedValue(best[2], spec, best[0], best[1])
+
+
+def smoothed_means(
+    extra: Drawn,
+    questions: Int[np.ndarray, "B"],
+    budgets: Int[np.ndarray, "B"],
+    bandwidth: float,
+) -> Float[np.ndarray, "B M"]:
+    """Mean outcomes of further rollouts of a question near a budget: an oracle's V(q, b, b_j).
+
+    Args:
+      extra: rollouts of the same questions, none of them in the pool.
+      bandwidth: standard deviation, in tokens, of the Gaussian that weighs other budgets.
+    """
+    pairs, place = np.unique(np.stack([questions, budgets], 1), axis=0, return_inverse=True)
+    means = np.zeros((len(pairs), extra.cuts.shape[1]))
+    outcomes = extra.by_answer.mean(-1)
+    for index, (question, budget) in enumerate(pairs):
+        own = extra.questions == question
+        away = (extra.budgets[own] - budget) / bandwidth
+        weight = np.exp(-0.5 * (away**2 - (away**2).min()))
+        means[index] = weight @ outcomes[own] / weight.sum()
+    return means[place.reshape(-1)].astype(np.float32)

@@ -1,0 +1,400 @@
+"""Pools of rollouts of a fixed policy: outcomes at every cut, and inner products of scores."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from bacr_jax import advantages, curriculum, rewards
+from bacr_jax.config import Config
+from bacr_jax.config.derived import drawn as drawn_budgets
+from bacr_jax.errors import UserError
+from bacr_jax.learner.batch import Batch, make_batch
+from bacr_jax.learner.scoring import response_energies
+from bacr_jax.prompts.environment import Questions
+from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.runs.progress import Phase
+from bacr_jax.types import Trunks
+from bacr_study.variance import sketches
+from bacr_study.variance.frozen import Frozen
+from bacr_study.variance.settings import Regime
+
+# Rows decoded together, and rows whose scores are taken in one call.
+_SLOTS, _ROWS = 512, 64
+# Thinking buffers of scores come in multiples of this.
+_BUCKET = 16
+
+
+# --- rollouts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rollouts of rows that each have a question and a budget.
+
+    Attributes:
+      budgets: in tokens.
+      cuts: in tokens.
+      thinking: thinking tokens.
+      tokens: sampled tokens of each segment.
+      surprise: sum over them of (1 - p)^2, p the probability that each was drawn with. It goes
+        with the squared norm of the segment's score, and comes with the rollout.
+      energy: sum over them of 1 - 2 p + sum_v p(v)^2, the squared norm of a token's score in the
+        logits.
+      by_answer: outcome of every answer.
+      sampled: tokens of every answer.
+      seconds: it took to sample and to grade them.
+    """
+
+    questions: Int[np.ndarray, "B"]
+    budgets: Int[np.ndarray, "B"]
+    cuts: Int[np.ndarray, "B M"]
+    thinking: Int[np.ndarray, "B"]
+    tokens: Int[np.ndarray, "B M"]
+    surprise: Float[np.ndarray, "B M"]
+    energy: Float[np.ndarray, "B M"]
+    by_answer: Float[np.ndarray, "B M A"]
+    sampled: Int[np.ndarray, "B M A"]
+    seconds: float = 0.0
+
+    @staticmethod
+    def joined(parts: "list[Drawn]") -> "Drawn":
+        """Rows of all parts."""
+        names = [field.name for field in dataclasses.fields(Drawn) if field.name != "seconds"]
+        stacked = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
+        return Drawn(**stacked, seconds=sum(part.seconds for part in parts))
+
+
+def draw(
+    frozen: Frozen,
+    questions: Questions,
+    rows: Int[np.ndarray, "B"],
+    budgets: Int[np.ndarray, "B"],
+    key: jax.Array,
+    *,
+    answers: int,
+) -> tuple[Drawn, Rollout]:
+    """Traces under budgets, `answers` answers at each of `cuts.count` cuts, and their outcomes."""
+    started = time.perf_counter()
+    policy, environment = frozen.policy, frozen.environment
+    cuts = np.asarray(rewards.cut_points(jnp.asarray(budgets), num_cuts=frozen.config.cuts.count))
+    spec = dataclasses.replace(policy.rollout, answers=answers, slots=min(_SLOTS, len(rows)))
+    rollout = generate(
+        policy.decode_params(frozen.params),
+        questions.at(rows, budgets),
+        Rows(budgets, cuts),
+        key,
+        Sampler(
+            spec,
+            environment.rules,
+            sampling_params(frozen.config.rollout.temperature),
+            policy.phi_of(frozen.params),
+        ),
+    )
+    references = [questions.set.answers[row] for row in rows]
+    asked = [questions.set.questions[row] for row in rows]
+    shape = (len(rows), cuts.shape[1], answers)
+    outcomes = environment.verify(rollout.branches, references, questions=asked).reshape(shape)
+    sampled = np.asarray(rollout.trunks.sampled)
+    surprise = advantages.segment_surprise(
+        *map(jnp.asarray, (rollout.trunks.logprobs, sampled, cuts))
+    )
+    seconds = time.perf_counter() - started
+    ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
+    drawn = Drawn(
+        questions=rows,
+        budgets=budgets,
+        cuts=cuts,
+        thinking=np.asarray(rollout.trunks.thinking),
+        tokens=np.diff(ends, axis=1),
+        surprise=np.asarray(surprise),
+        energy=_segment_energies(frozen, rollout.trunks, ends),
+        by_answer=outcomes,
+        sampled=np.asarray(rollout.branches.sampled).reshape(shape),
+        seconds=seconds,
+    )
+    return drawn, rollout
+
+
+def _segment_energies(
+    frozen: Frozen, trunks: Trunks, ends: Int[np.ndarray, "B M+1"]
+) -> Float[np.ndarray, "B M"]:
+    """`Drawn.energy`, by forward passes of the learner over a few rows each."""
+    start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+    tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)
+    energies = np.zeros(tokens.shape, np.float32)
+    for first in range(0, len(tokens), _ROWS):
+        index = np.arange(first, min(first + _ROWS, len(tokens)))
+        padded = np.resize(index, _ROWS)
+        found = response_energies(
+            frozen.params,
+            *(jnp.asarray(x[padded]) for x in (tokens, start, start + sampled, budgets)),
+            frozen.environment.rules.allowed_tokens,
+            spec=frozen.policy.learner,
+        )
+        energies[index] = np.asarray(found)[: len(index)]
+    # Nothing is counted before a response: sums up to place i are those of its tokens.
+    total = np.concatenate([0 * energies[:, :1], np.cumsum(energies, 1, np.float64)], 1)
+    at_ends = np.take_along_axis(total, start[:, None] + ends, 1)
+    return np.diff(at_ends, axis=1).astype(np.float32)
+
+
+def draw_many(
+    frozen: Frozen,
+    questions: Questions,
+    rows: Int[np.ndarray, "B"],
+    budgets: Int[np.ndarray, "B"],
+    key: jax.Array,
+    *,
+    answers: int,
+    phase: Phase,
+) -> Drawn:
+    """`draw`, a few thousand rows at a time."""
+    parts, size = [], 4 * _SLOTS
+    for number, start in enumerate(range(0, len(rows), size)):
+        part = slice(start, start + size)
+        one = jax.random.fold_in(key, number)
+        drawn, _ = draw(frozen, questions, rows[part], budgets[part], one, answers=answers)
+        parts.append(drawn)
+        phase.update(
+            min(start + size, len(rows)), total=len(rows), right=float(drawn.by_answer.mean())
+        )
+    return Drawn.joined(parts)
+
+
+def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.ndarray, " count"]:
+    """Places of questions, as many of each level as can be; UserError: there are fewer."""
+    if count > len(levels):
+        raise UserError(f"questions={count}: the set has {len(levels)}; write at most that many")
+    order = np.random.default_rng([seed, 11]).permutation(len(levels))
+    turn = np.zeros(len(levels), int)
+    for level in np.unique(levels):
+        members = order[levels[order] == level]
+        turn[members] = np.arange(len(members))
+    return order[np.argsort(turn[order], kind="stable")[:count]]
+
+
+def draw_budgets(
+    config: Config, regime: Regime, grid: tuple[int, ...], questions: int, traces: int, seed: int
+) -> Int[np.ndarray, "Q B"]:
+    """Budgets of every question's traces: each of the grid, or a draw for each trace.
+
+    The draws are from TruncNorm(mu0, sigma), or, as in training, from `budget.choices`.
+    """
+    if regime == "common":
+        return np.tile(np.repeat(np.array(grid, np.int32), traces), (questions, 1))
+    key = jax.random.fold_in(jax.random.key(seed), 17)
+    if regime == "training":
+        choices = jnp.array(drawn_budgets(config), jnp.int32)
+        return np.asarray(curriculum.choice_budgets(key, choices, shape=(questions, traces)))
+    mu0 = config.curriculum.mu0
+    return np.asarray(
+        curriculum.sample_budgets(
+            key,
+            jnp.atleast_1d(jnp.asarray(mu0, jnp.float32))[:1],
+            jnp.zeros(questions, jnp.int32),
+            sigma=config.curriculum.sigma,
+            b_min=config.budget.min,
+            b_max=config.budget.max,
+            num_rollouts=traces,
+        )
+    )
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rollouts of Q questions, and Gram matrices of their scores by cell.
+
+    A cell is what groups are taken from: N traces of a question, under one budget ("common") or
+    under their own (the other regimes).
+
+    Attributes:
+      drawn: rows, cell by cell.
+      cell_questions: question of each cell.
+      gram: inner products of the segments' scores.
+      with_answers: cells of which the answers' scores are known too.
+      answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
+      mean: sketch of each cell's gradient, for what differs between questions.
+    """
+
+    drawn: Drawn
+    cell_questions: Int[np.ndarray, " C"]
+    gram: Float[np.ndarray, "C N M N M"]
+    with_answers: Int[np.ndarray, " H"]
+    answer_gram: Float[np.ndarray, "H N V N V"]
+    mean: Float[np.ndarray, "C width"]
+    seconds: Float[np.ndarray, "2"]
+
+    def save(self, path: Path) -> None:
+        """Writes it in one step."""
+        arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(Pool)}
+        rows = dataclasses.asdict(arrays.pop("drawn"))
+        temporary = path.with_suffix(".tmp.npz")
+        np.savez(temporary, **arrays, **{f"drawn.{name}": x for name, x in rows.items()})
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Pool":
+        """What `save` wrote."""
+        with np.load(path) as saved:
+            rows = {n[6:]: saved[n] for n in saved.files if n.startswith("drawn.")}
+            rest = {n: saved[n] for n in saved.files if not n.startswith("drawn.")}
+        return cls(drawn=Drawn(**{**rows, "seconds": float(rows["seconds"])}), **rest)
+
+
+def _score_rows(
+    frozen: Frozen,
+    batch: Batch,
+    drawn: Drawn,
+    with_answers: Bool[np.ndarray, "B"],
+    sketch: sketches.CountSketch,
+) -> tuple[Float[np.ndarray, "B M k"], Float[np.ndarray, "H V k"]]:
+    """Sketches of the segments' scores of all rows, and those of answers of some."""
+    spec = dataclasses.replace(frozen.policy.learner, remat="none")
+    allowed = frozen.environment.rules.allowed_tokens
+    segments = sketches.segment_weights(batch, drawn.cuts)
+    rows, cuts, width = segments.shape
+    most = np.maximum(np.asarray(batch.sampled), 1)
+    found = np.zeros((rows, cuts, sketch.width), np.float32)
+    plain = sketches.without_answers(batch)
+    order = np.argsort(most, kind="stable")
+    take = lambda tree, index: jax.tree.map(lambda x: np.asarray(x)[index], tree)
+
+    def call(part: Batch, thinking: np.ndarray, answers: np.ndarray, length: int) -> np.ndarray:
+        part = sketches.shortened(part, length)
+        return np.asarray(
+            sketches.score_sketches(
+                frozen.params, part, thinking[..., :length], answers, allowed, sketch, spec=spec
+            )
+        )
+
+    def filled(index: np.ndarray) -> tuple[np.ndarray, int]:
+        length = min(-(-int(most[index].max()) // _BUCKET) * _BUCKET, width)
+        return np.resize(index, _ROWS), length
+
+    for start in range(0, rows, _ROWS):
+        index = order[start : start + _ROWS]
+        padded, length = filled(index)
+        none = np.zeros((_ROWS, cuts, 1, 1), np.float32)
+        found[index] = call(take(plain, padded), segments[padded], none, length)[: len(index)]
+    chosen = np.flatnonzero(with_answers)
+    of_answers = np.zeros((len(chosen), 2 * cuts, found.shape[-1]), np.float32)
+    weights = sketches.answer_weights(batch, drawn.by_answer) if len(chosen) else None
+    for start in range(0, len(chosen), _ROWS):
+        assert weights is not None
+        index = chosen[start : start + _ROWS]
+        padded, length = filled(index)
+        none = np.zeros((_ROWS, 2 * cuts, width), np.float32)
+        scores = call(take(batch, padded), none, weights[padded], length)
+        of_answers[start : start + len(index)] = scores[: len(index)]
+    return found, of_answers
+
+
+def _batch(frozen: Frozen, questions: Questions, drawn: Drawn, rollout: Rollout) -> Batch:
+    """The rollout as the learner sees it; advantages are zero."""
+    rows, width = rollout.trunks.logprobs.shape
+    answers = drawn.by_answer.shape[-1]
+    zeros = np.zeros((rows, drawn.cuts.shape[1] * answers), np.float32)
+    return make_batch(
+        questions.at(drawn.questions, drawn.budgets),
+        rollout.trunks,
+        rollout.branches,
+        cuts=np.repeat(drawn.cuts, answers, axis=1),
+        thinking_advantages=np.zeros((rows, width), np.float32),
+        answer_advantages=zeros,
+        returns=zeros,
+    )
+
+
+def _products(vectors: Float[np.ndarray, "N V k"]) -> Float[np.ndarray, "N V N V"]:
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    return (flat @ flat.T).reshape(*vectors.shape[:2], *vectors.shape[:2])
+
+
+def make_pool(
+    frozen: Frozen,
+    chosen: Int[np.ndarray, "Q"],
+    budgets: Int[np.ndarray, "Q B"],
+    *,
+    traces: int,
+    answers: int,
+    answer_questions: int,
+    weights: Float[np.ndarray, "M"],
+    width: int,
+    seed: int,
+    regime: Regime,
+    phase: Phase,
+    poll: Callable[[], None] = lambda: None,
+) -> Pool:
+    """Samples a pool, question by question, and keeps inner products of its scores.
+
+    Args:
+      chosen: places of the questions.
+      budgets: of each question's traces; cells are runs of `traces` (N) of them.
+      answers: A at every cut.
+      answer_questions: questions of which the answers' scores are taken too.
+      weights: u of the objective, for the mean gradient.
+      width: of the sketches.
+      seed: of rollouts and sketch; the regime enters it.
+      poll: called between questions.
+    """
+    questions = frozen.pool_questions
+    sketch = sketches.count_sketch(seed, frozen.params, width)
+    key = jax.random.fold_in(jax.random.key(seed), 19 + 2 * frozen.step + (regime == "common"))
+    at_once = max(_SLOTS * 4 // budgets.shape[1], 1)
+    drawn_parts, grams, answer_grams, means, seconds = [], [], [], [], np.zeros(2)
+    for start in range(0, len(chosen), at_once):
+        poll()
+        part = np.arange(start, min(start + at_once, len(chosen)))
+        rows = np.repeat(chosen[part], budgets.shape[1])
+        one = jax.random.fold_in(key, start)
+        drawn, rollout = draw(
+            frozen, questions, rows, budgets[part].reshape(-1), one, answers=answers
+        )
+        began = time.perf_counter()
+        batch = _batch(frozen, questions, drawn, rollout)
+        scored = np.repeat(part < answer_questions, budgets.shape[1])
+        found, of_answers = _score_rows(frozen, batch, drawn, scored, sketch)
+        cells = found.reshape(-1, traces, *found.shape[1:])
+        grams += [_products(cell) for cell in cells]
+        both = np.concatenate([found[scored], of_answers], 1)
+        answer_grams += [_products(x) for x in both.reshape(-1, traces, *both.shape[1:])]
+        means += list(_mean_gradient(cells, drawn, traces, weights))
+        seconds += drawn.seconds, time.perf_counter() - began
+        drawn_parts.append(drawn)
+        phase.update(len(part) + start, total=len(chosen), right=float(drawn.by_answer.mean()))
+    per_question = budgets.shape[1] // traces
+    v = 3 * len(weights)
+    return Pool(
+        drawn=Drawn.joined(drawn_parts),
+        cell_questions=np.repeat(chosen, per_question),
+        gram=np.stack(grams),
+        with_answers=np.arange(min(answer_questions, len(chosen)) * per_question),
+        answer_gram=np.stack(answer_grams)
+        if answer_grams
+        else np.zeros((0, traces, v, traces, v), np.float32),
+        mean=np.stack(means),
+        seconds=seconds,
+    )
+
+
+def _mean_gradient(
+    cells: Float[np.ndarray, "C N M k"],
+    drawn: Drawn,
+    traces: int,
+    weights: Float[np.ndarray, "M"],
+) -> Float[np.ndarray, "C k"]:
+    """Gradient of each cell from all its traces, with their leave-one-out mean."""
+    outcomes = drawn.by_answer.mean(-1).reshape(-1, traces, len(weights))
+    to_go = np.flip(np.cumsum(np.flip(weights * outcomes, -1), -1), -1)
+    advantages = (to_go - to_go.mean(1, keepdims=True)) * traces / (traces - 1)
+    return np.einsum("cnm,cnmk->ck", advantages / traces, cells)

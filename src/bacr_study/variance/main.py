@@ -1,0 +1,377 @@
+"""The variance study: gradient noise of one policy and one pool of rollouts under every baseline.
+
+For each seed an ordinary BACR run is trained, if it is not there yet. At each of its checkpoints a
+pool of rollouts is drawn (`gradient_pool`), values are fitted on other questions (`fitted_values`),
+and the noise of every arm is measured on the same groups (`measurement`). Pools stay on disk: the
+same command goes on where it was stopped.
+"""
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.methods.registry import make_method
+from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.open import finished_steps
+from bacr_jax.runs.progress import Progress
+from bacr_study.variance import gradient_pool, measurement, noise, pool_statistics
+from bacr_study.variance import report as variance_report
+from bacr_study.variance.baselines import Setting
+from bacr_study.variance.fitted_values import fit_value, saved_values, smoothed_means
+from bacr_study.variance.frozen import Frozen, open_frozen
+from bacr_study.variance.gradient_pool import Drawn, Pool
+from bacr_study.variance.measurement import Result
+from bacr_study.variance.pool_statistics import Values
+from bacr_study.variance.settings import SIZES, Regime, VarianceSettings, read_settings
+from bacr_study.variance.summary import middle_group
+
+__all__ = ["SIZES", "main", "run_config", "run_variance", "trained"]
+
+# Budgets whose traces are looked at alone when budgets are mixed: so many ranges.
+_BINS = 3
+
+
+def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
+    """Settings of the run that a seed's policies come from.
+
+    UserError: it can't be the run of a variance study.
+    """
+    own = [f"seed={seed}", f"output.dir={folder}", *settings.overrides]
+    config = config_io.load(settings.config, own)
+    if not make_method(config).uses_value:
+        raise UserError(
+            f"overrides: the run needs a value head, found method={config.method} with "
+            f"advantage.baseline={config.advantage.baseline}; write method=bacr and "
+            "advantage.baseline=value"
+        )
+    if config.adapter.rank is not None:
+        raise UserError(
+            f"overrides: adapter.rank: found {config.adapter.rank}; the study takes gradients of "
+            "all weights; leave it out"
+        )
+    if max(settings.budgets) > config.budget.max:
+        raise UserError(
+            f"budgets: {max(settings.budgets)} is over the run's budget.max={config.budget.max}; "
+            "write smaller ones"
+        )
+    if "training" in settings.regimes and config.budget.prior != "choices":
+        raise UserError(
+            "regimes: training draws budgets from the run's budget.choices, found budget.prior="
+            f"{config.budget.prior}; write budget.prior=choices, or the regime independent"
+        )
+    if settings.answers == 1 and config.cuts.count > 1:
+        raise UserError(
+            f"answers=1: the run has cuts.count={config.cuts.count}, and cuts past a trace's end "
+            "need answers of their own; write 2 or more, or cuts.count=1"
+        )
+    config_io.check(config)
+    return config
+
+
+def trained(settings: VarianceSettings, seed: int, progress: Progress) -> Path:
+    """Folder of a seed's run, trained by the ordinary command if it is not finished.
+
+    UserError: training failed, or the run kept none of the checkpoints that are wanted.
+    """
+    folder = Path(settings.output) / f"seed-{seed}" / "run"
+    run_config(settings, seed, folder)
+    if not RunPaths(folder).summary.exists():
+        progress.say(f"training seed {seed} into {folder}")
+        files = [word for path in settings.config for word in ("--config", path)]
+        words = [f"seed={seed}", f"output.dir={folder}", *settings.overrides]
+        command = [sys.executable, "-m", "bacr_jax.train", *files, *words]
+        if subprocess.run(command, check=False).returncode:
+            raise UserError(f"{folder}: its training failed; run it alone: {' '.join(command[1:])}")
+    missing = sorted(set(settings.checkpoints) - set(finished_steps(folder)))
+    if missing:
+        raise UserError(
+            f"{folder}: keeps no checkpoint of step {missing[0]}; write checkpoint.every and "
+            f"checkpoint.keep in overrides so that steps {list(settings.checkpoints)} are kept"
+        )
+    return folder
+
+
+# --- one pool with what belongs to it -------------------------------------------------------------
+
+
+def _identity(settings: VarianceSettings, *names: str) -> str:
+    """A short hash of the settings that a file depends on."""
+    chosen = {"format": 3, **{name: getattr(settings, name) for name in names}}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _kept(path: Path, make: Callable[[], Drawn]) -> Drawn:
+    """Rollouts from their file, or drawn and written to it."""
+    if path.exists():
+        with np.load(path) as saved:
+            return Drawn(**{**saved, "seconds": float(saved["seconds"])})
+    drawn = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, **dataclasses.asdict(drawn))
+    temporary.replace(path)
+    return drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a pool's files are, and how its rollouts are drawn."""
+
+    settings: VarianceSettings
+    frozen: Frozen
+    regime: Regime
+    seed: int
+    folder: Path
+    progress: Progress
+
+    def path(self, name: str, *depends: str) -> Path:
+        known = ("config", "overrides", "questions", "budgets", *depends)
+        digest = _identity(self.settings, *known)
+        return self.folder / f"{name}-{self.regime}-{self.frozen.step:06d}-{digest}.npz"
+
+    def key(self, number: int) -> jax.Array:
+        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
+        return jax.random.fold_in(of_step, 2 * number + (self.regime == "common"))
+
+    def budgets(self, questions: int, traces: int, seed: int) -> np.ndarray:
+        return gradient_pool.draw_budgets(
+            self.frozen.config, self.regime, self.settings.budgets, questions, traces, seed
+        )
+
+    @property
+    def chosen(self) -> np.ndarray:
+        levels = np.asarray(self.frozen.pool_questions.set.levels)
+        return gradient_pool.stratified(levels, self.settings.questions, self.seed)
+
+    def pool(self) -> Pool:
+        settings = self.settings
+        path = self.path("pool", "traces", "answers", "answer_questions", "sketch")
+        if path.exists():
+            return Pool.load(path)
+        weights = Setting(self.frozen.config).weights
+        name = f"pool, step {self.frozen.step}, {self.regime} budgets"
+        with self.progress.phase(name, settings.questions) as phase:
+            pool = gradient_pool.make_pool(
+                self.frozen,
+                self.chosen,
+                self.budgets(settings.questions, settings.traces, self.seed),
+                traces=settings.traces,
+                answers=settings.answers,
+                answer_questions=settings.answer_questions,
+                weights=weights,
+                width=settings.sketch,
+                seed=self.seed,
+                regime=self.regime,
+                phase=phase,
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pool.save(path)
+        return pool
+
+    def calibration(self) -> Drawn:
+        """Rollouts of training questions; under common budgets, one budget for each question."""
+        settings = self.settings
+        count, traces = settings.calibration, settings.calibration_traces
+
+        def make() -> Drawn:
+            train = self.frozen.environment.train
+            order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
+            if len(order) < count:
+                raise UserError(f"calibration={count}: there are {len(order)} training questions")
+            budgets = self.budgets(count, traces, self.seed + 1)[:, :traces]
+            if self.regime == "common":
+                turns = np.resize(np.array(settings.budgets, np.int32), count)
+                budgets = np.repeat(turns[:, None], traces, 1)
+            with self.progress.phase(f"calibration, {self.regime}", order.size) as phase:
+                return gradient_pool.draw_many(
+                    self.frozen,
+                    train,
+                    np.repeat(order, traces),
+                    budgets.reshape(-1),
+                    self.key(0),
+                    answers=settings.answers,
+                    phase=phase,
+                )
+
+        depends = ("calibration", "calibration_traces", "answers")
+        return _kept(self.path("calibration", *depends), make)
+
+    def oracle(self) -> Drawn:
+        """Further rollouts of the pool's questions."""
+        settings = self.settings
+
+        def make() -> Drawn:
+            budgets = self.budgets(settings.questions, settings.oracle, self.seed + 2)
+            rows = np.repeat(self.chosen, budgets.shape[1])
+            with self.progress.phase(f"oracle, {self.regime}", len(rows)) as phase:
+                return gradient_pool.draw_many(
+                    self.frozen,
+                    self.frozen.pool_questions,
+                    rows,
+                    budgets.reshape(-1),
+                    self.key(1),
+                    answers=1,
+                    phase=phase,
+                )
+
+        return _kept(self.path("oracle", "oracle"), make)
+
+
+def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
+    """Predicted outcomes of the pool's rows, and of those of the calibration, by value."""
+    frozen, train = place.frozen, place.frozen.environment.train
+    questions = frozen.pool_questions
+    traces = place.settings.calibration_traces
+    # The second half chooses when fits stop, and gives moments and slopes.
+    second = np.repeat(np.arange(place.settings.calibration) % 8 >= 4, traces)
+    of_pool = {"saved": saved_values(frozen, questions, pool.drawn)}
+    of_calibration = {"saved": saved_values(frozen, train, calibration)}
+    for kind in ("cut", "trace_and_cut"):
+        fitted = fit_value(frozen, calibration, kind, held_out=second, seed=place.seed)
+        of_pool[kind] = fitted(frozen, questions, pool.drawn)
+        of_calibration[kind] = fitted(frozen, train, calibration)
+    # Budgets of a list come again and again: an oracle needs no neighbours of theirs.
+    bandwidth = place.settings.bandwidth if place.regime == "independent" else 1e-3
+    drawn = pool.drawn
+    of_pool["oracle"] = smoothed_means(oracle, drawn.questions, drawn.budgets, bandwidth)
+    earlier = {name: values[second] for name, values in of_calibration.items()}
+    # One number for each cut, of earlier batches: what there is without a value head.
+    mean = calibration.by_answer[second].mean((0, -1), dtype=np.float32)
+    of_pool["constant"] = np.broadcast_to(mean, pool.drawn.cuts.shape)
+    earlier["constant"] = np.broadcast_to(mean, earlier["saved"].shape)
+    return of_pool, earlier
+
+
+def _only(drawn: Drawn, rows: np.ndarray) -> Drawn:
+    """Some of the rows."""
+    fields = dataclasses.asdict(drawn)
+    seconds = fields.pop("seconds")
+    return Drawn(**{name: x[rows] for name, x in fields.items()}, seconds=seconds)
+
+
+def _bins(pool: Pool, regime: Regime) -> list[tuple[int, int]]:
+    """Ranges of mixed budgets with about as many traces each; of a list, each budget."""
+    if regime == "common":
+        return []
+    if regime == "training":
+        return [(int(budget), int(budget)) for budget in np.unique(pool.drawn.budgets)]
+    edges = np.quantile(pool.drawn.budgets, np.linspace(0, 1, _BINS + 1)).astype(int)
+    return [(int(low) + (i > 0), int(high)) for i, (low, high) in enumerate(zip(edges, edges[1:]))]
+
+
+def measure_pool(
+    settings: VarianceSettings,
+    frozen: Frozen,
+    regime: Regime,
+    seed: int,
+    folder: Path,
+    progress: Progress,
+) -> Result:
+    """Draws a pool, or takes the one that is there, and measures every arm on it."""
+    place = _Place(settings, frozen, regime, seed, folder, progress)
+    calibration, oracle, pool = place.calibration(), place.oracle(), place.pool()
+    of_pool, of_calibration = _values(place, pool, calibration, oracle)
+    second = np.repeat(np.arange(settings.calibration) % 8 >= 4, settings.calibration_traces)
+    half = _only(calibration, second)
+    by_group = {}
+    middle = middle_group(settings.groups)
+    with progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
+        for number, group in enumerate(settings.groups):
+            setting = measurement.calibrated(
+                frozen.config, half, of_calibration, settings.calibration_traces, group, seed
+            )
+            by_group[group] = measurement.measure(
+                pool,
+                of_pool,
+                setting,
+                group,
+                count=settings.partitions,
+                seed=seed,
+                budget_bins=_bins(pool, regime) if group == middle else (),
+                value_bins=group == middle,
+            )
+            phase.update(number + 1, group=group)
+    weights = Setting(frozen.config).weights
+    rows = len(pool.drawn.budgets)
+    partition = noise.partitions([seed, middle], settings.traces, middle, settings.partitions)
+    return Result(
+        seed=seed,
+        step=frozen.step,
+        regime=regime,
+        by_group=by_group,
+        diagnostics=pool_statistics.diagnostics(pool, of_pool, weights, middle, partition),
+        across=measurement.share_across(pool, by_group[middle]),
+        right=float(pool.drawn.by_answer[:, -1].mean()),
+        seconds={
+            "one": oracle.seconds / len(oracle.budgets),
+            "several": pool.drawn.seconds / rows,
+            "scores": float(pool.seconds[1]) / rows,
+        },
+    )
+
+
+def run_variance(
+    settings: VarianceSettings,
+    run_folder: Path,
+    steps: Sequence[int],
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """Every pool of one run: finished, with a value head, at these of its checkpoints.
+
+    The seed is that of the pools.
+    """
+    progress = progress or Progress()
+    results, environment = [], None
+    for step in steps:
+        frozen = open_frozen(run_folder, step, environment)
+        environment = frozen.environment
+        for regime in settings.regimes:
+            known: Any = regime
+            pools = run_folder.parent / "pools"
+            results.append(measure_pool(settings, frozen, known, seed, pools, progress))
+    return results
+
+
+def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
+    """Runs the study of a file at one of its sizes.
+
+    Args:
+      path: such as configs/studies/variance.yaml.
+      size: cpu, gpu or 7b.
+      overrides: `key=value`, over the file.
+
+    Returns:
+      Files written into `output`: variance.json, variance.md and pictures.
+    """
+    settings = read_settings(path, size, overrides)
+    started = time.time()
+    output = Path(settings.output)
+    output.mkdir(parents=True, exist_ok=True)
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(output.absolute() / "compiled"))
+    results: list[Result] = []
+    with Progress() as progress:
+        for seed in settings.seeds:
+            folder = trained(settings, seed, progress)
+            progress.say(f"seed {seed}: {folder}")
+            results += run_variance(
+                settings, folder, settings.checkpoints, seed=seed, progress=progress
+            )
+        written = variance_report.write(output, size, settings, results, time.time() - started)
+        for file in written:
+            progress.say(str(file))
+    return written

@@ -1,0 +1,289 @@
+"""From a pool to the noise of every arm at every group size."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from bacr_jax.config import Config
+from bacr_study.variance import baselines, noise, pool_statistics
+from bacr_study.variance.baselines import Arm, Groups, Setting
+from bacr_study.variance.gradient_pool import Drawn, Pool
+from bacr_study.variance.noise import Moments, Noise
+from bacr_study.variance.pool_statistics import Values
+from bacr_study.variance.settings import Regime
+from bacr_study.variance.variants import Variants, variants
+
+
+def _variants(drawn: Drawn) -> Variants:
+    return variants(drawn.by_answer.shape[-1])
+
+
+def grouped(
+    drawn: Drawn, values: Values, traces: int, partition: Int[np.ndarray, "P n G"]
+) -> Groups:
+    """Rows of cells of so many traces, as groups: cell, partition and group are one axis."""
+
+    def split(x: np.ndarray) -> np.ndarray:
+        of_cells = x.reshape(-1, traces, *x.shape[1:])[:, partition]
+        return of_cells.reshape(-1, partition.shape[-1], *x.shape[1:])
+
+    names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise", "energy")
+    return Groups(
+        **{name: split(getattr(drawn, name)) for name in names},
+        values={name: split(value) for name, value in values.items()},
+    )
+
+
+def calibrated(
+    config: Config, drawn: Drawn, values: Values, traces: int, group: int, seed: int
+) -> Setting:
+    """Moments and slopes that earlier batches, of other questions, would have left behind."""
+    partition = noise.partitions([seed, group, 3], traces, group, 4)
+    groups = grouped(drawn, values, traces, partition)
+    plain, states, regressions = Setting(config), {}, {}
+    for arm, reading in _variants(drawn).pairs:
+        if arm.value is not None and arm.value not in values:
+            # An oracle is known for the pool's questions alone; it borrows the value's moments.
+            arm = dataclasses.replace(arm, value="trace_and_cut")
+        if "features" in arm.options:
+            fitted = baselines.fitted_regression(arm, plain, groups, reading)
+            regressions[f"{arm.name}/{reading}"] = fitted
+        else:
+            state = baselines.settled_state(arm, plain, groups, reading)
+            states[f"{arm.name}/{reading}"] = state
+    return Setting(config, states, regressions)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A pool's noise at one group size.
+
+    Attributes:
+      noise: of the thinking's gradient, an entry per question and budget.
+      budgets: of each entry; 0 where they are mixed.
+      bins: the same for the traces of a range of budgets alone, by its name.
+      by_value: the same for the traces of a range of V, from the lowest to the highest.
+      with_answers: noise with the gradient of answers, of `Variants.trained`.
+      answer_questions: questions of its entries.
+      spread: variance of advantages over that of returns, by variant.
+      cost: tokens a trace costs, by variant.
+    """
+
+    noise: Noise
+    questions: Int[np.ndarray, " C"]
+    budgets: Int[np.ndarray, " C"]
+    bins: dict[str, Noise]
+    by_value: list[Noise]
+    with_answers: Noise | None
+    answer_questions: Int[np.ndarray, " H"]
+    spread: Float[np.ndarray, " variants"]
+    cost: Float[np.ndarray, " variants"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured on one pool.
+
+    Attributes:
+      seed: of run and pool.
+      by_group: noise by group size.
+      diagnostics: of values and budgets.
+      across: share of a batch's variance that lies between questions.
+      right: share correct at the budget.
+      seconds: a trace takes by number of answers at a cut, and its scores.
+    """
+
+    seed: int
+    step: int
+    regime: Regime
+    by_group: dict[int, Measured]
+    diagnostics: dict[str, Any]
+    across: float
+    right: float
+    seconds: dict[str, float]
+
+
+def _weighted(
+    setting: Setting,
+    groups: Groups,
+    reading: baselines.Reading,
+    norms: Float[np.ndarray, "C P n G M"],
+) -> Float[np.ndarray, "R M"]:
+    """Error of the oracle's return weighted by norms, over a cell's traces outside each group."""
+    returns = baselines.returns_to_go(
+        groups.outcomes(reading) - groups.values["oracle"], setting.weights
+    ).reshape(norms.shape)
+    top, bottom = (norms * returns).sum(3), norms.sum(3)
+    outside = lambda x: x.sum(2, keepdims=True) - x
+    weighted = outside(top) / np.maximum(outside(bottom), 1e-12)
+    return np.asarray(weighted.reshape(-1, norms.shape[-1]))
+
+
+def credited(
+    setting: Setting,
+    groups: Groups,
+    norms: Float[np.ndarray, "C P n G M"],
+    measured: Variants,
+) -> tuple[Float[np.ndarray, "variants C P n G M"], Float[np.ndarray, "variants C P n G M"]]:
+    """Advantages of the thinking, and baselines of the answers, of every variant."""
+    thinking = np.zeros((len(measured.pairs), *norms.shape), np.float32)
+    answers = np.zeros_like(thinking)
+    moved = {r: _weighted(setting, groups, r, norms) for r in measured.readings}
+    for index, (arm, reading) in enumerate(measured.pairs):
+        given = dataclasses.replace(groups, weighted=moved[reading])
+        credit = arm.credit(setting, given, reading)
+        thinking[index] = np.asarray(credit.thinking).reshape(norms.shape)
+        answers[index] = np.asarray(credit.answers).reshape(norms.shape)
+    return thinking, answers
+
+
+def _factors(arms: Sequence[Arm], group: int, cuts: int) -> Float[np.ndarray, "variants M"]:
+    return np.stack([arm.factors(group, cuts) for arm in arms])
+
+
+def _answer_noise(
+    pool: Pool,
+    setting: Setting,
+    thinking: Float[np.ndarray, "variants C P n G M"],
+    answers: Float[np.ndarray, "variants C P n G M"],
+    partition: Int[np.ndarray, "P n G"],
+) -> Noise | None:
+    """Noise of thinking and answers together."""
+    if not len(pool.with_answers):
+        return None
+    measured, u = _variants(pool.drawn), setting.weights
+    chosen = list(measured.trained)
+    cells = []
+    for place, cell in enumerate(pool.with_answers):
+        a, c = thinking[chosen, cell], answers[chosen, cell]
+        joined = np.concatenate([a, np.broadcast_to(u, a.shape), -u * c], -1)
+        reference = chosen.index(measured.reference)
+        cells.append(noise.moments(pool.answer_gram[place], joined, partition, reference))
+    arms, group = [measured.pairs[i][0] for i in chosen], partition.shape[-1]
+    of_thinking = _factors(arms, group, len(u))
+    count = pool.drawn.by_answer.shape[-1]
+    compared = np.array([arm.answer_factor(group, count) for arm in arms])
+    of_answers = np.repeat(compared[:, None], 2 * len(u), 1)
+    return noise.gathered(cells, np.concatenate([of_thinking, of_answers], 1))
+
+
+def measure(
+    pool: Pool,
+    values: Values,
+    setting: Setting,
+    group: int,
+    *,
+    count: int,
+    seed: int,
+    budget_bins: Sequence[tuple[int, int]] = (),
+    value_bins: bool = False,
+) -> Measured:
+    """Noise of every variant on the pool's groups.
+
+    Args:
+      values: predicted outcomes of its rows.
+      setting: objective, moments and slopes (`calibrated`).
+      group: G.
+      count: partitions.
+      seed: of the partitions.
+      budget_bins: ranges [low, high] of budgets whose traces are also looked at alone.
+      value_bins: the same for ranges of V, so that it can be said what a baseline does where V is
+        low, middling and high.
+    """
+    measured = _variants(pool.drawn)
+    traces, cuts = pool.gram.shape[1:3]
+    partition = noise.partitions([seed, group], traces, group, count)
+    groups = grouped(pool.drawn, values, traces, partition)
+    norms = np.einsum("cnmnm->cnm", pool.gram)[:, partition]
+    thinking, answers = credited(setting, groups, norms, measured)
+    factors = _factors([arm for arm, _ in measured.pairs], group, cuts)
+
+    def moments_of(advantages: np.ndarray) -> Noise:
+        cells: list[Moments] = [
+            noise.moments(gram, advantages[:, cell], partition, measured.reference)
+            for cell, gram in enumerate(pool.gram)
+        ]
+        return noise.gathered(cells, factors)
+
+    budgets = groups.budgets.reshape(norms.shape[:-1])
+    bins = {}
+    for low, high in budget_bins:
+        inside = (budgets >= low) & (budgets <= high)
+        name = f"{low}-{high}" if low < high else str(low)
+        bins[name] = moments_of(thinking * inside[..., None])
+    by_value = []
+    if value_bins:
+        # V knows question and budget, not the trace: no expectation changes.
+        given = lambda x: pool_statistics.scaled_value(x["trace_and_cut"], setting.weights)
+        edges = pool_statistics.value_edges(given(values))
+        place = pool_statistics.value_bin(given(groups.values), edges).reshape(norms.shape[:-1])
+        by_value = [moments_of(thinking * (place == i)[..., None]) for i in range(len(edges) - 1)]
+    same = budgets.reshape(len(budgets), -1)
+    return Measured(
+        noise=moments_of(thinking),
+        questions=pool.cell_questions,
+        budgets=np.where((same == same[:, :1]).all(1), same[:, 0], 0),
+        bins=bins,
+        by_value=by_value,
+        with_answers=_answer_noise(pool, setting, thinking, answers, partition),
+        answer_questions=pool.cell_questions[pool.with_answers],
+        spread=_spread(setting, groups, thinking, measured),
+        cost=_cost(pool.drawn, measured),
+    )
+
+
+def _spread(
+    setting: Setting,
+    groups: Groups,
+    thinking: Float[np.ndarray, "variants C P n G M"],
+    measured: Variants,
+) -> Float[np.ndarray, " variants"]:
+    """Variance of advantages over that of the returns, on segments with tokens."""
+    there: Bool[np.ndarray, "R G M"] = groups.tokens > 0
+    returns = {
+        reading: baselines.returns_to_go(groups.outcomes(reading), setting.weights)
+        for reading in measured.readings
+    }
+    flat = thinking.reshape(len(measured.pairs), *there.shape)
+    return np.array(
+        [
+            noise.advantage_variance(given, returns[reading], there)
+            for given, (_, reading) in zip(flat, measured.pairs)
+        ]
+    )
+
+
+def _cost(drawn: Drawn, measured: Variants) -> Float[np.ndarray, " variants"]:
+    """Mean sampled tokens of a trace with its branches."""
+    everything = Groups(
+        by_answer=drawn.by_answer[:, None],
+        cuts=drawn.cuts[:, None],
+        thinking=drawn.thinking[:, None],
+        budgets=drawn.budgets[:, None],
+        tokens=drawn.tokens[:, None],
+        surprise=drawn.surprise[:, None],
+        energy=drawn.energy[:, None],
+        values={},
+    )
+    of_thinking = drawn.tokens.sum(1).mean()
+    sampled = drawn.sampled[:, None]
+    cost = {
+        reading: of_thinking + baselines.drawn_answers(everything, sampled, reading).mean()
+        for reading in measured.readings
+    }
+    return np.array([cost[reading] for _, reading in measured.pairs])
+
+
+def share_across(pool: Pool, measured: Measured) -> float:
+    """Share of a batch's variance that lies between questions, which no baseline removes."""
+    mean = np.asarray(pool.mean, np.float64)
+    count = len(mean)
+    total = mean.sum(0)
+    of_all = (total @ total - (mean**2).sum()) / max(count * (count - 1), 1)
+    across = measured.noise.signal.mean() - of_all
+    within = measured.noise.variance[:, _variants(pool.drawn).against].mean()
+    return float(across / (across + within))

@@ -1,0 +1,276 @@
+"""Noise of a policy gradient at equal expected gradient, from one pool of rollouts.
+
+A pool holds N traces of a question. The gradient that a group of G of them gives is linear in
+scores g_v (the gradient of the summed log-probability of a segment, say),
+
+    estimate = (1/G) sum_{i, v} A_iv g_iv
+
+so that all its moments follow from the inner products of the scores, their Gram matrix, whatever
+the advantages A are. Each way to make advantages (an arm) is evaluated on the same groups, taken
+from the same random partitions: differences between arms are paired.
+
+    noise = Var[estimate] / (c^2 |g|^2),   c = <E[estimate], g> / |g|^2
+
+is the noise-to-signal ratio. Var is a trace of a covariance. A baseline that shrinks advantages
+shrinks c with them, which is why the variance of advantages says nothing. Squares of expectations
+are cross-products of disjoint groups and so have no bias from noise.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+
+def partitions(
+    seed: Sequence[int], traces: int, group: int, count: int
+) -> Int[np.ndarray, "P n G"]:
+    """Random partitions (P) of a pool's N traces into disjoint groups, as indices of traces.
+
+    With N not a multiple of G, some are left out of each partition.
+    """
+    rng = np.random.default_rng(seed)
+    whole = traces // group
+    order = np.stack([rng.permutation(traces)[: whole * group] for _ in range(count)])
+    return order.reshape(count, whole, group)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Moments of the estimates of one question, by arm.
+
+    Attributes:
+      second: E |estimate|^2.
+      own: |E estimate|^2, from different groups.
+      shared: <E estimate, g>, with g from different groups by the reference arm.
+      signal: |g|^2.
+      parts: <g_v, g>, the share of each score in the signal.
+    """
+
+    second: Float[np.ndarray, " arms"]
+    own: Float[np.ndarray, " arms"]
+    shared: Float[np.ndarray, " arms"]
+    signal: float
+    parts: Float[np.ndarray, "V"]
+
+
+def moments(
+    gram: Float[np.ndarray, "N V N V"],
+    advantages: Float[np.ndarray, "arms P n G V"],
+    groups: Int[np.ndarray, "P n G"],
+    reference: int,
+) -> Moments:
+    """Moments of every arm's estimate over the groups of a pool.
+
+    Args:
+      gram: inner products of the scores of N traces.
+      groups: which traces these are (`partitions`), at least two groups each.
+      reference: the arm, unbiased and of little noise, whose expectation is called g.
+    """
+    arms, count, n, group, parts = advantages.shape
+    dense, width = gram.shape[0] * parts, group * parts
+    matrix = np.asarray(gram, np.float64).reshape(dense, dense)
+    weights = np.zeros((arms, count, gram.shape[0], parts))
+    place = np.arange(count)[:, None, None]
+    weights[:, place, groups] = advantages / group
+    flat = weights.reshape(arms, count, dense)
+    by_part = weights[reference][:, None] * np.eye(parts)[:, None]
+    by_part = by_part.reshape(count, parts, dense)
+    image = flat @ matrix
+    # Products of a group with itself, to be left out of the products of expectations.
+    inside = np.asarray(gram, np.float64)[groups[..., :, None], :, groups[..., None, :], :]
+    inside = np.moveaxis(inside, -2, 3).reshape(count, n, width, width)
+    given = (advantages / group).reshape(arms, count, n, width)
+    of_reference = np.einsum("pnxy,pny->pnx", inside, given[reference])
+    squares = np.einsum("apnx,pnxy,apny->a", given, inside, given, optimize=True)
+    with_reference = np.einsum("apnx,pnx->a", given, of_reference)
+    split = (given[reference] * of_reference).reshape(count, n, group, parts).sum((0, 1, 2))
+    pairs = count * n * (n - 1)
+    return Moments(
+        second=squares / (count * n),
+        own=((image * flat).sum((1, 2)) - squares) / pairs,
+        shared=((flat * image[reference]).sum((1, 2)) - with_reference) / pairs,
+        signal=float((((image * flat).sum((1, 2)) - squares) / pairs)[reference]),
+        parts=(np.einsum("pvx,px->v", by_part, image[reference]) - split) / pairs,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Moments of all questions (`Moments`), added up as needed.
+
+    Attributes:
+      variance: Var of the estimate of a question, by arm.
+      factors: E estimate = sum_v factors_v g_v, exact; not a number where an arm has none.
+    """
+
+    variance: Float[np.ndarray, "Q arms"]
+    own: Float[np.ndarray, "Q arms"]
+    shared: Float[np.ndarray, "Q arms"]
+    signal: Float[np.ndarray, "Q"]
+    parts: Float[np.ndarray, "Q V"]
+    factors: Float[np.ndarray, "arms V"]
+
+    def scale(self, weights: Float[np.ndarray, "*B Q"]) -> Float[np.ndarray, "*B arms"]:
+        """Scale c from the factors that are known: exactly 1 for an unbiased arm.
+
+            c = sum_v factors_v <g_v, g> / |g|^2
+
+        Of an arm that has none, c is what the pool has: <E estimate, g> / |g|^2, noise and all.
+        Weights say how often each question counts.
+        """
+        unbiased = (self.factors == self.factors[:, :1]).all(1)
+        parts = weights @ self.parts
+        total = parts.sum(-1, keepdims=True)
+        mixed = (parts / np.where(total == 0, 1.0, total)) @ self.factors.T
+        exact = np.where(unbiased, self.factors[:, 0], mixed)
+        if not np.isnan(self.factors).any():
+            return exact
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = (weights @ self.shared) / (weights @ self.signal)[..., None]
+        return np.where(np.isnan(self.factors).any(1), found, exact)
+
+    def measured_scale(self) -> Float[np.ndarray, " arms"]:
+        """Scale c as the pool has it, noise and all."""
+        return self.shared.sum(0) / self.signal.sum()
+
+    def bias(self) -> Float[np.ndarray, " arms"]:
+        """|E estimate / c - g|^2 / |g|^2, debiased: noise around 0 for an unbiased arm."""
+        c, signal = self.measured_scale(), self.signal.sum()
+        return self.own.sum(0) / (c**2 * signal) - 2 * self.shared.sum(0) / (c * signal) + 1
+
+    def ratio(self, weights: Float[np.ndarray, "*B Q"] | None = None) -> np.ndarray:
+        """Noise-to-signal ratio by arm, within questions: sum_q Var_q / (c^2 sum_q |g_q|^2)."""
+        weights = np.ones(len(self.signal)) if weights is None else weights
+        signal = weights @ self.signal
+        return self._scaled(weights) / signal[..., None]
+
+    def _scaled(self, weights: np.ndarray) -> np.ndarray:
+        # Where no question has a gradient there is no scale either: NaN, which tables say in words.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(weights @ self.variance / self.scale(weights) ** 2)
+
+    def reduction(
+        self,
+        against: int,
+        *,
+        costs: Float[np.ndarray, " arms"] | None = None,
+        resamples: int = 1000,
+        seed: int = 0,
+    ) -> Float[np.ndarray, "arms 3"]:
+        """1 - noise / noise of another arm: estimate, and 95 % interval over questions.
+
+        The signal cancels. Questions are drawn with replacement, each with all its traces, arms
+        together.
+
+        Args:
+          costs: of a group, in any unit; noise is then compared at equal cost, an arm of half the
+            cost having twice the groups.
+          resamples: of the bootstrap.
+        """
+        costs = np.ones(self.variance.shape[1]) if costs is None else costs
+        whole = np.ones((1, len(self.signal)))
+        weights = np.concatenate([whole, resampled(len(self.signal), resamples, seed)])
+        scaled = self._scaled(weights) * costs
+        # Resamples of questions that are all solved, or all hopeless, have no noise to compare, but
+        # what rounding leaves.
+        there = scaled[:, against : against + 1] > 1e-9 * scaled[0, against]
+        values = np.where(there, 1.0 - scaled / np.where(there, scaled[:, [against]], 1.0), np.nan)
+        with warnings.catch_warnings():
+            # An arm that can't be compared in any resample has no interval either.
+            warnings.filterwarnings("ignore", "All-NaN slice|invalid value", RuntimeWarning)
+            low, high = np.nanquantile(values[1:], [0.025, 0.975], axis=0)
+        return np.stack([values[0], low, high], axis=-1)
+
+
+def resampled(count: int, resamples: int, seed: int) -> Int[np.ndarray, "B count"]:
+    """How often each of `count` questions is drawn in each resample of as many."""
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(count, np.full(count, 1.0 / count), size=resamples)
+
+
+def gathered(cells: Sequence[Moments], factors: Float[np.ndarray, "arms V"]) -> Noise:
+    """Moments of many questions side by side."""
+    stack = lambda name: np.stack([getattr(cell, name) for cell in cells])
+    return Noise(
+        variance=stack("second") - stack("own"),
+        own=stack("own"),
+        shared=stack("shared"),
+        signal=stack("signal"),
+        parts=stack("parts"),
+        factors=factors,
+    )
+
+
+def by_question(noise: Noise, questions: Int[np.ndarray, "Q"]) -> Noise:
+    """Sums over the entries of each question, one for each budget: clusters of the bootstrap."""
+    _, place = np.unique(questions, return_inverse=True)
+
+    def added(x: np.ndarray) -> np.ndarray:
+        total = np.zeros((place.max() + 1, *x.shape[1:]))
+        np.add.at(total, place, x)
+        return total
+
+    names = ("variance", "own", "shared", "signal", "parts")
+    return dataclasses.replace(noise, **{name: added(getattr(noise, name)) for name in names})
+
+
+def advantage_variance(
+    advantages: Float[np.ndarray, "*batch M"],
+    returns: Float[np.ndarray, "*batch M"],
+    mask: Bool[np.ndarray, "*batch M"],
+) -> float:
+    """Var[A] / Var[returns] over all segments with tokens: what the paper plots.
+
+    It ranks arms by how much of a trace's own reward they subtract from it, and is no measure of
+    the noise of a gradient.
+    """
+    spread = float(np.var(returns[mask]))
+    return float(np.var(advantages[mask])) / spread if spread else 0.0
+
+
+# --- diagnostics of a value -----------------------------------------------------------------------
+
+
+def squared_error(
+    values: Float[np.ndarray, "Q N"], returns: Float[np.ndarray, "Q N"]
+) -> tuple[float, float, float]:
+    """Debiased v^2 of values V against the expectation of returns R.
+
+        v^2 = mean_q [ (mean_i (R_i - V_i))^2 - var_i(R_i - V_i) / N ]
+
+    Returns:
+      v^2, its standard error over questions, and sigma^2 = mean_q var_i(R_i - V_i).
+    """
+    residual = np.asarray(returns, np.float64) - values
+    spread = residual.var(1, ddof=1)
+    each = residual.mean(1) ** 2 - spread / residual.shape[1]
+    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))), float(spread.mean())
+
+
+def intraclass_correlation(
+    values: Float[np.ndarray, "Q N"], returns: Float[np.ndarray, "Q N"]
+) -> tuple[float, float, float]:
+    """ICC = tau^2 / (tau^2 + s^2): how much of a return's variance its budget explains.
+
+    Args:
+      values: expected return under each trace's budget, as good as there is.
+      returns: R.
+
+    Returns:
+      ICC, tau^2 (variance of the expectation over budgets) and s^2 (variance at one budget), means
+      over questions.
+    """
+    tau2 = float(np.var(values, axis=1, ddof=1).mean())
+    within = float(np.square(np.asarray(returns, np.float64) - values).mean())
+    total = tau2 + within
+    return (tau2 / total if total else 0.0), tau2, within
+
+
+def predicted_excess(
+    norms: Float[np.ndarray, "Q N"], error2: Float[np.ndarray, "Q"], group: int
+) -> Float[np.ndarray, "Q"]:
+    """Variance that an error of the baseline adds: F v^2 / G, with F = E |score|^2."""
+    return norms.mean(1) * error2 / group

@@ -1,0 +1,162 @@
+"""Score gradients of single traces, exact, and sketched to a few thousand numbers."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax.advantages import segment_index
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.objective import LearnerSpec, score_tokens
+from bacr_jax.types import pytree
+
+Params = dict[str, Any]
+# Parameters from which on one gradient is held at a time.
+_LARGE = 10_000_000
+
+
+@pytree
+class CountSketch:
+    """A fixed random linear map from gradients to `width` numbers, which keeps inner products.
+
+        y_j = sum_i sign_i x_i  over the parameters i in bucket j
+
+    Signs are independent, and each run of `width` parameters is spread over all buckets from a
+    random one on. A squared norm comes out right on average, with a relative error of about
+    sqrt(2 / width): 2 % at 4096, and the same for all that is added up from the same sketches.
+
+    Attributes:
+      signs: +1 or -1 for each parameter of a leaf, padded to whole runs, leaf by leaf.
+      start: bucket of the first parameter of each run.
+    """
+
+    signs: tuple[Int[Array, "runs width"], ...]
+    start: tuple[Int[Array, " runs"], ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers kept."""
+        return int(self.signs[0].shape[1])
+
+    def __call__(self, gradient: Any) -> Float[Array, " width"]:
+        """The sketch of a pytree of gradients."""
+        leaves = jax.tree.leaves(gradient)
+        return sum(
+            (_sketched(*leaf) for leaf in zip(leaves, self.signs, self.start, strict=True)),
+            start=jnp.zeros(self.width),
+        )
+
+
+def _sketched(leaf: Array, signs: Array, start: Array) -> Array:
+    """Part of a sketch that one leaf makes."""
+    runs, width = signs.shape
+    flat = leaf.astype(jnp.float32).reshape(-1)
+    signed = jnp.pad(flat, (0, runs * width - flat.size)).reshape(runs, width) * signs
+    # A run turned by its start is a slice of it written twice.
+    turn = lambda run, at: jax.lax.dynamic_slice(run, (width - at,), (width,))
+    return jax.vmap(turn)(jnp.concatenate([signed, signed], 1), start).sum(0)
+
+
+def count_sketch(seed: int, params: Params, width: int) -> CountSketch:
+    """A sketch for gradients of these parameters; the seed is of signs and buckets."""
+    rng = np.random.default_rng([seed, 7])
+    runs = [-(-leaf.size // width) for leaf in jax.tree.leaves(params)]
+    signs = [
+        rng.integers(0, 2, (count, width), np.int8) * np.int8(2) - np.int8(1) for count in runs
+    ]
+    start = [rng.integers(0, width, count, np.int32) for count in runs]
+    return CountSketch(tuple(map(jnp.asarray, signs)), tuple(map(jnp.asarray, start)))
+
+
+def segment_weights(batch: Batch, cuts: Int[np.ndarray, "B M"]) -> Float[np.ndarray, "B M T"]:
+    """1 for the sampled tokens of each segment: the weights of its summed log-probability."""
+    width = batch.thinking_advantages.shape[1]
+    positions = jnp.broadcast_to(jnp.arange(1, width + 1), (len(cuts), width))
+    segment = np.asarray(segment_index(positions, jnp.asarray(cuts)))
+    inside = segment[:, None] == np.arange(cuts.shape[1])[:, None]
+    return np.asarray(inside & np.asarray(batch.thinking_mask)[:, None], np.float32)
+
+
+def answer_weights(
+    batch: Batch, by_answer: Float[np.ndarray, "B M A"]
+) -> Float[np.ndarray, "B V N T"]:
+    """Weights of two vectors for each cut, from which every baseline's answer gradient is made.
+
+    With the baseline c of a cut, its A answers give
+
+        mean_a (r_a - c) g_a = x - c y,   x = mean_a r_a g_a,   y = mean_a g_a
+
+    Returns:
+      x of every cut, then y of every cut; N = M A branches.
+    """
+    rows, cuts, answers = by_answer.shape
+    of_cut = np.repeat(np.eye(cuts, dtype=np.float32), answers, axis=1) / answers
+    right = of_cut * by_answer.reshape(rows, 1, -1)
+    both = np.concatenate([right, np.broadcast_to(of_cut, right.shape)], 1)
+    return np.asarray(both[..., None] * np.asarray(batch.answer_mask)[:, None], np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("spec",))
+def score_sketches(
+    policy: Params,
+    batch: Batch,
+    thinking: Float[Array, "B V T"],
+    answers: Float[Array, "B V N A"],
+    allowed_tokens: Bool[Array, " vocabulary"],
+    sketch: CountSketch,
+    *,
+    spec: LearnerSpec,
+) -> Float[Array, "B V width"]:
+    """Sketches of d/d theta of weighted sums of log-probabilities, for every row by itself.
+
+    One forward pass of the learner for a row, and a backward pass for each of its V sums.
+
+    Args:
+      batch: rows; advantages in it do not matter.
+      thinking: weights of the sampled thinking tokens in each sum.
+      answers: weights of the sampled answer tokens.
+      allowed_tokens: ids that can be drawn.
+    """
+
+    def of_row(inputs: tuple[Batch, Array, Array]) -> Array:
+        row, of_thinking, of_answers = inputs
+        alone = jax.tree.map(lambda x: x[None], row)
+
+        def logprobs(params: Params) -> tuple[Array, Array]:
+            scores = score_tokens(params, alone, allowed_tokens, spec=spec)
+            return scores.thinking[0], scores.answers[0]
+
+        _, pull = jax.vjp(logprobs, policy)
+        backward = lambda weights: sketch(pull(weights)[0])
+        if sum(leaf.size for leaf in jax.tree.leaves(policy)) > _LARGE:
+            return jax.lax.map(backward, (of_thinking, of_answers))
+        return jax.vmap(backward)((of_thinking, of_answers))
+
+    return jax.lax.map(of_row, (batch, thinking, answers))
+
+
+def without_answers(batch: Batch) -> Batch:
+    """The same trunks with one empty branch each, which costs next to nothing."""
+    first: Any = jax.tree.map(lambda x: np.asarray(x), batch)
+    names = ("cuts", "branches", "context", "forced", "answered", "answer_advantages", "returns")
+    fields = {name: getattr(first, name)[:, :1] for name in names}
+    fields["branches"] = fields["branches"][..., :1]
+    fields["answered"] = np.zeros_like(fields["answered"])
+    fields["forced"] = np.ones_like(fields["forced"])
+    fields["answer_logprobs"] = first.answer_logprobs[:, :1, :1]
+    return first.replace(**fields)
+
+
+def shortened(batch: Batch, thinking: int) -> Batch:
+    """The same rows in buffers for so many thinking tokens, which must hold them all."""
+    fewer = batch.thinking_advantages.shape[1] - thinking
+    if fewer <= 0:
+        return batch
+    cut: Any = {
+        name: np.asarray(getattr(batch, name))[:, :-fewer]
+        for name in ("trunk", "thinking_advantages", "thinking_logprobs")
+    }
+    return batch.replace(**cut)  # type: ignore[attr-defined]

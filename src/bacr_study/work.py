@@ -1,0 +1,315 @@
+"""One run of a study, from its config to its cell: ordinary training, ordinary evaluation."""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bacr_jax import documents, evaluate, train
+from bacr_jax.config import io as config_io
+from bacr_jax.documents import read_lines, write_atomically
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.folder import RESULTS, read_samples
+from bacr_jax.evaluation.samples import SAMPLED, Graded, graded, number
+from bacr_jax.methods import load_method
+from bacr_jax.runs.folder import RunPaths, lock_folder
+from bacr_jax.runs.provenance import VERSIONED, commit
+from bacr_study.cells import Cell, correct_digits, ids_digest, write_cell
+from bacr_study.info import Variant, cell_id
+from bacr_study.plan import PlannedRun, StudyPaths
+from bacr_study.spec import Study
+
+# Seconds between looks at a warm-up that another process is making.
+_LOOK_AGAIN = 2.0
+
+
+def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
+    """Trains and evaluates one run and writes its cells; goes on where it was stopped.
+
+    Returns:
+      0, or the exit code of the command that did not get through.
+    """
+    config = paths.configs / f"{run.id}.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(config, config_io.to_yaml(run.config))
+    if not run.trained:
+        wait_for_warmup(run)
+        code = train.main(["--config", str(config)])
+        if code:
+            return code
+    code = evaluate.main(evaluation_arguments(study, run))
+    if code:
+        return code
+    write_cells(study, run, paths)
+    return 0
+
+
+def wait_for_warmup(run: PlannedRun) -> None:
+    """Waits while another process makes the warm-up that this run shares, and no longer."""
+    said = False
+    while not run.warmed_up:
+        assert run.warmup is not None
+        run.warmup.mkdir(parents=True, exist_ok=True)
+        try:
+            # Free: nobody is at it, and training will make it.
+            with lock_folder(run.warmup, str(run.warmup)):
+                return
+        except UserError:
+            if not said:
+                print(f"waiting for the warm-up in {run.warmup}", flush=True)
+            said = True
+            time.sleep(_LOOK_AGAIN)
+
+
+def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
+    """The command line of `evaluate` for a run of the study.
+
+    All arms and seeds answer the same problems, at the same budgets.
+    """
+    how, task = study.evaluation, study.tasks[run.task]
+    arguments = ["--run", str(run.folder), "--budgets", ",".join(map(str, task.budgets))]
+    samples = study.samples_of(run.arm)
+    arguments += ["--samples", str(samples), "--greedy", "--seed", str(how.seed)]
+    arguments += ["--slots", str(how.slots)]
+    if samples:
+        arguments += ["--temperature", str(how.temperature), "--top-p", str(how.top_p)]
+    if how.size is not None:
+        arguments += ["--size", str(how.size)]
+    for name in task.data:
+        arguments += ["--data", name]
+    matched = [
+        entry.votes
+        for name, entry in study.arms.items()
+        if (entry.of or name) == run.arm and entry.accounting == "matched_total" and entry.votes
+    ]
+    if matched:
+        arguments += ["--self-consistency", str(matched[0])]
+    return [*arguments, "--out", str(evaluation_folder(run, arguments))]
+
+
+def evaluation_folder(run: PlannedRun, arguments: Sequence[str]) -> Path:
+    """Where an evaluation lies: another command has another folder."""
+    what = hashlib.sha256(json.dumps(arguments[2:]).encode()).hexdigest()[:8]
+    return RunPaths(run.folder).later_evaluations / f"study-{what}"
+
+
+def _machine() -> str:
+    """Processor and devices, for people."""
+    import os
+
+    import jax
+
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    return f"{platform.machine()}, {os.cpu_count()} cores, {len(devices)} x {kind}"
+
+
+def entry_of(answers: Graded) -> dict[str, Any]:
+    """One budget of a cell: means over problems and samples, and the verdicts."""
+    wordless = [answer is None for row in answers.answers for answer in row]
+    levels = {}
+    for level in sorted(set(answers.levels.tolist()) - {0}):
+        here = answers.levels == level
+        levels[str(level)] = {
+            "problems": int(here.sum()),
+            "accuracy": number(answers.correct[here].mean()),
+            "mean_thinking_tokens": number(answers.thinking[here].mean()),
+        }
+    return {
+        "accuracy": number(answers.correct.mean()),
+        "mean_thinking_tokens": number(answers.thinking.mean()),
+        "mean_total_tokens": number(answers.total.mean()),
+        "forced_share": number(answers.forced.mean()),
+        "no_answer_share": number(np.mean(wordless)),
+        "levels": levels,
+        "correct": correct_digits(answers.correct.sum(1)),
+    }
+
+
+def of_levels(answers: Graded, levels: Sequence[int]) -> Graded:
+    """The problems of some levels alone."""
+    keep = np.isin(answers.levels, levels)
+    arrays = {
+        field.name: getattr(answers, field.name)[keep]
+        for field in dataclasses.fields(answers)
+        if isinstance(getattr(answers, field.name), np.ndarray)
+    }
+    chosen = lambda rows: [row for row, kept in zip(rows, keep) if kept]
+    return dataclasses.replace(
+        answers,
+        **arrays,
+        ids=chosen(answers.ids),
+        subjects=chosen(answers.subjects),
+        answers=chosen(answers.answers),
+    )
+
+
+def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
+    """Sets of a Self-Consistency row, without verdicts problem by problem.
+
+    Args:
+      out: folder of a finished evaluation of the samples that vote.
+      k: samples of a vote.
+      accounting: `per_sample` or `matched_total`.
+    """
+    results = documents.read_object(out / RESULTS)["sets"]
+    sets: dict[str, Any] = {}
+    for name, drawn in read_samples(out).items():
+        by_budget = {
+            setting.budget: entry_of(graded(samples, setting))
+            for setting, samples in drawn.items()
+            if setting.mode == SAMPLED
+        }
+        sets[name] = {SAMPLED: {}}
+        for budget, row in results[name]["self_consistency"][str(k)][accounting].items():
+            sets[name][SAMPLED][budget] = {
+                **by_budget[row["budget_each"]],
+                "accuracy": row["value"],
+                "mean_thinking_tokens": row["mean_thinking_tokens"],
+                "mean_total_tokens": row["mean_total_tokens"],
+                "levels": {},
+                "correct": None,
+            }
+    return sets
+
+
+def sets_of(out: Path, budgets: Sequence[int], hard_levels: Sequence[int]) -> dict[str, Any]:
+    """The evaluation in a folder as parts of a cell.
+
+    Args:
+      out: folder of a finished evaluation.
+      budgets: those that the study is about; others only serve votes.
+      hard_levels: levels that are also a set of their own, named after it and them.
+    """
+    found: dict[str, Any] = {"sets": {}, "problems_digest": {}, "levels_of": {}, "samples": {}}
+    drawn = {
+        name: {setting: graded(samples, setting) for setting, samples in of_set.items()}
+        for name, of_set in read_samples(out).items()
+    }
+    for name in list(drawn) if hard_levels else ():
+        hard = {setting: of_levels(one, hard_levels) for setting, one in drawn[name].items()}
+        drawn[hard_name(name, hard_levels)] = hard
+    for name, by_setting in drawn.items():
+        first = next(iter(by_setting.values()))
+        found["problems_digest"][name] = ids_digest(first.ids)
+        found["levels_of"][name] = "".join(map(str, first.levels.tolist()))
+        modes: dict[str, Any] = {}
+        for setting, answers in by_setting.items():
+            if setting.budget in budgets:
+                modes.setdefault(setting.mode, {})[str(setting.budget)] = entry_of(answers)
+                found["samples"][setting.mode] = setting.samples
+        found["sets"][name] = modes
+    return found
+
+
+def hard_name(name: str, levels: Sequence[int]) -> str:
+    """What the problems of some levels of a set are called."""
+    return f"{name}, levels {', '.join(map(str, levels))}"
+
+
+def curve(folder: RunPaths) -> list[dict[str, Any]]:
+    """Training step by step: tokens and seconds so far, reward, and held-out accuracy."""
+    evaluated = {}
+    for record in read_lines(folder.evaluations):
+        for name, modes in record["anytime"].items():
+            if name == "train_holdout":
+                evaluated[record["step"]] = modes["greedy"]["mean"]
+    points, seconds = [], 0.0
+    if 0 in evaluated:
+        points.append(_point(0, 0, 0.0, None, None, evaluated[0]))
+    for record in read_lines(folder.metrics):
+        laps = (name for name in record if name.startswith("time/") and name != "time/tokens_per_s")
+        seconds += sum(record[name] for name in laps)
+        step, tokens = record["step"], record["rollout/tokens_total"]
+        reward, thinking = record["reward/mean"], record["rollout/thinking_mean"]
+        points.append(_point(step, tokens, seconds, reward, thinking, evaluated.get(step)))
+    return points
+
+
+def _point(
+    step: int,
+    tokens: int,
+    seconds: float,
+    reward: float | None,
+    thinking: float | None,
+    accuracy: float | None,
+) -> dict[str, Any]:
+    return {
+        "step": step,
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "reward": reward,
+        "thinking": thinking,
+        "accuracy": accuracy,
+    }
+
+
+def schedule(folder: RunPaths) -> list[dict[str, Any]]:
+    """The curriculum step by step; empty where budgets follow none."""
+    found = []
+    for record in read_lines(folder.metrics):
+        groups = sorted(int(key.rpartition("_")[2]) for key in record if "curriculum/mu_" in key)
+        found.append(
+            {
+                "step": record["step"],
+                "tokens": record["rollout/tokens_total"],
+                "groups": [
+                    {
+                        "pass_rate": record[f"curriculum/pass_rate_{group}"],
+                        "mu": record[f"curriculum/mu_{group}"],
+                        "mean_budget": record.get(f"budget/median_{group}"),
+                        "weight": record[f"curriculum/weight_{group}"],
+                    }
+                    for group in groups
+                ],
+            }
+        )
+    return found
+
+
+def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
+    """The cell of a finished run, and those of the arms that are votes over its samples."""
+    folder, task = RunPaths(run.folder), study.tasks[run.task]
+    summary = documents.read_object(folder.summary)
+    out = Path(evaluation_arguments(study, run)[-1])
+    follows = load_method(run.config).follows_prior
+    by_curriculum = follows and run.config.budget.prior == "curriculum"
+    cell = Cell(
+        id=run.id,
+        study_size=study.size,
+        task=run.task,
+        arm=run.arm,
+        seed=run.seed,
+        value=run.value,
+        provenance={
+            "commit": commit(),
+            "versions": {name: version(name) for name in VERSIONED},
+            "machine": _machine(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        },
+        config_sha=folder.path.name.rpartition("-")[2],
+        departures=summary["departures"],
+        steps=summary["steps"],
+        generated_tokens=summary["generated_tokens"],
+        wall_seconds=round(summary["wall_seconds"], 1),
+        **sets_of(out, task.budgets, task.hard_levels),
+        curve=curve(folder),
+        schedule=schedule(folder) if by_curriculum else [],
+    )
+    write_cell(paths.folder, cell)
+    for name, arm in study.arms.items():
+        if arm.votes is not None and arm.of == run.arm:
+            sets = votes_of(out, arm.votes, arm.accounting)
+            own = cell_id(run.task, Variant(name, run.value), run.seed)
+            voted = dataclasses.replace(
+                cell, id=own, arm=name, sets=sets, curve=[], schedule=[], samples={SAMPLED: 1}
+            )
+            write_cell(paths.folder, voted)

@@ -1,0 +1,132 @@
+"""What follows from several keys: budgets as people write them, the set that chooses, adapters."""
+
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.config.checks import check, problems
+from bacr_jax.config.derived import cap, largest_evaluated, param_dtype, read_budgets, selection_set
+from bacr_jax.config.values import FrozenMap
+from bacr_jax.errors import UserError
+from config_world import changed
+
+LEVELS = {"low": 512, "high": 4096}
+
+
+def read(text, levels=LEVELS):
+    return read_budgets(text, option="--budgets", levels=levels)
+
+
+def test_numbers_names_and_none():
+    assert read("low,0,none, 1024 ,high") == [512, 0, None, 1024, 4096]
+
+
+@pytest.mark.parametrize(
+    ("text", "levels", "says"),
+    [
+        ("-4", LEVELS, "--budgets -4: found '-4'; write whole numbers"),
+        ("512,lwo", LEVELS, "found 'lwo'; write whole numbers such as 512,1024, none, or a level"),
+        ("512,", LEVELS, "found ''"),
+        ("low", {}, "budget.levels names"),
+        ("1e3", LEVELS, "(low, high)"),
+        ("99999999999", LEVELS, "whole numbers"),
+    ],
+)
+def test_anything_else_is_one_line(text, levels, says):
+    with pytest.raises(UserError) as refusal:
+        read(text, levels)
+    assert says in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_levels_are_a_mapping_in_yaml_and_come_back(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("budget:\n  levels: {low: 512, high: 4096}\n")
+    config = config_io.load([path])
+    assert config.budget.levels == LEVELS and hash(config.budget.levels) == hash(FrozenMap(LEVELS))
+    path.write_text(config_io.to_yaml(config))
+    again = config_io.load([path])
+    assert again == config and config_io.fingerprint(again) == config_io.fingerprint(config)
+    assert config_io.override(config, ["budget.levels={low: 8}"]).budget.levels == {"low": 8}
+    assert config_io.fingerprint(Config()) != config_io.fingerprint(config)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("[512]", "write a mapping of names to whole numbers"),
+        ("{low: few}", "write a mapping of names to whole numbers"),
+        ("{1: 5}", "write a mapping of names to whole numbers"),
+    ],
+)
+def test_levels_of_another_type_are_refused(value, says):
+    with pytest.raises(UserError, match=r"budget\.levels") as refusal:
+        config_io.override(Config(), [f"budget.levels={value}"])
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", ["{none: 5}", "{8k: 5}", "{'a,b': 5}", "{'': 5}", "{low: -1}"])
+def test_names_that_are_no_names_and_budgets_that_are_none_are_refused(value):
+    found = [
+        line
+        for line in problems(config_io.override(Config(), [f"budget.levels={value}"]))
+        if "budget.levels" in line
+    ]
+    assert len(found) == 1
+
+
+def test_a_grace_window_needs_line_breaks():
+    ledger = config_io.override(Config(), ["budget.grace=8"])
+    assert any("no line break" in line for line in problems(ledger))
+
+
+def test_the_longest_thinking_of_an_evaluation():
+    config = config_io.override(Config(), ["eval.budgets=[0, 512]", "budget.max=4096"])
+    assert (cap(config), largest_evaluated(config)) == (4096, 512)
+    told_none = config_io.override(config, ["eval.no_budget=true", "budget.cap=1000"])
+    assert (cap(told_none), largest_evaluated(told_none)) == (1000, 1000)
+
+
+SETS = {"eval": ("math500:a/test.jsonl", "gsm8k:b/test.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "chosen_on"),
+    [
+        ({"every": 5}, "train_holdout"),
+        # One checkpoint is evaluated: nothing to choose from.
+        ({}, None),
+        ({"select": "gsm8k"}, "gsm8k:b/test.jsonl"),
+        ({"select": "gsm8k:b/test.jsonl", "every": 5}, "gsm8k:b/test.jsonl"),
+    ],
+)
+def test_training_questions_select_unless_a_set_is_named(evaluation, chosen_on):
+    assert selection_set(changed(eval=evaluation, data=SETS)) == chosen_on
+
+
+def test_the_base_has_the_compute_type_and_trained_weights_are_float32():
+    of = lambda *overrides: param_dtype(config_io.load([], list(overrides)))
+    assert of() == "float32"
+    assert of("adapter.rank=4") == "bfloat16"
+    assert of("adapter.rank=4", "model.compute_dtype=float32") == "float32"
+    assert of("adapter.rank=4", "model.param_dtype=float32") == "float32"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["model.param_dtype=bfloat16"], "write float32, or adapter.rank=32"),
+        (["adapter.path=somewhere"], "adapter.path: found a folder, but adapter.rank=null"),
+        (["adapter.rank=0"], "adapter.rank: found 0"),
+        (["adapter.rank=4", "adapter.targets=[q,q]"], "adapter.targets: write each matrix once"),
+        (["adapter.rank=4", "adapter.targets=[]"], "adapter.targets"),
+        (["adapter.rank=4", "adapter.targets=[w]"], "adapter.targets"),
+        (
+            ["adapter.rank=4", "adapter.decode=beside", "model.param_dtype=float32"],
+            "write model.param_dtype=bfloat16",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(overrides, says):
+    with pytest.raises(UserError) as caught:
+        check(config_io.load([], overrides))
+    assert says in str(caught.value) and "\n" not in str(caught.value)

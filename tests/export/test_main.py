@@ -1,0 +1,265 @@
+"""`python -m bacr_jax.export`: from a run folder to a folder that loads."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import hf_world
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.export import __main__ as export
+from bacr_jax.export import from_run
+from bacr_jax.model import hf
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.questions.ledger import ledger_tokenizer
+from export_world import LEDGER, MODEL, checkpoint, make_run
+
+# Room for a tokenizer of bytes.
+ENGLISH = dataclasses.replace(hf_world.TINY, vocab_size=300)
+
+
+@pytest.fixture
+def ledger_run(tmp_path):
+    """A conditioned run of the procedural task, its model random from the start."""
+    params = hf_world.random_params(LEDGER, conditioning=Config().conditioning)
+    settings = {"model": MODEL, "budget": {"min": 8, "max": 64, "levels": {"low": 16}}}
+    return make_run(tmp_path / "run", params, settings), params
+
+
+def same(one, two):
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def refusal(capsys, *arguments):
+    assert export.main([str(a) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_a_conditioned_run_goes_out_with_its_budget_module(ledger_run, tmp_path, capsys):
+    run, params = ledger_run
+    out = tmp_path / "out"
+    assert export.main(["--run", str(run), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == sorted(str(path) for path in out.iterdir())
+    assert {"budget.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
+    config, found = hf.load_policy(out)
+    assert config == LEDGER
+    same(found, params)
+    module = hf.read_budget_module(out)
+    assert hf.read_levels(out) == {"low": 16}
+    assert module.b_max == 64 and module.conditioning == Config().conditioning
+
+
+@pytest.mark.parametrize("told", ["words", "both"])
+def test_the_sentence_of_a_run_goes_with_its_folder(ledger_run, tmp_path, capsys, told):
+    from bacr_jax.evaluation.decoder import open_decoder
+    from bacr_jax.runs.open import open_policy
+
+    _, params = ledger_run
+    if told == "words":
+        params = {name: leaf for name, leaf in params.items() if name != "budget"}
+    settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
+    run, out = make_run(tmp_path / "told", params, settings), tmp_path / "out"
+    assert export.main(["--run", str(run), "--out", str(out)]) == 0
+    assert "after the question: f{budget} (config.json, budget_words)" in capsys.readouterr().out
+    raw = yaml.safe_load((out / "config.json").read_text())
+    kind = "Qwen2ForCausalLM" if told == "words" else "BacrQwen2ForCausalLM"
+    assert (raw["model_type"], raw["architectures"]) == ("qwen2", [kind])
+    assert raw["budget_words"] == hf.read_budget_words(out) == "f{budget}"
+    assert (out / "model.safetensors").exists() == (told == "words")
+    same(hf.load_policy(out)[1], params)
+    # Nobody has to say again how it is told.
+    saved = open_policy(None, out)
+    assert (saved.config.conditioning.told, saved.config.conditioning.words) == (told, "f{budget}")
+    decoder = open_decoder(saved, 27, max_thinking=8, slots=2)
+    assert (decoder.phi_of is not None) == (told == "both")
+
+
+def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
+    base = tmp_path / "base"
+    hf_world.make_folder(base, ENGLISH, tokenizer=hf_world.chat_tokenizer())
+    sentence = "Use {budget} tokens or fewer."
+    settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
+    settings["conditioning"] = {"told": "words", "words": sentence}
+    params = hf.load_policy(base)[1]
+    from_run.export(make_run(tmp_path / "run", params, settings), tmp_path / "out")
+    assert hf.read_budget_words(tmp_path / "out") == sentence
+    # A run that goes on from there and is told nothing leaves the sentence behind.
+    settings["model"] = {"path": str(tmp_path / "out")}
+    settings["conditioning"] = {"told": "nothing"}
+    from_run.export(make_run(tmp_path / "next", params, settings), tmp_path / "plain")
+    assert hf.read_budget_words(tmp_path / "plain") is None
+    text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
+    (tmp_path / "out/config.json").write_text(text)
+    with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; write"):
+        hf.read_budget_words(tmp_path / "out")
+
+
+def test_the_newest_checkpoint_is_the_one_unless_a_step_is_named(ledger_run, tmp_path, capsys):
+    run, older = ledger_run
+    newer = hf_world.random_params(LEDGER, seed=9, conditioning=Config().conditioning)
+    checkpoint(run, newer, 5)
+    from_run.export(run, tmp_path / "out")
+    same(hf.load_policy(tmp_path / "out")[1], newer)
+    (run / "best.json").write_text('{"step": 3, "accuracy": 0.5, "set": "ledger"}')
+    for step in ("3", "best"):
+        out = tmp_path / step
+        assert export.main(["--run", str(run), "--out", str(out), "--step", step]) == 0
+        same(hf.load_policy(out)[1], older)
+        assert "step 3" in (out / "README.md").read_text()
+    capsys.readouterr()
+    out = tmp_path / "none"
+    assert "write one of 3, 5" in refusal(capsys, "--run", run, "--out", out, "--step", "4")
+    assert "--step" in refusal(capsys, "--run", run, "--out", out, "--step", "last")
+
+
+def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
+    from bacr_jax.prompts.formats import FORMATS
+    from bacr_jax.runs.open import open_policy
+
+    from_run.export(ledger_run[0], tmp_path / "out")
+    saved = open_policy(None, tmp_path / "out")
+    assert saved.style == FORMATS["ledger"]
+    config = saved.config
+    assert (config.rollout.answer_tokens, config.budget.min, config.budget.max) == (128, 8, 64)
+    assert config.budget.cap == 64 and dict(config.budget.levels) == {"low": 16}
+    # Who names another format on the command line gets that one.
+    other = config_io.override(config, ["data.prompt_format=boxed"])
+    assert saved.under(other).style is None and saved.under(config).style == saved.style
+    raw = json.loads((tmp_path / "out/config.json").read_text())
+    del raw["thinking"]["cap"]
+    (tmp_path / "out/config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match="thinking.cap is null; export the folder again"):
+        open_policy(None, tmp_path / "out")
+
+
+def test_words_can_go_out_without_any_code(ledger_run, tmp_path, capsys):
+    run, params = ledger_run
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    settings = {"model": MODEL, "conditioning": {"told": "words"}, "budget": {"min": 8, "max": 64}}
+    words, out = make_run(tmp_path / "words", plain, settings), tmp_path / "out"
+    assert export.main(["--run", str(words), "--out", str(out), "--merge-told-words"]) == 0
+    assert not list(out.rglob("*.py"))
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    assert "f" in (out / "chat_template.jinja").read_text()
+    capsys.readouterr()
+    two = tmp_path / "two"
+    message = refusal(capsys, "--run", run, "--out", two, "--merge-told-words")
+    assert "conditioning.told=embedding" in message and not two.exists()
+
+
+@pytest.mark.parametrize("told", ["embedding", "words"])
+def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(
+    ledger_run, tmp_path, told, capfd
+):
+    from transformers import AutoTokenizer
+
+    run, params = ledger_run
+    if told == "words":
+        plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+        settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
+        run = make_run(tmp_path / "words", plain, settings)
+    from_run.export(run, tmp_path / "out")
+    capfd.readouterr()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    # Nobody is asked to run code, and nothing is warned of.
+    assert capfd.readouterr() == ("", "")
+    assert len(tokenizer) == 27 and tokenizer.padding_side == "left"
+    text = "<bos>4a2b3c1+-=<think>0123</think><answer>9</answer>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids == ledger_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    raw = (tmp_path / "out/config.json").read_text()
+    assert json.loads(raw)["eos_token_id"] == tokenizer.eos_token_id
+
+
+def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, capsys):
+    base = tmp_path / "base"
+    params = hf_world.make_folder(
+        base, ENGLISH, tokenizer=hf_world.chat_tokenizer(), dtype="bfloat16"
+    )
+    (base / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
+    settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
+    run = make_run(tmp_path / "run", params, settings)
+    from_run.export(run, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"tokenizer.json", "model.safetensors", "custom_generate", "README.md"} <= names
+    # The base's own sampling settings are not those that the policy was trained with.
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert set(generation) - {"bos_token_id", "eos_token_id", "pad_token_id"} == {
+        "do_sample",
+        "max_length",
+    }
+    same(hf.load_policy(tmp_path / "out")[1], params)
+    base.rename(tmp_path / "moved")
+    assert "write --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")
+    moved = str(tmp_path / "moved")
+    arguments = ["--run", str(run), "--out", str(tmp_path / "two"), "--base", moved]
+    assert export.main([*arguments, "--dtype", "bfloat16"]) == 0
+    assert '"torch_dtype": "bfloat16"' in (tmp_path / "two/config.json").read_text()
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, capsys):
+    run, out = ledger_run[0], tmp_path / "out"
+    assert "--out" in refusal(capsys, "--run", run)
+    assert "no config.yaml" in refusal(capsys, "--run", tmp_path / "none", "--out", out)
+    assert "--dtype" in refusal(capsys, "--run", run, "--out", out, "--dtype", "int8")
+    assert "holds no config.json" in refusal(capsys, "--run", run, "--out", out, "--base", tmp_path)
+    other = tmp_path / "other"
+    hf_world.make_folder(other, Qwen2Config(27, 16, 20, 3, 4, 2, 4, tie_embeddings=True))
+    message = refusal(capsys, "--run", run, "--out", out, "--base", other)
+    assert "has shape (3, 16, 24)" in message and "(3, 16, 20)" in message
+    assert not out.exists()
+    out.mkdir()
+    assert "already exists" in refusal(capsys, "--run", run, "--out", out)
+    assert list(out.iterdir()) == []
+
+
+def test_a_run_without_a_finished_checkpoint(ledger_run, tmp_path, capsys):
+    run = ledger_run[0]
+    (run / "checkpoints").rename(tmp_path / "kept")
+    assert "holds no finished checkpoint" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "out"
+    )
+    (run / "checkpoints").mkdir()
+    assert "holds no finished checkpoint" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "out"
+    )
+    assert list((run / "checkpoints").iterdir()) == []
+
+
+def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
+    run = ledger_run[0]
+    for path in (run / "checkpoints/3/state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert "can't read the policy" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tmp_path):
+    source = str(Path(__file__).parents[2] / "src")
+    command = [sys.executable, "-m", "bacr_jax.export", "--run", str(ledger_run[0])]
+    run = lambda: subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    files = sorted(str(path) for path in (tmp_path / "out").iterdir())
+    assert done.stdout.splitlines() == files
+    again = run()
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (2, "", 1)

@@ -1,0 +1,86 @@
+"""The card of an exported policy says what its run measured, and nothing that is not known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.export import model_card as cards
+from bacr_jax.prompts.formats import FORMATS
+
+ENTRY = {"accuracy": 0.5, "ci95": [0.4, 0.625], "problems": 500, "samples": 1}
+
+
+@pytest.fixture
+def about(tmp_path):
+    config = config_io.override(Config(), ["budget.max=64", "budget.levels={low: 16}", "seed=3"])
+    return cards.Exported(
+        tmp_path / "mine", 3, config, FORMATS["think_answer"], words="", base=None, merged=False
+    )
+
+
+def evaluated(about, step, **sets):
+    about.run.mkdir(exist_ok=True)
+    with (about.run / "eval.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "when": "after", "sets": sets}) + "\n")
+
+
+def test_accuracy_is_that_of_the_checkpoint_with_intervals(about):
+    other = {**ENTRY, "accuracy": 0.9}
+    evaluated(about, 2, ledger={"greedy": {"8": other}})
+    sampled = {"none": {**ENTRY, "samples": 4}}
+    evaluated(about, 3, ledger={"greedy": {"16": ENTRY, "8": ENTRY}, "sampled": sampled})
+    card = cards.model_card(about)
+    assert "| decoding | problems | 8 | 16 | none |" in card
+    assert "| greedy | 500 | 50.0 [40.0, 62.5] | 50.0 [40.0, 62.5] | - |" in card
+    assert "| sampled, mean of 4 | 500 | - | - | 50.0 [40.0, 62.5] |" in card
+    assert "90.0" not in card and "was not evaluated" not in card
+
+
+def test_a_checkpoint_without_an_evaluation_says_so(about):
+    evaluated(about, 2, ledger={"greedy": {"8": ENTRY}})
+    assert "This checkpoint was not evaluated by its run." in cards.model_card(about)
+
+
+def test_it_says_how_a_budget_is_asked_for(about):
+    card = cards.model_card(about)
+    assert "model.generate(**inputs, budget=64)" in card and '"low" (16)' in card
+    assert 'generate_within(LLM("FOLDER"), [question], [64])' in card
+    assert "refuses `budget=`" in card
+    config = config_io.override(about.config, ["conditioning.told=words"])
+    words = {"config": config, "words": "Use {budget} tokens."}
+    told = cards.model_card(cards.Exported(**{**vars(about), **words}))
+    assert "question, budget=64, return_tensors" in told and "refuses `budget=`" not in told
+    merged = cards.model_card(cards.Exported(**{**vars(about), **words, "merged": True}))
+    assert "trust_remote_code" not in merged and "nothing holds it" in merged
+
+
+@pytest.mark.parametrize(
+    ("files", "known"),
+    [
+        ({"README.md": "---\nlicense: apache-2.0\n---\n# A model"}, "apache-2.0"),
+        ({"README.md": "---\nlicense: other\nlicense_name: qwen-research\n---\n"}, "qwen-research"),
+        ({"LICENSE": "\n  Apache License\nVersion 2.0"}, "Apache License"),
+        ({"README.md": "# A model"}, None),
+        ({"README.md": "---\nlicense: [a\n---\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_license_of_the_base_is_what_its_folder_says(tmp_path, about, files, known):
+    base = tmp_path / "base"
+    base.mkdir()
+    for name, text in files.items():
+        (base / name).write_text(text)
+    assert cards.license_of(base) == known
+    card = cards.model_card(cards.Exported(**{**vars(about), "base": base}))
+    said = "unknown; its folder does not say." if known is None else f"{known}, as its folder says."
+    assert f"License of the base: {said}" in card
+    assert str(tmp_path) not in card
+
+
+def test_a_policy_from_random_weights_has_no_base(about):
+    assert cards.license_of(None) is None
+    assert "no license of a base applies" in cards.model_card(about)
+    assert Path(about.run).name in cards.model_card(about)

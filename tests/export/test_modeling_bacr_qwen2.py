@@ -1,0 +1,124 @@
+"""The PyTorch model that an export brings along: the same policy, told the same budgets."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hf_world
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.export import policy_folder
+from bacr_jax.model import budget, hf
+
+torch = pytest.importorskip(
+    "torch", reason="live parity needs torch: pip install -e '.[parity]' (golden files do without)"
+)
+transformers = pytest.importorskip("transformers")
+
+TOKENS = np.random.default_rng(0).integers(1, 89, (3, 14)) % 37
+LENGTHS = np.array([14, 9, 4])
+CONDITIONINGS = {
+    "paper": ConditioningConfig(),
+    "per layer, log, tanh": ConditioningConfig(sharing="per_layer", input="log", gate="tanh"),
+    "normed": ConditioningConfig(input="normalised", gate="sigmoid_normed", gate_bias=-1.0),
+    "response only": ConditioningConfig(positions="response"),
+}
+
+
+def of_torch(model, **how):
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS), **how).logits.numpy()
+
+
+@pytest.fixture(scope="module", params=CONDITIONINGS)
+def told(request, tmp_path_factory):
+    """The exported PyTorch model with a budget module that does something, and ours."""
+    how = CONDITIONINGS[request.param]
+    config = hf_world.TINY
+    params = hf_world.random_params(config, conditioning=how)
+    out = tmp_path_factory.mktemp("told") / "out"
+    policy_folder.save_policy(
+        out, params, config=config, module=hf.BudgetModule(how, 4096), levels={"low": 512}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        # The class is cached by module path: keep it out of the user's cache.
+        modules = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+        patch.syspath_prepend(modules)
+        model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    return model.eval(), params, config, how, out
+
+
+@pytest.mark.parametrize("b", [256, 1000, 4096])
+def test_the_exported_model_agrees_at_three_budgets(told, b):
+    model, params, config, how, _ = told
+    mask, extra = None, {}
+    if how.positions == "response":
+        mask = jnp.asarray(np.arange(14) >= LENGTHS[:, None] - 2)
+        extra = {"budget_mask": torch.tensor(np.array(mask))}
+    budgets = np.array([b, b - 1, b // 2])
+    want = of_torch(model, budget=torch.tensor(budgets), **extra)
+    found = hf_world.told_logits(params, TOKENS, budgets, config, how, 4096, mask)
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    assert np.abs(want - of_torch(model)).max() > 0.1
+
+
+def test_one_number_is_the_budget_of_every_row(told):
+    model, _, _, how, _ = told
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    one = of_torch(model, budget=512, **extra)
+    three = of_torch(model, budget=torch.tensor([512] * 3), **extra)
+    np.testing.assert_array_equal(one, three)
+
+
+def test_a_budget_can_have_a_name(told):
+    model, _, _, how, out = told
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    named = of_torch(model, budget="low", **extra)
+    np.testing.assert_array_equal(named, of_torch(model, budget=512, **extra))
+    with pytest.raises(ValueError, match="budget: found 'high'.*level .low"):
+        model(torch.tensor(TOKENS), budget="high", **extra)
+    assert hf.read_levels(out) == {"low": 512}
+
+
+def test_without_a_budget_the_exported_model_is_plain_qwen2(told):
+    model, params, config, _, _ = told
+    found = hf_world.logits(params, TOKENS, config)
+    np.testing.assert_allclose(found, of_torch(model), atol=1e-4)
+
+
+def test_the_exported_model_generates_what_we_generate(told):
+    model, params, config, how, _ = told
+    rows, budgets = TOKENS[:, :6], np.array([300, 1000, 4096])
+    want = model.generate(
+        torch.tensor(rows), budget=torch.tensor(budgets), max_new_tokens=24, do_sample=False
+    )[:, 6:]
+    phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
+    found = hf_world.greedy(params, list(rows), config, 24, phi, how)
+    np.testing.assert_array_equal(found, want.numpy())
+
+
+def test_without_its_code_the_exported_model_refuses_budgets(told):
+    """transformers must not quietly drop the budget."""
+    plain = transformers.AutoModelForCausalLM.from_pretrained(told[-1])
+    assert type(plain) is transformers.Qwen2ForCausalLM
+    with pytest.raises(ValueError, match="budget"):
+        plain.generate(torch.tensor(TOKENS), budget=512, max_new_tokens=2)
+
+
+def test_a_row_that_is_told_none_is_plain_beside_one_that_is_told(told):
+    model, _, _, how, _ = told
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    mixed = of_torch(model, budget=[512, None, "low"], **extra)
+    np.testing.assert_array_equal(mixed[1], of_torch(model)[1])
+    np.testing.assert_array_equal(mixed[[0, 2]], of_torch(model, budget=512, **extra)[[0, 2]])
+    with pytest.raises(ValueError, match="budget: found 2 for a batch of 3"):
+        model(torch.tensor(TOKENS), budget=[1, 2], **extra)
+
+
+def test_the_budget_module_stays_float32_in_a_16_bit_model(told):
+    out = told[-1]
+    model = type(told[0]).from_pretrained(out, dtype=torch.bfloat16)
+    assert model.budget.gate.dtype == torch.float32
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16
+    inputs = torch.tensor(TOKENS)
+    assert torch.isfinite(model(inputs, budget=512, budget_mask=torch.ones(3, 14)).logits).all()

@@ -1,0 +1,142 @@
+"""Questions in, outcomes out, in the formats of Qwen2.5 with its own tokenizer."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bacr_jax.config import Config, DataConfig
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.formats import FORMATS, encode_text
+from bacr_jax.types import Branches
+
+ROWS = 151_936
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    write = lambda name, rows: (folder / name).write_text("\n".join(map(json.dumps, rows)))
+    questions = [
+        {"problem": "What is two plus two today?", "level": 1, "answer": "4"},
+        {"problem": "word " * 200, "level": 5, "answer": "1"},
+        {"problem": "Name a prime.", "level": 3, "answer": ""},
+    ]
+    write("train.jsonl", questions)
+    copy = {"problem": "What is two plus two, today?", "solution": "\\boxed{4}"}
+    speed = {"problem": "How fast?", "solution": "\\boxed{3.0e8}"}
+    write("test.jsonl", [copy, speed])
+    write("no_levels.jsonl", [{"question": "Q", "answer": "#### 1"}])
+    return folder
+
+
+def build(folder, qwen, prompt_format="auto", **changes):
+    data = DataConfig(
+        dir=str(folder),
+        train="math:train.jsonl",
+        eval=("minerva_math:test.jsonl", "jsonl:test.jsonl"),
+        prompt_format=prompt_format,
+        max_prompt_tokens=160,
+    )
+    return build_environment(Config(data=dataclasses.replace(data, **changes)), qwen, ROWS)
+
+
+@pytest.fixture(scope="module", params=["think_answer", "boxed"])
+def environment(request, folder, qwen):
+    built = build(folder, qwen, request.param)
+    yield built
+    built.close()
+
+
+def branches(environment, texts):
+    """One branch a row, as if these texts had been sampled after the suffix."""
+    qwen, style = environment.tokenizer, environment.style
+    suffix = encode_text(qwen, style.forced_suffix)
+    answers = [encode_text(qwen, text) for text in texts]
+    tokens = np.zeros((len(texts), 1, len(suffix) + max(map(len, answers))), np.int32)
+    for row, answer in enumerate(answers):
+        tokens[row, 0, : len(suffix) + len(answer)] = [*suffix, *answer]
+    sampled = np.array([[len(answer)] for answer in answers], np.int32)
+    zeros = np.zeros_like(sampled)
+    return Branches(
+        tokens=tokens,
+        context=zeros,
+        forced=zeros + len(suffix),
+        sampled=sampled,
+        finished=zeros.astype(bool),
+        source=zeros,
+        logprobs=np.zeros((*sampled.shape, 1), np.float32),
+    )
+
+
+ANSWERS = {
+    "think_answer": ["4\n</answer>", "4", "5</answer>", "\\boxed{4}</answer><|im_end|>"],
+    "boxed": ["4}\n\n", "4", "5}$\n\n", "4}<|im_end|>"],
+}
+
+
+def test_a_closed_answer_counts_and_an_open_one_does_not(environment):
+    texts = ANSWERS[environment.style.name]
+    outcomes = environment.verify(branches(environment, texts), ["4"] * 4)
+    np.testing.assert_array_equal(outcomes[:, 0], [1.0, 0.0, 0.0, 1.0])
+
+
+def test_answers_are_shown_with_the_tag_that_the_bridge_opened(environment):
+    texts = ANSWERS[environment.style.name]
+    shown = environment.answer_texts(branches(environment, texts[:2]))
+    opened = environment.style.answer_open
+    assert [row[0] for row in shown] == [opened + texts[0], opened + texts[1]]
+
+
+def test_without_a_closing_tag_only_the_turn_ends_the_thinking(folder, qwen):
+    boxed = build(folder, qwen, "boxed")
+    table = np.asarray(boxed.rules.think_close.next_state)
+    assert (table[0] == 0).all() and not np.asarray(boxed.rules.think_close.opens).any()
+    assert boxed.rules.think_close.accept == 1
+    allowed = np.asarray(boxed.rules.allowed_tokens)
+    assert allowed[qwen.convert_tokens_to_ids("<|im_end|>")]
+
+
+def test_what_is_left_out_is_told_with_its_reason(environment):
+    train = environment.train.set
+    assert train.questions == ["What is two plus two today?"]
+    assert {(row.id, row.reason) for row in train.left_out} == {
+        ("math-train-1", "prompt over 160 tokens"),
+        ("math-train-2", "no answer that could be graded"),
+    }
+    told = "\n".join(environment.describe_data())
+    assert "training on math: 1 questions" in told and "prompt over 160 tokens: 1" in told
+    assert "evaluating on minerva_math" in told and "no public set" in told
+
+
+def test_near_duplicates_of_training_questions_are_marked(environment):
+    for questions in environment.eval.values():
+        assert questions.set.duplicates.tolist() == [True, False]
+
+
+def test_every_set_is_graded_with_its_own_tolerance(environment):
+    style = environment.style.name
+    text = {"think_answer": "2.99e8</answer>", "boxed": "2.99e8}\n\n"}[style]
+    sampled = branches(environment, [text])
+    minerva, exact = environment.eval.values()
+    graded = lambda questions: environment.graded_like(questions).verify(
+        sampled, [questions.set.answers[1]]
+    )
+    # a third of a percent off
+    assert graded(minerva) == 1.0
+    assert graded(exact) == 0.0
+    assert environment.verify(sampled, ["3.0e8"]) == 0.0
+
+
+def test_sets_without_levels_are_refused_while_groups_need_them(folder, qwen):
+    with pytest.raises(UserError, match=r"gsm8k:no_levels.jsonl has no levels.*num_groups=1"):
+        build(folder, qwen, train="gsm8k:no_levels.jsonl")
+    whole = build(folder, qwen, train="gsm8k:no_levels.jsonl", num_groups=1)
+    assert whole.train.set.groups.tolist() == [0]
+
+
+def test_the_format_follows_the_config(folder, qwen):
+    assert build(folder, qwen).style is FORMATS["think_answer"]
+    assert build(folder, qwen, "boxed").style is FORMATS["boxed"]

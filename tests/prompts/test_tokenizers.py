@@ -1,0 +1,62 @@
+import unicodedata
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bacr_jax.prompts.tokenizers import answer_text, decode_ids
+
+relaxed = settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@relaxed
+@given(text=st.text(max_size=40))
+def test_decoding_gives_the_text_back(qwen, text):
+    # this tokenizer composes accents before it reads a text
+    assert decode_ids(qwen, ids_of(qwen, text)) == unicodedata.normalize("NFC", text)
+
+
+def test_a_row_cut_inside_a_character_still_decodes(qwen):
+    ids = ids_of(qwen, "𐎀")
+    assert len(ids) > 1
+    assert "\ufffd" in decode_ids(qwen, ids[:1])
+
+
+def test_the_answer_has_both_tags(qwen, ledger_tokens):
+    assert answer_text(ledger_tokens, ids_of(ledger_tokens, "7</answer>")) == "<answer>7</answer>"
+    text = answer_text(qwen, ids_of(qwen, "\\boxed{\\frac{1}{2}}\n</answer>"))
+    assert text == "<answer>\\boxed{\\frac{1}{2}}\n</answer>"
+
+
+def test_what_the_last_token_holds_after_the_tag_is_dropped(qwen):
+    ids = ids_of(qwen, "42</answer>\n\n")
+    assert qwen.decode(ids[-1:]) == ">\n\n"
+    assert answer_text(qwen, ids) == "<answer>42</answer>"
+
+
+def test_only_the_first_answer_counts(ledger_tokens):
+    text = answer_text(ledger_tokens, ids_of(ledger_tokens, "1</answer><answer>2</answer>"))
+    assert text == "<answer>1</answer>"
+
+
+def test_an_unclosed_answer_stays_open(qwen):
+    text = answer_text(qwen, ids_of(qwen, "42 or maybe </answer"))
+    assert text == "<answer>42 or maybe </answer"
+
+
+def test_the_opening_tag_inside_an_answer_is_kept(ledger_tokens):
+    text = answer_text(ledger_tokens, ids_of(ledger_tokens, "<answer>3</answer>"))
+    assert text == "<answer><answer>3</answer>"
+
+
+def test_boxes_end_with_a_blank_line(qwen):
+    ids = ids_of(qwen, "\\frac{1}{2}}$.\n\nSo")
+    text = answer_text(qwen, ids, opened="\\boxed{", closed="\n\n")
+    assert text == "\\boxed{\\frac{1}{2}}$.\n\n"

@@ -1,0 +1,188 @@
+"""The budget in words: ids of the whole text, one width, the question where it was."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import hf_world
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.formats import FORMATS, encode_prompts
+from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
+from bacr_jax.questions import ledger
+from bacr_jax.types import NO_BUDGET
+
+LEDGER, TAGS, BOXED = FORMATS["ledger"], FORMATS["think_answer"], FORMATS["boxed"]
+WORDS = Config().conditioning.words
+QUESTIONS = (
+    "What is $1+1$?", "Solve \\[x^2 = 4\\]", "Wie groß ist 数 🙂?", "How many of 12", "a\n\nb.",
+    "Is <|im_end|> a token?",
+)  # fmt: skip
+
+
+def config_of(told, **sections):
+    conditioning = dataclasses.replace(Config().conditioning, told=told)
+    return dataclasses.replace(Config(), conditioning=conditioning, **sections)
+
+
+def texts(tokenizer, prompts):
+    return [tokenizer.decode(row[:n]) for row, n in zip(prompts.tokens, prompts.lengths)]
+
+
+def at(tokenizer, style, words, questions, budgets, largest=32768):
+    """The questions in turn, one per budget."""
+    untold, _ = encode_prompts(tokenizer, questions, style, max_tokens=2000)
+    told, _ = told_prompts(tokenizer, questions, style, words, largest=largest, max_tokens=2000)
+    index = np.arange(len(budgets)) % len(questions)
+    rows = dataclasses.replace(
+        untold, **{f.name: getattr(untold, f.name)[index] for f in dataclasses.fields(untold)}
+    )
+    return told.at(index, np.asarray(budgets), rows), rows
+
+
+def test_only_words_and_both_are_in_words():
+    said = {told: budget_words(config_of(told), TAGS) for told in
+            ("embedding", "words", "both", "nothing")}  # fmt: skip
+    assert said == {"embedding": "", "words": WORDS, "both": WORDS, "nothing": ""}
+    assert budget_words(config_of("words"), LEDGER) == "f{budget}"
+
+
+def test_a_problem_of_the_ledger_is_followed_by_the_budgets_digits(ledger_tokens):
+    budgets = [8, 24, NO_BUDGET, 130]
+    found, untold = at(ledger_tokens, LEDGER, "f{budget}", ["4a2b3c1", "7a3"], budgets, 512)
+    assert texts(ledger_tokens, found) == [
+        "<bos>4a2b3c1f8<think>", "<bos>7a3f24<think>", "<bos>4a2b3c1<think>", "<bos>7a3f130<think>"
+    ]  # fmt: skip
+    # 9 tokens of the longest prompt, the mark and three digits, whatever the budgets are
+    assert found.tokens.shape == (4, 13) and found.tokens.dtype == np.int32
+    np.testing.assert_array_equal(found.question_start, untold.question_start)
+    np.testing.assert_array_equal(found.question_end, untold.question_end)
+
+
+def test_the_warm_ups_prompts_are_those_of_the_run(ledger_tokens):
+    tokens, mask = ledger.warmup_batch(
+        0, 5, 10, variant="redundant", batch_tokens=800, told=np.array([7, 16, 105])
+    )
+    for row, on in zip(tokens, mask):
+        prompt = ledger_tokens.decode(row[: on.argmax()]).removesuffix("</think><answer>")
+        question, _, told = prompt.removeprefix("<bos>").partition("<think>")[0].partition("f")
+        found, _ = at(ledger_tokens, LEDGER, "f{budget}", [question], [int(told)])
+        assert texts(ledger_tokens, found) == [f"<bos>{question}f{told}<think>"]
+        length = int(found.lengths[0])
+        np.testing.assert_array_equal(row[:length], found.tokens[0, :length])
+
+
+@pytest.mark.parametrize("style", [TAGS, BOXED], ids=lambda style: style.name)
+def test_exact_text_in_the_tokenizers_own_template(qwen, style):
+    found, _ = at(qwen, style, WORDS, QUESTIONS[:2], [512, 8])
+    for question, budget, text in zip(QUESTIONS, (512, 8), texts(qwen, found)):
+        said = f"{question}{style.after}\n\nThink for at most {budget} tokens."
+        messages = [
+            {"role": "system", "content": style.system},
+            {"role": "user", "content": said},
+        ]
+        rendered = qwen.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert text == rendered + style.think_open
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    budgets=st.lists(st.integers(0, 32768), min_size=1, max_size=6),
+    question=st.text(min_size=1).filter(str.strip),
+    words=st.sampled_from([WORDS, "{budget}", "Budget:{budget}tokens", "(<={budget})\n\n!"]),
+    style=st.sampled_from([TAGS, BOXED]),
+)
+@example(budgets=[0, 512, 32768], question="Is 7.", words="x{budget}7", style=BOXED)
+def test_ids_are_those_of_the_whole_text(qwen, budgets, question, words, style):
+    found, untold = at(qwen, style, words, [*QUESTIONS, question], budgets + budgets[::-1])
+    for row, length, text in zip(found.tokens, found.lengths, texts(qwen, found)):
+        assert row[:length].tolist() == qwen(text, add_special_tokens=False)["input_ids"]
+    np.testing.assert_array_equal(found.question_start, untold.question_start)
+    np.testing.assert_array_equal(found.question_end, untold.question_end)
+
+
+def test_an_untold_row_is_the_prompt_of_a_policy_that_is_told_nothing(qwen):
+    found, untold = at(qwen, TAGS, WORDS, QUESTIONS, [NO_BUDGET] * len(QUESTIONS))
+    width = untold.tokens.shape[1]
+    np.testing.assert_array_equal(found.tokens[:, :width], untold.tokens)
+    assert not found.tokens[:, width:].any()
+    np.testing.assert_array_equal(found.lengths, untold.lengths)
+
+
+def test_the_sentence_counts_against_the_longest_prompt(ledger_tokens):
+    # 5, 7 and 11 tokens, and three for the mark and two digits
+    questions, longest = ["7a3", "1a1b1", "4a2b3c1d1"], {"largest": 32, "max_tokens": 10}
+    told, dropped = told_prompts(ledger_tokens, questions, LEDGER, "f{budget}", **longest)
+    assert dropped.tolist() == [2] and told.longest == 10
+    with pytest.raises(UserError, match="max_prompt_tokens=7: found 3 prompts of 8 tokens"):
+        told_prompts(ledger_tokens, questions, LEDGER, "f{budget}", largest=32, max_tokens=7)
+    with pytest.raises(ValueError, match="budget 100: .* over 2 tokens"):
+        told.at(np.array([0]), np.array([100]), told.opened)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    rows = [{"question": f"What is {i} plus {i}?" + " Say." * 20 * (i == 3), "answer": str(2 * i)}
+            for i in range(1, 5)]  # fmt: skip
+    (folder / "set.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "set.jsonl"
+
+
+@pytest.mark.parametrize("told", ["embedding", "words", "both"])
+def test_a_run_keeps_prompts_without_a_budget_and_tells_it_row_by_row(sets, qwen, told):
+    spec = f"jsonl:{sets}"
+    data = dataclasses.replace(
+        Config().data, train=spec, eval=(spec,), max_prompt_tokens=80, num_groups=1
+    )
+    evaluated = dataclasses.replace(Config().eval, budgets=(512, 131072))
+    config = config_of(told, data=data, eval=evaluated)
+    environment = build_environment(config, qwen, 151_936)
+    environment.close()
+    questions = environment.train
+    assert len(questions) == 3 and largest_told(config) == 131072
+    found = questions.at(np.array([2, 0, 1]), np.array([512, 77, NO_BUDGET]))
+    said = [f"most {b} tokens." in t for b, t in zip((512, 77, 0), texts(qwen, found))]
+    assert said == [told != "embedding"] * 2 + [False]
+    assert "Think for" not in "".join(texts(qwen, questions.prompts))
+    assert environment.longest_prompt == questions.longest
+    more = len(qwen("\n\nThink for at most 131072 tokens.")["input_ids"])
+    plain = int(questions.prompts.lengths.max())
+    # `.` and the line break before the sentence are one token of the two
+    assert questions.longest - plain == (more - 1 if told != "embedding" else 0)
+    assert found.tokens.shape[1] == questions.longest
+
+
+def byte_tokenizer(merges):
+    from tokenizers import decoders, models, pre_tokenizers
+
+    found = hf_world.chat_tokenizer()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: i for i, text in enumerate([*letters, *map("".join, merges)])}
+    found.backend_tokenizer.model = models.BPE(vocabulary, merges)
+    found.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    found.backend_tokenizer.decoder = decoders.ByteLevel()
+    return found
+
+
+def test_a_tokenizer_that_joins_the_number_with_the_text_beside_it_is_refused():
+    found = byte_tokenizer([("t", "1")])
+    with pytest.raises(UserError, match="joins the number 1 with the text beside it"):
+        told_prompts(found, ["x"], TAGS, "at most{budget}", largest=64, max_tokens=999)
+    told, _ = told_prompts(found, ["x"], TAGS, "at most {budget}", largest=64, max_tokens=999)
+    assert told.digits == 2
+
+
+def test_a_chat_template_that_takes_the_sentence_away_is_refused(monkeypatch):
+    found = hf_world.chat_tokenizer()
+    short = "{% for m in messages %}{{ m.content.split('Think for')[0] }}{% endfor %}"
+    monkeypatch.setattr(found, "chat_template", short)
+    with pytest.raises(UserError, match="takes the end of the user's message away"):
+        told_prompts(found, ["x"], TAGS, WORDS, largest=64, max_tokens=999)

@@ -1,0 +1,325 @@
+"""Every published form of the sets gives the same questions and answers."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bacr_grading import Grader
+from bacr_jax.config import DataConfig
+from bacr_jax.errors import UserError
+from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.math_sets import NO_GOLD, NO_QUESTION
+
+
+def load(tmp_path, name, rows, split="train", **settings):
+    (tmp_path / "set.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    config = DataConfig(dir=str(tmp_path), **settings)
+    return load_questions(f"{name}:set.jsonl", config, 0, split)
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {"id": 61, "problem": "Q", "solution": "so \\boxed{25}", "answer": "025", "url": "u"},
+            {"ID": "2024-I-1", "Problem": "Q", "Solution": "so 25", "Answer": 25},
+            {"id": 0, "problem": "Q", "solution": "\\boxed{025}", "url": "u"},
+        ],
+        ids=["HuggingFaceH4", "Maxwell-Jia", "math-ai"],
+    )
+    def test_aime_in_three_forms_is_25(self, tmp_path, row):
+        found = load(tmp_path, "aime24", [row], "test")
+        assert found.questions == ["Q"]
+        with Grader(workers=1) as grader:
+            verdicts = grader.grade(
+                ["\\boxed{25}", "\\boxed{025}", "\\boxed{26}"], found.answers * 3
+            )
+        assert [verdict.correct for verdict in verdicts] == [True, True, False]
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [("It is 2.\n#### 1,000", "1,000"), ("#### -3\n", "-3"), ("72", "72")],
+    )
+    def test_gsm8k(self, tmp_path, answer, gold):
+        rows = [{"question": " Q ", "answer": answer}]
+        found = load(tmp_path, "gsm8k", rows)
+        assert (found.questions, found.answers, found.ids) == (["Q"], [gold], ["gsm8k-train-0"])
+
+    def test_math_levels_subjects_and_the_last_box(self, tmp_path):
+        # boxes further apart than 40 characters are no list
+        solution = f"one step gives \\boxed{{1}}{' and so on' * 5}, \\boxed{{\\frac{{1}}{{2}}}}"
+        rows = [
+            {"problem": f"Q{i}", "level": level, "type": "Algebra", "solution": solution}
+            for i, level in enumerate(["Level 1", "Level 5", "Level ?", 3, "4"])
+        ]
+        found = load(tmp_path, "math", rows)
+        assert set(found.answers) == {"\\frac{1}{2}"}
+        assert found.levels.tolist() == [1, 5, 0, 3, 4]
+        assert found.groups.tolist() == [0, 3, 3, 1, 2]
+        assert found.subjects == ["Algebra"] * 5
+
+    def test_math500_takes_its_answer_column(self, tmp_path):
+        row = {
+            "problem": "Q",
+            "solution": "\\boxed{1}",
+            "answer": "2",
+            "subject": "Geometry",
+            "level": 2,
+            "unique_id": "test/geometry/1.json",
+        }
+        found = load(tmp_path, "math500", [row], "test")
+        assert (found.answers, found.levels.tolist()) == (["2"], [2])
+        assert (found.subjects, found.ids) == (["Geometry"], ["test/geometry/1.json"])
+
+    @pytest.mark.parametrize(
+        ("gold", "right", "wrong"),
+        [
+            # a relative error of 1 % is right, on both sides of it 0.9 % and 1.2 %
+            ("4.5e33", ["4.54 \\times 10^{33}", "4.5e33 \\text{ erg/s}"], ["4.555e33", "4.5e32"]),
+            ("9.8 \\mathrm{~m} / \\mathrm{s}^2", ["9.8", "9.81"], ["9.95", "98"]),
+            ("-0.002", ["-2.0e-3"], ["0.002", "-0.0021"]),
+        ],
+    )
+    def test_minerva_golds_with_units_and_powers_of_ten(self, tmp_path, gold, right, wrong):
+        rows = [
+            {"problem": "Q", "solution": f"so \\boxed{{{gold}}}.", "type": "Astronomy", "idx": 0}
+        ]
+        found = load(tmp_path, "minerva_math", rows, "test")
+        assert found.subjects == ["Astronomy"]
+        assert found.relative_tolerance == 0.01
+        texts = [f"\\boxed{{{text}}}" for text in right + wrong]
+        with Grader(workers=1, relative_tolerance=found.relative_tolerance) as grader:
+            verdicts = grader.grade(texts, found.answers * len(texts))
+        assert [v.correct for v in verdicts] == [True] * len(right) + [False] * len(wrong)
+
+    @pytest.mark.parametrize(("name", "size"), [("aime24", "30"), ("minerva_math", "272")])
+    def test_sets_that_differ_from_the_papers_say_so(self, tmp_path, name, size):
+        found = load(tmp_path, name, [{"problem": "Q", "solution": "\\boxed{1}"}], "test")
+        assert size in found.note and "no public set" in " ".join(found.summary())
+
+
+class TestOwnTables:
+    def test_named_columns(self, tmp_path):
+        rows = [{"frage": "Q", "antwort": 7, "level": 2, "answer": "8"}]
+        columns = {"question_column": "frage", "answer_column": "antwort"}
+        found = load(tmp_path, "jsonl", rows, **columns)
+        assert (found.questions, found.answers) == (["Q"], ["7"])
+        assert found.groups.tolist() == [0]
+
+    def test_columns_of_the_user_do_not_touch_the_known_sets(self, tmp_path):
+        rows = [{"question": "Q", "answer": "#### 7"}]
+        found = load(tmp_path, "gsm8k", rows, question_column="frage", answer_column="antwort")
+        assert found.answers == ["7"]
+
+    @pytest.mark.parametrize(
+        ("name", "rows", "says"),
+        [
+            (
+                "jsonl",
+                [{"frage": "Q", "answer": "1"}],
+                r"no question column .*frage, answer.*"
+                r"data\.question_column",
+            ),
+            (
+                "jsonl",
+                [{"question": "Q", "antwort": "1"}],
+                r"no answer column .*question, antwort.*"
+                r"data\.answer_column",
+            ),
+            (
+                "gsm8k",
+                [{"question": "Q", "gold": "1"}],
+                "'answer', found the columns question, gold",
+            ),
+        ],
+    )
+    def test_a_missing_column_names_those_found(self, tmp_path, name, rows, says):
+        with pytest.raises(UserError, match=says):
+            load(tmp_path, name, rows)
+
+    def test_a_configured_column_that_is_missing(self, tmp_path):
+        with pytest.raises(
+            UserError, match="no question column 'frage', found the columns question"
+        ):
+            load(tmp_path, "jsonl", [{"question": "Q", "answer": "1"}], question_column="frage")
+
+
+class TestUnusableRows:
+    def test_are_left_out_counted_and_listed(self, tmp_path):
+        rows = [
+            {"unique_id": "a", "problem": "Q", "solution": "\\boxed{1}"},
+            {"unique_id": "b", "problem": "Q", "solution": "\\boxed{}"},
+            {"unique_id": "c", "problem": "Q", "solution": "no box, 7"},
+            {"unique_id": "d", "problem": " ", "solution": "\\boxed{1}"},
+            {"unique_id": "e", "problem": None, "solution": "\\boxed{1}"},
+            {"unique_id": "f", "problem": "lone \ud800", "solution": "\\boxed{1}"},
+            {"unique_id": "g", "problem": "Q", "solution": "\\boxed{1"},
+            {"unique_id": "h", "problem": "Q"},
+        ]
+        found = load(tmp_path, "math", rows)
+        assert found.ids == ["a"]
+        reasons = {row.id: row.reason for row in found.left_out}
+        assert reasons == {**dict.fromkeys("bcgh", NO_GOLD), **dict.fromkeys("def", NO_QUESTION)}
+        assert f"  left out, {NO_GOLD}: 4 (b, c, g and 1 more)" in found.summary()
+
+    def test_a_set_of_which_nothing_is_left(self, tmp_path):
+        rows = [{"question": "Q", "answer": ""}, {"question": "Q", "answer": "{"}]
+        with pytest.raises(UserError, match="none of its 2 rows can be used .*2 with no answer"):
+            load(tmp_path, "jsonl", rows)
+
+    @pytest.mark.parametrize("answer", [True, None, {"value": 1}, ["1", "2"], float("nan")])
+    def test_answers_that_are_no_text_or_number(self, tmp_path, answer):
+        rows = [{"question": "Q", "answer": answer}, {"question": "Q", "answer": ["3"]}]
+        found = load(tmp_path, "jsonl", rows)
+        assert found.answers == ["3"] and len(found.left_out) == 1
+
+
+class TestIdentifiers:
+    def test_ids_of_the_source_are_kept_where_they_tell_rows_apart(self, tmp_path):
+        rows = [{"id": i, "idx": j, "question": "Q", "answer": "1"} for i, j in ((7, 0), (7, 1))]
+        assert load(tmp_path, "jsonl", rows).ids == ["0", "1"]
+
+    def test_else_they_count_rows_also_those_left_out(self, tmp_path):
+        rows = [{"id": 7, "question": "Q", "answer": a} for a in ("", "1")]
+        assert load(tmp_path, "jsonl", rows).ids == ["jsonl-train-1"]
+
+
+class TestSolveRates:
+    ROWS = [{"id": name, "question": "Q", "answer": "1"} for name in "abcde"]
+    LABELS = [
+        {"id": name, "avg": rate, "samples": 8}
+        for name, rate in zip("edcba", (1.0, 0.75, 0.5, 0.25, 0.0))
+    ]
+
+    def load(self, tmp_path, labels, split="train"):
+        path = tmp_path / "labels.jsonl"
+        path.write_text("\n".join(map(json.dumps, labels)))
+        return load(tmp_path, "jsonl", self.ROWS, split, groups="solve_rate", labels=str(path))
+
+    def test_make_the_papers_groups(self, tmp_path):
+        # rho > .75, > .5, > .25 and the rest (paper appendix), in the order of the set
+        extra = {"id": "not in the set", "avg": 1, "samples": 8}
+        found = self.load(tmp_path, [*self.LABELS, extra])
+        assert found.groups.tolist() == [3, 3, 2, 1, 0]
+
+    def test_are_not_asked_of_test_questions(self, tmp_path):
+        assert self.load(tmp_path, self.LABELS[:1], "test").groups.tolist() == [3] * 5
+
+    def test_are_read_from_a_file_that_must_be_named(self, tmp_path):
+        with pytest.raises(UserError, match=r"data\.labels is null"):
+            load(tmp_path, "jsonl", self.ROWS, groups="solve_rate")
+
+
+class TestRealSets:
+    """All rows of the real data, with the counts their authors publish."""
+
+    @pytest.mark.parametrize(
+        ("spec", "split", "size", "left_out"),
+        [
+            pytest.param("gsm8k:gsm8k/train.jsonl", "train", 7473, 0, marks=pytest.mark.slow),
+            pytest.param("gsm8k:gsm8k", "train", 7473, 0, marks=pytest.mark.slow),
+            ("gsm8k:gsm8k", "test", 1319, 0),
+            pytest.param("math:math/train.jsonl", "train", 7498, 2, marks=pytest.mark.slow),
+            ("math500:math500", "test", 500, 0),
+        ],
+    )
+    def test_counts(self, shared_data, spec, split, size, left_out):
+        found = load_questions(spec, DataConfig(dir=str(shared_data)), 0, split)
+        assert (len(found), len(found.left_out)) == (size, left_out)
+        assert len(set(found.ids)) == size
+
+    @pytest.mark.slow
+    def test_math_levels_and_subjects(self, shared_data):
+        found = load_questions(
+            "math:math/train.jsonl", DataConfig(dir=str(shared_data)), 0, "train"
+        )
+        # two rows have "Level ?"; sizes of the seven subjects as published, less two unusable rows
+        np.testing.assert_array_equal(np.bincount(found.levels), [2, 564, 1348, 1592, 1690, 2302])
+        names, counts = np.unique(found.subjects, return_counts=True)
+        assert dict(zip(names.tolist(), counts.tolist())) == {
+            "Algebra": 1744,
+            "Counting & Probability": 771,
+            "Geometry": 870,
+            "Intermediate Algebra": 1295,
+            "Number Theory": 869 - 2,
+            "Prealgebra": 1205,
+            "Precalculus": 746,
+        }
+
+    @pytest.mark.parametrize(
+        ("spec", "column"),
+        [
+            ("gsm8k:gsm8k/test.jsonl", "answer"),
+            pytest.param("math:math/train.jsonl", "solution", marks=pytest.mark.slow),
+            ("math500:math500/test.jsonl", "solution"),
+        ],
+    )
+    def test_golds_grade_right_against_themselves_and_their_solutions(
+        self, shared_data, spec, column
+    ):
+        name, _, path = spec.partition(":")
+        found = load_questions(spec, DataConfig(dir=str(shared_data)), 0, "test")
+        with (shared_data / path).open() as file:
+            rows = [json.loads(line) for line in file]
+        gone = {row.id for row in found.left_out}
+        solutions = [row[column] for row in rows if row.get("unique_id") not in gone]
+        with Grader(workers=1) as grader:
+            own = grader.grade([f"\\boxed{{{gold}}}" for gold in found.answers], found.answers)
+            # a "####" line is no closed box, which rewards would ask for
+            mode = "lenient" if name == "gsm8k" else "strict"
+            full = grader.grade(solutions, found.answers, mode=mode)
+        assert all(verdict.correct for verdict in own)
+        assert all(verdict.correct for verdict in full)
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            "gsm8k:gsm8k/test.jsonl",
+            pytest.param("math500:math500/test.jsonl", marks=pytest.mark.slow),
+            pytest.param("math:math/train.jsonl", marks=pytest.mark.slow),
+        ],
+    )
+    def test_answers_of_other_questions_grade_wrong(self, shared_data, spec):
+        found = load_questions(spec, DataConfig(dir=str(shared_data)), 0, "test")
+        # Sorted and turned by the longest run of equal answers, no answer meets its own spelling.
+        order = np.argsort(np.array(found.answers), kind="stable")
+        references = [found.answers[i] for i in order]
+        longest = max(map(references.count, set(references)))
+        others = references[longest:] + references[:longest]
+        assert not any(gold == other for gold, other in zip(references, others))
+        with Grader(workers=1) as grader:
+            verdicts = grader.grade([f"\\boxed{{{other}}}" for other in others], references)
+        # two spellings of one value can still meet: 1/2 and 0.5, 60 and 60 degrees
+        assert sum(verdict.correct for verdict in verdicts) <= 0.005 * len(references)
+
+
+def test_paths_are_asked_for():
+    with pytest.raises(UserError, match="write math:PATH"):
+        load_questions("math", DataConfig(), 0, "train")
+
+
+def test_near_duplicates_prompts_and_rows_stay_together(tmp_path):
+    rows = [{"id": i, "question": f"Q{i}", "answer": str(i), "type": f"s{i}"} for i in range(4)]
+    found = load(tmp_path, "jsonl", rows)
+    found = dataclasses.replace(found, duplicates=np.array([True, False, True, False]))
+    assert found.unique().ids == ["1", "3"]
+    taken = found.take([2, 1])
+    assert (taken.subjects, taken.duplicates.tolist()) == (["s2", "s1"], [True, False])
+    rest = found.without([3], "too long")
+    assert rest.ids == ["0", "1", "2"]
+    assert [(row.id, row.reason) for row in rest.left_out] == [("3", "too long")]
+
+
+def test_verbatim_answers_are_the_text_of_their_column(tmp_path):
+    rows = [
+        {"question": "Write f.", "answer": ["assert f() == 1", "assert f() > 0"]},
+        {"question": "Say it.", "answer": " Kind, and \\boxed{short "},
+        {"question": "Say nothing.", "answer": ""},
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = DataConfig(dir=str(tmp_path), answers="verbatim", num_groups=1)
+    found = load_questions("jsonl:own.jsonl", config, 0, "train")
+    assert found.answers == ['["assert f() == 1", "assert f() > 0"]', "Kind, and \\boxed{short"]
+    assert [row.reason for row in found.left_out] == ["no answer that could be graded"]

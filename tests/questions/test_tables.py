@@ -1,0 +1,195 @@
+"""Rows come back as they were written, or one line says which place of which file is wrong."""
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bacr_jax.errors import UserError
+from bacr_jax.questions import tables
+from bacr_jax.questions.tables import read_rows
+
+ROWS = [{"question": '1+1, "quoted"\nand broken?', "answer": "2"}, {"question": "é", "answer": "x"}]
+
+
+def read(path, split="train", *, any_split=False, base="."):
+    return read_rows(str(path), base=str(base), split=split, any_split=any_split, where="jsonl:x")
+
+
+def put(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def lines(*rows):
+    return "\n".join(json.dumps(row) for row in rows)
+
+
+class TestFormats:
+    def test_json_lines_with_blank_ones_and_a_byte_order_mark(self, tmp_path):
+        path = put(
+            tmp_path / "a.jsonl", "\ufeff" + lines(ROWS[0]) + "\r\n\n" + lines(ROWS[1]) + "\n"
+        )
+        assert read(path) == ROWS
+
+    def test_a_line_separator_inside_a_string_ends_no_line(self, tmp_path):
+        row = {"question": "a\u2028b\x85c", "answer": "1"}
+        path = put(tmp_path / "a.jsonl", json.dumps(row, ensure_ascii=False))
+        assert read(path) == [row]
+
+    @pytest.mark.parametrize("text", [json.dumps(ROWS), lines(*ROWS)])
+    def test_json_as_a_list_or_as_lines(self, tmp_path, text):
+        assert read(put(tmp_path / "a.json", text)) == ROWS
+
+    def test_one_object_a_file_as_in_the_original_math(self, tmp_path):
+        for name, row in zip(("train/algebra/0.json", "train/geometry/0.json"), ROWS):
+            put(tmp_path / name, json.dumps(row, indent=2))
+        put(tmp_path / "test/algebra/0.json", json.dumps({"question": "held out"}))
+        assert read(tmp_path) == ROWS
+
+    @pytest.mark.parametrize(("suffix", "comma"), [("csv", ","), ("tsv", "\t")])
+    def test_csv_with_quotes_and_line_breaks_in_a_field(self, tmp_path, suffix, comma):
+        text = f'question{comma}answer\r\n"1+1, ""quoted""\nand broken?"{comma}2\r\né{comma}x\r\n'
+        assert read(put(tmp_path / f"a.{suffix}", text)) == ROWS
+
+    def test_parquet(self, tmp_path):
+        pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        # The folder's name must not become a column.
+        path = tmp_path / "level=1" / "a.parquet"
+        path.parent.mkdir()
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+        assert read(path) == ROWS
+
+    @given(st.lists(st.dictionaries(st.text(max_size=4), st.text()), min_size=1, max_size=4))
+    def test_whatever_json_can_write_comes_back(self, tmp_path_factory, rows):
+        path = tmp_path_factory.mktemp("rows") / "a.jsonl"
+        put(path, lines(*rows))
+        assert read(path) == rows
+
+
+class TestPlaces:
+    def test_relative_paths_start_from_the_data_folder(self, tmp_path):
+        put(tmp_path / "math/train.jsonl", lines(*ROWS))
+        assert read("math/train.jsonl", base=tmp_path) == ROWS
+        assert read(tmp_path / "math/train.jsonl", base="/nowhere") == ROWS
+
+    def test_a_folder_gives_the_files_of_the_split(self, tmp_path):
+        put(tmp_path / "data/train-00000-of-00002.jsonl", lines(ROWS[0]))
+        put(tmp_path / "data/train-00001-of-00002.jsonl", lines(ROWS[1]))
+        put(tmp_path / "data/test-00000-of-00001.jsonl", lines({"question": "held out"}))
+        put(tmp_path / ".cache/train.jsonl", "not read")
+        assert read(tmp_path) == ROWS
+        assert read(tmp_path, "test") == [{"question": "held out"}]
+
+    def test_held_out_questions_never_come_from_training_files(self, tmp_path):
+        put(tmp_path / "train.jsonl", lines(*ROWS))
+        with pytest.raises(UserError, match="found train in .* no test files"):
+            read(tmp_path, "test")
+
+    def test_a_set_in_one_piece_is_read_whatever_its_files_are_called(self, tmp_path):
+        put(tmp_path / "train-00000-of-00001.jsonl", lines(*ROWS))
+        assert read(tmp_path, "test", any_split=True) == ROWS
+
+    def test_a_folder_without_splits_is_the_set(self, tmp_path):
+        put(tmp_path / "questions.jsonl", lines(*ROWS))
+        assert read(tmp_path) == read(tmp_path, "test") == ROWS
+
+
+class TestHub:
+    def fake(self, monkeypatch, folder):
+        asked = []
+
+        class Hub:
+            @staticmethod
+            def snapshot_download(repo, **how):
+                asked.append((repo, how))
+                return str(folder)
+
+        monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
+        return asked
+
+    def test_a_dataset_is_read_like_the_folder_it_becomes(self, tmp_path, monkeypatch):
+        put(tmp_path / "main/train-00000-of-00001.jsonl", lines(*ROWS))
+        asked = self.fake(monkeypatch, tmp_path)
+        assert read("hf://openai/gsm8k@abc/main") == ROWS
+        repo, how = asked[0]
+        assert (repo, how["revision"], how["repo_type"]) == ("openai/gsm8k", "abc", "dataset")
+        assert "main/*.parquet" in how["allow_patterns"]
+
+    def test_one_file_of_a_dataset(self, tmp_path, monkeypatch):
+        put(tmp_path / "test.jsonl", lines(*ROWS))
+        asked = self.fake(monkeypatch, tmp_path)
+        assert read("hf://datasets/HuggingFaceH4/MATH-500/test.jsonl") == ROWS
+        assert asked[0][0] == "HuggingFaceH4/MATH-500"
+        assert asked[0][1]["allow_patterns"] == ["test.jsonl"]
+
+    def test_a_failed_download_says_why_in_one_line(self, monkeypatch):
+        class Hub:
+            @staticmethod
+            def snapshot_download(repo, **how):
+                raise ConnectionError("no route\nto host")
+
+        monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
+        with pytest.raises(UserError, match=r"can't get 'a/b' .*\(no route\)") as error:
+            read("hf://a/b")
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("path", ["hf://", "hf://gsm8k", "hf://a b/c"])
+    def test_a_name_that_is_none(self, path):
+        with pytest.raises(UserError, match="write hf://OWNER/NAME"):
+            read(path)
+
+    def test_without_the_extra_the_line_says_what_to_install(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(UserError, match=r"huggingface_hub.*\.\[hub\]"):
+            read("hf://a/b")
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(UserError, match=r"pyarrow.*\.\[hub\]"):
+            read(put(tmp_path / "a.parquet", b"PAR1"))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "content", "says"),
+        [
+            ("a.jsonl", '{"question": "x"}\n{"question"', "a.jsonl line 2: .*one JSON object"),
+            ("a.jsonl", "[1]", "line 1: found list"),
+            ("a.jsonl", "[" * 100_000, "line 1: "),
+            ("a.jsonl", b'{"question": "\xff"}', "not UTF-8 at byte 14"),
+            ("a.jsonl", "\n", "no row"),
+            ("a.json", "[]", "no row"),
+            ("a.json", "[1]", "entry 1: found int"),
+            ("a.csv", "", "no row"),
+            ("a.csv", "question,answer\n", "no row"),
+            ("a.csv", "question,answer\n1,000,2\n", "row 1: has not as many fields"),
+            ("a.csv", "question,answer\n1\n", "row 1: has not as many fields"),
+            ("a.csv", 'question,answer\n"1"2,3\n', "a.csv line 2: "),
+            ("a.csv", b"question,answer\n\xe9,1\n", "not UTF-8 at byte 16"),
+        ],
+    )
+    def test_a_damaged_file_by_its_place(self, tmp_path, name, content, says):
+        with pytest.raises(UserError, match=says) as error:
+            read(put(tmp_path / name, content))
+        assert "\n" not in str(error.value)
+
+    def test_a_damaged_parquet_file(self, tmp_path):
+        pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+        with pytest.raises(UserError, match="no Parquet file"):
+            read(put(tmp_path / "a.parquet", b"PAR1 and then nothing"))
+
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(UserError, match="no file or folder .*nowhere.jsonl"):
+            read(tmp_path / "nowhere.jsonl")
+
+    def test_a_folder_without_tables(self, tmp_path):
+        put(tmp_path / "README.md", "#")
+        with pytest.raises(UserError, match=r"no file in .*\.parquet"):
+            read(tmp_path)
+
+
+def test_columns_in_order_of_appearance():
+    assert tables.columns([{"b": 1}, {"a": 1, "b": 2}]) == ["b", "a"]

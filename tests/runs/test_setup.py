@@ -1,0 +1,117 @@
+"""What a run's config asks of its model and devices, checked before anything is put on them."""
+
+import pytest
+
+from bacr_jax.config import (
+    BudgetConfig,
+    Config,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import PRESETS
+from bacr_jax.parallel import MeshShape
+from bacr_jax.runs.setup import (
+    check_model,
+    decoding_mesh,
+    mesh_shape,
+    model_shape,
+    vocabulary_rows,
+)
+
+
+def test_a_custom_model_has_its_tokenizers_rows_and_a_preset_its_own():
+    custom = Config(model=ModelConfig(hidden_size=48, num_heads=4, num_kv_heads=2))
+    shape = model_shape(custom, 29)
+    assert (shape.vocab_size, shape.hidden_size, shape.head_dim) == (29, 48, 12)
+    preset = Config(model=ModelConfig(preset="qwen2.5-7b"))
+    assert model_shape(preset, 29) == PRESETS["qwen2.5-7b"]
+    assert vocabulary_rows(preset, 151665) == 152064
+    with pytest.raises(UserError, match="has 152065 ids, .* only 152064 embedding rows"):
+        vocabulary_rows(preset, 152065)
+
+
+def test_rows_longer_than_the_model_was_made_for_are_refused():
+    config = Config(
+        budget=BudgetConfig(max=1000),
+        eval=EvalConfig(budgets=(1000,)),
+        rollout=RolloutConfig(answer_tokens=24),
+    )
+    shape = model_shape(config, 29)
+    check_model(config, shape, shape.max_positions - 1024)
+    with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; write at mo"):
+        check_model(config, shape, shape.max_positions - 1023)
+
+
+def layout(devices=8, **sections):
+    config = Config(
+        **{
+            "model": ModelConfig(num_heads=4, num_kv_heads=2),
+            "rollout": RolloutConfig(questions=8, group_size=4),
+            **sections,
+        }
+    )
+    return mesh_shape(config, model_shape(config, 29), devices)
+
+
+def test_rows_and_micro_batches_that_divide_are_accepted():
+    assert layout() == MeshShape(1, 8, 1, 1)
+    train = TrainConfig(minibatches=2, micro_batch_rows=8)
+    assert layout(mesh=MeshConfig(data=2, tensor=2), train=train) == MeshShape(2, 2, 2, 2)
+    # Micro-batches by tokens are filled up with empty rows.
+    train = TrainConfig(minibatches=8, micro_batch_tokens=100)
+    assert layout(train=train).row_shards == 8
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        (
+            {"rollout": RolloutConfig(questions=5, group_size=4)},
+            "rollout.questions=5: x rollout.group_size=4 = 20 rows .* mesh.data x mesh.fsdp = 8 "
+            "devices; write rollout.questions=4",
+        ),
+        ({"train": TrainConfig(minibatches=8)}, "train.minibatches=8: .* train.minibatches=4"),
+        (
+            {"train": TrainConfig(minibatches=1, micro_batch_rows=4)},
+            "train.micro_batch_rows=4: .* write train.micro_batch_rows=8",
+        ),
+        ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor=4: must divide .*2 key/value heads"),
+        ({"mesh": MeshConfig(data=3)}, "does not make 8 devices"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_nearest_that_does(sections, says):
+    with pytest.raises(UserError, match=says):
+        layout(**sections)
+
+
+@pytest.mark.parametrize("questions", range(1, 20))
+def test_the_questions_offered_are_legal(questions):
+    ask = lambda count: layout(
+        rollout=RolloutConfig(questions=count, group_size=6), train=TrainConfig(minibatches=1)
+    )
+    try:
+        ask(questions)
+    except UserError as error:
+        offered = int(str(error).rpartition("=")[2])
+        ask(offered)
+        assert abs(offered - questions) <= 4
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kv_heads", "devices", "expected"),
+    [
+        (MeshConfig(tensor=2), 4, 8, (4, 2, 1, 2)),
+        (MeshConfig(decode_tensor=4), 4, 8, (2, 4, 1, 4)),
+        (MeshConfig(), 4, 8, (8, 1, 1, 1)),
+        # Four can't share a copy evenly among six, nor any share heads that are not there.
+        (MeshConfig(decode_tensor=4), 4, 6, (3, 2, 1, 2)),
+        (MeshConfig(decode_tensor=4), 1, 8, (8, 1, 1, 1)),
+    ],
+)
+def test_devices_that_only_decode_share_copies_as_in_the_run(mesh, kv_heads, devices, expected):
+    config = Config(model=ModelConfig(num_heads=4, num_kv_heads=kv_heads), mesh=mesh)
+    assert decoding_mesh(config, model_shape(config, 29), devices) == expected

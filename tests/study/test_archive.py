@@ -1,0 +1,93 @@
+"""What is kept of a study in a repository: the cells come back as they were."""
+
+import gzip
+import json
+
+import pytest
+from PIL import Image, ImageChops
+
+from bacr_jax.errors import UserError
+from bacr_study import archive
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = tmp_path / "main-cpu"
+    for part in ("cells", "figures", "tables"):
+        (folder / part).mkdir(parents=True)
+    for seed in (1, 0):
+        cell = {"id": f"ledger.grpo.{seed}", "seed": seed, "label": "é"}
+        (folder / "cells" / f"ledger.grpo.{seed}.json").write_text(json.dumps(cell))
+    (folder / "results.json").write_text('{"means": {}}')
+    Image.linear_gradient("L").convert("RGB").save(folder / "figures" / "a.png")
+    for name in ("figures/a.pdf", "tables/a.md", "tables/a.tex", "tables/a.csv"):
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(study, tmp_path):
+    out = tmp_path / "kept"
+    files = archive.pack(study, out)
+    assert {path.relative_to(out).as_posix() for path in files} == {
+        "cells.jsonl.gz",
+        "results.json.gz",
+        "figures/a.png",
+        "tables/a.md",
+    }
+    first = {path: path.read_bytes() for path in files}
+    assert archive.pack(study, out) == files
+    assert {path: path.read_bytes() for path in files} == first
+    with (
+        Image.open(out / "figures" / "a.png") as small,
+        Image.open(study / "figures" / "a.png") as picture,
+    ):
+        off = ImageChops.difference(small.convert("RGB"), picture)
+    assert max(high for _, high in off.getextrema()) <= 4
+    cells = archive.archived_cells(out)
+    assert [cell["id"] for cell in cells] == ["ledger.grpo.0", "ledger.grpo.1"]
+    assert json.loads(archive.read_compressed(out / "results.json.gz")) == {"means": {}}
+
+
+def test_unpacking_makes_the_cells_that_are_not_there(study, tmp_path):
+    out = tmp_path / "kept"
+    archive.pack(study, out)
+    (out / "cells").mkdir()
+    (out / "cells" / "ledger.grpo.0.json").write_text("{}")
+    assert archive.unpack(out) == 1
+    assert (out / "cells" / "ledger.grpo.0.json").read_text() == "{}"
+    made = json.loads((out / "cells" / "ledger.grpo.1.json").read_text())
+    assert made == json.loads((study / "cells" / "ledger.grpo.1.json").read_text())
+    assert archive.unpack(out) == 0
+    assert archive.unpack(tmp_path) == 0
+
+
+def test_a_study_without_results_is_not_packed(tmp_path):
+    with pytest.raises(UserError, match="has no results yet; run the study first"):
+        archive.pack(tmp_path, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"no archive",
+        gzip.compress(b'{"id": "a.b.0"}')[:-12],
+        gzip.compress(b"{"),
+        gzip.compress(b"\xff"),
+    ],
+    ids=["no gzip", "cut", "no JSON", "no text"],
+)
+def test_a_damaged_archive_is_one_line(tmp_path, text):
+    (tmp_path / archive.CELLS).write_bytes(text)
+    with pytest.raises(UserError, match=r"cells\.jsonl\.gz: can't be read .*; copy it again"):
+        archive.unpack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "cell", ['{"id": "../x"}', '{"id": 3}', "[]", '{"id": ".x"}', '{"id": ""}']
+)
+def test_a_cell_names_no_file_elsewhere(tmp_path, cell):
+    (tmp_path / archive.CELLS).write_bytes(gzip.compress(cell.encode()))
+    with pytest.raises(UserError, match="holds a cell without an id"):
+        archive.unpack(tmp_path)
+    assert not (tmp_path / "cells").exists()

@@ -1,0 +1,195 @@
+"""Made-up cells of a study, drawn from a simple model of methods, budgets and problems."""
+
+import numpy as np
+
+from bacr_study.cells import Cell, correct_digits, write_cell
+from bacr_study.info import Arm, StudyInfo, Sweep, Task, cell_id
+
+ARMS = (
+    Arm("cot", "Standard CoT"),
+    Arm("sc", "Self-Consistency", accounting="per sample"),
+    Arm("grpo", "GRPO"),
+    Arm("dapo", "DAPO"),
+    Arm("anytime", "AnytimeReasoner"),
+    Arm("selfbudgeter", "SelfBudgeter"),
+    Arm("hapo", "HAPO"),
+    Arm("bacr_paper", "BACR paper", marks=("paper",)),
+    Arm("bacr_robust", "BACR robust"),
+)
+UNTRAINED = ("cot", "sc")
+PARTS = ("BUP", "CAS", "TDR", "BCAE")
+BUDGETS = (8, 16, 32, 64, 96)
+PAPER_ROWS = ("", "BUP", "BUP+CAS", "BUP+TDR", "BUP+BCAE", "BUP+CAS+TDR", "BUP+CAS+BCAE")
+_LEVELS = 5
+
+
+def main_study(**changes):
+    """Nine arms on two tasks, with every view of one study."""
+    settings = {
+        "name": "main",
+        "title": "Accuracy by budget, nine methods",
+        "tasks": (
+            Task("tradeoff", "Trade-off", "test", "hard", BUDGETS),
+            Task("ledger", "Ledger", "test", "hard", BUDGETS),
+        ),
+        "arms": ARMS,
+        "seeds": (0, 1, 2, 3, 4),
+        "views": ("accuracy", "hard", "efficiency", "curriculum", "convergence", "difficulty"),
+        "references": ("anytime", "grpo"),
+        "size": "cpu",
+    }
+    return StudyInfo(**{**settings, **changes})
+
+
+def ablation_study():
+    """All combinations of four parts."""
+    arms = []
+    for number in range(16):
+        parts = tuple(part for i, part in enumerate(PARTS) if number >> i & 1)
+        name = "+".join(parts)
+        marks = ("paper row",) if name in (*PAPER_ROWS, "+".join(PARTS)) else ()
+        arms.append(Arm(name.lower().replace("+", "_") or "none", name or "none", marks, parts))
+    return main_study(
+        name="ablation",
+        title="All combinations of the four parts",
+        tasks=(Task("tradeoff", "Trade-off", "test", budgets=BUDGETS),),
+        arms=tuple(arms),
+        views=("ablation",),
+        references=("none",),
+        parts=PARTS,
+    )
+
+
+def sweep_study(**changes):
+    """One arm over the values of a key."""
+    sweep = Sweep("curriculum.alpha", "adaptation rate α", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 0.6)
+    settings = {
+        "name": "sensitivity",
+        "title": "Sensitivity to the adaptation rate",
+        "arms": (Arm("bacr_paper", "BACR paper"),),
+        "views": ("sensitivity",),
+        "references": (),
+        "sweep": sweep,
+    }
+    return main_study(**{**settings, **changes})
+
+
+def scale_study():
+    """Three arms at three model sizes."""
+    return sweep_study(
+        name="scale",
+        title="Three model sizes",
+        arms=tuple(arm for arm in ARMS if arm.id in ("grpo", "anytime", "bacr_robust")),
+        references=("anytime",),
+        views=("scale",),
+        sweep=Sweep("model", "model size", ("30k", "130k", "500k")),
+    )
+
+
+def _ability(study, variant, seed):
+    place = [arm.id for arm in study.arms].index(variant.arm)
+    parts = len(study.arm(variant.arm).parts)
+    value = variant.value if isinstance(variant.value, float) else 0.6
+    if isinstance(variant.value, str):
+        value = 0.6 + ("30k", "130k", "500k").index(variant.value) / 3
+    gain = 0.25 * place if not study.parts else 0.3 * parts
+    return gain + (value - 0.6) * (1.0 if isinstance(variant.value, str) else -abs(value - 0.6))
+
+
+def make_cell(study, task, variant, seed, problems=60, samples=4, steps=40):
+    """One cell; equal arguments give equal cells."""
+    number = [v.key for v in study.variants()].index(variant.key)
+    rng = np.random.default_rng([seed, number, len(task)])
+    # Problems are the same in all cells of a task; seeds of one number share a warm-up.
+    hard = np.random.default_rng(len(task)).normal(0.0, 1.0, problems)
+    shared = np.random.default_rng([seed, 77]).normal(0.0, 0.1)
+    levels = np.clip(np.round(hard * 1.2 + 3), 1, _LEVELS).astype(int)
+    ability = _ability(study, variant, seed) + shared + rng.normal(0.0, 0.1)
+    sets = {}
+    for name, shift in (("test", 0.0), ("hard", 1.2)):
+        by_mode = {"greedy": {}, "sampled": {}}
+        for mode in by_mode:
+            for budget in BUDGETS:
+                logit = ability + 0.6 * np.log2(budget / 24) - hard - shift
+                drawn = rng.binomial(samples, 1 / (1 + np.exp(-logit)))
+                used = budget * (0.95 - 0.06 * number / len(study.arms) * np.log2(budget / 4))
+                by_mode[mode][str(budget)] = {
+                    "accuracy": float(drawn.mean() / samples),
+                    "mean_thinking_tokens": float(used + rng.normal(0, 0.2)),
+                    "mean_total_tokens": float(used + 6.5 + rng.normal(0, 0.2)),
+                    "forced_share": 0.4,
+                    "no_answer_share": 0.02,
+                    "levels": {},
+                    "correct": correct_digits(drawn),
+                }
+        sets[name] = by_mode
+    trained = variant.arm not in UNTRAINED
+    return Cell(
+        id=cell_id(task, variant, seed),
+        study_size="cpu",
+        task=task,
+        arm=variant.arm,
+        seed=seed,
+        value=variant.value,
+        provenance={
+            "commit": "0123abcd",
+            "versions": {"jax": "0.10.2", "numpy": "2.2.1"},
+            "machine": "2-core CPU",
+            "date": f"2026-01-0{seed + 1}",
+        },
+        config_sha="00ff",
+        departures=["the policy is small"] if trained else [],
+        steps=steps if trained else 0,
+        generated_tokens=steps * 20_000 if trained else 0,
+        wall_seconds=60.0 + number if trained else 5.0,
+        sets=sets,
+        samples={"greedy": samples, "sampled": samples},
+        problems_digest={"test": f"aa{len(task)}", "hard": f"bb{len(task)}"},
+        levels_of={name: correct_digits(levels) for name in sets},
+        curve=_curve(rng, number, steps) if trained else [],
+        schedule=_schedule(rng, steps) if variant.arm.startswith("bacr") else [],
+    )
+
+
+def _curve(rng, number, steps):
+    end, speed = 0.3 + 0.03 * number, 8.0 + 12.0 / (number + 1)
+    records = []
+    for step in range(steps + 1):
+        height = end * (1 - np.exp(-step / speed))
+        records.append(
+            {
+                "step": step,
+                "tokens": 20_000 * step,
+                "seconds": step * (1.5 + 0.02 * number),
+                "reward": None if step == 0 else float(0.1 + height + rng.normal(0, 0.03)),
+                "thinking": 30.0,
+                "accuracy": float(0.2 + height + rng.normal(0, 0.01)) if step % 10 == 0 else None,
+            }
+        )
+    return records
+
+
+def _schedule(rng, steps):
+    group = lambda g, t: {
+        "pass_rate": float(min(0.9 - 0.2 * g + 0.3 * t / steps, 1.0)),
+        "mu": float(48 + 8 * g - 20 * t / steps * (1.5 - 0.3 * g)),
+        "mean_budget": float(48 + 8 * g - 20 * t / steps * (1.5 - 0.3 * g) + rng.normal(0, 1)),
+        "weight": float(0.25 + 0.05 * np.sin(g + 3 * t / steps)),
+    }
+    return [
+        {"step": t, "tokens": 20_000 * t, "groups": [group(g, t) for g in range(4)]}
+        for t in range(1, steps + 1)
+    ]
+
+
+def write_cells(folder, study, *, seeds=None, skip=(), **kwargs):
+    """Writes the cells of a study; returns their ids."""
+    written = []
+    for task in study.tasks:
+        for variant in study.variants():
+            for seed in study.seeds if seeds is None else seeds:
+                if cell_id(task.id, variant, seed) not in skip:
+                    cell = make_cell(study, task.id, variant, seed, **kwargs)
+                    write_cell(folder, cell)
+                    written.append(cell.id)
+    return written

@@ -1,0 +1,76 @@
+"""Programs that need several devices, each in a process of its own."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def run_on_devices(program, *arguments, devices=8):
+    """Runs a program text in a process with that many CPU devices; its standard output."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join(str(root / p) for p in ("src", "tests/support", "tests")),
+            # Devices that wait for each other each need a thread, however few cores there are.
+            "NPROC": str(4 * devices),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def sums_between_copies(text, devices):
+    """Elements that copies exchange in a compiled program: in its loops, and outside of them.
+
+    Args:
+      text: HLO.
+      devices: of which the first half is one copy, the second the other.
+
+    Returns:
+      Two lists with a number for each all-reduce or reduce-scatter.
+    """
+    inside, outside, loops = [], [], set(re.findall(r"body=(%[\w.-]+)", text))
+    groups = r"(mesh\[.*?\{.*?\}|\{\{.*?\}\}|\S+)"
+    summed = re.compile(rf"= (.*?) (?:all-reduce|reduce-scatter)[\w-]*\(.*replica_groups={groups}")
+    for block in re.split(r"\n(?=\S)", text):
+        found = inside if block.split(" ")[0] in loops else outside
+        for line in block.splitlines():
+            match = summed.search(line)
+            if match and _crosses(match[2], devices):
+                shapes = re.findall(r"f\d+\[([\d,]*)\]", match[1])
+                found.append(sum(math.prod(map(int, filter(None, s.split(",")))) for s in shapes))
+    return inside, outside
+
+
+def _crosses(groups, devices):
+    """Whether a group of replica_groups, in any of its three forms, has devices of both halves."""
+    numbers = lambda text: [int(n) for n in text.split(",")]
+    listed = [numbers(group) for group in re.findall(r"\{([\d,]+)\}", groups)]
+    order = np.arange(devices)
+    if iota := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups):
+        shape, sizes, moved = iota.groups()
+        order = order.reshape(numbers(sizes))
+        order = order.transpose(numbers(moved)) if moved else order
+        listed = order.reshape(numbers(shape)).tolist()
+    if mesh := re.match(r"mesh\[(.*?)\](?:.*\(\[([\d,]+)\]T\(([\d,]+)\)\))?[^{]*\{(.*)\}", groups):
+        axes, sizes, moved, over = mesh.groups()
+        if sizes:
+            order = order.reshape(numbers(sizes)).transpose(numbers(moved))
+        named = re.findall(r"'(\w+)'=(\d+)", axes)
+        order = order.reshape([int(size) for _, size in named])
+        inner = [i for i, (name, _) in enumerate(named) if f"'{name}'" in over]
+        outer = [i for i in range(len(named)) if i not in inner]
+        across = int(np.prod([order.shape[i] for i in inner]))
+        listed = order.transpose(outer + inner).reshape(-1, across).tolist()
+    return any(min(group) < devices // 2 <= max(group) for group in listed)

@@ -1,0 +1,199 @@
+"""The commands of README.md, BUILD.md, CONTRIBUTING.md and docs/*.md, as a reader copies them."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "BUILD.md", "CONTRIBUTING.md")
+SHELLS = ("bash", "sh", "shell", "console")
+# How a command begins, outside a block that says it holds commands.
+STARTS = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?:python3?|bacr|pip|pytest|ruff|mypy|pre-commit|sphinx-build|sbatch|srun"
+    r"|wandb|kubectl|docker|cp|mkdir|for|\.ci/run|launch/\S+|recipes/\S+)(?: |$)"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command and the page that it stands on."""
+
+    text: str
+    page: str
+
+
+def pages():
+    """Every page with commands."""
+    return [*PAGES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def commands():
+    """All of them, page by page; each once a page."""
+    return [
+        Command(text, page)
+        for page in pages()
+        for text in dict.fromkeys(commands_of((ROOT / page).read_text()))
+    ]
+
+
+def commands_of(text):
+    """Commands of a page: lines of shell blocks, of indented blocks, and what stands in code."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    found = []
+    for kind, block in fence.findall(text):
+        found += split(block) if kind in SHELLS else []
+    prose = fence.sub("", text)
+    indented = re.compile(r"(?<=\n\n)(?: {4}.*\n?)+", re.MULTILINE)
+    for block in indented.findall(prose):
+        found += [one for one in split(block) if STARTS.match(one)]
+    for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", indented.sub("", prose)):
+        inside = [one for one in split(code.replace("\n", " ")) if STARTS.match(one)]
+        found += [one for one in inside if not is_name(one)]
+    return found
+
+
+def split(block):
+    """Lines of a shell block as commands: continued lines joined, comments and && taken apart."""
+    found = []
+    for line in re.sub(r"\\\n\s*", "", block).splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        found += [line] if line.startswith("for ") else re.split(r" && ", line)
+    return [" ".join(one.split()) for one in found if one.strip()]
+
+
+def is_name(text):
+    """Whether a command is only spoken of: a program without arguments, or with dots for them."""
+    return (
+        re.fullmatch(r"(python -m |bacr )?[\w./-]+( \.\.\.)?", text) is not None
+        and text != ".ci/run"
+    )
+
+
+def words_of(text):
+    """A command as words, with what a reader has to fill in filled in, for the parsers."""
+    text = re.sub(r"\[(-[^]]*)\]", r"\1", text)
+    return [re.sub(r"^(lenient)\|.*", r"\1", word) for word in shlex.split(text)]
+
+
+# What makes a training take seconds.
+FEW = (
+    "train.steps=2 warmup.steps=20 warmup.target_accuracy=0 warmup.short_accuracy=0 "
+    "warmup.hold_accuracy=0 eval.every=null "
+    "eval.size=16 eval.samples=0 rollout.questions=4 rollout.group_size=4 "
+    "train.micro_batch_rows=null data.ledger.train_size=64"
+)
+MATH500 = "python -m bacr_jax.data --inspect math500:math500/test.jsonl"
+
+
+def few(text):
+    """A training that takes seconds."""
+    return f"{text} {FEW}"
+
+
+def as_is(text):
+    """The command as it stands on its page."""
+    return text
+
+
+def and_also(words):
+    """The command with more words."""
+    return lambda text: f"{text} {words}"
+
+
+def in_a_clone(text):
+    """What `bacr` stands for, which is on the path of an installed package only."""
+    return text.replace("bacr ", "python -m bacr_jax ", 1)
+
+
+# What the slow test runs, in this order and in one folder: beginnings of commands, and what is run
+# in their place. The longest beginning counts.
+RUN = {
+    "python -m bacr_jax.train --help": as_is,
+    "python -m bacr_jax.train --config configs/quickstart.yaml": few,
+    "bacr train --config quickstart": lambda text: few(in_a_clone(text)),
+    "python -m bacr_jax.evaluate --run runs/quickstart": and_also("--size 8 --out runs/evaluation"),
+    "python -m bacr_jax.evaluate --run runs/quickstart --budgets": and_also("--size 8"),
+    "python -m bacr_jax.generate --run runs/quickstart": as_is,
+    "python -m bacr_jax.report --run runs/quickstart": as_is,
+    "bacr report": lambda text: in_a_clone(text),
+    "bacr generate": lambda text: in_a_clone(text),
+    "python -m bacr_jax.export --run runs/quickstart": as_is,
+    "python -m bacr_jax.export --run runs/lora": as_is,
+    "python -m bacr_jax.generate --model hf": as_is,
+    "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
+    "python -m bacr_jax.train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
+    "for i in 1 2; do python": lambda text: text.replace("output.", f"{FEW} output."),
+    'python -c "from bacr_jax.runs.metrics': as_is,
+    "python -m bacr_jax.plan": and_also("--compile none"),
+    "python -m bacr_jax.grading --cases cases.jsonl": lambda text: " ".join(words_of(text)),
+    MATH500: as_is,
+    "python -m bacr_jax.data --inspect math:data/": as_is,
+    "python -m bacr_jax.data --inspect math:math/train.jsonl data.dir=data": as_is,
+    "python -m bacr_jax.study --config configs/studies/main.yaml --dry-run": as_is,
+    "python -m bacr_jax.study --config F --size 7b --list": lambda text: text.replace(
+        " F ", " configs/studies/main.yaml "
+    ),
+    "mkdir -p studies": as_is,
+    "cp -r docs/results/": as_is,
+    "python examples/start_here.py": few,
+    "python docs/make_configuration.py": and_also("--check"),
+}
+# Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.
+NOT_RUN = {
+    "pip install": "network",
+    "pre-commit install": "network",
+    "wandb": "network",
+    "python3 -m venv": ".ci/run",
+    "python -m venv": ".ci/run",
+    ". .venv/bin/activate": ".ci/run",
+    ".ci/run": "minutes; it is what runs the tests",
+    "ruff": ".ci/run",
+    "sphinx-build": ".ci/run",
+    "python -m pytest -n": ".ci/run",
+    "python -m pytest -m slow": "hours",
+    "python -m pytest -m browser": "a browser",
+    "JAX_PLATFORMS=cuda,cpu python -m pytest": "gpu",
+    "BACR_GPU_TESTS=cpu python -m pytest": "hours",
+    "python benchmarks/": "hours",
+    "sbatch": "cluster",
+    "kubectl": "cluster",
+    "launch/": "cluster",
+    "recipes/": "minutes; the rehearsal has a slow test of its own, their dry runs a quick one",
+    "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
+    "python -m bacr_jax.study": "hours",
+    "python -m bacr_jax.data --show-prompts": "weights",
+    "python -m bacr_jax.train --config mine.yaml": "files of the reader's own",
+    "python -m bacr_jax.grading --grader": "files of the reader's own",
+    "python -m bacr_jax.report --run runs/a": "a run of the reader's own",
+    "python -m bacr_jax.data --prepare": "network",
+    "python -m bacr_jax.data --inspect": "data of the reader's own",
+    "python -m bacr_jax.evaluate --run runs/mine": "a run of the reader's own",
+    "python -m bacr_jax.report --run runs/mine": "a run of the reader's own",
+    "python -m bacr_jax.evaluate --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.evaluate --model": "weights",
+    "python -m bacr_jax.evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
+    "python -m venv serving": "integrations/vllm/test.sh",
+    "python3.11 -m venv serving": "integrations/vllm/test.sh",
+    ". integrations/vllm/cpu.env": "integrations/vllm/test.sh",
+    "serving/bin/": "integrations/vllm/test.sh",
+    "curl": "vLLM",
+    "integrations/vllm/test.sh": "minutes",
+    "python -m bacr_jax.generate --model": "weights",
+}
+
+
+def beginning_of(text, table):
+    """The longest key that a command begins with; None: there is none."""
+    found = [start for start in table if text.startswith(start)]
+    return max(found, key=len, default=None)
+
+
+def class_of(text):
+    """`run`, or the reason why not; None: neither is said."""
+    run, reason = beginning_of(text, RUN), beginning_of(text, NOT_RUN)
+    if run is not None and len(run) > len(reason or ""):
+        return "run"
+    return None if reason is None else NOT_RUN[reason]

@@ -1,0 +1,164 @@
+"""A question whose every trace can be listed: thinking of at most two tokens, answers of one.
+
+Each thinking token is `A` or the closing tag `B`, each answer `A` or `B`.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_jax.methods import GroupBatch
+from bacr_jax.model import budget, qwen2
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Prompts, Trunks
+from rollout_world import ANSWER, CLOSE, World
+
+WORLD = World()
+PROMPT, BUDGET, SUFFIX = [8, 11], 2, 2
+# Nothing else can be drawn, so that the list of traces is complete; B is the closing tag.
+A, B = 6, CLOSE
+ALLOWED = jnp.zeros(WORLD.shape.vocab_size, bool).at[jnp.array([A, B])].set(True)
+THOUGHTS = {(B,): 0, (A, B): 1, (A, A): 2}  # and their lengths without the tag
+# What an answer is worth after so many tokens of thinking.
+OUTCOMES = {0: {A: 0.0, B: 0.5}, 1: {A: 1.0, B: 0.0}, 2: {A: 0.25, B: 1.0}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A thought, and answers to it: `answers[j]` at `cuts[j]`, by the cut `source[j]`."""
+
+    thought: tuple[int, ...]
+    answers: tuple[int, ...]
+    cuts: tuple[int, ...]
+    source: tuple[int, ...]
+
+    @property
+    def length(self):
+        return THOUGHTS[self.thought]
+
+    def branch(self, j):
+        """The text before answer j: of a whole thought, or of one that was cut and closed."""
+        kept = min(self.cuts[j], self.length)
+        if kept == self.length and self.thought[-1] == B:
+            return [*self.thought], [ANSWER]
+        return [*self.thought[:kept]], [CLOSE, ANSWER]
+
+    def parts(self):
+        """(what stands before, what was drawn) of the thought and of each answer."""
+        yield PROMPT, self.thought
+        for j, answer in enumerate(self.answers):
+            if self.source[j] == j:
+                text, suffix = self.branch(j)
+                yield [*PROMPT, *text, *suffix], (answer,)
+
+    @property
+    def outcomes(self):
+        kept = [min(cut, self.length) for cut in self.cuts]
+        return [OUTCOMES[k][answer] for k, answer in zip(kept, self.answers)]
+
+
+def list_traces(cuts, shared=True):
+    """All traces; with `shared` one answer serves all cuts at one place."""
+    found = []
+    for thought, length in THOUGHTS.items():
+        reached = [min(cut, length) for cut in cuts]
+        own = range(len(cuts))
+        source = tuple(reached.index(at) if shared else j for j, at in zip(own, reached))
+        for answers in itertools.product((A, B), repeat=len(cuts)):
+            if all(answers[j] == answers[i] for j, i in enumerate(source)):
+                found.append(Trace(thought, answers, cuts, source))
+    return found
+
+
+# --- log-probabilities of texts -------------------------------------------------------------------
+
+
+def draws(params, traces, told):
+    """Log-probability and entropy of every drawn token [traces, tokens], and which there are."""
+    parts = [(i, before, drawn) for i, t in enumerate(traces) for before, drawn in t.parts()]
+    width = max(len(before) + len(drawn) for _, before, drawn in parts)
+    tokens = np.zeros((len(parts), width), np.int32)
+    for row, (_, before, drawn) in enumerate(parts):
+        tokens[row, : len(before) + len(drawn)] = [*before, *drawn]
+    conditioned = None
+    if told is not None:
+        phi = budget.embed(
+            params["budget"], jnp.full(len(parts), BUDGET), conditioning=told, b_max=BUDGET
+        )
+        conditioned = budget.Conditioned(phi, params["budget"]["gate"], settings=told)
+    hidden = qwen2.forward(params, jnp.asarray(tokens), config=WORLD.shape, conditioned=conditioned)
+    logits = jnp.where(ALLOWED, qwen2.logits(params, hidden), -1e30)
+    logprobs = jax.nn.log_softmax(logits)
+    entropies = -(jnp.exp(logprobs) * logprobs).sum(-1)
+    rows, places = [[] for _ in traces], [[] for _ in traces]
+    for row, (i, before, drawn) in enumerate(parts):
+        rows[i] += [row] * len(drawn)
+        places[i] += range(len(before), len(before) + len(drawn))
+    most = max(map(len, rows))
+    padded = lambda lists: np.array([x + [x[0]] * (most - len(x)) for x in lists])
+    rows, places = padded(rows), padded(places)
+    mask = np.arange(most) < np.array([sum(len(d) for _, d in t.parts()) for t in traces])[:, None]
+    return logprobs[rows, places - 1, tokens[rows, places]], entropies[rows, places - 1], mask
+
+
+def rollouts(traces):
+    """Trunks and branches of the traces."""
+    n, cuts = len(traces), len(traces[0].cuts)
+    trunk = np.zeros((n, len(PROMPT) + BUDGET), np.int32)
+    tokens = np.zeros((n, cuts, SUFFIX + 1), np.int32)
+    context, forced = np.zeros((2, n, cuts), np.int32)
+    for i, trace in enumerate(traces):
+        trunk[i, : len(PROMPT) + len(trace.thought)] = [*PROMPT, *trace.thought]
+        for j, answer in enumerate(trace.answers):
+            text, suffix = trace.branch(trace.source[j])
+            tokens[i, j, : len(suffix) + 1] = [*suffix, answer]
+            context[i, j], forced[i, j] = len(PROMPT) + len(text), len(suffix)
+    lengths = np.array([trace.length for trace in traces], np.int32)
+    closed = np.array([trace.thought[-1] == B for trace in traces])
+    zeros = lambda *shape: np.zeros(shape, np.float32)
+    trunks = Trunks(
+        tokens=trunk,
+        prompt_lengths=np.full(n, len(PROMPT), np.int32),
+        sampled=np.array([len(trace.thought) for trace in traces], np.int32),
+        thinking=lengths,
+        close=np.where(closed, CLOSED_BY_TAG, CLOSED_BY_BUDGET),
+        budgets=np.full(n, BUDGET, np.int32),
+        logprobs=zeros(n, BUDGET),
+    )
+    branches = Branches(
+        tokens=tokens,
+        context=context,
+        forced=forced,
+        sampled=np.ones((n, cuts), np.int32),
+        finished=np.ones((n, cuts), bool),
+        source=np.array([trace.source for trace in traces], np.int32),
+        logprobs=zeros(n, cuts, 1),
+    )
+    ends = np.full(n, len(PROMPT), np.int32)
+    return Prompts(trunk[:, :2], ends, np.zeros(n, np.int32), ends), trunks, branches
+
+
+def group_batch(traces, answers, extra):
+    """What a method sees of pairs of traces."""
+    pairs = len(traces) // 2
+    of = lambda get, dtype=np.float32: np.array([get(t) for t in traces], dtype)
+    outcomes = of(lambda t: t.outcomes).reshape(pairs, 2, -1, answers)
+    return jax.tree.map(
+        jnp.asarray,
+        GroupBatch(
+            questions=np.zeros(pairs, np.int32),
+            budgets=np.full((pairs, 2), BUDGET, np.int32),
+            cuts=of(lambda t: t.cuts[::answers], np.int32).reshape(pairs, 2, -1),
+            outcomes=outcomes.mean(-1),
+            by_answer=outcomes,
+            thinking=of(lambda t: t.length, np.int32).reshape(pairs, 2),
+            lengths=of(lambda t: t.length + 1, np.int32).reshape(pairs, 2),
+            closed=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
+            closed_by_tag=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
+            surprise=np.zeros(outcomes.shape[:3], np.float32),
+            fraction=np.float32(0.5),
+            extra={name: np.full((pairs, 2), number) for name, number in extra.items()},
+        ),
+    )

@@ -1,0 +1,124 @@
+"""Small Hugging Face folders and the model's own answers, shared by tests of several rooms."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.errors import UserError
+from bacr_jax.export import policy_folder
+from bacr_jax.model import budget, hf, kv_cache, qwen2
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.rollout import DecodeSpec, trunks
+from bacr_jax.types import Prompts
+
+WEIGHTS = "model.safetensors"
+TINY = Qwen2Config(37, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
+
+
+def random_params(config=TINY, seed=0, conditioning=None):
+    """Parameters far from their initial zeros and ones, budget module included."""
+    make = lambda: qwen2.init(jax.random.key(0), config, conditioning=conditioning, b_max=64)
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, like):
+        centre = 1.0 if "norm" in jax.tree_util.keystr(path) else 0.0
+        return jnp.asarray(centre + 0.3 * rng.standard_normal(like.shape, np.float32))
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(make))
+
+
+def tokenizer_json(ids):
+    """The least that counts as a tokenizer with so many ids."""
+    vocab = {f"w{i}": i for i in range(ids)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+
+
+def chat_tokenizer():
+    """Bytes, and a chat template: enough to ask anything, one token a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    found = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[2])
+    found.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+    )
+    return found
+
+
+def make_folder(path, config=TINY, seed=0, **how):
+    """A Hugging Face folder with random weights; returns its parameters."""
+    params = random_params(config, seed)
+    policy_folder.save_policy(path, params, config=config, **how)
+    return params
+
+
+def same(one, two):
+    """Equal leaf by leaf, bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def refusal(folder):
+    """The one line that says why a folder can't be loaded."""
+    with pytest.raises(UserError) as caught:
+        hf.load_policy(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit_config(folder, drop=(), **changes):
+    raw = json.loads((folder / "config.json").read_text())
+    for key in drop:
+        raw.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(raw | changes))
+
+
+@functools.partial(jax.jit, static_argnames=("config",))
+def _logits(params, tokens, *, config, **how):
+    return qwen2.logits(params, qwen2.forward(params, tokens, config=config, **how))
+
+
+def logits(params, tokens, config, **how):
+    return np.asarray(_logits(params, jnp.asarray(tokens), config=config, **how))
+
+
+def told_logits(params, tokens, budgets, config, conditioning, b_max, mask=None):
+    """Logits under budgets."""
+    phi = budget.embed(
+        params["budget"], jnp.asarray(budgets), conditioning=conditioning, b_max=b_max
+    )
+    conditioned = budget.Conditioned(phi, params["budget"]["gate"], mask, settings=conditioning)
+    return logits(params, tokens, config, conditioned=conditioned)
+
+
+def greedy(params, rows, config, new, phi=None, conditioning: ConditioningConfig | None = None):
+    """The most likely continuation of right-padded prompts, through prefill and cached decoding."""
+    lengths = np.array([len(row) for row in rows])
+    width = int(lengths.max())
+    tokens = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+    zeros = jnp.zeros(len(rows), jnp.int32)
+    prompts = Prompts(jnp.asarray(tokens), jnp.asarray(lengths), zeros, jnp.asarray(lengths))
+    decoding = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=phi is not None)
+    spec = DecodeSpec(config, conditioning)
+    prefilled = trunks.prefill_prompts(decoding, prompts, spec=spec, phi=phi)
+    feed = jax.jit(
+        lambda token, at, cache: trunks.feed_tokens(decoding, token, at, cache, spec=spec, phi=phi)
+    )
+    scores, generated = prefilled.logits, []
+    cache = tuple(kv_cache.resize(layer, width + new) for layer in prefilled.cache)
+    for step in range(new):
+        token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        generated.append(np.asarray(token))
+        scores, cache = feed(token, jnp.asarray(lengths + step), cache)
+    return np.stack(generated, axis=1)

@@ -1,0 +1,295 @@
+"""Hostile inputs of every command as tables, and what becomes of each in a process of its own.
+
+    python tests/support/hostile_world.py [--part K/N]
+    python tests/support/hostile_world.py --folders N
+
+prints what was not refused in one line with exit code 2 within ten seconds, and the counts as JSON.
+The second takes N Hugging Face folders in which random files are damaged at random: `train --check`
+and reading the weights may take them or refuse them, and do nothing else.
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from commands_world import QUESTIONS, SMALL, TEMPLATE, WORDS
+from hostile_tables import CASES, FIFO, FOLDER, ODD, RATES, cases
+
+# Of processor time; a machine that does other work too gets longer by the clock.
+SECONDS, BY_THE_CLOCK = 10, 20
+MEMORY = 12 << 30
+
+
+def words_of(line, folder):
+    import re
+
+    words = [a or b for a, b in re.findall(r"'([^']*)'|(\S+)", line)]
+    # What is quoted inside a word belongs to it.
+    return [word.replace("{}", str(folder)) for word in words]
+
+
+def write_files(folder, model, changes):
+    files = {f"model/{name}": content for name, content in model.items()}
+    files |= {"small.yaml": SMALL, "questions.jsonl": QUESTIONS}
+    files |= {"rates.jsonl": RATES, "cases.jsonl": CASES}
+    for name, change in changes.items():
+        files[name] = change(files[name]) if callable(change) else change
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content == FIFO:
+            os.mkfifo(path)
+        elif content == FOLDER:
+            path.mkdir()
+        elif content is not None:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def tiny_model(folder):
+    """Writes a random model with a tokenizer of bytes."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    import hf_world
+    from bacr_jax.export import policy_folder
+    from bacr_jax.model.sizes import Qwen2Config
+
+    shape = Qwen2Config(
+        257, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=512
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    policy_folder.save_policy(
+        folder, hf_world.random_params(shape), config=shape, tokenizer=tokenizer
+    )
+
+
+def outcome(model, line, changes, then=None):
+    """What one command line does in a forked process: a word, the seconds, its last line.
+
+    `then(folder)` goes on in the same process where the command ended well.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hostile_"))
+    write_files(folder, model, changes)
+    log = folder / "stderr"
+    start = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        run_child(line, folder, log, then)
+    code = wait_for(pid, start + BY_THE_CLOCK)
+    seconds = time.monotonic() - start
+    said = log.read_text(errors="replace") if log.exists() else ""
+    shutil.rmtree(folder, ignore_errors=True)
+    one_line = said.startswith("error: ") and said.count("\n") == 1
+    if code is None or code == -signal.SIGXCPU:
+        word = "hang"
+    elif code == 2 and one_line:
+        word = "refused"
+    elif "Traceback" in said or code < 0 or code == 134:
+        word = "crash"
+    elif code == 0:
+        word = "accepted"
+    else:
+        word = "odd"
+    return word, round(seconds, 1), f"exit {code}: {said[-300:]!r}"
+
+
+def run_child(line, folder, log, then):
+    code = 99
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        handle = os.open(log, os.O_CREAT | os.O_WRONLY)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number, to in ((0, nothing), (1, nothing), (2, handle)):
+            os.dup2(to, number)
+        os.chdir(folder)
+        from bacr_jax import __main__
+
+        code = __main__.main(words_of(line, folder))
+        if code == 0 and then is not None:
+            code = then(folder)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def wait_for(pid, until):
+    """The exit code; None when it had to be killed."""
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def reads_weights(folder):
+    """The exit code of reading the folder's model, as a command would end."""
+    from bacr_jax.errors import UserError
+    from bacr_jax.model import hf
+
+    try:
+        hf.load_policy(folder / "model")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def damaged_bytes(rng, content, others):
+    """Bytes flipped, cut, doubled, put in, taken out, or those of another file."""
+    content = bytearray(content)
+    kind = rng.choice(["flip", "cut", "double", "insert", "remove", "other", "empty"])
+    start = rng.randrange(len(content) + 1)
+    stop = min(len(content), start + rng.choice([1, 7, 64, 4096]))
+    if kind == "flip":
+        for _ in range(rng.choice([1, 3, 50])):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    elif kind == "cut":
+        del content[start:]
+    elif kind == "double":
+        content[start:start] = content[start:stop]
+    elif kind == "insert":
+        content[start:start] = rng.randbytes(rng.choice([1, 7, 300]))
+    elif kind == "remove":
+        del content[start:stop]
+    return {"other": rng.choice(others), "empty": b""}.get(kind, bytes(content))
+
+
+def damaged_json(rng, content):
+    """A value somewhere in the tree that is another, gone, or under another name."""
+    tree = json.loads(content)
+    here = tree
+    while True:
+        if not isinstance(here, dict | list) or not here:
+            return json.dumps(rng.choice(ODD)).encode()
+        key = rng.choice(list(here) if isinstance(here, dict) else range(len(here)))
+        if isinstance(here[key], dict | list) and here[key] and rng.random() < 0.7:
+            here = here[key]
+            continue
+        kind = rng.choice(["odd", "odd", "odd", "gone", "name"])
+        value = here[key] if kind == "name" else rng.choice(ODD)
+        if kind != "odd":
+            del here[key]
+        if kind == "odd":
+            here[key] = value
+        elif kind == "name" and isinstance(here, dict):
+            here[str(key) + rng.choice(["x", " ", "\0", "\ud800"])] = value
+        return json.dumps(tree).encode()
+
+
+def damaged_weights(rng, content):
+    """A safetensors file whose header says something else, with its right length."""
+    size = int.from_bytes(content[:8], "little")
+    header = damaged_json(rng, content[8 : 8 + size])
+    return len(header).to_bytes(8, "little") + header + content[8 + size :]
+
+
+def damaged_folder(rng, model):
+    """One to three files of a folder with other contents, or none."""
+    changes = {}
+    for name in rng.sample(sorted(model), rng.choice([1, 1, 2, 3])):
+        content, kind = model[name], rng.random()
+        if kind < 0.05:
+            changed = None
+        elif kind < 0.5 and name.endswith(".json"):
+            changed = damaged_json(rng, content)
+        elif kind < 0.5 and name.endswith(".safetensors"):
+            changed = damaged_weights(rng, content)
+        else:
+            changed = damaged_bytes(rng, content, list(model.values()))
+        changes[f"model/{name}"] = changed
+    return changes
+
+
+def folders(count, show=print):
+    """Counts of what became of damaged folders; `accepted` is a word of this probe too."""
+    counts = collections.Counter()
+    model = started()
+    for seed in range(count):
+        changes = damaged_folder(random.Random(seed), model)
+        word, seconds, said = outcome(model, WORDS + "--check", changes, then=reads_weights)
+        counts[word] += 1
+        if word not in ("refused", "accepted"):
+            show(f"{word:9} {seconds:5} s  folder {seed}: {', '.join(changes)}  {said}")
+            sys.stdout.flush()
+    return dict(counts)
+
+
+def started():
+    """Imports what commands import, once before the forks; the files of a tiny model."""
+    import matplotlib.figure
+    import orbax.checkpoint
+    import transformers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
+
+    import bacr_jax.data
+    import bacr_jax.evaluate
+    import bacr_jax.evaluation.job
+    import bacr_jax.export.__main__
+    import bacr_jax.generate
+    import bacr_jax.plan
+    import bacr_jax.report.__main__
+    import bacr_jax.train
+    import bacr_jax.training.loop  # noqa: F401  (imported once, before the forks)
+
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "model"
+        # In a process of its own: what has used JAX can't be forked.
+        pid = os.fork()
+        if pid == 0:
+            tiny_model(folder)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        model = {file.name: file.read_bytes() for file in folder.iterdir()}
+        transformers.AutoTokenizer.from_pretrained(folder)
+    assert matplotlib and orbax, "imported once, before the forks"
+    return model
+
+
+def probe(part=(0, 1), show=print):
+    """Counts of what became of the cases, or of every N-th from the K-th on."""
+    model = started()
+    counts = collections.Counter()
+    for group, line, changes in itertools.islice(cases(), part[0], None, part[1]):
+        word, seconds, said = outcome(model, line, changes)
+        counts[word] += 1
+        if word != "refused":
+            show(f"{word:9} {seconds:5} s  {group}  {said}")
+            sys.stdout.flush()
+    return dict(counts)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "--part", type=lambda text: tuple(map(int, text.split("/"))), default=(0, 1)
+    )
+    parser.add_argument("--folders", type=int, default=0)
+    options = parser.parse_args()
+    part = tuple(map(int, options.part.split("/")))
+    print(json.dumps(folders(options.folders) if options.folders else probe(part)))

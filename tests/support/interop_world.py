@@ -1,0 +1,161 @@
+"""Policies and what this package says of them, token for token, for comparisons with others."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+import export_world
+import hf_world
+from bacr_jax.config import ConditioningConfig
+from bacr_jax.config.derived import cap
+from bacr_jax.evaluation.decoder import open_decoder
+from bacr_jax.export import from_run, policy_folder
+from bacr_jax.model import hf
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.environment import make_rules
+from bacr_jax.prompts.formats import encode_prompts
+from bacr_jax.prompts.told import told_prompts
+from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.runs.open import open_policy
+from bacr_jax.types import NO_BUDGET
+
+
+def saved_policy(run):
+    """A run's policy, its prompt format, its tokenizer and the sentence that tells a budget."""
+    saved = open_policy(run, None)
+    style = from_run.trained_style(saved.config)
+    return saved, style, saved.tokenizer(), from_run.told_in(saved.config, style)
+
+
+def asked(run, questions, budgets):
+    """Prompts of rows, as this package makes them."""
+    saved, style, tokenizer, words = saved_policy(run)
+    plain, _ = encode_prompts(tokenizer, questions, style, max_tokens=500)
+    if not words:
+        return plain
+    waiting, _ = told_prompts(tokenizer, questions, style, words, largest=999, max_tokens=500)
+    told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
+    return waiting.at(np.arange(len(questions)), told, plain)
+
+
+def ours(run, questions, budgets):
+    """Ids of each row's response, prompt left out, and the rollout they are from."""
+    saved, style, tokenizer, _ = saved_policy(run)
+    limits = np.array([cap(saved.config) if b is None else b for b in budgets], np.int32)
+    told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
+    rows = hf.load_policy(saved.config.model.path)[0].vocab_size if saved.config.model.path else 27
+    most = max(int(limits.max()), 1)
+    decoder = open_decoder(saved, rows, max_thinking=most, slots=min(len(questions), 100))
+    rollout = generate(
+        decoder.params,
+        asked(run, questions, budgets),
+        told,
+        limits[:, None],
+        jax.random.key(0),
+        spec=decoder.spec,
+        rules=make_rules(tokenizer, style, rows),
+        sampling=sampling_params(0.0),
+        phi_of=decoder.phi_of,
+        limits=limits,
+    )
+    trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+    found = []
+    for row, start in enumerate(trunks.prompt_lengths):
+        thinking = trunks.tokens[row, start : branches.context[row, 0]].tolist()
+        written = branches.forced[row, 0] + branches.sampled[row, 0]
+        found.append(thinking + branches.tokens[row, 0, :written].tolist())
+    return found, trunks
+
+
+LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=128)
+
+
+def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
+    """A run of a random policy of the ledger, and its export.
+
+    A quiet one has smaller logits and attention scores, as a trained policy has; rounding then
+    stays small in log-probabilities.
+    """
+    conditioning = ConditioningConfig(told=told, **how)
+    given = {"conditioning": conditioning} if conditioning.embeds else {}
+    params = hf_world.random_params(shape, seed, **given)
+    if quiet:
+        embed = params["embed"]
+        params = {**jax.tree.map(lambda x: 0.6 * x, params), "embed": 1.5 * embed}
+    else:
+        # Far from uniform and far from ties, so that rounding decides nothing.
+        params["embed"] = params["embed"] * 3
+    names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim")
+    widths = {name: getattr(shape, name) for name in names}
+    model = {**export_world.MODEL, **widths, "compute_dtype": "float32"}
+    settings = {
+        "model": model,
+        "conditioning": {"told": told, **how},
+        "budget": {"min": 8, "max": 64, "levels": {"low": 16}},
+        "rollout": {"answer_tokens": 5},
+    }
+    run = export_world.make_run(tmp_path / "run", params, settings)
+    from_run.export(run, tmp_path / "out")
+    return run, tmp_path / "out"
+
+
+def ledger_questions():
+    """20 questions."""
+    from bacr_jax.questions.ledger import make_problems
+
+    return [p.question for p in make_problems(0, 20, max_operand=3, split="test")]
+
+
+QWEN = Qwen2Config(
+    151_936, 32, 48, 4, 4, 2, 8, rope_theta=1e4, tie_embeddings=False, max_positions=2048
+)
+
+
+def writes_tags(tokenizer, params, seed=0):
+    """Parameters whose greedy text is of few tokens, among them those of both closing tags.
+
+    After `</` comes `think` or `answer`, and after these what ends the tag.
+    """
+    rng = np.random.default_rng(seed)
+    one = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    opened, think, end = one("</think>\n")
+    (answer,) = one("answer")
+    words = rng.choice(20_000, 30, replace=False) + 1000
+    embed = np.array(params["embed"])
+    width = embed.shape[1]
+    active = np.unique([*words, opened, think, answer, end, tokenizer.eos_token_id, *one("\n")])
+    embed[active] = 2.0 * rng.standard_normal((len(active), width))
+    head = np.zeros_like(embed)
+    head[active] = 2.0 * rng.standard_normal((len(active), width))
+    follow = [(opened, think), (opened, answer), (think, end), (answer, end)]
+    for before, after in [*follow, *((word, opened) for word in words[:6])]:
+        head[after] += 6.0 * embed[before] / np.linalg.norm(embed[before])
+    return {**params, "embed": jax.numpy.asarray(embed), "lm_head": jax.numpy.asarray(head)}
+
+
+def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
+    """A run of a 4-layer policy that writes tags with Qwen's tokens, and its export."""
+    how = ConditioningConfig(**conditioning)
+    given = {"conditioning": how} if how.embeds else {}
+    params = writes_tags(tokens, hf_world.random_params(shape, 3, **given))
+    plain = {name: leaf for name, leaf in params.items() if name != "budget"}
+    policy_folder.save_policy(tmp_path / "base", plain, config=shape, tokenizer=tokens)
+    settings = {
+        "model": {"path": str(tmp_path / "base"), "compute_dtype": "float32"},
+        "data": {"train": "math:somewhere"},
+        "conditioning": conditioning,
+        "budget": {"min": 8, "max": 64},
+        "rollout": {"answer_tokens": 12},
+        **settings,
+    }
+    run = export_world.make_run(tmp_path / "run", params, settings)
+    from_run.export(run, tmp_path / "out")
+    return run, tmp_path / "out"
+
+
+def math_questions(shared_data):
+    """20 questions of MATH-500."""
+    with (shared_data / "math500/test.jsonl").open() as file:
+        return [json.loads(next(file))["problem"] for _ in range(20)]

@@ -1,0 +1,51 @@
+"""A study of two arms and two tasks on a ledger that nobody trains on."""
+
+from bacr_study.plan import paths_of, plan_runs
+from bacr_study.spec_file import read_study
+
+BASE = """
+data: {train: ledger, eval: [ledger], ledger: {train_size: 64}}
+warmup: {steps: 10, target_accuracy: 0.0, short_accuracy: 0.0, hold_accuracy: 0.0}
+budget: {min: 8, max: 64}
+curriculum: {mu0: 32, sigma: 16}
+rollout: {questions: 4, group_size: 2, answer_tokens: 3}
+model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
+        scan_layers: false, remat: none}
+train: {minibatches: 1}
+eval: {budgets: [8, 64], size: 10, samples: 0}
+output: {tensorboard: false}
+"""
+STUDY = """
+title: Two arms
+reference: [grpo]
+arms:
+  grpo: {label: GRPO, set: {method: grpo, cuts.count: 1, conditioning.told: nothing}}
+  vote: {label: a vote, of: grpo, votes: 2}
+  bacr: {label: BACR, set: {loss.entropy_coef: 0.0}}
+sizes:
+  cpu:
+    seeds: [0, 1]
+    tokens_per_second: 100
+    set: {train.max_generated_tokens: 1000, optimizer.learning_rate: 1.0e-4}
+    evaluation: {samples: 2, size: 10}
+    tasks:
+      plain: {label: plain, config: [base.yaml], budgets: [8, 64]}
+  wide:
+    seeds: [0]
+    tasks:
+      plain: {label: plain, config: [base.yaml], budgets: [8]}
+      wide: {label: wide, config: [base.yaml], set: {model.hidden_size: 24}, budgets: [8]}
+"""
+
+
+def write_study(folder, text=STUDY, base=BASE):
+    (folder / "base.yaml").write_text(base)
+    (folder / "two.yaml").write_text(text)
+    return folder / "two.yaml"
+
+
+def planned(folder, *overrides, text=STUDY, size=None):
+    """The study, its runs and its paths."""
+    study = read_study(write_study(folder, text), size=size, overrides=overrides)
+    paths = paths_of(study, folder / "studies")
+    return study, plan_runs(study, paths), paths

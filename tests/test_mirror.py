@@ -1,0 +1,117 @@
+"""A module's tests stand where its name says, or here it says where they stand instead."""
+
+from pathlib import Path
+
+import bacr_jax
+
+SRC = Path(bacr_jax.__file__).parents[1]
+TESTS = Path(__file__).parent
+# Rooms of tests for the packages beside the library; tests/study has those of the variance study.
+ROOMS = {
+    "bacr_grading": ["grading"],
+    "bacr_held": ["held"],
+    "bacr_plan": ["planning"],
+    "bacr_study": ["study"],
+    "bacr_study/variance": ["study"],
+}
+
+# Modules without a test of their name: the test that asks what they promise, and the modules. A
+# new module gets a test of its name; this list only becomes shorter.
+PART = "a step of another module, asked through it"
+RECORD = "a record of what travels or of what may be set: nothing happens in it"
+WIRE = "a wire to files, processes or a server, asked from its end"
+DOOR = "a door of a few lines"
+DRAWN = "how a page, table or figure looks, asked of the finished one"
+ELSEWHERE = {
+    ("grading/test_strict.py", PART): "bacr_grading.lead_ins .statement .unit_words",
+    ("grading/test_grader.py", PART): "bacr_grading.pooled",
+    ("grading/test_verifier.py", WIRE): "bacr_grading.spelling .verifier_worker",
+    ("grading/test_main.py", DOOR): "bacr_grading.command",
+    ("test_documents.py", WIRE): "bacr_grading.documents",
+    ("test_errors.py", RECORD): "bacr_grading.errors",
+    ("test_held.py", PART): "bacr_held.calls .rules",
+    ("evaluation/test_served.py", WIRE): "bacr_held.fingerprint .http_json .server",
+    ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
+    ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",
+    ("evaluation/test_job.py", PART): "bacr_jax.config.engine bacr_jax.evaluation.checks",
+    ("evaluation/test_scores.py", PART): "bacr_jax.evaluation.response_scores",
+    ("export/test_main.py", PART): "bacr_jax.export.from_run",
+    ("export/test_policy_folder.py", WIRE): "bacr_jax.model.hf.writing",
+    ("test_main.py", DOOR): "bacr_jax.data .grading .study",
+    ("learner/test_train_step.py", PART): "bacr_jax.learner.scoring .value_loss",
+    ("learner/test_sharded.py", PART): "bacr_jax.learner.copies",
+    ("learner/test_updates.py", RECORD): "bacr_jax.learner.spec",
+    ("model/test_qwen2.py", RECORD): "bacr_jax.model.compute",
+    ("model/test_adapters.py", WIRE): "bacr_jax.model.hf.peft",
+    ("parallel/test_processes.py", WIRE): "bacr_jax.parallel.launched",
+    ("prompts/test_formats.py", PART): "bacr_jax.prompts.chat_template",
+    ("questions/test_main.py", DRAWN): "bacr_jax.prompts.show_prompts",
+    ("questions/test_prepare.py", RECORD): "bacr_jax.questions.sources",
+    ("report/test_evaluation.py", DRAWN): "bacr_jax.report.evaluation_charts",
+    ("report/test_figures.py", DRAWN): "bacr_jax.report.png",
+    ("report/test_page.py", DRAWN): "bacr_jax.report.html_page",
+    ("rollout/test_rollouts.py", RECORD): "bacr_jax.rollout.precompile .rows",
+    ("training/test_adapter_runs.py", PART): "bacr_jax.runs.base",
+    ("training/test_start.py", PART): "bacr_jax.runs.initial",
+    ("test_train.py", RECORD): "bacr_jax.training.events",
+    ("test_plan.py", DOOR): "bacr_plan.__main__",
+    ("planning/test_costs.py", PART): "bacr_plan.lengths .seconds",
+    ("planning/test_report.py", DRAWN): "bacr_plan.text",
+    ("study/test_results.py", DRAWN): (
+        "bacr_study.analyses .contrasts .drawing .effects .figures .info .items .page .report "
+        ".tables .training_figures"
+    ),
+    ("study/test_curves.py", PART): "bacr_study.grid",
+    ("study/test_spec_file.py", RECORD): "bacr_study.spec",
+    ("study/test_main.py", WIRE): "bacr_study.work",
+    ("study/test_baselines.py", PART): "bacr_study.variance.control_variates .weighted_means",
+    ("study/test_variance.py", PART): (
+        "bacr_study.variance.fitted_values .frozen .gradient_pool .measurement .pool_statistics"
+    ),
+    ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary .variants",
+}
+
+
+def modules_of(names):
+    """Full names, where `.name` stands for a neighbour of the one before it."""
+    found = []
+    for name in names.split():
+        found.append(found[-1].rpartition(".")[0] + name if name.startswith(".") else name)
+    return found
+
+
+LISTED = {module for names in ELSEWHERE.values() for module in modules_of(names)}
+
+
+def name_of(path):
+    return ".".join(path.relative_to(SRC).with_suffix("").parts)
+
+
+def own_test(path):
+    """Where the mirror has it; `__main__` is `test_main.py`."""
+    package = path.parent.relative_to(SRC)
+    rooms = ROOMS.get(str(package), package.parts[1:])
+    names = [path.stem.strip("_")]
+    if str(package) == "bacr_study/variance":
+        names += [f"variance_{path.stem}"]
+    return any(TESTS.joinpath(*rooms, f"test_{name}.py").is_file() for name in names)
+
+
+def modules():
+    return [path for path in SRC.rglob("*.py") if path.stem != "__init__"]
+
+
+def test_a_module_has_a_test_of_its_name_or_says_where_it_is_tested():
+    without = {name_of(path) for path in modules() if not own_test(path)}
+    assert sorted(without - LISTED) == [], "write a test of its name"
+    assert sorted(LISTED - without) == [], "it has a test of its name: take it off the list"
+
+
+def test_the_tests_named_instead_are_there():
+    assert [name for name, _ in ELSEWHERE if not (TESTS / name).is_file()] == []
+
+
+def test_the_map_of_what_tests_share_names_all_of_it():
+    page = (TESTS / "support" / "README.md").read_text()
+    helpers = [path.name for path in (TESTS / "support").glob("*.*") if path.name != "README.md"]
+    assert [name for name in helpers if f"`{name}`" not in page] == []

@@ -1,0 +1,43 @@
+"""Ten slices of the slow tests: each test in one, and none much longer than the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import slices
+
+TABLE = json.loads(slices.SECONDS.read_text())
+UNITS = [f"tests/test_{i}.py" for i in range(40)]
+
+
+def test_every_unit_is_in_one_slice_and_no_slice_waits_much_longer():
+    seconds = {unit: float(1 + i % 7) for i, unit in enumerate(UNITS)}
+    dealt = slices.dealt(UNITS, 10, seconds)
+    assert dealt.keys() == set(UNITS)
+    loads = [sum(seconds[u] for u in UNITS if dealt[u] == k) for k in range(10)]
+    assert max(loads) - min(loads) <= max(seconds.values())
+
+
+def test_the_order_of_collection_changes_nothing():
+    seconds = dict.fromkeys(UNITS[:5], 60.0)
+    assert slices.dealt(UNITS, 10, seconds) == slices.dealt(UNITS[::-1] * 2, 10, seconds)
+
+
+def test_a_file_is_a_unit_unless_the_table_names_its_test():
+    seconds = {"tests/a.py::test_x[1]": 60.0, "tests/a.py": 5.0}
+    of = lambda nodeid: slices.unit_of(nodeid, seconds)
+    assert of("tests/a.py::test_x[1]") == "tests/a.py::test_x[1]"
+    assert of("tests/a.py::test_x[2]") == of("tests/a.py::test_y") == "tests/a.py"
+
+
+@pytest.mark.parametrize("text", ["10/10", "-1/10", "3", "a/b", "/", "0/0"])
+def test_a_slice_that_is_none_is_refused(text):
+    with pytest.raises(pytest.UsageError, match="write K/N with K below N"):
+        slices.slice_of(text)
+    assert slices.slice_of("9/10") == (9, 10)
+
+
+def test_the_table_names_files_that_are_there():
+    root = Path(__file__).parents[1]
+    assert [unit for unit in TABLE if not (root / unit.partition("::")[0]).is_file()] == []

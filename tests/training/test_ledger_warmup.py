@@ -1,0 +1,165 @@
+"""The warm-up that ends when a style of thinking is as accurate as asked."""
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.environment import build_environment
+from bacr_jax.questions import ledger
+from bacr_jax.training import ledger_warmup as warmup
+from methods_world import load
+
+TRADEOFF = (
+    "data.ledger.variant=tradeoff", "warmup.style=at_once", "warmup.steps=10",
+    "warmup.target_accuracy=0.9", "warmup.max_hold=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "opened"), [("steps", "a"), ("at_once", "start digit")])
+def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
+    tokenizer = ledger.ledger_tokenizer()
+    questions = build_environment(load(tmp_path, None, *TRADEOFF), tokenizer, len(tokenizer)).train
+    prompts, answers = warmup.styled_prompts(questions, style, 4, 8)
+    assert len(answers) == len(prompts.lengths) == (questions.set.levels == 4).sum()
+    for row, answer in enumerate(answers):
+        text = tokenizer.decode(prompts.tokens[row, : prompts.lengths[row]])
+        question = text.removeprefix("<bos>").partition("<think>")[0]
+        digits = [int(c) for c in question if c.isdigit()]
+        assert len(digits) == 5 and str(sum(digits) % 10) == answer
+        assert text.endswith("<think>" + ("a" if opened == "a" else question[0]))
+
+
+def test_prompts_of_a_style_tell_the_budget_where_it_is_told_in_words(tmp_path):
+    tokenizer = ledger.ledger_tokenizer()
+    config = load(tmp_path, None, *TRADEOFF, "conditioning.told=words")
+    questions = build_environment(config, tokenizer, len(tokenizer)).train
+    prompts, _ = warmup.styled_prompts(questions, "steps", 4, 12)
+    for row, length in zip(prompts.tokens, prompts.lengths):
+        assert tokenizer.decode(row[:length]).endswith("f12<think>a")
+
+
+@pytest.mark.parametrize(
+    ("settings", "budgets"),
+    [
+        (("conditioning.told=embedding",), None),
+        (("conditioning.told=nothing",), None),
+        (("conditioning.told=words",), [4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (("conditioning.told=both", "eval.budgets=[12, 40]"), [*range(4, 13), 40]),
+        (
+            ("conditioning.told=words", "budget.prior=choices", "budget.choices=[4, 8]"),
+            [4, 8, 12],
+        ),
+    ],
+)
+def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
+    found = warmup.told_budgets(load(tmp_path, None, *settings))
+    assert (None if found is None else found.tolist()) == budgets
+
+
+def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
+    identity = lambda *more: warmup.warmup_fingerprint(load(tmp_path, None, *TRADEOFF, *more))
+    plain = identity("conditioning.told=embedding")
+    # of seed, model, data.ledger and warmup, as before there were words
+    assert len(plain) == 12 and identity("conditioning.told=nothing", "budget.max=16") == plain
+    words = identity("conditioning.told=words")
+    assert words != plain and identity("conditioning.told=both") == words
+    assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
+
+
+class Run(warmup.WarmUp):
+    """A warm-up whose style gains .1 every 25 steps, and .2 while the rate falls."""
+
+    def __init__(self, config):
+        self.config, self.params, self.journal = config, np.zeros(()), []
+        self.step = self.planned = self.measurements = 0
+
+    def advance(self, steps, rate, practice=False):
+        self.step += steps
+        falls = rate(steps - 1) < 0.5 * rate(0)
+        self.params = self.params + (0.2 if falls else 0.004 * steps)
+
+    def copy(self):
+        return copy.copy(self)
+
+
+until_style = inspect.unwrap(warmup.until_style)
+
+
+@pytest.mark.parametrize(("low", "high", "ends"), [(0.6, 0.85, 0.6), (0.3, 0.5, 0.3)])
+def test_the_warm_up_ends_when_ending_gives_what_is_asked(tmp_path, low, high, ends):
+    config = load(tmp_path, None, *TRADEOFF, f"warmup.style_accuracy=[{low}, {high}]")
+    run = Run(config)
+    accuracy = lambda params, style: 1.0 if style == "steps" else float(params)
+    found = until_style(run, accuracy)
+    assert low <= found["at_once_accuracy"] <= high
+    assert found["at_once_accuracy"] == pytest.approx(ends, abs=0.13)
+    assert float(run.params) == found["at_once_accuracy"]
+
+
+def test_a_style_that_is_too_good_or_never_good_enough_is_refused(tmp_path):
+    config = load(tmp_path, None, *TRADEOFF)
+    for wrong in (lambda p, s: 0.99, lambda p, s: 0.1):
+        with pytest.raises(UserError, match="wanted 0.6 to 0.85"):
+            until_style(Run(config), wrong)
+
+
+class Practised(warmup.WarmUp):
+    """A warm-up that is right at length at once, and briefly after so many rounds of practice."""
+
+    def __init__(self, config, rounds, at_length=1.0):
+        self.config, self.params, self.journal = config, None, []
+        self.step = self.planned = self.measurements = self.practised = 0
+        self.rounds, self.at_length = rounds, at_length
+
+    def advance(self, steps, rate, practice=False):
+        self.step += steps
+        self.practised += practice
+
+
+def until_accurate(run, monkeypatch):
+    monkeypatch.setattr(warmup, "short_accuracy", lambda run: float(run.practised >= run.rounds))
+    return warmup.until_accurate(run, lambda params: run.at_length)
+
+
+REDUNDANT = ("data.ledger.variant=redundant", "warmup.steps=800", "warmup.max_hold=3")
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(0, 800), (1, 1180), (3, 1940)])
+def test_the_short_style_is_practised_until_it_is_right(tmp_path, monkeypatch, rounds, steps):
+    # A round is 100 steps and a fall of 35 % of 800.
+    run = Practised(load(tmp_path, None, *REDUNDANT), rounds)
+    assert until_accurate(run, monkeypatch) == {"accuracy": 1.0, "short_accuracy": 1.0}
+    assert (run.step, run.planned, run.practised) == (steps, steps, rounds)
+
+
+def test_a_short_style_that_is_never_right_is_refused(tmp_path, monkeypatch):
+    run = Practised(load(tmp_path, None, *REDUNDANT), 4)
+    with pytest.raises(UserError, match=r"0.00 of the short traces .* warmup.short_accuracy=0.9"):
+        until_accurate(run, monkeypatch)
+
+
+def test_nothing_is_practised_where_it_is_not_asked_or_the_policy_is_wrong(tmp_path, monkeypatch):
+    run = Practised(load(tmp_path, None, *REDUNDANT, "warmup.short_accuracy=0"), 1)
+    assert until_accurate(run, monkeypatch) == {"accuracy": 1.0} and run.step == 800
+    tradeoff = load(tmp_path, None, *REDUNDANT[1:], "data.ledger.variant=tradeoff")
+    assert until_accurate(Practised(tradeoff, 1), monkeypatch) == {"accuracy": 1.0}
+    run = Practised(load(tmp_path, None, *REDUNDANT), 0, at_length=0.9)
+    with pytest.raises(UserError, match="greedy accuracy 0.90 .* warmup.target_accuracy=0.95"):
+        until_accurate(run, monkeypatch)
+    # Three holds go by before it falls.
+    assert run.practised == 0
+
+
+def test_the_redundant_ledger_has_no_single_style_to_stop_by(tmp_path):
+    with pytest.raises(UserError, match="variant=tradeoff"):
+        load(tmp_path, None, *(key for key in TRADEOFF if "variant" not in key))
+
+
+def test_the_benchmark_config_is_good():
+    from methods_world import PRESETS
+
+    config_io.check(config_io.load([PRESETS.parent / "tradeoff.yaml"]))

@@ -1,0 +1,283 @@
+"""What a run shows: traces of a step, notes on an evaluation, pictures, report and boards."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bacr_grading.judge import Verdict
+from bacr_jax.config import Config
+from bacr_jax.rollout import Rollout
+from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.metrics import MetricsWriter
+from bacr_jax.training.logging import Iteration
+from bacr_jax.training.output import (
+    evaluation_notes,
+    evaluation_numbers,
+    format_lines,
+    publish,
+    trace_rows,
+    write_traces,
+)
+from bacr_jax.training.run import Run
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
+from config_world import changed
+from report_world import TRACE, WHOLE_TRACE, entry, make_whole_run
+
+
+class Recorder(MetricsWriter):
+    """A writer that only remembers what it was given."""
+
+    def __init__(self):
+        self.given, self.closed = [], False
+
+    def show(self, step, **what):
+        self.given.append((step, what))
+
+    def close(self):
+        self.closed = True
+
+
+def shown(folder, again=False):
+    metrics = Recorder()
+    publish(RunFolder(folder, None), Config(), metrics, 12, again=again)
+    assert metrics.closed
+    return metrics.given
+
+
+def test_accuracies_are_named_by_set_decoding_and_budget():
+    sets = {"math500:x.jsonl": {"greedy": {"512": entry(0.5), "none": entry(0.75)}}}
+    assert evaluation_numbers(sets) == {
+        "eval/math500/greedy/512": 0.5, "eval/math500/greedy/512/tokens": 9.0,
+        "eval/math500/greedy/none": 0.75, "eval/math500/greedy/none/tokens": 9.0,
+    }  # fmt: skip
+
+
+def test_a_row_has_the_last_answer_and_its_verdict():
+    table = trace_rows([TRACE, WHOLE_TRACE])
+    old, new = [dict(zip(table.columns, row)) for row in table.rows]
+    assert new["right"] is True and new["outcomes"] == 1.0 and new["decided_by"] == "symbolic"
+    assert (new["level"], new["told"], new["segment_advantages"]) == (2, 8, "[0.75, -0.125]")
+    # A trace of an older version has empty places.
+    assert old["gold"] == "" and old["right"] is True and list(old) == list(new)
+
+
+def test_boards_get_the_pictures_and_the_traces_of_a_finished_run_once(tmp_path):
+    folder = make_whole_run(tmp_path / "run")
+    (first, pictures), (last, traces) = shown(folder)
+    assert first == last == 12 and "training" in pictures["pictures"]
+    assert len(traces["traces"].rows) == 96
+    assert (folder / "report.html").exists()
+    assert shown(folder, again=True) == []
+
+
+def test_a_damaged_trace_costs_a_warning(tmp_path, capsys):
+    folder = make_whole_run(tmp_path / "run")
+    (folder / "rollouts" / "000012.jsonl").write_text("{}\n")
+    ((_, what),) = shown(folder)
+    assert "training" in what["pictures"]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all(line.startswith("warning: ") for line in said)
+    assert all("000012.jsonl: holds something else than traces" in line for line in said)
+
+
+def summary(closed, lenient, strict, mode="greedy"):
+    entry = {"closed_rate": closed, "accuracy": lenient, "strict_accuracy": strict, "problems": 64}
+    # The largest budget counts, and "none" is no number.
+    worse = {**entry, "closed_rate": 0.0}
+    return {mode: {"8": worse, "64": entry, "none": worse}}
+
+
+def test_a_policy_in_good_form_gets_one_line():
+    lines = list(format_lines(summary(0.98, 0.5, 0.48), "train_holdout", Config()))
+    assert lines == [
+        "format of the starting policy (train_holdout (validation, not a test set), 64 questions, "
+        "greedy, budget 64): 2.0% of the answers were never closed, 2.0% are right by the lenient "
+        "rules alone"
+    ]
+
+
+def test_failures_of_form_get_advice():
+    unclosed = list(format_lines(summary(0.5, 0.4, 0.4), "x", Config()))
+    assert len(unclosed) == 2
+    assert "rollout.answer_tokens=128" in unclosed[1] and "--show-prompts" in unclosed[1]
+    lenient = list(format_lines(summary(1.0, 0.4, 0.1), "x", Config()))
+    assert len(lenient) == 2
+    assert "30.0% are right by the lenient rules alone" in lenient[0]
+    assert "data.prompt_format" in lenient[1]
+
+
+class Grader:
+    last_failure = "it returned None"
+
+    def __init__(self, **counts):
+        self.counts = counts
+
+    def counters(self):
+        return self.counts
+
+
+def test_it_is_said_once_and_can_be_switched_off():
+    notes = lambda config, when: list(
+        evaluation_notes(
+            config, Grader(graded=4), {"when": when, "sets": {"a": summary(1, 1, 1)}}, {}
+        )
+    )
+    assert len(notes(Config(), "before")) == 1
+    assert notes(Config(), "during") == []
+    assert notes(changed(output={"format_report": False}), "before") == []
+
+
+def test_answers_that_a_verifier_gave_no_score_are_said_each_time():
+    reasons = dict.fromkeys(
+        ("late", "died", "memory", "raised", "text", "nan", "range", "length"), 0
+    )
+    failed = {f"failed_{name}": count for name, count in (reasons | {"late": 2, "nan": 3}).items()}
+    grader = Grader(graded=20, failed=5, **failed)
+    counted = {"graded": 10, "failed": 2, "failed_late": 2}
+    record = {"when": "during", "sets": {}}
+    assert list(evaluation_notes(Config(), grader, record, counted)) == [
+        "WARNING: the verifier gave no score to 3 of 10 answers, which count as 0: 3 got NaN (the "
+        "last: it returned None)"
+    ]
+
+
+# One question, two rollouts: the first closes its thinking after 3 of 8 tokens, the second is cut.
+# Cuts at 2, 2 and 8 tokens; the closing tag is the fourth sampled token of the first.
+CUTS = np.array([[[2, 2, 8], [2, 4, 6]]])
+THINKING = np.array([[1.0, 1.0, -0.5, -0.5, -0.5, -0.5, -0.5, -0.5], [0.5, 0.5, 2, 2, 3, 3, 0, 0]])
+
+
+def bare(kind, **fields):
+    """One of its kind with no more in it than is asked of it."""
+    one = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(one, name, value)
+    return one
+
+
+def decided(text, path="string", timed_out=False):
+    return Verdict(text == "6", text, path, timed_out)
+
+
+@pytest.fixture
+def world(ledger_tokens):
+    """A run and an iteration of what traces are made of."""
+    ids = lambda text: ledger_tokens(text, add_special_tokens=False)["input_ids"]
+    tokens = np.array([[*ids("<bos>4a2<think>a4+2=6")[:11], 0, 0]] * 2)
+    trunks = Trunks(
+        tokens, np.array([5, 5]), np.array([4, 6]), np.array([3, 6]),
+        np.array([CLOSED_BY_TAG, CLOSED_BY_BUDGET]), np.array([8, 6]), np.zeros((2, 8)),
+    )  # fmt: skip
+    branches = Branches(
+        np.zeros((2, 3, 1), int), np.array([[7, 7, 9], [7, 9, 11]]),
+        np.array([[2, 2, 1], [2, 2, 2]]), np.array([[2, 2, 1], [2, 2, 2]]),
+        np.ones((2, 3), bool), np.array([[0, 0, 2], [0, 1, 2]]), np.zeros((2, 3, 1)),
+    )  # fmt: skip
+    verdicts = np.empty((2, 3), object)
+    verdicts[0] = [decided("4"), decided("4"), decided("6")]
+    verdicts[1] = [decided(None, "none"), decided("4", "symbolic", True), decided("6", "number")]
+    questions = SimpleNamespace(
+        ids=["ledger-0", "ledger-9"], levels=np.array([1, 3]), questions=["", "4a2"],
+        answers=["", "6"],
+    )  # fmt: skip
+    run = bare(
+        Run,
+        environment=SimpleNamespace(
+            tokenizer=ledger_tokens,
+            train=SimpleNamespace(set=questions, told=None),
+            answer_texts=lambda one: [[f"answer at {c}" for c in one.context[0]]],
+        ),
+        method=SimpleNamespace(conditioned=True),
+        config=SimpleNamespace(budget=SimpleNamespace(grace=0), output=SimpleNamespace(rollouts=2)),
+    )
+    plan = SimpleNamespace(
+        rows=np.array([1, 1]), groups=np.array([2]), budgets=np.array([[8, 6]]), cuts=CUTS
+    )
+    outcomes = np.array([[[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]])
+    batch = SimpleNamespace(
+        plan=plan, rollout=Rollout(trunks, branches, {}), outcomes=outcomes, verdicts=verdicts,
+        useful=np.array([True]),
+        group_batch=SimpleNamespace(extra={"declared": np.array([[7, 9]])}),
+    )  # fmt: skip
+    advantages = SimpleNamespace(
+        thinking=THINKING, answers=np.array([[-1.0, 0.0, 1.5], [0.0, np.nan, 0.25]]),
+        rewards=np.array([[[0.0, 0.0, 1.3], [0.0, 0.0, 1.3]]]),
+        keep=np.array([[True, False]]),
+    )  # fmt: skip
+    values = np.array([[[0.1, 0.1, 0.4], [0.1, 0.2, 0.3]]])
+    return run, bare(Iteration, chosen=batch, advantages=advantages, values=values)
+
+
+def written(tmp_path, world, count=2):
+    run, done = world
+    path = tmp_path / "traces.jsonl"
+    run.config.output.rollouts = count
+    write_traces(path, 3, run, done)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_trace_is_cut_where_its_answers_were_asked(tmp_path, world):
+    (first,) = written(tmp_path, world, count=1)
+    assert first["prompt"] == "<bos>4a2<think>" and first["thinking"] == "a4+2"
+    assert first["segments"] == ["a4", "", "+2", ""] and first["context"] == [2, 2, 4]
+    assert first["closed_by"] == "tag" and first["step"] == 3 and first["budget"] == 8
+    assert first["answers"] == ["answer at 7", "answer at 7", "answer at 9"]
+
+
+def test_the_question_is_known_by_its_name_and_what_the_policy_was_told(tmp_path, world):
+    first, second = written(tmp_path, world)
+    asked = {"id": "ledger-9", "level": 3, "group": 2, "question": "4a2", "gold": "6"}
+    assert asked.items() <= first.items() and asked.items() <= second.items()
+    assert (first["told"], first["told_by"]) == (8, "embedding") and second["told"] == 6
+    assert first["read"] == {"declared": 7.0} and second["read"] == {"declared": 9.0}
+    run, done = world
+    run.method.conditioned = False
+    (silent,) = written(tmp_path, (run, done), count=1)
+    assert (silent["told"], silent["told_by"]) == (None, "nothing")
+    run.environment.train.told = "the prompts"
+    assert written(tmp_path, (run, done), count=1)[0]["told_by"] == "words"
+
+
+def test_tokens_of_the_parts_add_up(tmp_path, world):
+    first, second = written(tmp_path, world)
+    assert (first["prompt_tokens"], first["thinking_tokens"], first["closing_tokens"]) == (5, 3, 1)
+    # Seen by the answer, forced, sampled: 2 + 2 + 2 at the first cut, 4 + 1 + 1 at the last.
+    assert first["total_tokens"] == [6, 6, 6] and second["total_tokens"] == [6, 8, 10]
+    assert second["closing_tokens"] == 0
+
+
+def test_the_verdict_says_what_decided_it(tmp_path, world):
+    first, second = written(tmp_path, world)
+    assert first["outcomes"] == [0.0, 0.0, 1.0] and first["extracted"] == ["4", "4", "6"]
+    assert second["decided_by"] == ["none", "deadline", "number"]
+    assert second["extracted"] == [None, "4", "6"]
+    run, done = world
+    done.chosen.verdicts = None
+    assert "decided_by" not in written(tmp_path, (run, done))[0]
+
+
+def test_each_segment_has_the_advantage_of_its_tokens(tmp_path, world):
+    first, second = written(tmp_path, world)
+    # Tokens 1 and 2; none between the equal cuts; tokens 3 and 4 of 8.
+    assert first["segment_advantages"] == [1.0, None, -0.5]
+    assert second["segment_advantages"] == [0.5, 2.0, 3.0]
+    assert first["values"] == [0.1, 0.1, 0.4] and first["rewards"] == [0.0, 0.0, 1.3]
+    assert first["in_loss"] and not second["in_loss"]
+    # What is no number is written as text that reads back.
+    assert second["answer_advantages"] == [0.0, "nan", 0.25]
+
+
+def test_a_segment_past_the_end_of_the_thinking_has_no_advantage(tmp_path, world):
+    run, done = world
+    done.chosen.rollout.trunks.sampled[0] = 2
+    assert written(tmp_path, world)[0]["segment_advantages"] == [1.0, None, None]
+
+
+def test_the_last_segment_has_the_tokens_of_a_grace_window(tmp_path, world):
+    run, done = world
+    done.chosen.plan.cuts = np.array([[[1, 2, 2], [2, 4, 6]]])
+    assert written(tmp_path, world)[0]["segment_advantages"] == [1.0, 1.0, None]
+    run.config.budget.grace = 2
+    assert written(tmp_path, world)[0]["segment_advantages"] == [1.0, 1.0, -0.5]
