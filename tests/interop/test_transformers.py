@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[pari
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
+from bacr_jax.export.budget_generation import CACHE  # noqa: E402
+
 BUDGETS = [0, 8, 16, 64, None]
 
 
@@ -47,6 +49,11 @@ class Folder:
         texts = self.chats(questions, budgets)
         inputs = self.tokenizer(texts, add_special_tokens=False, return_tensors="pt", padding=True)
         found = self.model.generate(**inputs, **{"budget": budgets, **how})
+        if how.get("return_dict_in_generate"):
+            # A score for each step, and a cache of all tokens but the last.
+            assert found[CACHE].get_seq_length() == found.sequences.shape[1] - 1
+            assert len(found.scores) == found.sequences.shape[1] - inputs["input_ids"].shape[1]
+            found = found.sequences
         return found[:, inputs["input_ids"].shape[1] :].tolist()
 
 
@@ -144,6 +151,8 @@ def test_a_length_of_the_caller_stands_and_samples_are_held_too(tmp_path):
     folder, questions = Folder(out), ledger_questions()[:2]
     whole = folder.says(questions, [8, 8])
     assert [row[:4] for row in whole] == folder.says(questions, [8, 8], max_new_tokens=4)
+    in_parts = {"return_dict_in_generate": True, "output_scores": True}
+    assert folder.says(questions, [8, 8], **in_parts) == whole
     given = Streamer()
     (alone,) = folder.says(questions[:1], [8], streamer=given)
     assert given.ids[-len(alone) :] == alone and given.over

@@ -17,7 +17,7 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.environment import make_rules
 from bacr_jax.prompts.formats import encode_prompts
 from bacr_jax.prompts.told import told_prompts
-from bacr_jax.rollout import generate, sampling_params
+from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 from bacr_jax.runs.open import open_policy
 from bacr_jax.types import NO_BUDGET
 
@@ -51,14 +51,11 @@ def ours(run, questions, budgets):
     rollout = generate(
         decoder.params,
         asked(run, questions, budgets),
-        told,
-        limits[:, None],
+        Rows(told, limits[:, None], limits=limits),
         jax.random.key(0),
-        spec=decoder.spec,
-        rules=make_rules(tokenizer, style, rows),
-        sampling=sampling_params(0.0),
-        phi_of=decoder.phi_of,
-        limits=limits,
+        Sampler(
+            decoder.spec, make_rules(tokenizer, style, rows), sampling_params(0.0), decoder.phi_of
+        ),
     )
     trunks, branches = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
     found = []

@@ -16,6 +16,9 @@ import torch
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+# What transformers calls the cache, as an argument and in outputs; 5.24 renamed it.
+RENAMED = "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__
+CACHE = "cache" if RENAMED else "past_key_values"
 # A row that is told no budget, and the largest number that is one.
 NONE, LARGEST = -1, 2**31 - 1
 # What a row is doing.
@@ -202,7 +205,7 @@ class Loop:
         told = conditions(model, spread(self.told))
         pad = config.pad_token_id
         pad = int(self.rules.ends.nonzero()[0]) if pad is None else pad
-        ids, fed, cache = input_ids, input_ids, model_kwargs.pop("past_key_values", None)
+        ids, fed, cache = input_ids, input_ids, model_kwargs.pop(CACHE, None)
         mask = model_kwargs.pop("attention_mask", None)
         mask = torch.ones_like(ids) if mask is None else mask
         for name in ("position_ids", "use_cache", "logits_to_keep"):
@@ -214,13 +217,13 @@ class Loop:
                 input_ids=fed,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{CACHE: cache},
                 **told(fed, fed is not input_ids),
                 **model_kwargs,
             )
-            cache, logits = found.past_key_values, found.logits[:, -1].float()
+            cache, logits = found[CACHE], found.logits[:, -1].float()
             scores = logits_processor(ids, logits.clone())
             if config.output_logits:
                 kept["logits"].append(logits)
@@ -237,7 +240,7 @@ class Loop:
         if not config.return_dict_in_generate:
             return ids
         steps: dict = {name: tuple(found) or None for name, found in kept.items()}
-        return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache, **steps)
+        return GenerateDecoderOnlyOutput(sequences=ids, **{CACHE: cache}, **steps)
 
 
 def _draw(scores, sampling):

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-from .budget_generation import NONE, generate, read_budgets
+from .budget_generation import CACHE, NONE, generate, read_budgets
 
 
 class BacrQwen2Config(Qwen2Config):
@@ -158,7 +158,7 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         at_response = self.config.budget_module["positions"] == "response"
         if at_response and inputs.get("budget") is not None and "budget_mask" not in kwargs:
-            fed, cache = inputs["input_ids"], kwargs.get("past_key_values")
+            fed, cache = inputs["input_ids"], inputs.get(CACHE)
             answering = cache is not None and cache.get_seq_length() > 0
             inputs["budget_mask"] = torch.full(fed.shape, answering, device=fed.device)
         return inputs
