@@ -31,9 +31,6 @@ def evaluate_set(
       decoder: the policy; its thinking width must hold the largest budget.
       key: key of the sampled pass; the greedy one needs none.
       on_progress: called with (rows done, rows in all).
-
-    Returns:
-      What `summary.summarise` says of the set.
     """
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config)] + dense_settings(config)

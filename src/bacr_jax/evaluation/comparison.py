@@ -25,9 +25,6 @@ def check_comparable(
       mine: the `sets` of this evaluation's settings.
       theirs: the settings of the other one.
       grader: this evaluation's verifier of one's own, as its settings have it.
-
-    Raises:
-      UserError: they can't be compared.
     """
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
@@ -103,9 +100,6 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
 
     Returns:
       By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
-
-    Raises:
-      UserError: a set has other problems.
     """
     differences: dict[str, Any] = {}
     for name in one:

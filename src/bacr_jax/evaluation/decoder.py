@@ -32,7 +32,6 @@ class Decoder:
     """A policy ready to answer.
 
     Attributes:
-      params: decoding parameters.
       spec: rollout shapes; its thinking width holds every budget asked for.
       phi_of: budget embedding; None for an unconditioned policy.
       cap: most thinking tokens of a row that is told no budget.
@@ -126,12 +125,8 @@ def open_decoder(
     """A saved policy on its devices, in its compute type.
 
     Args:
-      saved: the policy, with the settings it is decoded with.
       slots: rows decoded together, on all devices; None: as many as in the policy's own
         evaluations. The next number that all of them can share evenly is taken.
-
-    Raises:
-      UserError: the policy's files and its config disagree.
     """
     policy = _policy(saved.config, vocab_size, num_devices)
     params = saved.params()

@@ -72,9 +72,6 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
 
     Returns:
       Number of problems in each difficulty group, the easiest first.
-
-    Raises:
-      UserError: the file can't be written.
     """
     rates = graded.correct.mean(1)
     lines = [
@@ -101,14 +98,11 @@ class Work:
     Attributes:
       name: of the policy, for tables.
       saved: the policy on disk, with the evaluation's config.
-      tokenizer: the policy's.
-      sets: questions by set.
       chosen: places of the problems evaluated, by set.
       eval_settings: decodings and budgets, those together that the same traces serve.
       compared: folders of other evaluations by their names.
       labels: where to write measured difficulty; None: nowhere.
       settings: what the samples depend on.
-      style: prompt format.
       engine: what decodes elsewhere; None: this package does.
     """
 
@@ -215,11 +209,6 @@ def prepare(
       greedy: also the most likely answer, beside samples.
       self_consistency: k of votes at equal total tokens.
       train: near-duplicates of its questions are counted apart; None: none are looked for.
-      name: of the policy, for tables.
-      engine: what decodes elsewhere; None: this package does.
-
-    Raises:
-      UserError: something does not.
     """
     config = saved.config
     if engine is not None:

@@ -56,8 +56,6 @@ class ServedDecoder:
     """A policy behind a server; stands where a `Decoder` does.
 
     Attributes:
-      server: connected.
-      rules: how thinking and answer end.
       at_once: rows that are asked for together.
     """
 
@@ -74,11 +72,7 @@ class ServedDecoder:
         poll: Poll,
         on_rows: Callable[[int], None] | None = None,
     ) -> list[tuple[Trunks, Branches]]:
-        """As of `Decoder`; sampled answers are others than there, and the same at every call.
-
-        Raises:
-          UserError: the server went away, or refuses a row.
-        """
+        """As of `Decoder`; sampled answers are others than there, and the same at every call."""
         drawn = [row for part in parts for row in self._rows(environment, part, key, config)]
         try:
             ended = asyncio.run(_together(drawn, self.at_once, poll, on_rows))
@@ -229,11 +223,7 @@ def _as_branches(rows: Sequence[Row]) -> Branches:
 
 
 def check_served(saved: SavedPolicy) -> None:
-    """The folder says itself how it is asked, which is what its server goes by.
-
-    Raises:
-      UserError: it does not, or is to be asked otherwise.
-    """
+    """The folder says itself how it is asked, which is what its server goes by."""
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
             f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
@@ -253,15 +243,7 @@ def open_served(
     slots: int,
     say: Callable[[str], None],
 ) -> Iterator[ServedDecoder]:
-    """The policy behind its server, which is started if nobody has; stopped at the end then.
-
-    Args:
-      engine: where the server is, or how to start one.
-      say: tells the reader what takes time.
-
-    Raises:
-      UserError: no server there, or it can't answer these rows with this policy.
-    """
+    """The policy behind its server, which is started if nobody has; stopped at the end then."""
     config = saved.config
     section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
     folders_own = read_thinking(saved.folder) or {}
@@ -294,11 +276,7 @@ _START_SECONDS, _STOP_SECONDS = 3600.0, 30.0
 
 @contextlib.contextmanager
 def started(engine: Engine, folder: Path, *, dtype: str, slots: int) -> Iterator[str]:
-    """Starts a server of a folder on this machine; gives its address, and stops it at the end.
-
-    Raises:
-      UserError: it does not start.
-    """
+    """Starts a server of a folder on this machine; gives its address, and stops it at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -323,11 +301,7 @@ def started(engine: Engine, folder: Path, *, dtype: str, slots: int) -> Iterator
 
 
 def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    """Until the server answers.
-
-    Raises:
-      UserError: it ended, or never answers.
-    """
+    """Until the server answers."""
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -366,15 +340,7 @@ def open_source(
     slots: int,
     say: Callable[[str], None],
 ) -> AbstractContextManager[TraceSource]:
-    """What draws the answers, for as long as they are drawn.
-
-    Args:
-      engine: what decodes elsewhere; None: this package does.
-      say: tells the reader what takes time.
-
-    Raises:
-      UserError: the policy's files and its config disagree, or the engine can't be used.
-    """
+    """What draws the answers, for as long as they are drawn."""
     config, largest = saved.config, largest_evaluated(saved.config)
     if engine is None:
         devices = jax.device_count()

@@ -247,7 +247,6 @@ def summarise(
     """The numbers of one set.
 
     Args:
-      results: samples of every setting, all of the same problems.
       budgets: those that the report is about; other settings only serve votes at equal total
         tokens.
       problems: the problems, for their near-duplicates of training questions.

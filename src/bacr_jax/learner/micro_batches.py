@@ -65,7 +65,6 @@ class Part:
     Attributes:
       width: positions of its trunks.
       branches: positions of a row's branches.
-      rows: its rows, empty ones included.
       index: rows of the batch that it holds.
     """
 

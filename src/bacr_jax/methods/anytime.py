@@ -57,15 +57,8 @@ def brpo_prior(
 
         base: all on the largest.   uniform: 1/M.   linear: P_j ~ b_j
 
-    Args:
-      kind: which prior.
-      budgets: increasing budgets, in tokens.
-
     Returns:
       P, summing to 1.
-
-    Raises:
-      UserError: an unknown name.
     """
     chex.assert_rank(budgets, 1)
     budgets = budgets.astype(jnp.float32)
@@ -98,17 +91,12 @@ def brpo_advantage(
 
     Args:
       r: outcomes, averaged over the answers of each (trace, budget), in [0, 1].
-      prior: P (`brpo_prior`).
       decay: d.
-      mode: both baselines mixed, one of them alone, or none.
       loo: leave the trace itself out of V2, which removes the gradient shrinkage by
         1 - (M-s)/(M G); False is the published form.
 
     Returns:
       One advantage per segment. No division by a deviation.
-
-    Raises:
-      UserError: an unknown mode.
     """
     chex.assert_rank([r, prior], [3, 1])
     chex.assert_axis_dimension(r, 2, prior.shape[0])

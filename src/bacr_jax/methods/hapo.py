@@ -44,11 +44,7 @@ PUBLISHED = {
 
 
 def no_history(num_problems: int) -> Int[Array, "n"]:
-    """History before training: no question has a correct response.
-
-    Returns:
-      NO_HISTORY for each, int32.
-    """
+    """History before training: no question has a correct response."""
     return jnp.full(num_problems, NO_HISTORY, jnp.int32)
 
 
@@ -73,16 +69,8 @@ def length_reward(
 
     Args:
       history: shortest correct length per question in tokens, broadcast against the rollouts.
-      lengths: response lengths in tokens.
-      correct: 0/1 or boolean.
       floor: least reward of a correct response.
       tolerance: width of the linear form's flat part, as a fraction of the history.
-
-    Returns:
-      Length reward in [-1, 1].
-
-    Raises:
-      UserError: an unknown kind.
     """
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     x = lengths.astype(jnp.float32) / jnp.maximum(history, 1).astype(jnp.float32)
@@ -112,12 +100,6 @@ def total_reward(
 
     Args:
       history: shortest correct length per question, from before this batch.
-      lengths: response lengths in tokens.
-      correct: 0/1 or boolean.
-      weight: weight of the length reward.
-      floor: least length reward of a correct response.
-      kind: shape of the length reward.
-      tolerance: see `length_reward`.
 
     Returns:
       Reward in [-weight, 1 + weight].
@@ -133,12 +115,6 @@ def update_history(
     correct: Shaped[Array, "Q G"],
 ) -> Int[Array, "n"]:
     """History after a batch: the minimum with the batch's shortest correct lengths.
-
-    Args:
-      history: shortest correct length of each training question.
-      problem: index of each question of the batch; repeats are fine.
-      lengths: response lengths in tokens.
-      correct: 0/1 or boolean.
 
     Returns:
       The new history; it never grows.

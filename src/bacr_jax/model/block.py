@@ -97,7 +97,6 @@ class Block(nn.Module):
     """A decoder layer: grouped-query attention and a gated MLP, each on a normed residual stream.
 
     Attributes:
-      config: the model's shape.
       dtype: compute type; parameters are cast to it where they are used.
     """
 

@@ -27,7 +27,6 @@ class LayerCache:
 
     Attributes:
       k: keys, already rotated.
-      v: values.
       transposed: keys are held [B, K, H, S].
     """
 
@@ -46,11 +45,7 @@ class DecodeParams:
     """Parameters laid out for decoding: cast to the compute type, one entry per layer.
 
     Attributes:
-      embed: embedding.
-      layers: parameters of each block.
       gates: w_g of each layer; None without conditioning.
-      final_norm: scale of the last norm.
-      head: output matrix.
       adapters: scaled low-rank adapters of each block; None where there are none beside it.
     """
 
@@ -101,7 +96,6 @@ def decode_params(
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
 
     Args:
-      conditioned: whether the budget's gates are wanted.
       shards: tensor shards of the copy; see `join_products`, which stacked layers go through.
     """
     layers, adapter = params["layers"], scaled(params)

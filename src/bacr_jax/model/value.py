@@ -19,9 +19,6 @@ class ValueHead(nn.Module):
 
     The output is not squashed: dense rewards range from -lambda to 1 + lambda. The last layer
     starts at zero, so the first values are its bias.
-
-    Attributes:
-      hidden_size: width of the hidden layer.
     """
 
     hidden_size: int = 1024

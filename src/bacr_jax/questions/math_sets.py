@@ -95,10 +95,6 @@ def load_table(
     Returns:
       The set. Answers are as `parse_reference` reads them, or as they stand in their column
       (data.answers=verbatim).
-
-    Raises:
-      UserError: nothing readable there, a missing column, no usable row, or groups that can't be
-        made.
     """
     where = f"{name}:{path}"
     if not path:

@@ -96,11 +96,8 @@ class Table:
     """A table.
 
     Attributes:
-      title: above it.
       header: name of each column.
-      rows: as many items in each as there are columns.
       words: columns that hold words, from the left; the others hold numbers.
-      caption: below it, what the columns mean.
       sections: a terminal shows the first column as headings between the rows.
       name: of its files.
       groups: (heading, number of columns) above the header, from the left; empty: none.
@@ -345,10 +342,8 @@ def comparison(
     Accuracies whose interval lies apart from the first policy's are coloured.
 
     Args:
-      title: above the table.
       policies: summaries by name, the one to compare with first.
       between: what separates accuracy and tokens.
-      caption: below the table.
     """
 
     def cell(entry: Mapping[str, Any] | None, first: Mapping[str, Any] | None) -> Text:

@@ -172,7 +172,6 @@ def machinery_charts(
     """Sampler against learner, values against rewards, and where the time goes.
 
     Args:
-      runs: one or several.
       traces: of each run by its label, for the calibration of its value head.
     """
     mismatch, pace = list[Series](), list[Series]()
@@ -245,11 +244,7 @@ def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
-    """Rewards against the values that were predicted for them, from the later half of the traces.
-
-    Args:
-      traces: of each run by its label, in the order of their steps.
-    """
+    """Rewards against the values predicted for them, from the later half of the traces."""
     series = list[Series]()
     for place, (label, rows) in enumerate(traces.items()):
         # A head that has just begun says little of the one that the run ended with.

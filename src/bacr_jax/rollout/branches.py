@@ -161,7 +161,6 @@ def open_branches(
       cuts: thinking tokens kept at each cut (larger than the thinking: all of it).
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
-      phi: budget embedding of the trunks, or of each branch.
       wanted: answers that are wanted; all by default.
     """
     chex.assert_rank([cuts, ids.row], [2, 1])

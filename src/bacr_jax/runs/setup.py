@@ -52,11 +52,7 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
 
 
 def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
-    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids.
-
-    Raises:
-      UserError: the tokenizer has more ids than the model has rows.
-    """
+    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids."""
     rows = model_shape(config, tokenizer_size).vocab_size
     if tokenizer_size > rows:
         raise UserError(
@@ -67,11 +63,7 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
 
 
 def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
-    """Everything about a run's first policy that can be told before it is read.
-
-    Raises:
-      UserError: its folder can't be used, or a row would be longer than the model was made for.
-    """
+    """Everything about a run's first policy that can be told before it is read."""
     if config.model.path is not None:
         check_folder(config.model.path)
     if config.adapter.rank is not None and config.model.path is None and not config.warmup.steps:
@@ -103,11 +95,7 @@ def _implementation(config: Config, wanted: str) -> Any:
 
 
 def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """The layout of so many devices that `config.mesh` asks for.
-
-    Raises:
-      UserError: it does not fit the devices, the model or the rows.
-    """
+    """The layout of so many devices that `config.mesh` asks for."""
     layout = parallel.resolve(
         config.mesh,
         num_devices,
@@ -242,11 +230,7 @@ def _embed(
 
 
 def check_slots(config: Config, mesh: MeshShape) -> None:
-    """Refuses slots that can't be dealt out evenly.
-
-    Raises:
-      UserError: names the key.
-    """
+    """Refuses slots that can't be dealt out evenly."""
     shards = mesh.slot_shards
     for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
         if slots is not None and slots % shards:
