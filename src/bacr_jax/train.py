@@ -30,16 +30,7 @@ EPILOG = (
 )
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
-    """What the command line asks for, checked, before any device work.
-
-    Returns:
-      The config, what to do with a run that is there, and the keys in which that may differ.
-
-    Raises:
-      UserError: the config can't be used.
-      SystemExit: nothing is to be trained (`--help`, `--check`).
-    """
+def _parser() -> Parser:
     about = "Train a policy to reason within a token budget."
     parser = Parser(
         prog="python -m bacr_jax.train", description=about, epilog=EPILOG, add_help=False
@@ -77,6 +68,20 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     )
     parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
+    """What the command line asks for, checked, before any device work.
+
+    Returns:
+      The config, what to do with a run that is there, and the keys in which that may differ.
+
+    Raises:
+      UserError: the config can't be used.
+      SystemExit: nothing is to be trained (`--help`, `--check`).
+    """
+    parser = _parser()
     arguments = parser.parse_intermixed_args(argv)
     if arguments.help:
         print(parser.format_help())
@@ -132,7 +137,7 @@ def with_sets_that_are_there(config: Config) -> Config:
     path, begun = run_path(config), None
     # Whatever keeps it from being read is said where the folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
-        begun = run_folder.read_config(run_folder.RunPaths(path).config)
+        begun = run_folder.read_config_file(run_folder.RunPaths(path).config)
     config, lines = without_missing(config, begun, path)
     for line in lines:
         print(line, flush=True)

@@ -33,6 +33,7 @@ from bacr_jax.evaluation.folder import (
 )
 from bacr_jax.evaluation.samples import (
     SAMPLED,
+    Drawing,
     EvalSetting,
     Graded,
     Sample,
@@ -234,7 +235,9 @@ def prepare(
         there = read_settings(folder)
         comparison.check_comparable(described, there, modes, where, grader=grader.get("grader"))
         read_samples(folder)
-    problems = max(map(len, chosen.values()))
+    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes)
+    if engine is not None:
+        decoding["engine"] = engine.name
     return Work(
         name=name or saved.name,
         saved=saved,
@@ -244,15 +247,7 @@ def prepare(
         eval_settings=[[setting] for setting in settings] + dense,
         compared=_names(list(others.values()), name or saved.name),
         labels=labels,
-        settings={
-            "policy": saved.identity,
-            "sets": described,
-            "decoding": {
-                **_decoding(config, style, settings, problems, modes),
-                **({} if engine is None else {"engine": engine.name}),
-            },
-            **grader,
-        },
+        settings={"policy": saved.identity, "sets": described, "decoding": decoding, **grader},
         style=style,
         engine=engine,
     )
@@ -300,17 +295,14 @@ def _draw_missing(
         most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots
         for together in in_one_call(planned[len(done) :], most):
             (name,) = {batch.set for batch in together}
+            on_rows = _counter(phase, finished, total, together)
             drawn = draw_samples(
                 decoder,
-                environment,
                 work.sets[name],
                 work.chosen[name],
                 [(batch.rows, batch.settings) for batch in together],
-                key,
+                Drawing(environment, key, work.config.eval, poll, on_rows),
                 name=name,
-                config=work.config.eval,
-                poll=poll,
-                on_rows=_counter(phase, finished, total, together),
             )
             for batch, samples in zip(together, drawn, strict=True):
                 folder.append(samples)

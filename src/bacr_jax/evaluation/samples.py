@@ -266,23 +266,26 @@ class Asked:
     settings: Sequence[EvalSetting]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How an evaluation's answers are drawn, whatever is asked.
+
+    Attributes:
+      key: of the evaluation; what a row says depends on it, its number and its budget.
+      config: temperature and nucleus of sampled answers, and what a budget tag holds.
+      poll: called regularly, so that a caller can stop by raising.
+      on_rows: called with how many more rows are decoded.
+    """
+
+    environment: Environment
+    key: jax.Array
+    config: EvalConfig
+    poll: Poll = None
+    on_rows: Callable[[int], None] | None = None
+
+
 class TraceSource(Protocol):
     """A `decoder.Decoder`, or a server that is asked."""
 
-    def traces(
-        self,
-        environment: Environment,
-        parts: Sequence[Asked],
-        key: jax.Array,
-        config: EvalConfig,
-        *,
-        poll: Poll,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> list[tuple[Trunks, Branches]]:
-        """Thinking and answers of some rows, part by part.
-
-        Args:
-          parts: rows by decoding and budget, as many cuts in each.
-          key: of the evaluation; what a row says depends on it, its number and its budget.
-          poll: called regularly, so that a caller can stop by raising.
-        """
+    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
+        """Thinking and answers of some rows, part by part; as many cuts in each."""

@@ -22,12 +22,18 @@ from jaxtyping import Int
 from bacr_held import Answering, EngineError, Rules, Sampling, Server, Thinking, read_rules
 from bacr_held.http_json import request_json
 from bacr_held.server import extras
-from bacr_jax.config import EvalConfig
 from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import declaration, open_decoder
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Asked, EvalSetting, TraceSource
+from bacr_jax.evaluation.samples import (
+    CLOSE_NAMES,
+    GREEDY,
+    Asked,
+    Drawing,
+    EvalSetting,
+    TraceSource,
+)
 from bacr_jax.model.hf import read_thinking
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.stop_strings import compile_stop_strings, match
@@ -62,29 +68,19 @@ class ServedDecoder:
     def __init__(self, server: Server, rules: Rules, at_once: int):
         self.server, self.rules, self.at_once = server, rules, at_once
 
-    def traces(
-        self,
-        environment: Environment,
-        parts: Sequence[Asked],
-        key: jax.Array,
-        config: EvalConfig,
-        *,
-        poll: Poll,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> list[tuple[Trunks, Branches]]:
+    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
         """As of `Decoder`; sampled answers are others than there, and the same at every call."""
-        drawn = [row for part in parts for row in self._rows(environment, part, key, config)]
+        environment = drawing.environment
+        drawn = [row for part in parts for row in self._rows(part, drawing)]
         try:
-            ended = asyncio.run(_together(drawn, self.at_once, poll, on_rows))
+            ended = asyncio.run(_together(drawn, self.at_once, drawing.poll, drawing.on_rows))
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
         ends = np.cumsum([0, *[len(part.rows) for part in parts]])
         of_parts = [ended[start:stop] for start, stop in zip(ends, ends[1:])]
         return [(_as_trunks(environment, rows), _as_branches(rows)) for rows in of_parts]
 
-    def _rows(
-        self, environment: Environment, part: Asked, key: jax.Array, config: EvalConfig
-    ) -> list[Coroutine[Any, Any, Row]]:
+    def _rows(self, part: Asked, drawing: Drawing) -> list[Coroutine[Any, Any, Row]]:
         """A part's rows, not begun."""
         setting = part.settings[0]
         budget = None if setting.budget == NO_BUDGET else setting.budget
@@ -93,9 +89,9 @@ class ServedDecoder:
             np.asarray(tokens)[:length].tolist()
             for tokens, length in zip(part.prompts.tokens, np.asarray(part.prompts.lengths))
         ]
-        draw = lambda row: _sampling(key, setting, int(row), config)
         return [
-            self._row(environment, one, budget, cuts, draw(row)) for one, row in zip(ids, part.rows)
+            self._row(drawing.environment, prompt, budget, cuts, _sampling(drawing, setting, row))
+            for prompt, row in zip(ids, part.rows.tolist())
         ]
 
     async def _row(
@@ -126,13 +122,14 @@ class ServedDecoder:
             part.take(await self.server.complete(call, draw, number, xargs))
 
 
-def _sampling(key: jax.Array, setting: EvalSetting, row: int, config: EvalConfig) -> Sampling:
+def _sampling(drawing: Drawing, setting: EvalSetting, row: int) -> Sampling:
     """How a row's tokens are drawn: a function of the evaluation's key, the budget and the row."""
     if setting.mode == GREEDY:
         return Sampling()
-    words = [*np.asarray(jax.random.key_data(key)).tolist(), setting.budget % 2**32, row]
+    key = np.asarray(jax.random.key_data(drawing.key)).tolist()
+    words = [*key, setting.budget % 2**32, row]
     seed = int(np.random.SeedSequence(words).generate_state(1)[0])
-    return Sampling(config.temperature, config.top_p, seed)
+    return Sampling(drawing.config.temperature, drawing.config.top_p, seed)
 
 
 async def _together(

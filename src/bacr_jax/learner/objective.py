@@ -321,9 +321,10 @@ def objective(
         before = dataclasses.replace(before, **sampler)
     policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
     mask = _joined(batch.thinking_mask, batch.answer_mask)
-    aggregate = lambda x: (
-        losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / normalizers.tokens
-    )
+
+    def aggregate(x: Float[Array, "B N"]) -> Float[Array, ""]:
+        return losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / normalizers.tokens
+
     entropy = _joined(scores.thinking_entropy, scores.answers_entropy)
     kl = jnp.float32(0.0)
     if reference is not None:

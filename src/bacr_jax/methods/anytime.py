@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int, Num
 from bacr_jax import rewards as cutting
 from bacr_jax.advantages import to_go
 from bacr_jax.config import Config
-from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
@@ -68,7 +67,7 @@ def brpo_prior(
         return jnp.full_like(budgets, 1.0 / budgets.shape[0])
     if kind == "linear":
         return budgets / jnp.sum(budgets)
-    raise UserError(f"brpo prior: found {kind!r}; write base, uniform or linear")
+    raise ValueError(f"no prior {kind!r}; there are base, uniform and linear")
 
 
 def brpo_advantage(
@@ -121,7 +120,7 @@ def brpo_advantage(
         return returns - v2
     if mode == "none":
         return returns
-    raise UserError(f"brpo mode: found {mode!r}; write brpo, v1, v2 or none")
+    raise ValueError(f"no mode {mode!r}; there are brpo, v1, v2 and none")
 
 
 def _group_value(returns: PerCut, *, loo: bool) -> PerCut:

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
@@ -82,7 +81,7 @@ def length_reward(
         when_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, over))
         reward = jnp.where(right, when_right, jnp.maximum(-1.0, over))
     else:
-        raise UserError(f"hapo kind: found {kind!r}; write cosine or linear")
+        raise ValueError(f"no kind {kind!r}; there are cosine and linear")
     return jnp.where(history == NO_HISTORY, 0.0, reward)
 
 

@@ -107,8 +107,8 @@ def decode_params(
     if apart:
         made = tuple(cast(layer) for layer in layers)
     else:
-        merged = lambda i: cast(merged_layer(slice_of(layers, i), slice_of(adapter, i)))
-        made = tuple(join_products(merged(i), shards) for i in each)
+        merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
+        made = tuple(join_products(cast(layer), shards) for layer in merged)
     beside = None
     if apart and adapter is not None:
         beside = tuple(cast(slice_of(adapter, i)) for i in each)
@@ -132,8 +132,10 @@ def empty(
     """A zeroed cache for `rows` sequences of up to `length` tokens."""
     shape = (rows, config.num_kv_heads, length, config.head_dim)
     keys = (*shape[:2], *shape[:1:-1]) if transposed else shape
-    make = lambda: LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), transposed)
-    return tuple(make() for _ in range(config.num_layers))
+    return tuple(
+        LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), transposed)
+        for _ in range(config.num_layers)
+    )
 
 
 def make(

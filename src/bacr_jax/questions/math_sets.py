@@ -90,7 +90,6 @@ def load_table(
 
     Args:
       name: a key of `LAYOUTS`, or one of `TABLES`.
-      path: see `tables.read_rows`.
 
     Returns:
       The set. Answers are as `parse_reference` reads them, or as they stand in their column

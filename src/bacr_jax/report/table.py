@@ -301,12 +301,11 @@ def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summar
 
 def title_without(name: str, policies: Mapping[str, Summary], others: Mapping[str, Summary]) -> str:
     """`math500 without 29 near-duplicates of training questions (471 problems)`."""
-    count = lambda summaries: next(
-        entry["problems"]
-        for summary in summaries.values()
-        for budgets in summary.values()
-        for entry in budgets.values()
-    )
+
+    def count(summaries: Mapping[str, Summary]) -> int:
+        of_modes = (budgets for summary in summaries.values() for budgets in summary.values())
+        return next(entry["problems"] for budgets in of_modes for entry in budgets.values())
+
     left = count(others)
     near = f"{count(policies) - left:,} near-duplicates of training questions"
     return f"{name} without {near} ({left:,} problems)"

@@ -101,11 +101,14 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
             curves, name, f"cut {number}{' (the budget)' if number == last else ''}", shown
         )
     ]
-    groups = lambda prefix: [
-        one
-        for name, number, shown in _numbered(curves, prefix)
-        for one in _schedule(curves, name, f"group {number}", shown)
-    ]
+
+    def groups(prefix: str) -> list[Series]:
+        return [
+            one
+            for name, number, shown in _numbered(curves, prefix)
+            for one in _schedule(curves, name, f"group {number}", shown)
+        ]
+
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     tokens = Axis("tokens", low=0.0)

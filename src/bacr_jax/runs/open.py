@@ -24,7 +24,7 @@ def read_config(folder: Path) -> Config:
     path = RunPaths(folder).config
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
-    return run_folder.read_config(path)
+    return run_folder.read_config_file(path)
 
 
 def finished_steps(folder: Path) -> list[int]:

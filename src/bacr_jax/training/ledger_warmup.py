@@ -269,9 +269,11 @@ def until_style(
     settings = run.config.warmup
     assert settings.style is not None
     low, high = settings.style_accuracy
-    measure = lambda params: {
-        name: style_accuracy_of(params, name) for name in ("steps", settings.style)
-    }
+    styles: tuple[ledger.Style, ...] = ("steps", settings.style)
+
+    def measure(params: Params) -> dict[str, float]:
+        return {style: style_accuracy_of(params, style) for style in styles}
+
     last_phase = ledger.WARMUP[run.config.data.ledger.variant][-2].until
     first = int(last_phase * settings.steps)
     most = settings.steps + settings.max_hold * HOLD_STEPS

@@ -107,9 +107,10 @@ def save_adapter(
     check_free(out)
     assert settings.rank is not None
     own = entries(config, rank=settings.rank, targets=settings.targets)
-    tensor = lambda entry: Stored(
-        entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32")
-    )
+
+    def tensor(entry: names.Entry) -> Stored:
+        return Stored(entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32"))
+
     with complete_or_absent(out) as folder:
         archives.write_file(folder / WEIGHTS_FILE, [tensor(entry) for entry in own])
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
