@@ -25,9 +25,9 @@ def policy(tmp_path_factory):
     conditioning = ConditioningConfig()
     params = hf_world.random_params(SHAPE, conditioning=conditioning)
     module = hf.BudgetModule(conditioning, 16)
-    tokenizer, levels = ledger_tokenizer(), {"low": 4}
+    budget = policy_folder.BudgetInput(module, levels={"low": 4})
     policy_folder.save_policy(
-        path, params, config=SHAPE, module=module, tokenizer=tokenizer, levels=levels
+        path, params, config=SHAPE, budget=budget, tokenizer=ledger_tokenizer()
     )
     return bacr_jax.load(path, overrides=KEYS)
 

@@ -28,9 +28,9 @@ def question():
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     params = hf_world.random_params(SHAPE)
-    levels = {"low": 4}
+    budget = policy_folder.BudgetInput(levels={"low": 4})
     policy_folder.save_policy(
-        path, params, config=SHAPE, tokenizer=ledger_tokenizer(), levels=levels
+        path, params, config=SHAPE, budget=budget, tokenizer=ledger_tokenizer()
     )
     return path
 

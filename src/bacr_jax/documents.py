@@ -81,11 +81,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Adds one JSON line, handed to the system before this returns.
-
-    Raises:
-      UserError: no space, or no right to write there.
-    """
+    """Adds one JSON line, handed to the system before this returns."""
     line = json.dumps(record, allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -118,11 +114,7 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file; none if it is not there. A torn last line is left out.
-
-    Raises:
-      UserError: a line before the last is no JSON record.
-    """
+    """Records of a JSONL file; none if it is not there. A torn last line is left out."""
     return [record for _, record in _whole_lines(path)]
 
 

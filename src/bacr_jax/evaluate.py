@@ -315,7 +315,6 @@ def evaluate(
     """Everything that the command line asks for; returns what results.json holds.
 
     Args:
-      arguments: as `parse` gives them.
       poll: called regularly; raises to leave, after which the same arguments continue.
     """
     from bacr_jax.evaluation import job

@@ -57,8 +57,6 @@ class Asking:
     Attributes:
       budgets: thinking tokens; None: the policy is told none.
       temperature: 0: the most likely tokens.
-      top_p: nucleus of a sampled answer.
-      seed: of sampled answers.
     """
 
     budgets: tuple[int | None, ...]
@@ -67,14 +65,7 @@ class Asking:
     seed: int = 0
 
     def check(self, dash: str = "--") -> None:
-        """Refuses what no answer can be drawn with.
-
-        Args:
-          dash: what stands before the names of settings where they are written.
-
-        Raises:
-          UserError: says what to write.
-        """
+        """Refuses what no answer can be drawn with."""
         for fault in self._faults(dash):
             raise UserError(fault)
 
@@ -126,9 +117,7 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
     """The format that the policy was trained with, or one that suits a bare model.
 
     Args:
-      config: of the policy.
       is_run: it is that of a run, and no folder's.
-      overrides: what was set beside it.
     """
     from bacr_jax.methods.registry import declares_budget
     from bacr_jax.prompts.formats import FORMATS, format_for, with_closing_text
@@ -153,14 +142,9 @@ def open_session(
     """A policy on disk, ready to be asked.
 
     Args:
-      run: run folder, or None.
-      model: Hugging Face folder, if it is no run.
       step: checkpoint of the run: a number, or "best"; None: the newest.
       overrides: `key.sub=value` for how questions are read and answered.
       download: gets a model that is not in the hub's cache.
-
-    Raises:
-      UserError: no policy there, or settings that can't be used.
     """
     from bacr_jax.runs.open import open_policy
 
@@ -180,11 +164,7 @@ def open_session(
 
 
 def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:
-    """Budgets as somebody wrote them, with the names of the policy's levels.
-
-    Raises:
-      UserError: something in it is no budget.
-    """
+    """Budgets as somebody wrote them, with the names of the policy's levels."""
     levels = session.saved.config.budget.levels
     return tuple(read_budgets(text, option=option, levels=levels))
 
@@ -221,14 +201,7 @@ def answer(session: "Session", question: str, asking: Asking, say: Callable[[str
     """Asks one question and writes what comes, while it comes.
 
     Args:
-      session: the policy.
-      question: text.
-      asking: budgets and sampling.
       say: writes text, without a line end of its own.
-
-    Raises:
-      UserError: the question or a budget can't be used.
-      Stopped: Ctrl-C.
     """
     from rich.console import Console
 
@@ -293,11 +266,7 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
 
 
 def _changed(session: "Session", asking: Asking, line: str) -> Asking:
-    """What a line such as `/budget 8,64` makes of the settings.
-
-    Raises:
-      UserError: it makes no sense; the settings stay what they were.
-    """
+    """What a line such as `/budget 8,64` makes of the settings."""
     name, _, value = line[1:].partition(" ")
     value = value.strip()
     if name == "help":
@@ -333,11 +302,7 @@ def _said(asking: Asking) -> str:
 
 
 def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
-    """Asks every line of the standard input that is not empty.
-
-    Raises:
-      UserError: there is none, or one can't be used; those before it are answered.
-    """
+    """Asks every line of the standard input that is not empty."""
     asked = 0
     for number, line in enumerate(sys.stdin, 1):
         question = line.strip()
@@ -360,12 +325,7 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
     """Opens the policy and answers: one question, those that are typed, or those of a pipe.
 
     Args:
-      arguments: from `parse`.
       say: writes text, without a line end of its own.
-
-    Raises:
-      UserError: the policy, a question or a budget can't be used.
-      Stopped: Ctrl-C, where nobody can ask another question.
     """
     a = arguments
     session = open_session(a.run, a.model, a.step, a.overrides, download=a.download)

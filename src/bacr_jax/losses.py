@@ -41,11 +41,7 @@ def token_ratio(
         rho_t = pi(y_t) / pi_old(y_t), log-ratio clamped to +-20
 
     Args:
-      logprobs: log-probabilities under the policy being trained.
       old_logprobs: those under the policy that sampled, by the same forward computation.
-
-    Returns:
-      rho.
     """
     chex.assert_equal_shape([logprobs, old_logprobs])
     log_ratio = logprobs - jax.lax.stop_gradient(old_logprobs)
@@ -63,11 +59,6 @@ def sequence_ratio(
 
     Summed over a thousand tokens a tiny change per token leaves any clip range; `token_ratio` and
     `gspo_ratio` are the usable forms.
-
-    Args:
-      logprobs: log-probabilities under the policy being trained.
-      old_logprobs: those under the policy that sampled.
-      mask: tokens of the sequence that were sampled.
 
     Returns:
       rho, the same for all tokens of a row.
@@ -90,11 +81,6 @@ def gspo_ratio(
         s = exp(mean_t(log pi(y_t) - log pi_old(y_t)));  rho_t = sg[s] pi(y_t) / sg[pi(y_t)]
 
     Its spread is that of a mean, so its clip range is about 3e-4 / 4e-4, not 0.2.
-
-    Args:
-      logprobs: log-probabilities under the policy being trained.
-      old_logprobs: those under the policy that sampled.
-      mask: tokens of the sequence that were sampled.
 
     Returns:
       rho: value s in every token of the row, gradient s times that of the token's log-probability.
@@ -121,9 +107,7 @@ def policy_loss(
         L = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
 
     Args:
-      ratio: importance ratios.
       advantages: A, constants to the gradient.
-      clip_low: epsilon below 1.
       clip_high: epsilon above 1; larger than `clip_low` is DAPO's clip-higher.
 
     Returns:
@@ -144,12 +128,6 @@ def is_clipped(
 ) -> Bool[Array, "*batch"]:
     """Tokens to which Eq. 15 gives no gradient because their ratio left the range.
 
-    Args:
-      ratio: importance ratios.
-      advantages: A.
-      clip_low: epsilon below 1.
-      clip_high: epsilon above 1.
-
     Returns:
       True where the clipped branch of `policy_loss` is the larger.
     """
@@ -167,11 +145,7 @@ def truncated_importance_weight(
 
     Args:
       logprobs: the learner's log-probabilities under the weights that sampled.
-      rollout_logprobs: the sampler's own.
       cap: largest weight, 2 to 5.
-
-    Returns:
-      w per token, without gradient.
     """
     return jax.lax.stop_gradient(jnp.minimum(token_ratio(logprobs, rollout_logprobs), cap))
 
@@ -192,16 +166,8 @@ def aggregate_sum(
 ) -> Float[Array, ""]:
     """Numerator of `aggregate`: additive over rows, hence over micro-batches and devices.
 
-    Args:
-      x: one value per token.
-      mask: tokens that count.
-      mode: see `aggregate`.
-
     Returns:
       Sum of token values, or of row means for "seq_mean_token_mean".
-
-    Raises:
-      ValueError: an unknown mode.
     """
     chex.assert_rank([x, mask], 2)
     chex.assert_equal_shape([x, mask])
@@ -216,8 +182,6 @@ def loss_denominator(
     """Denominator of `aggregate`: additive over rows too, to be summed over the whole batch.
 
     Args:
-      mask: tokens that count.
-      mode: see `aggregate`.
       constant: tokens per row of mode "constant", for instance the largest response length.
 
     Returns:
@@ -257,9 +221,6 @@ def aggregate(
     Rows without tokens are not counted.
 
     Args:
-      x: one value per token.
-      mask: tokens that count.
-      mode: see above.
       constant: tokens per row of mode "constant".
       denominator: used in place of this batch's own: the `loss_denominator` of the whole batch of
         which this is a part.
@@ -288,13 +249,6 @@ def value_loss(
         L = (V - R)^2
 
     PPO's factor 1/2 is left to the loss coefficient.
-
-    Args:
-      values: V.
-      returns: R, constants to the gradient.
-
-    Returns:
-      Loss, elementwise.
     """
     chex.assert_equal_shape([values, returns])
     return jnp.square(values - jax.lax.stop_gradient(returns))
@@ -305,14 +259,7 @@ def correctness_loss(
 ) -> Float[Array, "*batch"]:
     """Cross-entropy of a predicted probability of a right answer.
 
-        p = sigmoid(logit),  L = -r log p - (1 - r) log(1 - p)
-
-    Args:
-      logits: log-odds.
-      outcomes: r in [0, 1], constants to the gradient.
-
-    Returns:
-      Loss in nats, elementwise.
+    p = sigmoid(logit),  L = -r log p - (1 - r) log(1 - p)
     """
     chex.assert_equal_shape([logits, outcomes])
     return optax.sigmoid_binary_cross_entropy(logits, jax.lax.stop_gradient(outcomes))
@@ -333,15 +280,10 @@ def kl_penalty(
     has the value of k3 and the gradient of k2.
 
     Args:
-      logprobs: log-probabilities under the policy.
       reference_logprobs: under the reference, constants to the gradient.
-      kind: the estimator.
 
     Returns:
       Estimate, elementwise; d is clamped to +-20, k3 to at most 10.
-
-    Raises:
-      ValueError: an unknown kind.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
     d = logprobs - jax.lax.stop_gradient(reference_logprobs)
@@ -374,15 +316,7 @@ def total_loss(
         L = L_pi + c_v L_V - c_h H (+ c_kl KL)
 
     Args:
-      policy: aggregated `policy_loss`.
-      value: aggregated `value_loss`.
       entropy: aggregated entropy of each token; it is a bonus, hence the minus sign.
-      value_coef: c_v.
-      entropy_coef: c_h.
       kl: aggregated `kl_penalty`; not in the paper.
-      kl_coef: c_kl.
-
-    Returns:
-      The scalar to minimise.
     """
     return policy + value_coef * value - entropy_coef * entropy + kl_coef * kl

@@ -1,7 +1,8 @@
 """Sums, means and spreads over the entries that a mask keeps.
 
 Every function is finite, with finite gradients, when the mask keeps nothing and when a
-masked-out entry is NaN or infinite. Arithmetic is at least float32 whatever the input type.
+masked-out entry is NaN or infinite. Arithmetic is at least float32 whatever the input type. A mask
+is boolean or 0/1 and broadcast against the values.
 """
 
 import jax.numpy as jnp
@@ -31,17 +32,7 @@ def masked_sum(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Sum of the entries whose mask is on.
-
-    Args:
-      x: values; masked-out entries may be anything, NaN included.
-      mask: boolean or 0/1, broadcast against `x`.
-      axis: axes to reduce; all of them when None.
-      keepdims: keep the reduced axes with size 1.
-
-    Returns:
-      The sum, in float32 or wider.
-    """
+    """Sum of the entries whose mask is on."""
     values, _ = _kept(x, mask)
     return jnp.sum(values, axis=axis, keepdims=keepdims)
 
@@ -53,17 +44,7 @@ def masked_mean(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Mean of the entries whose mask is on, 0 where there are none.
-
-    Args:
-      x: values; masked-out entries may be anything, NaN included.
-      mask: boolean or 0/1, broadcast against `x`.
-      axis: axes to reduce; all of them when None.
-      keepdims: keep the reduced axes with size 1.
-
-    Returns:
-      The mean, in float32 or wider.
-    """
+    """Mean of the entries whose mask is on, 0 where there are none."""
     values, keep = _kept(x, mask)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims)
     return jnp.sum(values, axis=axis, keepdims=keepdims) / jnp.maximum(count, 1.0)
@@ -83,14 +64,7 @@ def masked_std(
     does not eat the float32 digits. The gradient at zero spread is 0.
 
     Args:
-      x: values; masked-out entries may be anything, NaN included.
-      mask: boolean or 0/1, broadcast against `x`.
-      axis: axes to reduce; all of them when None.
       ddof: 0 divides the squares by n, 1 by n - 1.
-      keepdims: keep the reduced axes with size 1.
-
-    Returns:
-      The standard deviation, in float32 or wider.
     """
     values, keep = _kept(x, mask)
     mean = masked_mean(x, mask, axis, keepdims=True)
@@ -107,16 +81,6 @@ def masked_rms(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Root mean square of the entries whose mask is on, 0 where there are none.
-
-    Args:
-      x: values; masked-out entries may be anything, NaN included.
-      mask: boolean or 0/1, broadcast against `x`.
-      axis: axes to reduce; all of them when None.
-      keepdims: keep the reduced axes with size 1.
-
-    Returns:
-      The root mean square, in float32 or wider.
-    """
+    """Root mean square of the entries whose mask is on, 0 where there are none."""
     values, _ = _kept(x, mask)
     return _safe_sqrt(masked_mean(jnp.square(values), mask, axis, keepdims=keepdims))

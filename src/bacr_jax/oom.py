@@ -98,10 +98,6 @@ def phase_memory(phase: str, **sizes: int) -> Iterator[None]:
     The device works ahead of Python: what is inside should end by waiting for its results, or the
     error comes up in a later phase.
 
-    Args:
-      phase: in the reader's words.
-      **sizes: what decides how much memory it takes.
-
     Raises:
       OutOfMemory: memory ran out; any other exception passes through.
     """

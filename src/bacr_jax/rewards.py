@@ -44,10 +44,6 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
 
     Budgets below M repeat cuts; `distinct_cuts` finds repetitions.
 
-    Args:
-      budgets: thinking budget of each trace, in tokens.
-      num_cuts: number of cuts M.
-
     Returns:
       Cuts in tokens, nondecreasing; the last equals the budget.
     """
@@ -65,9 +61,7 @@ def random_cut_points(
     The last cut is the budget, since pass rates and the answer that a user gets are measured there.
 
     Args:
-      key: of the draws.
       budgets: thinking budget of each trace, in tokens, at least 1.
-      num_cuts: number of cuts M.
 
     Returns:
       Cuts in tokens, nondecreasing; two may fall together (`distinct_cuts`).
@@ -87,7 +81,6 @@ def distinct_cuts(
     such cuts it is exactly 0. Outcomes are spread with `take_along_axis(r, source, -1)`.
 
     Args:
-      cuts: cuts in tokens.
       lengths: thinking tokens of each trace.
 
     Returns:
@@ -109,13 +102,9 @@ def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, 
     Args:
       kind: "uniform": 1/M each (Eq. 9). "final_heavy": .7 for the last cut, the rest shared.
         "own_budget": 1 for the last cut (Eq. 1). Or a list of M weights that sum to 1.
-      num_cuts: number of cuts M.
 
     Returns:
       Weights summing to 1, float64, on no device.
-
-    Raises:
-      ValueError: an unknown name, or a list of wrong length, sign or sum.
     """
     if kind == "uniform":
         weights = np.full(num_cuts, 1.0 / num_cuts)
@@ -152,9 +141,6 @@ def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
 
         delta_j = r_j - r_{j-1},  with r_0 = 0
 
-    Args:
-      r: outcomes, in [0, 1].
-
     Returns:
       Progress in [-1, 1]; negative where more thinking turned a right answer wrong.
     """
@@ -175,11 +161,7 @@ def dense_reward(
     segments apart only through credit that starts at the segment (`advantages.to_go`).
 
     Args:
-      r: outcomes, in [0, 1].
       coefficient: lambda.
-
-    Returns:
-      R.
     """
     return r + coefficient * progress(r)
 
@@ -192,11 +174,7 @@ def cumulative_reward(
         R_bar = sum_j w_j R_j
 
     Args:
-      dense: R, one per cut.
       weights: w (`cut_weights`), uniform in the paper.
-
-    Returns:
-      One reward per trace.
     """
     chex.assert_rank(weights, 1)
     chex.assert_axis_dimension(dense, -1, weights.shape[0])
@@ -216,11 +194,7 @@ def outcome_coefficients(
     j. "final_heavy" over 4 cuts does so from lambda = 1/6 up.
 
     Args:
-      weights: w, one per cut.
       coefficient: lambda of Eq. 7.
-
-    Returns:
-      u, one per cut.
     """
     following = _namespace(weights).append(weights[1:], 0.0)
     return (1.0 + coefficient) * weights - coefficient * following

@@ -30,16 +30,7 @@ EPILOG = (
 )
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
-    """What the command line asks for, checked, before any device work.
-
-    Returns:
-      The config, what to do with a run that is there, and the keys in which that may differ.
-
-    Raises:
-      UserError: the config can't be used.
-      SystemExit: nothing is to be trained (`--help`, `--check`).
-    """
+def _parser() -> Parser:
     about = "Train a policy to reason within a token budget."
     parser = Parser(
         prog="python -m bacr_jax.train", description=about, epilog=EPILOG, add_help=False
@@ -77,6 +68,20 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     )
     parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
+    """What the command line asks for, checked, before any device work.
+
+    Returns:
+      The config, what to do with a run that is there, and the keys in which that may differ.
+
+    Raises:
+      UserError: the config can't be used.
+      SystemExit: nothing is to be trained (`--help`, `--check`).
+    """
+    parser = _parser()
     arguments = parser.parse_intermixed_args(argv)
     if arguments.help:
         print(parser.format_help())
@@ -103,11 +108,7 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
     """Refuses settings that can't work, alone or together, before any device work.
 
     Args:
-      config: the settings.
       allowed: keys in which a run that is there may differ.
-
-    Raises:
-      UserError: the first that can't.
     """
     # Imports JAX, which no other check needs.
     from bacr_jax.methods.registry import problems
@@ -120,15 +121,7 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
 
 
 def with_local_model(config: Config, *, download: bool) -> Config:
-    """The config with the folder of the hub's cache in place of a model's name.
-
-    Args:
-      config: the settings.
-      download: gets a model that is not in the cache.
-
-    Raises:
-      UserError: a name that is in no cache, or that can't be had.
-    """
+    """The config with the folder of the hub's cache in place of a model's name."""
     if config.model.path is None:
         return config
     from bacr_jax.model.hf.hub import local_folder
@@ -138,17 +131,13 @@ def with_local_model(config: Config, *, download: bool) -> Config:
 
 
 def with_sets_that_are_there(config: Config) -> Config:
-    """The config without the evaluation sets that data.eval_missing leaves out; says which.
-
-    Raises:
-      UserError: none is there, or one is gone that the run to go on with has evaluated.
-    """
+    """The config without the evaluation sets that data.eval_missing leaves out; says which."""
     from bacr_jax.questions.missing import without_missing
 
     path, begun = run_path(config), None
     # Whatever keeps it from being read is said where the folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
-        begun = run_folder.read_config(run_folder.RunPaths(path).config)
+        begun = run_folder.read_config_file(run_folder.RunPaths(path).config)
     config, lines = without_missing(config, begun, path)
     for line in lines:
         print(line, flush=True)
@@ -156,11 +145,7 @@ def with_sets_that_are_there(config: Config) -> Config:
 
 
 def check_inputs(config: Config, resume: Resume, allowed: Sequence[str]) -> None:
-    """What training would refuse before it uses a device: folders, data, tokenizer, model.
-
-    Raises:
-      UserError: the line that training would say.
-    """
+    """What training would refuse before it uses a device: folders, data, tokenizer, model."""
     from bacr_jax.training.start import open_inputs
 
     check_run_folder(run_path(config), config, resume=resume, allowed=allowed)
@@ -223,7 +208,6 @@ def train(
     """Runs a config to its end in an opened run folder and returns its last event.
 
     Args:
-      config: the settings.
       folder: where the run is kept; one that was stopped goes on.
       poll: called wherever work can be left; raises `Preempted` to stop with a checkpoint.
       callbacks: told of everything that happens (`training.events`).

@@ -35,7 +35,7 @@ def evaluate(monkeypatch):
     """`evaluate_set` of a policy that is right at the second budget alone."""
     drawn = []
 
-    def draw(decoder, environment, questions, chosen, parts, key, **options):
+    def draw(decoder, questions, chosen, parts, drawing, *, name):
         found = []
         for rows, (setting,) in parts:
             drawn.append((setting.mode, setting.budget, len(rows), chosen.tolist()))
@@ -45,7 +45,7 @@ def evaluate(monkeypatch):
                        budget=setting.budget, mode=setting.mode)
                 for row in rows
             ])  # fmt: skip
-            options["on_rows"](len(rows))
+            drawing.on_rows(len(rows))
         return found
 
     monkeypatch.setattr(by_budget, "draw_samples", draw)

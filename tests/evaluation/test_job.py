@@ -46,7 +46,7 @@ def policy(monkeypatch):
     class Fake:
         left, right = 10**6, "4"
 
-        def draw(self, decoder, environment, questions, chosen, parts, key, **options):
+        def draw(self, decoder, questions, chosen, parts, drawing, **options):
             if self.left == 0:
                 raise Preempted("SIGTERM")
             self.left -= 1

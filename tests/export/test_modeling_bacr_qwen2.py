@@ -36,9 +36,8 @@ def told(request, tmp_path_factory):
     config = hf_world.TINY
     params = hf_world.random_params(config, conditioning=how)
     out = tmp_path_factory.mktemp("told") / "out"
-    policy_folder.save_policy(
-        out, params, config=config, module=hf.BudgetModule(how, 4096), levels={"low": 512}
-    )
+    told = policy_folder.BudgetInput(hf.BudgetModule(how, 4096), levels={"low": 512})
+    policy_folder.save_policy(out, params, config=config, budget=told)
     with pytest.MonkeyPatch.context() as patch:
         # The class is cached by module path: keep it out of the user's cache.
         modules = str(tmp_path_factory.mktemp("modules"))

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
+from bacr_jax.export.policy_folder import BudgetInput
 from bacr_jax.model import hf
 from hf_world import TINY, WEIGHTS, edit_config, make_folder, random_params, same, tokenizer_json
 
@@ -68,7 +69,9 @@ def test_tokenizer_and_generation_files_travel_along(folder, tmp_path):
 def test_a_budget_module_goes_out_and_comes_back(sharing, tmp_path):
     how = ConditioningConfig(sharing=sharing, gate="tanh", input="log")
     params, module = random_params(conditioning=how), hf.BudgetModule(how, 64)
-    written = policy_folder.save_policy(tmp_path / "out", params, config=TINY, module=module)
+    written = policy_folder.save_policy(
+        tmp_path / "out", params, config=TINY, budget=BudgetInput(module)
+    )
     assert {"budget.safetensors", "modeling_bacr_qwen2.py"} <= set(written)
     assert set(load_file(tmp_path / "out/budget.safetensors")) == {
         "budget.w1",
@@ -108,7 +111,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     told = {**params, "budget": random_params(conditioning=how)["budget"]}
     with pytest.raises(UserError, match="No space left"):
         policy_folder.save_policy(
-            tmp_path / "out", told, config=TINY, module=hf.BudgetModule(how, 64)
+            tmp_path / "out", told, config=TINY, budget=BudgetInput(hf.BudgetModule(how, 64))
         )
     assert list(tmp_path.iterdir()) == []
 

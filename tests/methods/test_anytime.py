@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.errors import UserError
 from bacr_jax.methods import anytime, load_method
 from methods_world import group_batch, load
 
@@ -89,9 +88,9 @@ class TestBRPO:
         )
 
     def test_unknown_names_are_refused(self):
-        with pytest.raises(UserError, match="base, uniform or linear"):
+        with pytest.raises(ValueError, match="base, uniform and linear"):
             unchecked(anytime.brpo_prior)("flat", self.BUDGETS)
-        with pytest.raises(UserError, match="brpo, v1, v2 or none"):
+        with pytest.raises(ValueError, match="brpo, v1, v2 and none"):
             unchecked(anytime.brpo_advantage)(self.R, jnp.full(4, 0.25), mode="v3")
 
 

@@ -16,7 +16,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import append_line, read_lines, write_atomically, write_json
 from bacr_jax.errors import UserError
-from bacr_jax.runs.folder import follow_run, open_run, read_config, write_config
+from bacr_jax.runs.folder import follow_run, open_run, read_config_file, write_config
 
 
 def contents(folder):
@@ -345,7 +345,7 @@ class TestConfig:
     def test_a_run_reads_what_it_wrote(self, tmp_path):
         config = Config(seed=7)
         write_config(tmp_path / "config.yaml", config)
-        assert read_config(tmp_path / "config.yaml") == config
+        assert read_config_file(tmp_path / "config.yaml") == config
 
     def test_one_that_was_cut_or_changed_is_refused_though_it_is_good_yaml(self, tmp_path):
         path = tmp_path / "config.yaml"
@@ -354,11 +354,11 @@ class TestConfig:
         for spoilt in ("".join(lines[:-3]), "".join(lines).replace("seed: 7", "seed: 8")):
             path.write_text(spoilt)
             with pytest.raises(UserError, match=r"config\.yaml: is not as the run wrote it; put"):
-                read_config(path)
+                read_config_file(path)
         for empty in ("", "\n"):
             path.write_text(empty)
             with pytest.raises(UserError, match=r"config\.yaml: is empty"):
-                read_config(path)
+                read_config_file(path)
         # Written by hand: there is nothing to hold it against.
         path.write_text("seed: 3\n")
-        assert read_config(path).seed == 3
+        assert read_config_file(path).seed == 3

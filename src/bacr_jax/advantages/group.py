@@ -27,16 +27,11 @@ def advantage_scale(
     deviation of 0 and an advantage that is not; the floor must be of the order of .1, not 1e-6.
 
     Args:
-      advantages: question axis first.
-      mode: "group" (paper), "batch_rms" or "none".
       floor: epsilon of Eq. 14, the smallest divisor.
       mask: entries that count, all by default.
 
     Returns:
       The divisor, broadcastable against `advantages`.
-
-    Raises:
-      ValueError: an unknown mode.
     """
     keep = jnp.ones_like(advantages, bool) if mask is None else mask
     if mode == "none":
@@ -56,17 +51,7 @@ def normalize(
     floor: Scalar,
     mask: Shaped[Array, "Q ..."] | None = None,
 ) -> Float[Array, "Q ..."]:
-    """Advantages divided by `advantage_scale`, paper Eq. 14. Nothing is subtracted.
-
-    Args:
-      advantages: question axis first.
-      mode: "group" (paper), "batch_rms" or "none".
-      floor: epsilon of Eq. 14, the smallest divisor.
-      mask: entries that count for the scale, all by default.
-
-    Returns:
-      Scaled advantages, same shape.
-    """
+    """Advantages divided by `advantage_scale`, paper Eq. 14. Nothing is subtracted."""
     return advantages / advantage_scale(advantages, mode=mode, floor=floor, mask=mask)
 
 
@@ -76,9 +61,6 @@ def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
         m_q = mean_{p != q} R_p
 
     Independent of everything that was sampled for q, so it leaves the policy gradient unbiased.
-
-    Args:
-      rewards: of every cut of every trace.
 
     Returns:
       m, in units of reward; 0 where there is one question only.
@@ -97,13 +79,6 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Ar
 
     The mean includes R_i, which shrinks the expected gradient by 1 - 1/G and leaves its
     signal-to-noise ratio that of RLOO. A group of equal rewards gives exact zeros.
-
-    Args:
-      rewards: rewards of the group's traces along `axis`.
-      axis: the group axis.
-
-    Returns:
-      A, the shape of `rewards`.
     """
     rewards = jax.lax.stop_gradient(rewards)
     # Shifting by one member first makes equal rewards cancel exactly in float32.
@@ -127,14 +102,8 @@ def grpo_advantage(
     A group of one has no statistics: its advantage is its reward, as in common implementations.
 
     Args:
-      rewards: rewards of the group's traces along `axis`.
-      std: divide by the standard deviation.
       ddof: 1 divides squares by G - 1, 0 by G.
       eps: added to the standard deviation.
-      axis: the group axis.
-
-    Returns:
-      A, the shape of `rewards`.
     """
     if rewards.shape[axis] == 1:
         return jax.lax.stop_gradient(rewards)
@@ -149,10 +118,6 @@ def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Arr
     """Reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
 
         A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R)
-
-    Args:
-      rewards: rewards of the group's traces along `axis`.
-      axis: the group axis.
 
     Returns:
       A, the shape of `rewards`; 0 in a group of one.

@@ -143,9 +143,6 @@ def optimal_advantage(
       credit: A = G - V, one per segment.
       expected: V, the return that the baseline expects.
       slopes: k, of earlier batches (`optimal_slopes`).
-
-    Returns:
-      Advantages per segment.
     """
     chex.assert_equal_shape([credit, expected])
     return credit - optimal_shift(expected, slopes)

@@ -21,13 +21,6 @@ def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Arra
 
     With x = R it is the return of a token in segment s: the part of sum_j w_j R_j that the token
     can still change.
-
-    Args:
-      x: one value per cut.
-      weights: w, one per cut.
-
-    Returns:
-      G, one per segment.
     """
     chex.assert_axis_dimension(x, -1, weights.shape[0])
     return jnp.flip(jnp.cumsum(jnp.flip(weights * x, axis=-1), axis=-1), axis=-1)
@@ -46,14 +39,6 @@ def thinking_credit(
 
     Args:
       residual: A_j = R_j - V_j (`bcae_advantage`).
-      weights: w, one per cut.
-      mode: how far credit reaches.
-
-    Returns:
-      One advantage per segment.
-
-    Raises:
-      ValueError: an unknown mode.
     """
     chex.assert_rank([residual, weights], [3, 1])
     if mode in ("to_go", "answer_literal"):
@@ -137,7 +122,6 @@ def scatter_segments(
     """Gives every thinking token the advantage of its segment.
 
     Args:
-      advantages: one per segment.
       cuts: cuts in tokens, nondecreasing along the last axis.
       num_tokens: T; entry t of the result belongs to thinking token t + 1.
 
@@ -161,7 +145,6 @@ def sum_reused(
     sum of those terms.
 
     Args:
-      advantages: one per cut.
       source: the cut whose answer serves cut j (`rewards.distinct_cuts`).
 
     Returns:

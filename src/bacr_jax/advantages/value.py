@@ -44,7 +44,6 @@ def correctness_from_value(
     Eq. 7 is linear in the outcomes, so that `rewards.dense_reward` of p is V again.
 
     Args:
-      values: V, predictions of R.
       coefficient: lambda of Eq. 7.
 
     Returns:
@@ -73,8 +72,6 @@ def residual_loo_baseline(
     since each trace is compared with its own V. Constant V gives the RLOO baseline.
 
     Args:
-      rewards: R, group along `axis`.
-      values: V, same shape.
       axis: the group axis (1 for [Q, G, M]).
 
     Returns:
@@ -101,8 +98,6 @@ def shrink_baseline(
     leave-one-out mean alone (n0 = 0).
 
     Args:
-      rewards: R, group along `axis`.
-      values: V, same shape.
       prior_strength: n0 >= 0, see `prior_strength`.
       axis: the group axis (1 for [Q, G, M]).
 
@@ -128,8 +123,6 @@ def residual_moments(
 
     Args:
       rewards: R, group along `axis` with at least 2 members.
-      values: V, same shape.
-      axis: the group axis.
 
     Returns:
       sigma^2 and v^2.

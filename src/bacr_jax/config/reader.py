@@ -25,14 +25,8 @@ def read_value(
     """A value in a type.
 
     Args:
-      hint: the type.
-      value: as YAML or JSON reads it.
-      where: its place.
       found: it again, for the refusal.
       text: what was typed, where a plain number may stand for text.
-
-    Raises:
-      UserError: it means something else.
     """
     fits, converted = convert(hint, value, text=text)
     if not fits:
@@ -41,11 +35,7 @@ def read_value(
 
 
 def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
-    """The value of an entry in the type of its key.
-
-    Raises:
-      UserError: there is no such key, it is a section, or the value is of another type.
-    """
+    """The value of an entry in the type of its key."""
     if name not in keys:
         near = nearest_key(name, {known: key.is_section for known, key in keys.items()})
         raise refusal(f"{entry.where}: {shown(name, quote=False)}", "no such key", near)
@@ -65,12 +55,7 @@ def read_dataclass(
 
     Args:
       cls: its class; fields of type `Mapping` or `Any` take what is there.
-      parsed: of YAML or JSON.
-      where: its place.
       given: fields that were made before, and can't be written.
-
-    Raises:
-      UserError: an unknown or missing key, or a value of another type.
     """
     hints, given = typing.get_type_hints(cls), given or {}
     fields = {f.name: f for f in dataclasses.fields(cls)}

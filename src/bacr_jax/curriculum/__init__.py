@@ -15,39 +15,27 @@ follows the policy as it trains, at the budgets that the schedule itself chose.
 """
 
 from bacr_jax.curriculum.budgets import (
-    Assignment,
-    choice_budgets,
-    fixed_budgets,
-    sample_budgets,
-    uniform_budgets,
+    Assignment as Assignment,
+    choice_budgets as choice_budgets,
+    fixed_budgets as fixed_budgets,
+    sample_budgets as sample_budgets,
+    uniform_budgets as uniform_budgets,
 )
-from bacr_jax.curriculum.questions import group_weights, sample_groups, sample_questions
+from bacr_jax.curriculum.questions import (
+    group_weights as group_weights,
+    sample_groups as sample_groups,
+    sample_questions as sample_questions,
+)
 from bacr_jax.curriculum.schedule import (
-    CurriculumState,
-    budget_mean,
-    init_curriculum,
-    record_outcomes,
-    scheduled_mean,
-    update_pass_rates,
+    CurriculumState as CurriculumState,
+    budget_mean as budget_mean,
+    init_curriculum as init_curriculum,
+    record_outcomes as record_outcomes,
+    scheduled_mean as scheduled_mean,
+    update_pass_rates as update_pass_rates,
 )
-from bacr_jax.curriculum.truncnorm import truncated_normal, truncnorm_mean, truncnorm_ppf
-
-__all__ = [
-    "Assignment",
-    "CurriculumState",
-    "budget_mean",
-    "choice_budgets",
-    "fixed_budgets",
-    "group_weights",
-    "init_curriculum",
-    "record_outcomes",
-    "sample_budgets",
-    "sample_groups",
-    "sample_questions",
-    "scheduled_mean",
-    "truncated_normal",
-    "truncnorm_mean",
-    "truncnorm_ppf",
-    "uniform_budgets",
-    "update_pass_rates",
-]
+from bacr_jax.curriculum.truncnorm import (
+    truncated_normal as truncated_normal,
+    truncnorm_mean as truncnorm_mean,
+    truncnorm_ppf as truncnorm_ppf,
+)

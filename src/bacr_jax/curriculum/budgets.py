@@ -47,7 +47,6 @@ def sample_budgets(
 
     Args:
       mu: location per group (`scheduled_mean`); it may lie outside [b_min, b_max], all in tokens.
-      group: group of each question, in [0, K).
       sigma: scale in tokens, > 0; scalar, or one per group.
       assign: "independent": G draws per question (paper). "shared": one draw for all G, which
         makes the plain group mean compare like with like. "stratified": one draw from each of
@@ -55,9 +54,6 @@ def sample_budgets(
 
     Returns:
       Budgets in [b_min, b_max], int32. Each is distributed as Eq. 4 whatever `assign` is.
-
-    Raises:
-      ValueError: an unknown `assign`.
     """
     chex.assert_rank([mu, group], 1)
     u = _uniforms(key, (group.shape[0], num_rollouts), assign)
@@ -97,13 +93,6 @@ def choice_budgets(
 
     Args:
       choices: budgets in tokens, ascending, so that "stratified" spreads over small and large.
-      assign: how the rollouts of a question are coupled, see `sample_budgets`.
-
-    Returns:
-      Budgets, int32.
-
-    Raises:
-      ValueError: an unknown `assign`.
     """
     chex.assert_rank(choices, 1)
     last = choices.shape[0] - 1

@@ -63,13 +63,6 @@ def sample_questions(
 
     Drawing is with replacement and its probabilities are not corrected for in the loss, so the
     weights shape the objective, as in the paper. A group without questions is passed over.
-
-    Args:
-      weights: group probabilities (`group_weights`).
-      group_of: group of each question, in [0, K).
-
-    Returns:
-      Question indices in [0, n), int32.
     """
     chex.assert_rank([weights, group_of], 1)
     sizes = jnp.bincount(group_of, length=weights.shape[0])

@@ -45,11 +45,7 @@ def init_curriculum(num_groups: int, *, mu0: float | Sequence[float]) -> Curricu
     """State before any outcome: every pass rate is 1/2, the mean of Beta(1, 1).
 
     Args:
-      num_groups: number of difficulty groups K, at least 1.
       mu0: initial budget location in tokens, one for all groups or one per group.
-
-    Raises:
-      ValueError: a list of `mu0` whose length is not `num_groups`, or a location below 0.
     """
     locations = np.asarray(mu0, np.float32)
     if locations.ndim == 1 and locations.shape[0] != num_groups:
@@ -147,7 +143,6 @@ def record_outcomes(
     group without rollouts keeps its rate exactly.
 
     Args:
-      group: group of each question, in [0, K).
       correct: outcome of each rollout at its full budget (paper: r(q, t_{:b})), 0/1 or a mean
         over several answers.
       ema_decay: d, in [0, 1), per call after a group's first.
@@ -185,9 +180,6 @@ def update_pass_rates(
 
     Returns:
       The state with new `pass_rate`, counts cleared and one more update.
-
-    Raises:
-      ValueError: an unknown `source`.
     """
     if source == "ema":
         rate = state.ema_rate

@@ -84,13 +84,8 @@ def truncnorm_ppf(
     the distance from the edge.
 
     Args:
-      u: probabilities in [0, 1].
       mu: location of the untruncated normal (its mode, not the mean of the result).
       sigma: scale of the untruncated normal, > 0.
-      high: upper end, above `low`.
-
-    Returns:
-      Quantiles in [low, high], the shape of the arguments broadcast together, float32.
     """
     u, mu, sigma, low, high = (jnp.asarray(x, jnp.float32) for x in (u, mu, sigma, low, high))
     start, end, width = (low - mu) / sigma, (high - mu) / sigma, (high - low) / sigma

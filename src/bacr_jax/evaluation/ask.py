@@ -39,10 +39,8 @@ class Answer:
     """What the policy said to a question at a budget.
 
     Attributes:
-      question: as it was asked.
       budget: thinking tokens that it was told; None: none.
       sample: number of the answer, from 0.
-      thinking: text of the thinking.
       thinking_tokens: its length, without a closing tag.
       forced_tokens: tokens put between thinking and answer.
       answer_tokens: sampled answer, its closing tag included.
@@ -70,21 +68,12 @@ class Session:
 
     Attributes:
       saved: the policy, with the settings it is decoded with.
-      style: prompt format.
-      tokenizer: of the policy.
       vocab_size: rows of its embedding.
       rules: vocabulary facts of its format.
     """
 
     def __init__(self, saved: SavedPolicy, style: PromptFormat):
-        """Reads the tokenizer; weights are read with the first question.
-
-        Args:
-          saved: the policy, with the settings it is decoded with.
-
-        Raises:
-          UserError: its settings or its tokenizer can't be used.
-        """
+        """Reads the tokenizer; weights are read with the first question."""
         self.saved, self.style = saved, style
         self.tokenizer = saved.tokenizer()
         check_grace(saved.config, self.tokenizer)
@@ -115,9 +104,6 @@ class Session:
 
         Returns:
           Answers question by question, budget by budget, sample by sample.
-
-        Raises:
-          UserError: the policy, a question or a budget can't be used.
         """
         limits = self._limits(budgets)
         prompts, shape = self.prompts(questions, budgets), (len(questions), len(budgets), samples)
@@ -145,11 +131,7 @@ class Session:
         ]
 
     def prompts(self, questions: Sequence[str], budgets: Sequence[int | None]) -> Prompts:
-        """The prompts of all questions at the first budget, then those at the second, and so on.
-
-        Raises:
-          UserError: a question that is empty, too long, or that the tokenizer can't write.
-        """
+        """The prompts of all questions at the first budget, then those at the second, and so on."""
         config, style = self.saved.config, self.style
         most = config.data.max_prompt_tokens
         prompts, dropped = encode_prompts(self.tokenizer, questions, style, max_tokens=most)
@@ -260,9 +242,6 @@ def prompt_per_budget(
     config: EvalConfig,
 ) -> Prompts:
     """The prompts once per budget, with the budget in them where the format has a place for it.
-
-    Args:
-      budgets: thinking tokens; None is never in a prompt.
 
     Returns:
       All rows at the first budget, then those at the second, and so on.

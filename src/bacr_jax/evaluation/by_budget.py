@@ -8,7 +8,15 @@ import jax
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.evaluation.decoder import Decoder, draw_samples
-from bacr_jax.evaluation.samples import Part, batches, dense_settings, eval_settings, graded, subset
+from bacr_jax.evaluation.samples import (
+    Drawing,
+    Part,
+    batches,
+    dense_settings,
+    eval_settings,
+    graded,
+    subset,
+)
 from bacr_jax.evaluation.summary import Summary, summarise
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.types import Poll
@@ -31,9 +39,6 @@ def evaluate_set(
       decoder: the policy; its thinking width must hold the largest budget.
       key: key of the sampled pass; the greedy one needs none.
       on_progress: called with (rows done, rows in all).
-
-    Returns:
-      What `summary.summarise` says of the set.
     """
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config)] + dense_settings(config)
@@ -45,6 +50,7 @@ def evaluate_set(
         if on_progress is not None:
             on_progress(done, total)
 
+    drawing = Drawing(environment, key, config, poll, count)
     results = {}
     # As many cuts in every part of a call.
     for _, alike in itertools.groupby(settings, key=len):
@@ -52,18 +58,7 @@ def evaluate_set(
         for together in alike:
             (rows,) = batches(len(chosen), together[0], None)
             parts.append((rows, together))
-        samples = draw_samples(
-            decoder,
-            environment,
-            questions,
-            chosen,
-            parts,
-            key,
-            name=questions.set.name,
-            config=config,
-            poll=poll,
-            on_rows=count,
-        )
+        samples = draw_samples(decoder, questions, chosen, parts, drawing, name=questions.set.name)
         for (_, cuts), drawn in zip(parts, samples):
             for place, setting in enumerate(cuts):
                 results[setting] = graded(drawn[place :: len(cuts)], setting)

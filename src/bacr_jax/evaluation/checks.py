@@ -33,11 +33,7 @@ def smaller_settings(config: Config, self_consistency: int | None) -> list[EvalS
 
 
 def check_dense(config: Config) -> None:
-    """The dense curve has some cuts, and not too many.
-
-    Raises:
-      UserError: it has not.
-    """
+    """The dense curve has some cuts, and not too many."""
     every, largest = config.eval.dense, max(config.eval.budgets, default=0)
     if every is None:
         return
@@ -53,11 +49,7 @@ def check_dense(config: Config) -> None:
 
 
 def check_grace(config: Config, tokenizer: Any) -> None:
-    """A grace window ends at line breaks, which some text must hold.
-
-    Raises:
-      UserError: the tokenizer has none.
-    """
+    """A grace window ends at line breaks, which some text must hold."""
     if config.budget.grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
             f"budget.grace={config.budget.grace}: the tokenizer has no line break at which "
@@ -73,11 +65,7 @@ def _asked(config: Config) -> str:
 
 
 def check_labels(config: Config, labels: Path | None) -> None:
-    """Measured difficulty is that of one set at one budget.
-
-    Raises:
-      UserError: several are asked for.
-    """
+    """Measured difficulty is that of one set at one budget."""
     if labels is not None and (len(config.data.eval) > 1 or len(told_budgets(config.eval)) > 1):
         raise UserError(
             f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "

@@ -25,9 +25,6 @@ def check_comparable(
       mine: the `sets` of this evaluation's settings.
       theirs: the settings of the other one.
       grader: this evaluation's verifier of one's own, as its settings have it.
-
-    Raises:
-      UserError: they can't be compared.
     """
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
@@ -94,6 +91,11 @@ def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str
     }
 
 
+def _whole_traces(results: Mapping[EvalSetting, Graded]) -> dict[tuple[str, int], Graded]:
+    """Samples whose traces were not cut early, by decoding and budget."""
+    return {(s.mode, s.budget): graded for s, graded in results.items() if s.cut is None}
+
+
 def compare(one: Results, other: Results) -> dict[str, Any]:
     """Differences one - other, with 95 % intervals of the paired bootstrap over problems.
 
@@ -103,20 +105,12 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
 
     Returns:
       By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
-
-    Raises:
-      UserError: a set has other problems.
     """
     differences: dict[str, Any] = {}
     for name in one:
         if name not in other:
             continue
-        told = lambda results: {
-            (setting.mode, setting.budget): g
-            for setting, g in results.items()
-            if setting.cut is None
-        }
-        mine, theirs = told(one[name]), told(other[name])
+        mine, theirs = _whole_traces(one[name]), _whole_traces(other[name])
         shared = [key for key in mine if key in theirs]
         by_budget: dict[str, dict[str, Any]] = {}
         for mode, budget in shared:

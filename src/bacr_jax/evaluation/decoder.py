@@ -14,7 +14,15 @@ from bacr_grading import LENIENT, Verdict
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Asked, Part, Sample, TraceSource
+from bacr_jax.evaluation.samples import (
+    CLOSE_NAMES,
+    GREEDY,
+    Asked,
+    Drawing,
+    Part,
+    Sample,
+    TraceSource,
+)
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.environment import Environment, Questions
@@ -32,7 +40,6 @@ class Decoder:
     """A policy ready to answer.
 
     Attributes:
-      params: decoding parameters.
       spec: rollout shapes; its thinking width holds every budget asked for.
       phi_of: budget embedding; None for an unconditioned policy.
       cap: most thinking tokens of a row that is told no budget.
@@ -47,16 +54,7 @@ class Decoder:
         """Most thinking tokens under a budget, or without one."""
         return self.cap if budget == NO_BUDGET else budget
 
-    def traces(
-        self,
-        environment: Environment,
-        parts: Sequence[Asked],
-        key: jax.Array,
-        config: EvalConfig,
-        *,
-        poll: Poll,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> list[tuple[Trunks, Branches]]:
+    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
         """Thinking up to the budget, and an answer at each cut, for each row; on the host.
 
         All parts in one call: their rows share slots, the largest budgets first.
@@ -72,8 +70,9 @@ class Decoder:
         # Programs depend on how many streams there are: a few numbers serve all evaluations.
         streams = [*first, *[first[-1]] * (2 ** (len(first) - 1).bit_length() - len(first))]
         # Keys take numbers from 0 on.
-        keys = [jax.random.fold_in(key, setting.budget % 2**32) for setting in streams]
+        keys = [jax.random.fold_in(drawing.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
+        config, on_rows = drawing.config, drawing.on_rows
         rollout = generate(
             self.params,
             _stacked([part.prompts for part in parts]),
@@ -87,14 +86,16 @@ class Decoder:
             jnp.stack(keys),
             Sampler(
                 dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
-                environment.rules,
+                drawing.environment.rules,
                 sampling_params(
                     [0.0 if most_likely else config.temperature for most_likely in greedy],
                     1.0 if all(greedy) else config.top_p,
                 ),
                 self.phi_of,
             ),
-            Listeners(poll, None if on_rows is None else lambda rows, *_: on_rows(len(rows))),
+            Listeners(
+                drawing.poll, None if on_rows is None else lambda rows, *_: on_rows(len(rows))
+            ),
         )
         drawn = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
         ends = np.cumsum([0, *counts])
@@ -126,12 +127,8 @@ def open_decoder(
     """A saved policy on its devices, in its compute type.
 
     Args:
-      saved: the policy, with the settings it is decoded with.
       slots: rows decoded together, on all devices; None: as many as in the policy's own
         evaluations. The next number that all of them can share evenly is taken.
-
-    Raises:
-      UserError: the policy's files and its config disagree.
     """
     policy = _policy(saved.config, vocab_size, num_devices)
     params = saved.params()
@@ -203,32 +200,25 @@ def with_declared_budget(
 
 def draw_samples(
     decoder: TraceSource,
-    environment: Environment,
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
     parts: Sequence[Part],
-    key: jax.Array,
+    drawing: Drawing,
     *,
     name: str,
-    config: EvalConfig,
-    poll: Poll = None,
-    on_rows: Callable[[int], None] | None = None,
 ) -> list[list[Sample]]:
     """Answers and grades rows of several settings, decoded together.
 
     Args:
       parts: row numbers, as `batches` gives them, and what they are asked: decoding and budget;
         with several settings the same traces are cut at several places, as many in every part.
-      key: of the evaluation; what a sample says depends on it, its row number and its budget.
       name: of the set, for the records.
-      config: temperature and nucleus of sampled answers, and what a budget tag holds.
-      poll: called regularly, so that a caller can stop by raising.
-      on_rows: called with how many more rows are decoded.
 
     Returns:
       For every part a sample per row and setting: those of the first row in the order of the
       settings, then the next row's.
     """
+    environment = drawing.environment
 
     def asked(part: Part) -> Asked:
         rows, (setting, *_) = part
@@ -236,14 +226,13 @@ def draw_samples(
         prompts = questions.at(places, np.full_like(places, setting.budget))
         if setting.budget != NO_BUDGET:
             prompts = with_declared_budget(
-                prompts, environment.tokenizer, environment.style, config, setting.budget
+                prompts, environment.tokenizer, environment.style, drawing.config, setting.budget
             )
         return Asked(prompts, *part)
 
-    given = [asked(part) for part in parts]
-    drawn = decoder.traces(environment, given, key, config, poll=poll, on_rows=on_rows)
+    drawn = decoder.traces([asked(part) for part in parts], drawing)
     return [
-        _samples(environment, questions, chosen, part, *traces, name=name, poll=poll)
+        _samples(environment, questions, chosen, part, *traces, name=name, poll=drawing.poll)
         for part, traces in zip(parts, drawn)
     ]
 

@@ -28,7 +28,6 @@ class SampleBatch:
     """Rows that are drawn and written together.
 
     Attributes:
-      set: name of the set.
       settings: decoding and budget; several if the traces are cut at several places.
       rows: row numbers, problem x samples + sample.
       keys: `Sample.key` of each row in each setting, row by row.
@@ -81,7 +80,6 @@ class EvaluationFolder:
     """An opened folder; use `open_evaluation`.
 
     Attributes:
-      path: the folder.
       is_new: this process made it.
     """
 
@@ -94,9 +92,6 @@ class EvaluationFolder:
         """The batches that are there as a whole; what follows them is cut off.
 
         Texts are left out, since they are many and no number needs them.
-
-        Raises:
-          UserError: the file holds other samples than these.
         """
         path = self.path / SAMPLES
         if not path.exists():
@@ -124,11 +119,7 @@ class EvaluationFolder:
         return done
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Adds a batch, on the disk before this returns.
-
-        Raises:
-          UserError: no space, or no right to write there.
-        """
+        """Adds a batch, on the disk before this returns."""
         path = self.path / SAMPLES
         lines = (json.dumps(sample.to_json(), ensure_ascii=False) for sample in samples)
         # Half a surrogate pair can come out of a tokenizer and can't be written.
@@ -231,11 +222,7 @@ def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> Non
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of an evaluation.
-
-    Raises:
-      UserError: no evaluation there, or damaged settings.
-    """
+    """The settings of an evaluation."""
     try:
         settings = documents.read_json(path / SETTINGS)
     except (OSError, ValueError):
@@ -249,11 +236,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The results of a finished evaluation.
-
-    Raises:
-      UserError: they are missing or damaged.
-    """
+    """The results of a finished evaluation."""
     try:
         results = documents.read_object(path / RESULTS)
         if not isinstance(results["sets"], dict):
@@ -264,11 +247,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
-    """Samples of a finished evaluation by set and setting, without their texts.
-
-    Raises:
-      UserError: it is not finished, or damaged.
-    """
+    """Samples of a finished evaluation by set and setting, without their texts."""
     read_settings(path)
     if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
         raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
@@ -302,11 +281,7 @@ def finished_evaluations(run: Path) -> list[Path]:
 
 
 def find_evaluation(folder: Path) -> Path:
-    """The evaluation that a folder is, or the newest one of the run that it is.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The evaluation that a folder is, or the newest one of the run that it is."""
     if (folder / SETTINGS).is_file():
         return folder
     made = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))

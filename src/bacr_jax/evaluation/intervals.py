@@ -32,10 +32,6 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
 
     Args:
       successes: number of successes; may be fractional, as may be the trials.
-      trials: number of independent trials n, more than 0.
-
-    Returns:
-      Lower and upper end, in [0, 1].
     """
     rate, z2 = successes / trials, Z95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
@@ -76,9 +72,6 @@ def resampled_means(
     """Means over n problems drawn from the n with replacement, again and again.
 
     All columns see the same draws: what is paired stays paired.
-
-    Args:
-      scores: one row per problem, one column per statistic.
     """
     n = len(scores)
     blocks = _kept_draws(n, seed, resamples) if n <= _KEPT else _draws(n, seed, resamples)
@@ -106,9 +99,6 @@ def bootstrap_intervals(
 ) -> Float[np.ndarray, "s 2"]:
     """95 % percentile intervals of the means over problems, for each column.
 
-    Args:
-      scores: one row per problem, one column per statistic.
-
     Returns:
       Lower and upper ends. They coincide where all problems score alike.
     """
@@ -121,12 +111,6 @@ def rate_intervals(scores: Float[np.ndarray, "n s"], *, seed: int = 0) -> Float[
 
     Resampling can't show there what other problems would give; Wilson's interval for n problems
     can (for 30 of 30 right it says 88.6 to 100 %).
-
-    Args:
-      scores: shares in [0, 1], one row per problem, one column per statistic.
-
-    Returns:
-      Lower and upper ends, in [0, 1].
     """
     ends = bootstrap_intervals(scores, seed=seed)
     n = len(scores)
@@ -146,9 +130,6 @@ def ratio_interval(
     Args:
       part: share of each problem's samples that count; at most `whole`.
       whole: share of each problem's samples that are looked at, some of them more than 0.
-
-    Returns:
-      Lower and upper end, in [0, 1].
     """
     some = whole > 0
     ratios = part[some] / whole[some]
@@ -167,10 +148,6 @@ def difference_intervals(
 
     Where every problem has the same difference, resampling shows nothing, and the normal interval
     with two imaginary problems stands in (`paired_difference_interval`).
-
-    Args:
-      one: rates of one policy, one row per problem, one column per statistic.
-      other: those of the other, the same problems in the same order.
     """
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     ends = bootstrap_intervals(differences, seed=seed)

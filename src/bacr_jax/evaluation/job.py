@@ -33,6 +33,7 @@ from bacr_jax.evaluation.folder import (
 )
 from bacr_jax.evaluation.samples import (
     SAMPLED,
+    Drawing,
     EvalSetting,
     Graded,
     Sample,
@@ -72,9 +73,6 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
 
     Returns:
       Number of problems in each difficulty group, the easiest first.
-
-    Raises:
-      UserError: the file can't be written.
     """
     rates = graded.correct.mean(1)
     lines = [
@@ -101,14 +99,11 @@ class Work:
     Attributes:
       name: of the policy, for tables.
       saved: the policy on disk, with the evaluation's config.
-      tokenizer: the policy's.
-      sets: questions by set.
       chosen: places of the problems evaluated, by set.
       eval_settings: decodings and budgets, those together that the same traces serve.
       compared: folders of other evaluations by their names.
       labels: where to write measured difficulty; None: nowhere.
       settings: what the samples depend on.
-      style: prompt format.
       engine: what decodes elsewhere; None: this package does.
     """
 
@@ -215,11 +210,6 @@ def prepare(
       greedy: also the most likely answer, beside samples.
       self_consistency: k of votes at equal total tokens.
       train: near-duplicates of its questions are counted apart; None: none are looked for.
-      name: of the policy, for tables.
-      engine: what decodes elsewhere; None: this package does.
-
-    Raises:
-      UserError: something does not.
     """
     config = saved.config
     if engine is not None:
@@ -245,7 +235,9 @@ def prepare(
         there = read_settings(folder)
         comparison.check_comparable(described, there, modes, where, grader=grader.get("grader"))
         read_samples(folder)
-    problems = max(map(len, chosen.values()))
+    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes)
+    if engine is not None:
+        decoding["engine"] = engine.name
     return Work(
         name=name or saved.name,
         saved=saved,
@@ -255,15 +247,7 @@ def prepare(
         eval_settings=[[setting] for setting in settings] + dense,
         compared=_names(list(others.values()), name or saved.name),
         labels=labels,
-        settings={
-            "policy": saved.identity,
-            "sets": described,
-            "decoding": {
-                **_decoding(config, style, settings, problems, modes),
-                **({} if engine is None else {"engine": engine.name}),
-            },
-            **grader,
-        },
+        settings={"policy": saved.identity, "sets": described, "decoding": decoding, **grader},
         style=style,
         engine=engine,
     )
@@ -311,17 +295,14 @@ def _draw_missing(
         most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots
         for together in in_one_call(planned[len(done) :], most):
             (name,) = {batch.set for batch in together}
+            on_rows = _counter(phase, finished, total, together)
             drawn = draw_samples(
                 decoder,
-                environment,
                 work.sets[name],
                 work.chosen[name],
                 [(batch.rows, batch.settings) for batch in together],
-                key,
+                Drawing(environment, key, work.config.eval, poll, on_rows),
                 name=name,
-                config=work.config.eval,
-                poll=poll,
-                on_rows=_counter(phase, finished, total, together),
             )
             for batch, samples in zip(together, drawn, strict=True):
                 folder.append(samples)

@@ -35,7 +35,6 @@ def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
 
     Args:
       correct: verdicts or scores, problems by samples.
-      k: 1 .. samples.
 
     Raises:
       ValueError: more samples asked for than there are.
@@ -99,7 +98,6 @@ def majority_at_k(
       answers: number of the answer each sample gives, equal answers having equal numbers (within a
         problem); -1 for no answer.
       correct: verdicts, equal for equal answers; or scores.
-      k: 1 .. samples.
 
     Raises:
       ValueError: more samples asked for than there are, or an answer with both verdicts.
@@ -147,14 +145,8 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
     The mean is plain. The area is the mean height of the curve of accuracy against log2(budget), by
     trapezoids: every doubling of the budget counts alike, however the budgets are spaced.
 
-    Args:
-      budgets: rising thinking budgets, in tokens.
-
     Returns:
       Rows mean and area, each summing to 1.
-
-    Raises:
-      ValueError: no budgets, or budgets that do not rise.
     """
     if not budgets:
         raise ValueError("budgets: found none; write rising numbers from 1 on")
@@ -179,9 +171,6 @@ def answer_clusters(
     in its strict mode, takes one for the other; what equals either of two is one answer. A verifier
     of one's own may not be asked that: under scores, answers are equal when they are written alike,
     blanks aside.
-
-    Args:
-      answers: what each sample answers, problems by samples; None for no answer.
 
     Returns:
       0 for right answers, 1, 2, ... for wrong ones in the order of their first appearance, -1 for
@@ -267,9 +256,6 @@ def completion(graded: Graded) -> dict[str, Any]:
 
 def adherence(graded: Graded) -> dict[str, Any]:
     """Thinking tokens used against those requested.
-
-    Args:
-      graded: samples of a setting with budget b.
 
     Returns:
       requested, b or null where the policy was told none; used, the mean thinking tokens n; ratio,

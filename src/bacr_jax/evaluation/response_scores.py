@@ -27,10 +27,8 @@ class ResponseScore:
     """A response and its log-probabilities.
 
     Attributes:
-      question: as it was asked.
       budget: thinking tokens that the policy was told; None: none.
       tokens: ids of the response.
-      texts: text of each token.
       logprobs: log-probability of each token given the prompt and the tokens before it, nats. A
         token that is never sampled has one of about -1e30.
     """
@@ -67,9 +65,6 @@ class Scorer:
         Args:
           responses: what follows each prompt, as a text or as ids (`Answer.tokens`).
           budget: thinking tokens that the policy is told; None: none.
-
-        Raises:
-          UserError: a question or a response can't be used.
         """
         if len(questions) != len(responses):
             raise UserError(

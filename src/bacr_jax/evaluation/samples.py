@@ -75,13 +75,11 @@ class Sample:
       correct: lenient verdict, or score.
       strict: strict verdict, the one that rewards use; the same score.
       path: what decided the verdict.
-      timed_out: the grader's deadline passed.
       thinking_tokens: sampled thinking, without a closing tag.
       forced_tokens: tokens put between thinking and answer.
       answer_tokens: sampled answer, its closing tag included.
       total_tokens: everything after the prompt: the three, and the closing tag of the thinking.
       closed_by: what ended the thinking: "budget" (it was forced), "tag" or "end of turn".
-      finished: the answer was closed.
     """
 
     set: str
@@ -117,11 +115,7 @@ class Sample:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Sample":
-        """From a record of `to_json`.
-
-        Raises:
-          ValueError: other fields than a sample has.
-        """
+        """From a record of `to_json`."""
         if set(record) != {field.name for field in dataclasses.fields(cls)}:
             raise ValueError("other fields than a sample has")
         return cls(**record)
@@ -185,18 +179,12 @@ class Graded:
 
     Attributes:
       budget: thinking tokens that the policy was told; NO_BUDGET: none.
-      ids: identifier of each problem.
-      levels: of each problem.
-      subjects: of each problem.
       correct: lenient verdicts; scores in [0, 1] where a verifier of one's own gave them.
-      strict: strict verdicts; the same scores.
       thinking: thinking tokens.
       total: thinking, forced and answer tokens.
       forced_tokens: tokens put between thinking and answer.
       answered: sampled answer tokens.
       forced: the budget ended the thinking.
-      finished: the answer was closed.
-      timed_out: the grader's deadline passed.
       answers: extracted answers, None where there is none.
       paths: how many verdicts each path decided.
     """
@@ -270,8 +258,6 @@ class Asked:
     """Rows that are decoded alike.
 
     Attributes:
-      prompts: as they are fed.
-      rows: row numbers.
       settings: decoding and budget; with several the same traces are cut at several places.
     """
 
@@ -280,24 +266,26 @@ class Asked:
     settings: Sequence[EvalSetting]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How an evaluation's answers are drawn, whatever is asked.
+
+    Attributes:
+      key: of the evaluation; what a row says depends on it, its number and its budget.
+      config: temperature and nucleus of sampled answers, and what a budget tag holds.
+      poll: called regularly, so that a caller can stop by raising.
+      on_rows: called with how many more rows are decoded.
+    """
+
+    environment: Environment
+    key: jax.Array
+    config: EvalConfig
+    poll: Poll = None
+    on_rows: Callable[[int], None] | None = None
+
+
 class TraceSource(Protocol):
     """A `decoder.Decoder`, or a server that is asked."""
 
-    def traces(
-        self,
-        environment: Environment,
-        parts: Sequence[Asked],
-        key: jax.Array,
-        config: EvalConfig,
-        *,
-        poll: Poll,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> list[tuple[Trunks, Branches]]:
-        """Thinking and answers of some rows, part by part.
-
-        Args:
-          parts: rows by decoding and budget, as many cuts in each.
-          key: of the evaluation; what a row says depends on it, its number and its budget.
-          poll: called regularly, so that a caller can stop by raising.
-          on_rows: called with how many more rows are done.
-        """
+    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
+        """Thinking and answers of some rows, part by part; as many cuts in each."""

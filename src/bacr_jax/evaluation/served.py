@@ -22,12 +22,18 @@ from jaxtyping import Int
 from bacr_held import Answering, EngineError, Rules, Sampling, Server, Thinking, read_rules
 from bacr_held.http_json import request_json
 from bacr_held.server import extras
-from bacr_jax.config import EvalConfig
 from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import declaration, open_decoder
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Asked, EvalSetting, TraceSource
+from bacr_jax.evaluation.samples import (
+    CLOSE_NAMES,
+    GREEDY,
+    Asked,
+    Drawing,
+    EvalSetting,
+    TraceSource,
+)
 from bacr_jax.model.hf import read_thinking
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.stop_strings import compile_stop_strings, match
@@ -56,41 +62,25 @@ class ServedDecoder:
     """A policy behind a server; stands where a `Decoder` does.
 
     Attributes:
-      server: connected.
-      rules: how thinking and answer end.
       at_once: rows that are asked for together.
     """
 
     def __init__(self, server: Server, rules: Rules, at_once: int):
         self.server, self.rules, self.at_once = server, rules, at_once
 
-    def traces(
-        self,
-        environment: Environment,
-        parts: Sequence[Asked],
-        key: jax.Array,
-        config: EvalConfig,
-        *,
-        poll: Poll,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> list[tuple[Trunks, Branches]]:
-        """As of `Decoder`; sampled answers are others than there, and the same at every call.
-
-        Raises:
-          UserError: the server went away, or refuses a row.
-        """
-        drawn = [row for part in parts for row in self._rows(environment, part, key, config)]
+    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
+        """As of `Decoder`; sampled answers are others than there, and the same at every call."""
+        environment = drawing.environment
+        drawn = [row for part in parts for row in self._rows(part, drawing)]
         try:
-            ended = asyncio.run(_together(drawn, self.at_once, poll, on_rows))
+            ended = asyncio.run(_together(drawn, self.at_once, drawing.poll, drawing.on_rows))
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
         ends = np.cumsum([0, *[len(part.rows) for part in parts]])
         of_parts = [ended[start:stop] for start, stop in zip(ends, ends[1:])]
         return [(_as_trunks(environment, rows), _as_branches(rows)) for rows in of_parts]
 
-    def _rows(
-        self, environment: Environment, part: Asked, key: jax.Array, config: EvalConfig
-    ) -> list[Coroutine[Any, Any, Row]]:
+    def _rows(self, part: Asked, drawing: Drawing) -> list[Coroutine[Any, Any, Row]]:
         """A part's rows, not begun."""
         setting = part.settings[0]
         budget = None if setting.budget == NO_BUDGET else setting.budget
@@ -99,9 +89,9 @@ class ServedDecoder:
             np.asarray(tokens)[:length].tolist()
             for tokens, length in zip(part.prompts.tokens, np.asarray(part.prompts.lengths))
         ]
-        draw = lambda row: _sampling(key, setting, int(row), config)
         return [
-            self._row(environment, one, budget, cuts, draw(row)) for one, row in zip(ids, part.rows)
+            self._row(drawing.environment, prompt, budget, cuts, _sampling(drawing, setting, row))
+            for prompt, row in zip(ids, part.rows.tolist())
         ]
 
     async def _row(
@@ -132,13 +122,14 @@ class ServedDecoder:
             part.take(await self.server.complete(call, draw, number, xargs))
 
 
-def _sampling(key: jax.Array, setting: EvalSetting, row: int, config: EvalConfig) -> Sampling:
+def _sampling(drawing: Drawing, setting: EvalSetting, row: int) -> Sampling:
     """How a row's tokens are drawn: a function of the evaluation's key, the budget and the row."""
     if setting.mode == GREEDY:
         return Sampling()
-    words = [*np.asarray(jax.random.key_data(key)).tolist(), setting.budget % 2**32, row]
+    key = np.asarray(jax.random.key_data(drawing.key)).tolist()
+    words = [*key, setting.budget % 2**32, row]
     seed = int(np.random.SeedSequence(words).generate_state(1)[0])
-    return Sampling(config.temperature, config.top_p, seed)
+    return Sampling(drawing.config.temperature, drawing.config.top_p, seed)
 
 
 async def _together(
@@ -229,11 +220,7 @@ def _as_branches(rows: Sequence[Row]) -> Branches:
 
 
 def check_served(saved: SavedPolicy) -> None:
-    """The folder says itself how it is asked, which is what its server goes by.
-
-    Raises:
-      UserError: it does not, or is to be asked otherwise.
-    """
+    """The folder says itself how it is asked, which is what its server goes by."""
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
             f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
@@ -253,15 +240,7 @@ def open_served(
     slots: int,
     say: Callable[[str], None],
 ) -> Iterator[ServedDecoder]:
-    """The policy behind its server, which is started if nobody has; stopped at the end then.
-
-    Args:
-      engine: where the server is, or how to start one.
-      say: tells the reader what takes time.
-
-    Raises:
-      UserError: no server there, or it can't answer these rows with this policy.
-    """
+    """The policy behind its server, which is started if nobody has; stopped at the end then."""
     config = saved.config
     section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
     folders_own = read_thinking(saved.folder) or {}
@@ -294,11 +273,7 @@ _START_SECONDS, _STOP_SECONDS = 3600.0, 30.0
 
 @contextlib.contextmanager
 def started(engine: Engine, folder: Path, *, dtype: str, slots: int) -> Iterator[str]:
-    """Starts a server of a folder on this machine; gives its address, and stops it at the end.
-
-    Raises:
-      UserError: it does not start.
-    """
+    """Starts a server of a folder on this machine; gives its address, and stops it at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -323,11 +298,7 @@ def started(engine: Engine, folder: Path, *, dtype: str, slots: int) -> Iterator
 
 
 def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    """Until the server answers.
-
-    Raises:
-      UserError: it ended, or never answers.
-    """
+    """Until the server answers."""
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -366,15 +337,7 @@ def open_source(
     slots: int,
     say: Callable[[str], None],
 ) -> AbstractContextManager[TraceSource]:
-    """What draws the answers, for as long as they are drawn.
-
-    Args:
-      engine: what decodes elsewhere; None: this package does.
-      say: tells the reader what takes time.
-
-    Raises:
-      UserError: the policy's files and its config disagree, or the engine can't be used.
-    """
+    """What draws the answers, for as long as they are drawn."""
     config, largest = saved.config, largest_evaluated(saved.config)
     if engine is None:
         devices = jax.device_count()

@@ -132,12 +132,10 @@ def entry_of(
       not, without_near_duplicates holds accuracy and tokens of those that are not.
     """
     ks = numbers_of_samples(graded.samples)
-    # One set of resamples serves all of them.
-    rates = _rates(graded, grader, ks)
+    rates = _rates(graded, grader, ks)  # one set of resamples serves all of them
     ends, means = rate_intervals(rates), rates.mean(0)
     tokens = stack_scores([graded.thinking.mean(1), graded.total.mean(1)])
     token_ends, (thinking, total) = bootstrap_intervals(tokens), tokens.mean(0)
-    unanswered = [answer is None for row in graded.answers for answer in row]
     value = lambda i: {"value": number(means[i]), "ci95": interval(ends[i])}
     entry = {
         "accuracy": number(means[0]),
@@ -152,7 +150,7 @@ def entry_of(
         "mean_total_tokens": number(total),
         "total_ci95": interval(token_ends[1]),
         "forced_share": number(graded.forced.mean()),
-        "no_answer_share": number(np.mean(unanswered)),
+        "no_answer_share": number(np.mean([one is None for row in graded.answers for one in row])),
         **completion(graded),
         "adherence": adherence(graded),
         "grader_timeouts": int(graded.timed_out.sum()),
@@ -247,7 +245,6 @@ def summarise(
     """The numbers of one set.
 
     Args:
-      results: samples of every setting, all of the same problems.
       budgets: those that the report is about; other settings only serve votes at equal total
         tokens.
       problems: the problems, for their near-duplicates of training questions.

@@ -99,13 +99,7 @@ def export(
     """
     writing.check_free(out)
     config = read_config(run)
-    if merge_told_words and config.conditioning.told != "words":
-        raise UserError(
-            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
-            ", which a chat template can't do; leave it out"
-        )
-    if adapter == "peft" and config.adapter.rank is None:
-        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
+    _check(config, merge_told_words, adapter)
     number = choose_step(run, step)
     params = read_params(run, number, base=base)
     if base is None and config.model.path is not None:
@@ -119,25 +113,33 @@ def export(
     if "budget" in params:
         module = hf.BudgetModule(config.conditioning, config.budget.max)
     shape, style = _shape(config, base, params), trained_style(config)
-    words = told_in(config, style)
-    about = Exported(run, number, config, style, words, base, merge_told_words)
     if adapter == "peft":
         return peft.save_adapter(
             out, params, config=shape, settings=config.adapter, module=module, base=base
         )
-    params = adapters.merge(params)
+    words = told_in(config, style)
+    about = Exported(run, number, config, style, words, base, merge_told_words)
     return policy_folder.save_policy(
         out,
-        params,
+        adapters.merge(params),
         config=shape,
-        module=module,
+        budget=policy_folder.BudgetInput(module, words or None, config.budget.levels),
         source=base,
         tokenizer=written,
         dtype=dtype,
-        budget_words=words or None,
-        levels=config.budget.levels,
         explained=_explained(config, tokenizer, shape, about),
     )
+
+
+def _check(config: Config, merge_told_words: bool, adapter: Literal["merged", "peft"]) -> None:
+    """Refuses what the run's policy can't be exported as."""
+    if merge_told_words and config.conditioning.told != "words":
+        raise UserError(
+            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
+            ", which a chat template can't do; leave it out"
+        )
+    if adapter == "peft" and config.adapter.rank is None:
+        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
 
 
 def trained_style(config: Config) -> PromptFormat:

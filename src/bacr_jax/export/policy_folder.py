@@ -28,6 +28,21 @@ CUSTOM_GENERATE = "custom_generate/generate.py"
 
 
 @dataclass(frozen=True)
+class BudgetInput:
+    """How a budget reaches a policy, for config.json.
+
+    Attributes:
+      module: how the budget module is used; there if and only if the parameters have one.
+      words: sentence that tells the budget; None: none does.
+      levels: names of budgets, with their tokens.
+    """
+
+    module: BudgetModule | None = None
+    words: str | None = None
+    levels: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
 class Explained:
     """What makes a folder say by itself how it is asked.
 
@@ -79,16 +94,14 @@ def save_policy(
     params: Params,
     *,
     config: Qwen2Config,
-    module: BudgetModule | None = None,
+    budget: BudgetInput | None = None,
     source: str | Path | None = None,
     tokenizer: Any = None,
     dtype: str | None = None,
-    levels: Mapping[str, int] | None = None,
     max_shard_bytes: int = 5_000_000_000,
-    budget_words: str | None = None,
     explained: Explained | None = None,
 ) -> list[str]:
-    """Writes a folder that transformers loads.
+    """Writes a folder that transformers loads; returns the names of its files.
 
     Without a budget module it is a plain Qwen2 folder. With one, `budget.safetensors` and a PyTorch
     modelling file stand beside the same weights, and `AutoModelForCausalLM.from_pretrained(out,
@@ -97,25 +110,18 @@ def save_policy(
 
     Args:
       out: a folder that does not exist yet.
-      module: how the budget module is used; needed if and only if params has one.
       source: folder the model came from; its config.json is kept where it still holds, and
         tokenizer files and generation settings travel along.
       tokenizer: another folder with tokenizer files, or a transformers tokenizer; None: the
         source's files.
       dtype: float32, bfloat16 or float16; None: the source's type if that stores every value
         exactly, else float32.
-      levels: names of budgets, with their tokens.
       max_shard_bytes: most bytes of weights in one file.
-      budget_words: sentence that tells the policy its budget, for config.json; None: none does.
       explained: how the policy is asked; None: the folder says nothing of it.
-
-    Returns:
-      Names of the files written.
-
-    Raises:
-      UserError: the folder exists or can't be written, or the source does not belong to the model.
     """
     out, source = Path(out), None if source is None else Path(source)
+    budget = budget or BudgetInput()
+    module = budget.module
     check_free(out)
     if (module is None) != ("budget" not in params):
         raise UserError("export: a budget module and its description must be given together")
@@ -126,9 +132,7 @@ def save_policy(
         vocabulary.check_fits(words, config.vocab_size)
     backbone = names.backbone(config)
     stored = _choose_dtype(dtype, params, backbone, source)
-    described = _describe(config, stored, module, source, tokenizer, budget_words)
-    if levels:
-        described[hf_config.LEVELS] = dict(levels)
+    described = _describe(config, stored, budget, source, tokenizer)
     if explained is not None:
         described[hf_config.THINKING] = explained.thinking
     with complete_or_absent(out) as folder:
@@ -162,22 +166,27 @@ def _explain(folder: Path, explained: Explained, *, conditioned: bool) -> None:
 def _describe(
     config: Qwen2Config,
     stored: str,
-    module: BudgetModule | None,
+    budget: BudgetInput,
     source: Path | None,
     tokenizer: Any,
-    budget_words: str | None,
 ) -> dict[str, Any]:
     """What config.json says; with a transformers tokenizer also its special ids."""
     old = None
     if source is not None and (source / "config.json").exists():
         old = hf_config.read_json(source / "config.json")
     described = hf_config.to_json(
-        config, dtype=TORCH_NAME[stored], module=module, source=old, budget_words=budget_words
+        config,
+        dtype=TORCH_NAME[stored],
+        module=budget.module,
+        source=old,
+        budget_words=budget.words,
     )
     if tokenizer is not None:
         # What `generate` stops at and pads with.
         special = ("bos_token_id", "eos_token_id", "pad_token_id")
         described |= {key: getattr(tokenizer, key) for key in special}
+    if budget.levels:
+        described[hf_config.LEVELS] = dict(budget.levels)
     return described
 
 

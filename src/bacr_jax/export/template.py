@@ -50,12 +50,7 @@ def chat_template(
     With `base_template=true` it is the base's own template, which is how this package reads it.
 
     Args:
-      tokenizer: with the base's template, if the format needs one.
       words: sentence that tells the budget, `{budget}` being its number; "": none does.
-      levels: names of budgets, with their tokens.
-
-    Raises:
-      UserError: as `frame`, or the base's template is another one inside ours.
     """
     head, tail = frame(tokenizer, style)
     before, _, after = words.partition(BUDGET)

@@ -65,7 +65,6 @@ class Part:
     Attributes:
       width: positions of its trunks.
       branches: positions of a row's branches.
-      rows: its rows, empty ones included.
       index: rows of the batch that it holds.
     """
 
@@ -156,10 +155,9 @@ def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
     by_length = np.lexsort((np.arange(len(lengths)), -lengths))
 
     def order(windows: int) -> np.ndarray:
-        parts = [part[np.argsort(-branches[part], kind="stable")] for part in windowed(windows)]
-        return np.concatenate(parts)
+        parts = np.array_split(by_length, windows)
+        return np.concatenate([part[np.argsort(-branches[part], kind="stable")] for part in parts])
 
-    windowed = lambda windows: np.array_split(by_length, windows)
     plans = [_filled(order(windows), trunks, branches, shapes) for windows in _WINDOWS]
     best = min(plans, key=lambda parts: sum(part.positions for part in parts))
     return sorted(best, key=lambda part: (part.width, part.branches))

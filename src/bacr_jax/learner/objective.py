@@ -84,7 +84,6 @@ def chunked_logprobs(
     recomputed in the backward pass.
 
     Args:
-      states: final states that predict a token each.
       allowed_tokens: ids that can be drawn; None for all.
     """
     b, t, _ = states.shape
@@ -132,9 +131,6 @@ def _answer_targets(
 
     The state that predicts answer token t stands at suffix - 1 + t of its branch. Of packed
     branches all positions are scored, and the scores of answer tokens picked from them.
-
-    Returns:
-      States and tokens, and a function from their scores [B, F] to those of the answer tokens.
     """
     b, m, a = batch.answer_logprobs.shape
     within = batch.forced[..., None] + jnp.arange(a)
@@ -248,7 +244,6 @@ def policy_terms(
 
     Args:
       before: of the policy when the batch was sampled, as the learner or the sampler computes them.
-      batch: rows, with advantages and the sampler's own log-probabilities.
     """
     mask = _joined(batch.thinking_mask, batch.answer_mask)
     ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
@@ -315,9 +310,6 @@ def objective(
 ) -> tuple[Float[Array, ""], Metrics]:
     """L = L_pi + c_v L_V - c_h H (paper Eq. 16) on part of a batch.
 
-    Args:
-      value_head: its parameters; None when the method has none.
-
     Returns:
       This part's share of the loss, and its share of each metric: both add up over micro-batches.
     """
@@ -329,9 +321,10 @@ def objective(
         before = dataclasses.replace(before, **sampler)
     policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
     mask = _joined(batch.thinking_mask, batch.answer_mask)
-    aggregate = lambda x: (
-        losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / normalizers.tokens
-    )
+
+    def aggregate(x: Float[Array, "B N"]) -> Float[Array, ""]:
+        return losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / normalizers.tokens
+
     entropy = _joined(scores.thinking_entropy, scores.answers_entropy)
     kl = jnp.float32(0.0)
     if reference is not None:

@@ -52,10 +52,11 @@ def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.Gradient
 
     def cast(state: Any, dtype: Any) -> Any:
         to = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
-        narrow = lambda node: (
-            node._replace(mu=to(node.mu), nu=to(node.nu)) if is_adam(node) else node
-        )
-        return jax.tree.map(narrow, state, is_leaf=is_adam)
+
+        def moments(node: Any) -> Any:
+            return node._replace(mu=to(node.mu), nu=to(node.nu)) if is_adam(node) else node
+
+        return jax.tree.map(moments, state, is_leaf=is_adam)
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = tx.update(grads, cast(state, jnp.float32), params)
@@ -73,11 +74,12 @@ def _labels(params: dict) -> dict:
 
 def _decayed(params: dict) -> dict:
     """Matrices decay; norms, biases, gates do not (stacked layers make a norm two-dimensional)."""
-    matrix = lambda path, _: any(
-        getattr(part, "key", "").endswith(("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b"))
-        for part in path
-    )
-    return jax.tree_util.tree_map_with_path(matrix, params)
+    ends = ("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b")
+
+    def is_matrix(path: tuple[Any, ...], _: Any) -> bool:
+        return any(getattr(part, "key", "").endswith(ends) for part in path)
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:

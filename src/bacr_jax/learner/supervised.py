@@ -89,9 +89,10 @@ def supervised_step(
 ) -> tuple[Params, Any, Float[Array, ""]]:
     """One AdamW step; trained parameters and optimizer state are donated, `frozen` ones are not."""
     tokens, loss_mask = _filled((tokens, loss_mask), spec.mesh)
-    loss_of = lambda params: supervised_loss(
-        {**(frozen or {}), **params}, tokens, loss_mask, spec=spec
-    )
+
+    def loss_of(params: Params) -> Float[Array, ""]:
+        return supervised_loss({**(frozen or {}), **params}, tokens, loss_mask, spec=spec)
+
     loss, grads = jax.value_and_grad(loss_of)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     updates = jax.tree.map(lambda u: -learning_rate * u, updates)

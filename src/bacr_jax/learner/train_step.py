@@ -40,8 +40,6 @@ class TrainState:
     Attributes:
       policy: policy parameters that are trained, fp32 masters.
       head: value head parameters; None when the method has none.
-      policy_opt: optimizer state of the policy.
-      head_opt: optimizer state of the value head.
       updates: policy updates done.
       skipped: updates skipped because a gradient was not finite.
       skipped_in_a_row: those since the last one whose gradient was finite.
@@ -83,7 +81,6 @@ class Gradients:
       policy: gradients of the policy, fp32.
       head: gradients of the value head; None without one. With several data-parallel copies
         (mesh.data) both are each copy's own, with a leading axis of copies.
-      metrics: shares of every metric.
     """
 
     policy: Params

@@ -61,10 +61,6 @@ class Updates:
     """The learner's part of an iteration.
 
     Attributes:
-      spec: what fixes the compiled forms.
-      config: minibatches and micro-batches.
-      policy_tx: optimizer of the policy.
-      head_tx: optimizer of the value head.
       allowed_tokens: ids the sampler may draw.
     """
 
@@ -90,9 +86,6 @@ class Updates:
           reference: all parameters of the reference policy, for a KL term.
           frozen: parameters of the policy that are not trained.
           update_policy: False moves only the value head.
-
-        Returns:
-          The new state, and metrics (`averaged`).
         """
         parts = self._minibatches(batch)
         split = self._by_rows if self.config.micro_batch_tokens is None else self._by_tokens
@@ -130,8 +123,6 @@ class Updates:
         Args:
           state: not donated.
           batch: of the shapes to come; what is in it does not matter.
-          reference: all parameters of the reference policy, for a KL term.
-          frozen: parameters of the policy that are not trained.
           on_program: called with (programs done, programs in all) before each and after the last;
             raises to leave the rest.
         """

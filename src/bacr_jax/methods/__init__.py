@@ -6,21 +6,13 @@ finds it by name, `grpo_family` is what several share.
 """
 
 from bacr_jax.methods.method import (
-    Advantages,
-    DynamicSampling,
-    GroupBatch,
-    Method,
-    Published,
-    RejectionSFT,
+    Advantages as Advantages,
+    DynamicSampling as DynamicSampling,
+    GroupBatch as GroupBatch,
+    Method as Method,
+    Published as Published,
+    RejectionSFT as RejectionSFT,
 )
-from bacr_jax.methods.registry import load_method
-
-__all__ = [
-    "Advantages",
-    "DynamicSampling",
-    "GroupBatch",
-    "Method",
-    "Published",
-    "RejectionSFT",
-    "load_method",
-]
+from bacr_jax.methods.registry import (
+    load_method as load_method,
+)

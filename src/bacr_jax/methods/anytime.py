@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int, Num
 from bacr_jax import rewards as cutting
 from bacr_jax.advantages import to_go
 from bacr_jax.config import Config
-from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
@@ -57,15 +56,8 @@ def brpo_prior(
 
         base: all on the largest.   uniform: 1/M.   linear: P_j ~ b_j
 
-    Args:
-      kind: which prior.
-      budgets: increasing budgets, in tokens.
-
     Returns:
       P, summing to 1.
-
-    Raises:
-      UserError: an unknown name.
     """
     chex.assert_rank(budgets, 1)
     budgets = budgets.astype(jnp.float32)
@@ -75,7 +67,7 @@ def brpo_prior(
         return jnp.full_like(budgets, 1.0 / budgets.shape[0])
     if kind == "linear":
         return budgets / jnp.sum(budgets)
-    raise UserError(f"brpo prior: found {kind!r}; write base, uniform or linear")
+    raise ValueError(f"no prior {kind!r}; there are base, uniform and linear")
 
 
 def brpo_advantage(
@@ -98,17 +90,12 @@ def brpo_advantage(
 
     Args:
       r: outcomes, averaged over the answers of each (trace, budget), in [0, 1].
-      prior: P (`brpo_prior`).
       decay: d.
-      mode: both baselines mixed, one of them alone, or none.
       loo: leave the trace itself out of V2, which removes the gradient shrinkage by
         1 - (M-s)/(M G); False is the published form.
 
     Returns:
       One advantage per segment. No division by a deviation.
-
-    Raises:
-      UserError: an unknown mode.
     """
     chex.assert_rank([r, prior], [3, 1])
     chex.assert_axis_dimension(r, 2, prior.shape[0])
@@ -133,7 +120,7 @@ def brpo_advantage(
         return returns - v2
     if mode == "none":
         return returns
-    raise UserError(f"brpo mode: found {mode!r}; write brpo, v1, v2 or none")
+    raise ValueError(f"no mode {mode!r}; there are brpo, v1, v2 and none")
 
 
 def _group_value(returns: PerCut, *, loo: bool) -> PerCut:

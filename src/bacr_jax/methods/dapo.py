@@ -38,13 +38,9 @@ def overlong_penalty(
         0 up to L_max - L_c tokens, then linearly down to -factor at L_max, -factor beyond
 
     Args:
-      lengths: response lengths in tokens.
       max_length: L_max, in tokens.
       buffer: L_c, in tokens (4096 of 20480 in the publication).
       factor: largest punishment.
-
-    Returns:
-      Penalty in [-factor, 0].
     """
     excess = (lengths - (max_length - buffer)) / buffer
     return -factor * jnp.clip(excess, 0.0, 1.0)
@@ -55,12 +51,6 @@ def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
 
     Outcomes are those before any length penalty. Groups of one are kept, there being nothing to
     compare.
-
-    Args:
-      correct: outcomes of the G traces.
-
-    Returns:
-      True where the outcomes differ.
     """
     chex.assert_rank(correct, 2)
     if correct.shape[1] == 1:

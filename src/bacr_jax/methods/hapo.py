@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.errors import UserError
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
@@ -44,11 +43,7 @@ PUBLISHED = {
 
 
 def no_history(num_problems: int) -> Int[Array, "n"]:
-    """History before training: no question has a correct response.
-
-    Returns:
-      NO_HISTORY for each, int32.
-    """
+    """History before training: no question has a correct response."""
     return jnp.full(num_problems, NO_HISTORY, jnp.int32)
 
 
@@ -73,16 +68,8 @@ def length_reward(
 
     Args:
       history: shortest correct length per question in tokens, broadcast against the rollouts.
-      lengths: response lengths in tokens.
-      correct: 0/1 or boolean.
       floor: least reward of a correct response.
       tolerance: width of the linear form's flat part, as a fraction of the history.
-
-    Returns:
-      Length reward in [-1, 1].
-
-    Raises:
-      UserError: an unknown kind.
     """
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     x = lengths.astype(jnp.float32) / jnp.maximum(history, 1).astype(jnp.float32)
@@ -94,7 +81,7 @@ def length_reward(
         when_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, over))
         reward = jnp.where(right, when_right, jnp.maximum(-1.0, over))
     else:
-        raise UserError(f"hapo kind: found {kind!r}; write cosine or linear")
+        raise ValueError(f"no kind {kind!r}; there are cosine and linear")
     return jnp.where(history == NO_HISTORY, 0.0, reward)
 
 
@@ -112,12 +99,6 @@ def total_reward(
 
     Args:
       history: shortest correct length per question, from before this batch.
-      lengths: response lengths in tokens.
-      correct: 0/1 or boolean.
-      weight: weight of the length reward.
-      floor: least length reward of a correct response.
-      kind: shape of the length reward.
-      tolerance: see `length_reward`.
 
     Returns:
       Reward in [-weight, 1 + weight].
@@ -133,12 +114,6 @@ def update_history(
     correct: Shaped[Array, "Q G"],
 ) -> Int[Array, "n"]:
     """History after a batch: the minimum with the batch's shortest correct lengths.
-
-    Args:
-      history: shortest correct length of each training question.
-      problem: index of each question of the batch; repeats are fine.
-      lengths: response lengths in tokens.
-      correct: 0/1 or boolean.
 
     Returns:
       The new history; it never grows.

@@ -50,11 +50,7 @@ def load_method(config: Config) -> Method:
 
 
 def declares_budget(config: Config) -> bool:
-    """Whether responses under the config's method open with a budget; its loss does not matter.
-
-    Raises:
-      UserError: as `load_method`; a method that trains nothing declares none.
-    """
+    """Whether responses under the config's method open with a budget; its loss does not matter."""
     return config.method not in EVALUATION_ONLY and make_method(config).declares_budget
 
 
@@ -81,11 +77,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def make_method(config: Config) -> Method:
-    """What the method's own `make` gives, whether or not the config redefines it.
-
-    Raises:
-      UserError: there is no such method, or it gives something else.
-    """
+    """What the method's own `make` gives, whether or not the config redefines it."""
     name = config.method
     if name in EVALUATION_ONLY:
         raise UserError(EVALUATION_ONLY[name])
@@ -130,11 +122,7 @@ def _name_problems(name: str) -> Iterator[str]:
 
 
 def _module(name: str) -> Any:
-    """The module of a method.
-
-    Raises:
-      UserError: it can't be found or imported.
-    """
+    """The module of a method."""
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():

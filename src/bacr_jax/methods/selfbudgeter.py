@@ -46,11 +46,7 @@ def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) ->
     """Tolerance of the declared budget, tightened linearly over training.
 
     Args:
-      fraction: share of training done, in [0, 1].
       start: tolerance at 0, as a fraction of the declared budget.
-
-    Returns:
-      alpha.
     """
     return jnp.asarray(start + (end - start) * jnp.clip(fraction, 0.0, 1.0), jnp.float32)
 
@@ -78,9 +74,6 @@ def budget_match_reward(
       alpha: tolerance as a fraction of b (`alpha_schedule`).
       best: length that earns `high`, in tokens.
       low: reward at and beyond the far end.
-
-    Returns:
-      Reward between `low` and `high`.
     """
     budgets = jnp.maximum(budgets, 1).astype(jnp.float32)
     # Lengths exactly at the tolerance count as inside; 1e-6 absorbs the rounding of alpha * b.
@@ -108,16 +101,9 @@ def declared_budget_reward(
     values are not published in full: treat them as settings.
 
     Args:
-      well_formed: the response could be parsed, 0/1 or boolean.
-      correct: 0/1 or boolean.
-      lengths: solution lengths in tokens.
       budgets: budgets that the responses declared, in tokens; anything where malformed.
       limits: length of the base model's response to the question if it was correct, else inf.
       alpha: tolerance (`alpha_schedule`).
-      settings: ranges (low, high) of correct and of wrong responses, and penalties.
-
-    Returns:
-      Reward, float32.
     """
     chex.assert_equal_shape([well_formed, correct, lengths, budgets, limits])
     b = budgets.astype(jnp.float32)
@@ -134,9 +120,6 @@ def declared_budget_reward(
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
     """The budget that a response opens with, and the number of tokens spent on saying so.
-
-    Args:
-      pieces: text of each sampled token.
 
     Returns:
       Budget and tokens; (0, 0) where the response does not open with a positive whole number and

@@ -78,8 +78,8 @@ def scaled(params: Params) -> Params | None:
     if "adapter" not in params:
         return None
     scale = params["adapter_scale"]
-    by = lambda name, leaf: leaf * scale if name.endswith("_b") else leaf
-    return {name: by(name, leaf) for name, leaf in params["adapter"].items()}
+    leaves = params["adapter"].items()
+    return {name: leaf * scale if name.endswith("_b") else leaf for name, leaf in leaves}
 
 
 def merged_kernel(kernel: Any, adapter: Params, name: str) -> Any:
@@ -98,11 +98,11 @@ def merged_layer(layer: Params, adapter: Params | None) -> Params:
     """A layer's parameters (or those of stacked layers) with the adapters in its matrices."""
     if adapter is None:
         return layer
-    of = lambda name: name.removesuffix("_kernel")
-    return {
-        name: merged_kernel(leaf, adapter, of(name)) if name.endswith("_kernel") else leaf
-        for name, leaf in layer.items()
-    }
+    merged = dict(layer)
+    for name in layer:
+        if name.endswith("_kernel"):
+            merged[name] = merged_kernel(layer[name], adapter, name.removesuffix("_kernel"))
+    return merged
 
 
 def merge(params: Params) -> Params:

@@ -55,7 +55,6 @@ def partial_attention(
     both products are plain batched matrix products.
 
     Args:
-      q: queries, any float type.
       mask: True where a query may see a key.
 
     Returns:
@@ -82,12 +81,7 @@ def cached_attention(
     nothing.
 
     Args:
-      q: queries, any float type.
-      mask: True where a query may see a key.
       transposed: keys are held [B, K, H, S].
-
-    Returns:
-      As `partial_attention`.
     """
     weigh = functools.partial(products.times, dtype=jnp.float32)
     score = weigh if transposed else products.times_transposed
@@ -238,7 +232,6 @@ def branch_mask(
     """Keys that each branch token sees: of the trunk up to its context, of its branch up to itself.
 
     Args:
-      context: trunk tokens visible to each branch.
       branch_of: branch of each packed position; None: branches of equal length.
       count: positions F of the branches.
     """

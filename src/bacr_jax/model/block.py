@@ -24,6 +24,8 @@ Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 # Cosines and sines of the tokens' positions.
 Rotary = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
 
+_NORMAL, _ZEROS, _ONES = nn.initializers.normal(0.02), nn.initializers.zeros, nn.initializers.ones
+
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
     """Root-mean-square norm, x / rms(x) * scale.
@@ -93,11 +95,18 @@ def joined_product(
     return [part.reshape(*y.shape[:-1], width) for part, width in zip(parts, widths)]
 
 
+def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Array:
+    """A product of y with that of its low-rank adapter, if it has one."""
+    if adapter is None or f"{name}_a" not in adapter:
+        return out
+    down, up = (adapter[f"{name}_{part}"].astype(y.dtype) for part in "ab")
+    return out + matmul(matmul(y, down), up)
+
+
 class Block(nn.Module):
     """A decoder layer: grouped-query attention and a gated MLP, each on a normed residual stream.
 
     Attributes:
-      config: the model's shape.
       dtype: compute type; parameters are cast to it where they are used.
     """
 
@@ -113,37 +122,24 @@ class Block(nn.Module):
         condition: Callable[[Array], Array] | None = None,
         adapter: Params | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """One layer.
+        """The residual stream after the layer, and what `attend` returned beside its output.
 
         Args:
           attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
-          condition: adds the gated budget embedding to the residual stream after the layer; None:
-            plain Qwen2.5.
+          condition: adds the gated budget embedding after the layer; None: plain Qwen2.5.
           adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None: none.
-
-        Returns:
-          The residual stream after the layer, and what `attend` returned beside its output.
         """
-        c = self.config
-        d, h = c.hidden_size, c.head_dim
-        normal, zeros, ones = (
-            nn.initializers.normal(0.02),
-            nn.initializers.zeros,
-            nn.initializers.ones,
-        )
+        c, d, h = self.config, self.config.hidden_size, self.config.head_dim
 
         def weight(name: str, init: Any, *shape: int) -> Array:
             return self.param(name, init, shape, jnp.float32).astype(self.dtype)
 
         def product(y: Array, name: str, width: int) -> Array:
-            out = matmul(y, weight(f"{name}_kernel", normal, y.shape[-1], width))
-            if adapter is None or f"{name}_a" not in adapter:
-                return out
-            down, up = (adapter[f"{name}_{part}"].astype(self.dtype) for part in "ab")
-            return out + matmul(matmul(y, down), up)
+            out = matmul(y, weight(f"{name}_kernel", _NORMAL, y.shape[-1], width))
+            return add_low_rank(out, y, adapter, name)
 
         def project(y: Array, name: str, heads: int) -> Array:
-            out = product(y, name, heads * h) + weight(f"{name}_bias", zeros, heads * h)
+            out = product(y, name, heads * h) + weight(f"{name}_bias", _ZEROS, heads * h)
             return out.reshape(*y.shape[:-1], heads, h)
 
         def joined(y: Array, name: str, *widths: int) -> list[Array]:
@@ -153,7 +149,7 @@ class Block(nn.Module):
             return joined_product(y, kernel.astype(self.dtype), bias, widths)
 
         is_joined = self.has_variable("params", "qkv_kernel")
-        y = rms_norm(x, weight("attention_norm", ones, d), c.rms_norm_eps)
+        y = rms_norm(x, weight("attention_norm", _ONES, d), c.rms_norm_eps)
         if is_joined:
             widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)
             q, k, v = (x.reshape(*x.shape[:-1], -1, h) for x in joined(y, "qkv", *widths))
@@ -165,14 +161,13 @@ class Block(nn.Module):
         k = checkpoint_name(rotate(k, rotary), "key")
         v = checkpoint_name(v, "value")
         mixed, extra = attend(q, k, v)
-        mixed = mixed.reshape(*mixed.shape[:-2], c.num_heads * h)
-        x = checkpoint_name(x + product(mixed, "o", d), "middle")
-        y = rms_norm(x, weight("mlp_norm", ones, d), c.rms_norm_eps)
+        mixed = product(mixed.reshape(*mixed.shape[:-2], c.num_heads * h), "o", d)
+        x = checkpoint_name(x + mixed, "middle")
+        y = rms_norm(x, weight("mlp_norm", _ONES, d), c.rms_norm_eps)
         if is_joined:
             gate, up = joined(y, "gate_up", c.intermediate_size, c.intermediate_size)
         else:
-            gate = product(y, "gate", c.intermediate_size)
-            up = product(y, "up", c.intermediate_size)
+            gate, up = (product(y, name, c.intermediate_size) for name in ("gate", "up"))
         gate, up = checkpoint_name(gate, "gate"), checkpoint_name(up, "up")
         x = x + product(nn.silu(gate) * up, "down", d)
         if condition is not None:

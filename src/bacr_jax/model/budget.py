@@ -54,7 +54,6 @@ class BudgetEmbedding(nn.Module):
       width: D, the model's hidden size.
       copies: independent embeddings, one per layer; None for a single shared one.
       scale: input scale of the sinusoids.
-      b_max: largest budget.
     """
 
     width: int

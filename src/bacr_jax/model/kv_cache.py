@@ -27,7 +27,6 @@ class LayerCache:
 
     Attributes:
       k: keys, already rotated.
-      v: values.
       transposed: keys are held [B, K, H, S].
     """
 
@@ -46,11 +45,7 @@ class DecodeParams:
     """Parameters laid out for decoding: cast to the compute type, one entry per layer.
 
     Attributes:
-      embed: embedding.
-      layers: parameters of each block.
       gates: w_g of each layer; None without conditioning.
-      final_norm: scale of the last norm.
-      head: output matrix.
       adapters: scaled low-rank adapters of each block; None where there are none beside it.
     """
 
@@ -101,7 +96,6 @@ def decode_params(
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
 
     Args:
-      conditioned: whether the budget's gates are wanted.
       shards: tensor shards of the copy; see `join_products`, which stacked layers go through.
     """
     layers, adapter = params["layers"], scaled(params)
@@ -113,8 +107,8 @@ def decode_params(
     if apart:
         made = tuple(cast(layer) for layer in layers)
     else:
-        merged = lambda i: cast(merged_layer(slice_of(layers, i), slice_of(adapter, i)))
-        made = tuple(join_products(merged(i), shards) for i in each)
+        merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
+        made = tuple(join_products(cast(layer), shards) for layer in merged)
     beside = None
     if apart and adapter is not None:
         beside = tuple(cast(slice_of(adapter, i)) for i in each)
@@ -138,8 +132,10 @@ def empty(
     """A zeroed cache for `rows` sequences of up to `length` tokens."""
     shape = (rows, config.num_kv_heads, length, config.head_dim)
     keys = (*shape[:2], *shape[:1:-1]) if transposed else shape
-    make = lambda: LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), transposed)
-    return tuple(make() for _ in range(config.num_layers))
+    return tuple(
+        LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), transposed)
+        for _ in range(config.num_layers)
+    )
 
 
 def make(

@@ -79,7 +79,6 @@ def logprob_and_entropy(
 
     Args:
       scores: finite; an id that can't be drawn has a score so low that its probability is 0.
-      ids: chosen id of each row.
 
     Returns:
       Log-probabilities and entropies in nats, fp32.
@@ -169,10 +168,6 @@ def token_energies(
     chunk: int = 512,
 ) -> Float[Array, "R"]:
     """Squared norm of each token's score in its logits: 1 - 2 p(target) + sum_v p(v)^2.
-
-    Args:
-      hidden: final states of the rows that predict a token.
-      temperature: divides the logits, as in the sampler.
 
     Returns:
       Numbers in [0, 2], fp32; 0 where the token was certain.

@@ -51,8 +51,6 @@ def times(
     """The product x y.
 
     Args:
-      x: any float type.
-      y: leading axes as those of x.
       dtype: of the result; None: the operands'.
     """
     if _is_fp32(x, y):
@@ -77,15 +75,7 @@ _times_transposed.defvjp(
 def times_transposed(
     x: Float[Array, "*B R D"], y: Float[Array, "*B E D"]
 ) -> Float[Array, "*B R E"]:
-    """The product x y^T, summed in fp32.
-
-    Args:
-      x: any float type.
-      y: leading axes as those of x.
-
-    Returns:
-      The product, fp32.
-    """
+    """The product x y^T, summed in fp32."""
     if _is_fp32(x, y):
         return _times_transposed(x, y)
     return jnp.einsum(_TRANSPOSED, x, y, preferred_element_type=jnp.float32)

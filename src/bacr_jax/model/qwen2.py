@@ -52,10 +52,6 @@ def init(
 
     Args:
       conditioning: adds a budget module when given.
-      b_max: largest budget, for the scaled inputs of the embedding.
-
-    Returns:
-      The pytree described at the top of this module.
     """
     embed_key, layers_key, head_key, budget_key = jax.random.split(key, 4)
     normal = nn.initializers.normal(0.02)
@@ -208,7 +204,6 @@ def forward(
     Args:
       positions: rotary positions; 0, 1, 2 ... by default.
       real: tokens that may be attended to; all by default.
-      conditioned: the rows' budgets; None for the plain model.
 
     Returns:
       Final-norm states; `logits` turns them into scores. States of padding are meaningless.

@@ -65,11 +65,7 @@ PRESETS: dict[str, Qwen2Config] = {
 
 
 def preset(name: str, **changes: object) -> Qwen2Config:
-    """The published shape called `name`, with fields replaced by `changes`.
-
-    Raises:
-      UserError: no such preset.
-    """
+    """The published shape called `name`, with fields replaced by `changes`."""
     if name not in PRESETS:
         raise UserError(f"model.preset: no shape {name!r}; write one of {', '.join(PRESETS)}")
     return dataclasses.replace(PRESETS[name], **changes)  # type: ignore[arg-type]

@@ -19,9 +19,6 @@ class ValueHead(nn.Module):
 
     The output is not squashed: dense rewards range from -lambda to 1 + lambda. The last layer
     starts at zero, so the first values are its bias.
-
-    Attributes:
-      hidden_size: width of the hidden layer.
     """
 
     hidden_size: int = 1024
@@ -83,9 +80,11 @@ def value_features(
       kind: which budgets the head reads.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
-    code = lambda x: sinusoids(x.reshape(-1), width=32, scale="log", b_max=b_max).reshape(
-        *x.shape, -1
-    )
+
+    def code(x: Int[Array, "B M"]) -> Float[Array, "B M F"]:
+        flat = sinusoids(x.reshape(-1), width=32, scale="log", b_max=b_max)
+        return flat.reshape(*x.shape, -1)
+
     parts = [jnp.broadcast_to(h_q[:, None], (*cuts.shape, h_q.shape[-1]))]
     parts += [] if phi is None else [phi]
     parts += [code(phi_budgets(budgets, cuts, kind=kind))]

@@ -264,12 +264,7 @@ def load_sets(
     No device is touched.
 
     Args:
-      tokenizer: a fast Hugging Face tokenizer.
       train: near-duplicates of its questions are marked; None: none are looked for.
-      style: prompt format; the one that methods share by default.
-
-    Raises:
-      UserError: unknown data, or nothing usable in it.
     """
 
     def load(spec: str) -> QuestionSet:
@@ -345,13 +340,7 @@ def build_environment(
     """Loads questions, encodes prompts and compiles stop strings.
 
     Args:
-      tokenizer: a fast Hugging Face tokenizer.
-      vocab_size: rows of the model's embedding.
-      style: prompt format; the one that methods share by default.
       sets: evaluation sets, if only these are wanted: no training question is loaded then.
-
-    Raises:
-      UserError: unknown data, or nothing usable in it.
     """
     style = style or formats.format_for(config)
     procedural = config.data.train == "ledger"

@@ -235,9 +235,6 @@ def encode_prompts(
     """Tokenises questions in their format.
 
     Args:
-      tokenizer: a fast Hugging Face tokenizer.
-      questions: texts; blanks around them are taken away.
-      max_tokens: longest prompt kept.
       width: width P of the rows; the longest prompt kept if None.
       around: text before and after each question; the format's own if None (`frame`).
       more: tokens that each prompt will get later on, which count as its own.

@@ -185,7 +185,6 @@ def compile_stop_strings(
     """Compiles stop strings against a tokenizer; equal calls share one table.
 
     Args:
-      tokenizer: a fast Hugging Face tokenizer.
       strings: the first to end wins, the longest if several end there.
       vocab_size: rows of the model's embedding, at least as many as the tokenizer has ids. Ids
         beyond the tokenizer are never sampled; they lead back to the start.

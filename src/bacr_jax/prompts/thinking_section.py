@@ -32,10 +32,6 @@ SETTINGS = {
 def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> dict[str, Any]:
     """The section `thinking` of a policy.
 
-    Args:
-      tokenizer: a fast Hugging Face tokenizer.
-      rows: of its embedding.
-
     Returns:
       prompt_format: every string round question, thinking and answer. closing_ids: forced after
       thinking that was cut or left open; answer_ids: after thinking that closed itself. end_ids end

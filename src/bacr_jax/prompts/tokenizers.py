@@ -19,9 +19,6 @@ def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
 
     Args:
       where: key or option that named it, for messages.
-
-    Raises:
-      UserError: no such folder, or no tokenizer that can be read in it.
     """
     if folder is None or not Path(folder).is_dir():
         raise UserError(f"{where}: no folder {str(folder)!r}; write a Hugging Face folder")
@@ -102,7 +99,6 @@ def answer_text(
     """Text of an answer with the tag that the suffix opened, ready to be graded.
 
     Args:
-      ids: sampled answer tokens, without the suffix.
       opened: what the suffix ended with (`PromptFormat.answer_open`).
       closed: what ends the answer (`PromptFormat.answer_close`).
 

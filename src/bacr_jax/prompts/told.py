@@ -57,7 +57,6 @@ class ToldPrompts:
       opened: each question's prompt up to the number, as numpy arrays.
       closing: ids after the number.
       digits: tokens of the longest number planned for, so that all budgets have one width.
-      tokenizer: writes the numbers.
     """
 
     opened: Prompts
@@ -127,13 +126,9 @@ def told_prompts(
     """Tokenises questions in their format, up to the number of a budget.
 
     Args:
-      tokenizer: a fast Hugging Face tokenizer.
       words: the sentence (`budget_words`).
       largest: largest budget to come, in tokens.
       max_tokens: longest prompt kept, with the number of the largest budget in it.
-
-    Returns:
-      Prompts of the questions kept, and the indices of those left out.
 
     Raises:
       UserError: as `encode_prompts`, or the number can't be told apart from the text beside it.

@@ -90,15 +90,10 @@ def load_table(
 
     Args:
       name: a key of `LAYOUTS`, or one of `TABLES`.
-      path: see `tables.read_rows`.
 
     Returns:
       The set. Answers are as `parse_reference` reads them, or as they stand in their column
       (data.answers=verbatim).
-
-    Raises:
-      UserError: nothing readable there, a missing column, no usable row, or groups that can't be
-        made.
     """
     where = f"{name}:{path}"
     if not path:

@@ -39,9 +39,6 @@ def without_missing(
 
     Returns:
       The config, and a line for each set that is left out.
-
-    Raises:
-      UserError: no set is there, or one that the run needs is not.
     """
     if config.data.eval_missing == "refuse":
         return config, ()

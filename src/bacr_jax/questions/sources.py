@@ -11,7 +11,6 @@ class Source:
 
     Attributes:
       hub: `hf://` place of the dataset.
-      licence: under which it is published, and by whom.
       folders: names that a folder with a copy of it goes by.
       fingerprints: `fingerprint` of a split's usable questions; a split that is not named has no
         known one.

@@ -68,7 +68,6 @@ def find(path: str, *, base: str, where: str) -> Path:
     """The file or folder of a set; what the hub has and its cache has not is downloaded.
 
     Args:
-      path: as `read_rows` takes it; a relative one starts from `base`.
       where: the set in the user's words, for messages.
 
     Raises:

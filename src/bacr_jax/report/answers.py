@@ -32,7 +32,6 @@ def in_plain_text(answers: Sequence[Answer], say: Callable[[str], Any], *, strea
     """Writes answers below each other.
 
     Args:
-      answers: to one question, one per budget.
       say: writes text, without a line end of its own.
       streamed: the thinking of the only answer is written already.
     """
@@ -61,12 +60,7 @@ class LiveColumns:
     """Budgets side by side on a terminal, filled while their tokens come; a context manager."""
 
     def __init__(self, console: Console, budgets: Sequence[int | None]):
-        """Empty columns.
-
-        Args:
-          console: of the terminal.
-          budgets: one per row of the rollout.
-        """
+        """Empty columns."""
         self._columns = [(budget_name(budget), "", "", "") for budget in budgets]
         # Redrawn when something came: a thread of its own would draw while JAX computes.
         self._live = Live(console=console, auto_refresh=False)

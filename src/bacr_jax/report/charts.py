@@ -92,10 +92,7 @@ class Chart:
     """Axes with curves.
 
     Attributes:
-      title: above it.
       series: curves, the last one on top.
-      x: horizontal axis.
-      y: vertical axis.
       diagonal: a line where both axes have the same value.
       marks: behind the curves.
       note: below it.

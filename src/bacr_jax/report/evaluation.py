@@ -85,7 +85,6 @@ def dense_table(name: str, dense: Dense, told: Summary) -> Table:
     """A row per decoding and cut, beside the accuracy of the policy that is told that budget.
 
     Args:
-      name: of the set.
       dense: curves by decoding.
       told: the curve over told budgets.
     """
@@ -291,11 +290,7 @@ def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """Every table of an evaluation.
-
-    Args:
-      results: what results.json holds.
-    """
+    """Every table of an evaluation."""
     made, titles = [], set_titles(results["sets"])
     for name, result in results["sets"].items():
         title = titles[name]
@@ -319,10 +314,6 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
 
 def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Table]:
     """Writes results.md, results.tex and a picture per set.
-
-    Args:
-      folder: of the evaluation.
-      results: what results.json holds.
 
     Returns:
       The tables, for a terminal.

@@ -18,10 +18,8 @@ def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) ->
     """Accuracy by budget and by tokens used, for each decoding.
 
     Args:
-      path: PNG to write.
       policies: summaries by name, in the order of the legend; the first of several is drawn in
         grey.
-      title: above the picture.
     """
     return png.attempt(path, title, _accuracies, policies)
 
@@ -69,10 +67,6 @@ def draw_run(folder: Path, method: str) -> dict[str, Path]:
     Args:
       folder: the run folder; gets training.png, budgets.png, and for every set accuracy_SET.png
         and, with more than two evaluations, evaluation_SET.png.
-      method: name of the method, for titles.
-
-    Returns:
-      Pictures by their names, without the ending.
     """
     paths = RunPaths(folder)
     records, evaluations = read_lines(paths.metrics), read_lines(paths.evaluations)

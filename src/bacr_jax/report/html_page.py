@@ -37,10 +37,6 @@ def security(style: str, script: str = "") -> dict[str, Any]:
 
     The Content-Security-Policy allows this style and this script alone, by their digests, and
     pictures that are part of the page: nothing can be loaded, and no text of a model can run.
-
-    Args:
-      style: a style sheet.
-      script: JavaScript; empty: none.
     """
     digest = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     inside = lambda text: f"\n{text}\n" if text else ""

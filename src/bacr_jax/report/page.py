@@ -200,14 +200,7 @@ def _config(run: RunData) -> list[Part]:
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """The HTML of one run, or of several beside each other.
-
-    Args:
-      runs: finished or under way, in the order of the legends.
-
-    Raises:
-      UserError: a damaged file.
-    """
+    """The HTML of one run, or of several beside each other."""
     traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
     titles = set_titles(dict.fromkeys(name for run in runs for name in run.sets))
     several = len(runs) > 1
@@ -235,14 +228,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """Writes the report of a run, and its pictures into its folder.
 
     Args:
-      folder: run folder, of a finished run or of one under way.
       out: the file; report.html in the run folder by default.
-
-    Returns:
-      The file.
-
-    Raises:
-      UserError: no run there, a damaged file in it, or the file can't be written.
     """
     path = _target(RunPaths(folder).report, out)
     run = _read([folder], [None])[0]
@@ -255,15 +241,8 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
     """Writes one page of several runs.
 
     Args:
-      folders: run folders.
       labels: what to call them; empty: as their folders.
       out: the file; comparison.html in the first run's folder by default.
-
-    Returns:
-      The file.
-
-    Raises:
-      UserError: as `write_report`; another number of labels, or a run twice.
     """
     names = labels_of(list(folders), list(labels))
     runs = _read(folders, names)

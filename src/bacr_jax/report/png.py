@@ -41,7 +41,6 @@ def figure(
     """A Matplotlib figure; nothing global, so it can be drawn anywhere.
 
     Args:
-      title: above it.
       rows: charts, as many in each row; those of a row that have the same vertical axis name it
         once.
       legend: columns of one legend below all charts; 0: in the first chart that has these curves.
@@ -89,10 +88,7 @@ def attempt(
     """Draws a picture; one that fails is a warning, since results must not depend on pictures.
 
     Args:
-      path: PNG to write.
-      title: above it.
       rows: makes its charts.
-      args: what it takes.
 
     Returns:
       Whether the picture is there.

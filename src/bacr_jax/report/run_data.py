@@ -23,12 +23,7 @@ class RunData:
 
     Attributes:
       label: what a page calls it.
-      paths: its files.
-      config: its settings.
       summary: of a finished run; else empty.
-      method: name of the method.
-      metrics: lines of metrics.jsonl.
-      evaluations: lines of eval.jsonl.
     """
 
     label: str
@@ -55,15 +50,7 @@ class RunData:
 
 
 def read_run(folder: Path, label: str | None = None) -> RunData:
-    """Reads a run folder.
-
-    Args:
-      folder: the run folder.
-      label: what to call it; the folder's name by default.
-
-    Raises:
-      UserError: no run there, or a damaged file in it.
-    """
+    """Reads a run folder."""
     paths, config = RunPaths(folder), read_config(folder)
     summary = _read_summary(paths.summary)
     evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
@@ -97,11 +84,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
-    """Records of a JSONL file that have the fields a report is made of.
-
-    Raises:
-      UserError: a record without one of them.
-    """
+    """Records of a JSONL file that have the fields a report is made of."""
     records = read_lines(path)
     for number, record in enumerate(records, 1):
         for name, kind in fields.items():
@@ -124,11 +107,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
-    """Refuses records whose sets hold something else than accuracies by decoding and budget.
-
-    Raises:
-      UserError: names the line.
-    """
+    """Refuses records whose sets hold something else than accuracies by decoding and budget."""
     for number, record in enumerate(records, 1):
         modes = [mode for of_set in record["sets"].values() for mode in _values(of_set)]
         # An empty name for what is no mapping of budgets at all.
@@ -151,12 +130,8 @@ def labels_of(folders: list[Path], given: list[str]) -> list[str]:
     """What the runs of a comparison are called.
 
     Args:
-      folders: of the runs.
       given: names for all of them, or none: then their folders' names, with as many folders above
         as it takes to tell them apart.
-
-    Raises:
-      UserError: another number of names, or a name twice.
     """
     if given and len(given) != len(folders):
         raise UserError(

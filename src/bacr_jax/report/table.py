@@ -96,11 +96,8 @@ class Table:
     """A table.
 
     Attributes:
-      title: above it.
       header: name of each column.
-      rows: as many items in each as there are columns.
       words: columns that hold words, from the left; the others hold numbers.
-      caption: below it, what the columns mean.
       sections: a terminal shows the first column as headings between the rows.
       name: of its files.
       groups: (heading, number of columns) above the header, from the left; empty: none.
@@ -304,12 +301,11 @@ def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summar
 
 def title_without(name: str, policies: Mapping[str, Summary], others: Mapping[str, Summary]) -> str:
     """`math500 without 29 near-duplicates of training questions (471 problems)`."""
-    count = lambda summaries: next(
-        entry["problems"]
-        for summary in summaries.values()
-        for budgets in summary.values()
-        for entry in budgets.values()
-    )
+
+    def count(summaries: Mapping[str, Summary]) -> int:
+        of_modes = (budgets for summary in summaries.values() for budgets in summary.values())
+        return next(entry["problems"] for budgets in of_modes for entry in budgets.values())
+
     left = count(others)
     near = f"{count(policies) - left:,} near-duplicates of training questions"
     return f"{name} without {near} ({left:,} problems)"
@@ -345,10 +341,8 @@ def comparison(
     Accuracies whose interval lies apart from the first policy's are coloured.
 
     Args:
-      title: above the table.
       policies: summaries by name, the one to compare with first.
       between: what separates accuracy and tokens.
-      caption: below the table.
     """
 
     def cell(entry: Mapping[str, Any] | None, first: Mapping[str, Any] | None) -> Text:

@@ -42,9 +42,6 @@ def read_traces(folder: Path) -> list[Trace]:
 
     Args:
       folder: `rollouts/` of a run.
-
-    Raises:
-      UserError: a damaged file.
     """
     paths = sorted(folder.glob("*.jsonl"))
     places = np.linspace(0, len(paths) - 1, min(_MOST_FILES, len(paths))).round().astype(int)
@@ -79,7 +76,6 @@ def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
     """As many as a page can show: of steps that are spread evenly, the first and last included.
 
     Args:
-      traces: of one run, in the order of their steps.
       runs: runs that share the page.
     """
     most, chars = max(_MOST_TRACES // runs, 1), _MOST_CHARS // runs
@@ -127,11 +123,7 @@ def budget_names(traces: Iterable[Trace]) -> Callable[[Trace], str]:
 
 
 def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
-    """Traces of runs with what chooses among them, as HTML; empty where there are none.
-
-    Args:
-      runs: label and traces of each.
-    """
+    """Traces of runs with what chooses among them, as HTML; empty where there are none."""
     shown = [(label, trace) for label, found in runs for trace in found]
     if not shown:
         return ""

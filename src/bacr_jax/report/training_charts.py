@@ -101,11 +101,14 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
             curves, name, f"cut {number}{' (the budget)' if number == last else ''}", shown
         )
     ]
-    groups = lambda prefix: [
-        one
-        for name, number, shown in _numbered(curves, prefix)
-        for one in _schedule(curves, name, f"group {number}", shown)
-    ]
+
+    def groups(prefix: str) -> list[Series]:
+        return [
+            one
+            for name, number, shown in _numbered(curves, prefix)
+            for one in _schedule(curves, name, f"group {number}", shown)
+        ]
+
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     tokens = Axis("tokens", low=0.0)
@@ -172,7 +175,6 @@ def machinery_charts(
     """Sampler against learner, values against rewards, and where the time goes.
 
     Args:
-      runs: one or several.
       traces: of each run by its label, for the calibration of its value head.
     """
     mismatch, pace = list[Series](), list[Series]()
@@ -245,11 +247,7 @@ def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
-    """Rewards against the values that were predicted for them, from the later half of the traces.
-
-    Args:
-      traces: of each run by its label, in the order of their steps.
-    """
+    """Rewards against the values predicted for them, from the later half of the traces."""
     series = list[Series]()
     for place, (label, rows) in enumerate(traces.items()):
         # A head that has just begun says little of the one that the run ended with.

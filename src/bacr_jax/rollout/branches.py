@@ -161,7 +161,6 @@ def open_branches(
       cuts: thinking tokens kept at each cut (larger than the thinking: all of it).
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
-      phi: budget embedding of the trunks, or of each branch.
       wanted: answers that are wanted; all by default.
     """
     chex.assert_rank([cuts, ids.row], [2, 1])
@@ -220,9 +219,9 @@ def feed_branches(
     def attend(
         caches: tuple[LayerCache, LayerCache], q: Array, k: Array, v: Array
     ) -> tuple[Array, LayerCache]:
-        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-            old, flat(new)[:, :, None], at, axis=2
-        )
+        def put(old: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(old, flat(new)[:, :, None], at, axis=2)
+
         trunk, own = caches
         own = LayerCache(put(own.k, k), put(own.v, v))
         if spec.attention == "cudnn":
@@ -325,9 +324,11 @@ def decode_branches(
 
 def branches_of(state: BranchState) -> Branches:
     """What was sampled; cuts that share a source get its text and counters."""
-    share = lambda x: jnp.take_along_axis(
-        x, state.source.reshape(*state.source.shape, *(1,) * (x.ndim - 2)), axis=1
-    )
+
+    def share(x: Array) -> Array:
+        source = state.source.reshape(*state.source.shape, *(1,) * (x.ndim - 2))
+        return jnp.take_along_axis(x, source, axis=1)
+
     return Branches(
         tokens=share(state.tokens),
         context=share(state.context),

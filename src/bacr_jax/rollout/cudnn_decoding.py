@@ -56,7 +56,6 @@ def attend_rows(
     """Attention of one token per row over the first keys of its own cache.
 
     Args:
-      q: queries, 16-bit.
       cache: keys and values of the layer, the token's own among them.
       lengths: keys that each row may see, at least 1.
     """
@@ -73,7 +72,6 @@ def partial_rows(
     """Attention of a row's M branches over its trunk, each up to its own cut; one pass per branch.
 
     Args:
-      q: a query of each branch, 16-bit.
       lengths: keys that each branch may see, at least 1.
 
     Returns:
@@ -88,11 +86,7 @@ def partial_rows(
 
 
 def check_kernel(spec: RolloutSpec, length: int) -> None:
-    """Compiles the attention of one layer, where the rollout asks for cuDNN's.
-
-    Raises:
-      UserError: cuDNN is not there, is too old, or has no kernel for these shapes on this device.
-    """
+    """Compiles the attention of one layer, where the rollout asks for cuDNN's."""
     if spec.attention != "cudnn":
         return
     tensor = 1 if spec.mesh is None else spec.mesh.shape["tensor"]

@@ -57,7 +57,6 @@ def shard_rows(
     """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide.
 
     Args:
-      mesh: the devices; None for one.
       of_branches: phi is one of each branch.
     """
     if mesh is None or mesh.size == 1:
@@ -88,7 +87,6 @@ def run_blocks(
 
     Args:
       read: what `attend` is given of each layer, alike in shape.
-      conditioned: the rows' budgets; None for the plain model.
 
     Returns:
       The residual stream, and the cache of each layer as `attend` made it.

@@ -41,8 +41,6 @@ class OpenBranches:
 
     Attributes:
       trunk_cache: keys and values of the trunks, per layer.
-      trunks: the trunks.
-      state: the branches.
       places: place of each slot among the trunks.
       first_cut: number of the first cut, where the others are answered apart.
     """
@@ -78,9 +76,7 @@ class Engine:
     """Compiled pieces around the state of the slots; every method is one phase of a rollout.
 
     Attributes:
-      spec: shapes.
       prompts: all prompts, on the host.
-      width: of the prompts.
       lengths: lengths that the caches may have, ascending.
       sizes: numbers of rows that are prefilled or answered at once, ascending.
     """

@@ -119,11 +119,7 @@ class Listeners:
 
 
 def check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
-    """Everything that would otherwise go wrong on the device, without a word.
-
-    Raises:
-      UserError: names the row.
-    """
+    """Everything that would otherwise go wrong on the device, without a word."""
     spec, budgets, cuts, ids = sampler.spec, rows.budgets, rows.cuts, rows.ids
     tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
     known = sampler.rules.allowed_tokens.shape[0]
@@ -169,11 +165,7 @@ def check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
 def check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
-    """Refuses keys and temperatures that do not fit the rows' streams.
-
-    Raises:
-      UserError: keys, temperatures and the rows' streams do not fit together.
-    """
+    """Refuses keys and temperatures that do not fit the rows' streams."""
     keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (keys,):
         raise UserError(
@@ -192,14 +184,7 @@ def check_streams(
 
 
 def refuse_broken(rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], during: str) -> None:
-    """Stops for rows whose logits are not finite.
-
-    Args:
-      rows: indices of such rows; none is fine.
-
-    Raises:
-      UserError: names the first of them.
-    """
+    """Stops for rows whose logits are not finite."""
     if len(rows):
         raise UserError(
             f"rollout row {ids[rows[0]]}: logits are not finite while decoding its {during} "

@@ -187,10 +187,6 @@ def lowest_kept(
     A score s is inside when the tokens above it are fewer than k and have less than top_p of the
     mass. Both grow as s falls, so that the border is found by halving the range of fp32 numbers: 32
     sums over the vocabulary, where sorting it takes about three times as long on a GPU.
-
-    Args:
-      scores: fp32, finite.
-      mass: probability of each token.
     """
     limit = jnp.where(sampling.top_k > 0, sampling.top_k, jnp.iinfo(jnp.int32).max)
     float_of = lambda order: jax.lax.bitcast_convert_type(_order(order), jnp.float32)
@@ -215,9 +211,6 @@ def truncate(
 
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
     the most likely one. Ties at the border are broken by token id.
-
-    Args:
-      scores: fp32; of a part of the vocabulary if `part` says so.
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])
@@ -367,8 +360,6 @@ class Draws:
 
     Attributes:
       key: of the rollout (already folded with run and step), or of each of C streams.
-      rules: vocabulary facts.
-      sampling: temperature and truncation.
     """
 
     key: Array

@@ -25,9 +25,7 @@ class DecodeSpec:
     """What a prefill and a decoding step are compiled for, the shapes of their arrays aside.
 
     Attributes:
-      config: model shape.
       conditioning: how phi joins the stream; None for the plain model.
-      dtype: compute type.
       implementation: attention of the prefill.
       attention: of decoded tokens over trunks; "cudnn" reads each row's own keys
         (`cudnn_decoding`).
@@ -121,11 +119,7 @@ class RolloutSpec(DecodeSpec):
         return 1 if self.mesh is None else parallel.row_shards(self.mesh)
 
     def batch_sizes(self) -> list[int]:
-        """Numbers of rows that are prefilled or answered at once, ascending.
-
-        Raises:
-          UserError: the slots can't be split evenly over the devices.
-        """
+        """Numbers of rows that are prefilled or answered at once, ascending."""
         shards = self.row_shards
         if self.slots % shards:
             nearest = max(round(self.slots / shards), 1) * shards

@@ -44,7 +44,6 @@ class TrunkState:
       logits: scores of each row's next token, fp32.
       tokens: prompt then sampled tokens.
       prompt_lengths: prompt tokens.
-      sampled: tokens sampled so far.
       budgets: tokens after which a row is cut.
       matched: state of the closing-tag automaton.
       tag_start: sampled-token index where the tag match now alive began.
@@ -130,11 +129,7 @@ def free_slots(
 def prefill_prompts(
     params: DecodeParams, prompts: Prompts, *, spec: DecodeSpec, phi: Phi = None
 ) -> Prefilled:
-    """Runs prompts through the model.
-
-    Args:
-      phi: budget embedding; None for the plain model.
-    """
+    """Runs prompts through the model."""
     chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
     b, p = prompts.tokens.shape
     mask = None
@@ -177,7 +172,6 @@ def insert_rows(
 
     Args:
       state: slots; those named here are overwritten.
-      prefilled: caches and logits of the prompts; phi of the rows.
       budgets: thinking tokens each row may sample, 0..max_new.
       slots: where each row goes; a slot that does not exist drops the row.
       sources: prefilled prompt of each row; by default there is one for each.

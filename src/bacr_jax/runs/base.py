@@ -24,9 +24,6 @@ def read_base(folder: Path, config: Config, state: Path, moved: Path | None = No
     Args:
       state: folder `state` of the checkpoint.
       moved: where `model.path` lies now; None: where the config says.
-
-    Raises:
-      UserError: it is not there, or holds other weights.
     """
     dtype = jnp.dtype(param_dtype(config))
     if config.warmup.steps:

@@ -164,9 +164,6 @@ def read_part(state: Path, *path: str) -> Any:
     Args:
       state: folder `state` of a finished checkpoint.
       path: names that lead to the part, such as "train", "policy".
-
-    Raises:
-      UserError: it is not there, or damaged.
     """
     reader = ocp.PyTreeCheckpointer()
     try:

@@ -49,7 +49,7 @@ def write_config(path: Path, config: Config) -> None:
     write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")
 
 
-def read_config(path: Path) -> Config:
+def read_config_file(path: Path) -> Config:
     """The config that a run wrote, or that somebody wrote in its place without a digest.
 
     UserError: it is empty, cut or changed, or can't be read as a config.
@@ -213,7 +213,7 @@ class RunFolder(RunPaths):
 
 def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose recorded value is another one: the value there, the value now."""
-    there, now = config_io.flatten(read_config(recorded)), config_io.flatten(config)
+    there, now = config_io.flatten(read_config_file(recorded)), config_io.flatten(config)
     return {
         key: (there[key], now[key])
         for key in now

@@ -24,7 +24,7 @@ def read_config(folder: Path) -> Config:
     path = RunPaths(folder).config
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
-    return run_folder.read_config(path)
+    return run_folder.read_config_file(path)
 
 
 def finished_steps(folder: Path) -> list[int]:
@@ -73,9 +73,6 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
 
     Args:
       base: where `model.path` lies now; None: where the config says.
-
-    Raises:
-      UserError: the checkpoint is damaged, or its base is not there or another one.
     """
     from bacr_jax.runs.checkpoint import read_part
 
@@ -193,9 +190,6 @@ def open_policy(
       model: Hugging Face folder, or a name of its hub, if it is no run.
       step: checkpoint of the run, see `choose_step`.
       download: gets a model that is not in the hub's cache.
-
-    Raises:
-      UserError: no policy there, or no such checkpoint.
     """
     if run is None:
         assert model is not None

@@ -111,9 +111,7 @@ class Progress:
         """Chooses live or plain output by asking whether the stream is a terminal.
 
         Args:
-          stream: where to print; standard output by default.
           interval: seconds between plain lines of a phase; its first and its last always appear.
-          clock: seconds from some moment on.
         """
         self.clock = clock
         self._enabled, self._interval = enabled, interval

@@ -52,11 +52,7 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
 
 
 def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
-    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids.
-
-    Raises:
-      UserError: the tokenizer has more ids than the model has rows.
-    """
+    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids."""
     rows = model_shape(config, tokenizer_size).vocab_size
     if tokenizer_size > rows:
         raise UserError(
@@ -67,11 +63,7 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
 
 
 def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
-    """Everything about a run's first policy that can be told before it is read.
-
-    Raises:
-      UserError: its folder can't be used, or a row would be longer than the model was made for.
-    """
+    """Everything about a run's first policy that can be told before it is read."""
     if config.model.path is not None:
         check_folder(config.model.path)
     if config.adapter.rank is not None and config.model.path is None and not config.warmup.steps:
@@ -103,11 +95,7 @@ def _implementation(config: Config, wanted: str) -> Any:
 
 
 def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """The layout of so many devices that `config.mesh` asks for.
-
-    Raises:
-      UserError: it does not fit the devices, the model or the rows.
-    """
+    """The layout of so many devices that `config.mesh` asks for."""
     layout = parallel.resolve(
         config.mesh,
         num_devices,
@@ -242,11 +230,7 @@ def _embed(
 
 
 def check_slots(config: Config, mesh: MeshShape) -> None:
-    """Refuses slots that can't be dealt out evenly.
-
-    Raises:
-      UserError: names the key.
-    """
+    """Refuses slots that can't be dealt out evenly."""
     shards = mesh.slot_shards
     for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
         if slots is not None and slots % shards:
@@ -254,6 +238,23 @@ def check_slots(config: Config, mesh: MeshShape) -> None:
                 f"{name}={slots}: can't be split evenly over the {shards} devices that decode "
                 f"rows of their own; write {name}={max(slots // shards, 1) * shards}"
             )
+
+
+def _meshes(config: Config, mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
+    """Devices of the learner, and the same laid out for the decode copy."""
+    if mesh is None:
+        return None, None
+    if mesh.fsdp > 1 and config.adapter.decode == "beside":
+        raise UserError(
+            f"adapter.decode=beside: every decoding device reads the whole base, which mesh.fsdp="
+            f"{mesh.fsdp} spreads over several; write merged, or mesh.data={mesh.fsdp * mesh.data} "
+            "mesh.fsdp=1"
+        )
+    check_slots(config, mesh)
+    learner = parallel.make_mesh(mesh)
+    if learner is None or mesh.num_devices == 1:
+        return learner, None
+    return learner, parallel.decode_mesh(learner, mesh.decode_tensor)
 
 
 def make_policy(
@@ -265,32 +266,17 @@ def make_policy(
       method: says whether the policy is conditioned and has a value head.
       mesh: layout of the devices (`mesh_shape`); None for one device.
     """
-    shape = model_shape(config, vocab_size)
-    if mesh is not None and mesh.fsdp > 1 and config.adapter.decode == "beside":
-        raise UserError(
-            f"adapter.decode=beside: every decoding device reads the whole base, which mesh.fsdp="
-            f"{mesh.fsdp} spreads over several; write merged, or mesh.data={mesh.fsdp * mesh.data} "
-            "mesh.fsdp=1"
-        )
-    if mesh is not None:
-        check_slots(config, mesh)
-    dtype = jnp.dtype(config.model.compute_dtype)
-    conditioning = config.conditioning if method.conditioned else None
-    implementation = _implementation(config, config.model.attention)
-    learner_mesh = None if mesh is None else parallel.make_mesh(mesh)
-    decode_mesh = None
-    if mesh is not None and learner_mesh is not None and mesh.num_devices > 1:
-        decode_mesh = parallel.decode_mesh(learner_mesh, mesh.decode_tensor)
+    learner_mesh, decode_mesh = _meshes(config, mesh)
     learner = LearnerSpec(
-        model=shape,
-        conditioning=conditioning,
+        model=model_shape(config, vocab_size),
+        conditioning=config.conditioning if method.conditioned else None,
         loss=config.loss,
         value=config.value if method.uses_value else None,
         b_max=config.budget.max,
         reward_coefficient=config.reward.coefficient if config.reward.dense else 0.0,
         temperature=config.rollout.temperature,
-        dtype=dtype,
-        implementation=implementation,
+        dtype=jnp.dtype(config.model.compute_dtype),
+        implementation=_implementation(config, config.model.attention),
         scan=config.model.scan_layers,
         remat=config.model.remat,
         chunk=config.model.logprob_chunk,
@@ -298,16 +284,16 @@ def make_policy(
     )
     rows = config.rollout.questions * config.rollout.group_size
     rollout = RolloutSpec(
-        config=shape,
-        conditioning=conditioning,
+        config=learner.model,
+        conditioning=learner.conditioning,
         max_thinking=config.budget.max,
         answer_tokens=config.rollout.answer_tokens,
         slots=config.rollout.slots or rows,
         chunk=config.rollout.chunk,
         windows=config.rollout.windows,
         refill=config.rollout.refill,
-        dtype=dtype,
-        implementation=implementation,
+        dtype=learner.dtype,
+        implementation=learner.implementation,
         attention=_implementation(config, config.rollout.attention),
         answers=method.answers,
         group_size=config.rollout.group_size,

@@ -25,9 +25,6 @@ class BatchPlan:
 
     Attributes:
       questions: indices into the training set.
-      groups: difficulty group of each.
-      budgets: thinking budgets.
-      cuts: truncation points.
     """
 
     questions: Int[Array, "Q"]
@@ -46,10 +43,6 @@ class Round:
     """What was asked, and what came back.
 
     Attributes:
-      plan: questions, budgets, cuts.
-      prompts: prompts of the Q G rows.
-      rollout: trunks and branches of the rows.
-      group_batch: what the method may look at.
       useful: questions to be learned from; the others have no part in the loss.
       verdicts: [Q G, N] the grader's verdict on every answer, for the logs; None: not graded here.
     """
@@ -90,11 +83,6 @@ def sample_rounds(
 
     Args:
       sample_round: (number of the round, place in the stream of questions) -> (round, new place).
-      cursors: the place to start from.
-      dynamic_sampling: when more are wanted; None: never.
-
-    Returns:
-      The rounds, and the place after them.
     """
     rounds: list[Round] = []
     while wants_more(rounds, dynamic_sampling):

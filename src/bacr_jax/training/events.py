@@ -27,8 +27,6 @@ class Started:
     """The run stands at its first step, or where it goes on; the warm-up is over.
 
     Attributes:
-      folder: of the run.
-      method: name of the method.
       step: steps done already; 0 unless it goes on.
       steps: steps in all, unless the allowance of tokens ends it first.
     """
@@ -45,7 +43,6 @@ class StepDone:
 
     Attributes:
       step: steps done.
-      steps: steps in all.
       metrics: every number of the step, also where `output.log_every` leaves its line out.
     """
 
@@ -75,7 +72,6 @@ class CheckpointSaved:
 
     Attributes:
       step: steps done when it was taken.
-      path: its folder.
     """
 
     step: int
@@ -87,7 +83,6 @@ class Finished:
     """The run is over and its folder complete.
 
     Attributes:
-      folder: of the run.
       step: steps done.
       summary: content of summary.json.
     """
@@ -109,11 +104,7 @@ def frozen(value: Any) -> Any:
 
 
 class CallbackRaised(Exception):
-    """Carries what a callback raised to where the run can be left in good order.
-
-    Attributes:
-      error: what it raised.
-    """
+    """Carries what a callback raised to where the run can be left in good order."""
 
     def __init__(self, error: BaseException):
         """Takes what was raised."""

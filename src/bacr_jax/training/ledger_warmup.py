@@ -212,11 +212,7 @@ def short_accuracy(run: WarmUp) -> float:
 
 
 def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[str, float]:
-    """The schedule of a warm-up that ends with one accuracy.
-
-    Raises:
-      UserError: the target was not reached.
-    """
+    """The schedule of a warm-up that ends with one accuracy."""
     settings = run.config.warmup
     fall = int(FALL_SHARE * settings.steps)
     run.planned = settings.steps
@@ -269,17 +265,15 @@ def _not_reached(run: WarmUp, found: dict[str, float]) -> str:
 def until_style(
     run: WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
 ) -> dict[str, float]:
-    """Trains until a style is as accurate as asked, and no more.
-
-    Raises:
-      UserError: it became too accurate, or the styles were not learned in time.
-    """
+    """Trains until a style is as accurate as asked, and no more."""
     settings = run.config.warmup
     assert settings.style is not None
     low, high = settings.style_accuracy
-    measure = lambda params: {
-        name: style_accuracy_of(params, name) for name in ("steps", settings.style)
-    }
+    styles: tuple[ledger.Style, ...] = ("steps", settings.style)
+
+    def measure(params: Params) -> dict[str, float]:
+        return {style: style_accuracy_of(params, style) for style in styles}
+
     last_phase = ledger.WARMUP[run.config.data.ledger.variant][-2].until
     first = int(last_phase * settings.steps)
     most = settings.steps + settings.max_hold * HOLD_STEPS
@@ -393,11 +387,7 @@ def warm_up(
 
 
 def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
-    """The finished weights in a folder, shaped and placed like `like`.
-
-    Raises:
-      UserError: they are another warm-up's.
-    """
+    """The finished weights in a folder, shaped and placed like `like`."""
     identity = _identity(paths.identity)
     if identity.get("fingerprint") != warmup_fingerprint(config):
         raise UserError(

@@ -139,9 +139,6 @@ class Trainer:
         """Keeps what the run began with: as the reference of a KL term, or its digest alone.
 
         A frozen base is the reference's own: only what is trained is copied.
-
-        Raises:
-          UserError: a resumed run began with other weights.
         """
         parts = (self.run.params(start.train), self.run.frozen)
         found = {name: fingerprint(part) for name, part in zip(_ORIGIN, parts) if part}

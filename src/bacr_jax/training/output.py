@@ -26,11 +26,7 @@ from bacr_jax.training.run import Run
 
 
 def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
-    """Writes `output.rollouts` rows of an iteration, spread over its rollout.
-
-    Args:
-      path: a JSONL file, replaced.
-    """
+    """Writes `output.rollouts` rows of an iteration, spread over its rollout."""
     rows = len(done.chosen.rollout.trunks.prompt_lengths)
     count = min(run.config.output.rollouts, rows)
     chosen = np.linspace(0, rows - 1, count).astype(int)
@@ -173,9 +169,6 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
     """Format failures of a policy at its largest budget, and advice where they are many.
 
     Nothing is decoded for them: the evaluation before training has counted them.
-
-    Args:
-      config: of the run, for the keys that the advice names.
     """
     mode = "sampled" if "sampled" in summary else next(iter(summary))
     budgets = summary[mode]

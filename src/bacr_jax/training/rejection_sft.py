@@ -32,7 +32,6 @@ class Answered:
     """The starting policy's one response to each training question.
 
     Attributes:
-      rollout: responses to the questions asked.
       asked: their indices.
       correct: by training question; 0 where it was not asked.
       lengths: response tokens by training question; 0 where it was not asked.
@@ -101,9 +100,6 @@ def examples(
 
     Returns:
       Tokens and loss mask, right-padded.
-
-    Raises:
-      UserError: no response was correct.
     """
     trunks, branches = answered.rollout.trunks, answered.rollout.branches
     encode = lambda text: encode_text(environment.tokenizer, text).tolist()

@@ -57,16 +57,10 @@ class Run:
     """The fixed parts of a run; made by `make_run`.
 
     Attributes:
-      config: settings.
-      environment: questions, rules, grader.
-      method: pure functions of the training method.
       policy: compiled forms.
       total_steps: iterations in the whole run, for the schedules.
       key: all randomness of training is folded from it and the number of the step.
-      policy_tx: optimizer of the policy.
-      value_tx: optimizer of the value head.
       updates: line 14 of Algorithm 1.
-      num_groups: K.
       group_of: difficulty group of each training question.
       group_sizes: questions in each group.
       stream: order of the questions within their groups; None: drawn anew.

@@ -154,10 +154,8 @@ class Inputs:
     """What a run reads before it uses a device.
 
     Attributes:
-      method: pure functions of the training method.
       shape: of the model.
       vocab_size: rows of its embedding.
-      environment: questions, rules, grader.
     """
 
     method: Method

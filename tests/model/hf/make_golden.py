@@ -105,7 +105,7 @@ def conditioned(params, config, source: Path) -> dict[str, np.ndarray]:
         out,
         {**params, "budget": module},
         config=config,
-        module=hf.BudgetModule(how, 4096),
+        budget=policy_folder.BudgetInput(hf.BudgetModule(how, 4096)),
         source=source,
     )
     told = AutoModelForCausalLM.from_pretrained(

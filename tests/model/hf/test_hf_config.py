@@ -85,7 +85,10 @@ def test_a_damaged_description_of_the_budget_module(tmp_path):
     how = ConditioningConfig()
     params = random_params(conditioning=how)
     policy_folder.save_policy(
-        tmp_path / "out", params, config=TINY, module=hf.BudgetModule(how, 64)
+        tmp_path / "out",
+        params,
+        config=TINY,
+        budget=policy_folder.BudgetInput(hf.BudgetModule(how, 64)),
     )
     edit_config(tmp_path / "out", budget_module={"b_max": 64})
     assert "budget_module is {'b_max': 64}; export the folder again" in refusal(tmp_path / "out")

@@ -76,11 +76,7 @@ def _files(folder: Path) -> dict[str, Path] | list[Path]:
 
 
 def open_archive(folder: Path) -> Archive:
-    """Reads the headers of all files of a folder.
-
-    Raises:
-      UserError: no weights, a truncated or missing file, or an index that disagrees with its files.
-    """
+    """Reads the headers of all files of a folder."""
     listed = _files(folder)
     paths = listed if isinstance(listed, list) else sorted(set(listed.values()))
     archive = read_headers(paths)
@@ -95,11 +91,7 @@ def open_archive(folder: Path) -> Archive:
 
 
 def read_headers(paths: Iterable[Path]) -> Archive:
-    """The tensors of some files.
-
-    Raises:
-      UserError: a truncated or missing file.
-    """
+    """The tensors of some files."""
     archive = Archive({}, {}, {})
     for path in paths:
         with _opened(path) as file:
@@ -117,11 +109,7 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
-    """Every expected tensor is there in its shape and a float type, and nothing else is.
-
-    Raises:
-      UserError: naming the first tensor that is not as it should be.
-    """
+    """Every expected tensor is there in its shape and a float type, and nothing else is."""
     expected = {entry.name: entry for entry in entries}
     missing = [name for name in expected if name not in archive.files]
     if missing:
@@ -155,8 +143,6 @@ class Stored:
     """A tensor to write.
 
     Attributes:
-      name: in the file.
-      shape: in the file.
       dtype: F32, BF16 or F16.
       fetch: brings its values to the host, called when its turn comes.
     """

@@ -49,11 +49,7 @@ class BudgetModule:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-      UserError: no such file, or something else in it.
-    """
+    """A JSON object."""
     try:
         content = documents.read_json(path)
     except OSError as error:
@@ -162,11 +158,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
 
 
 def read_hf_config(folder: str | Path) -> Qwen2Config:
-    """The shape of the model in a Hugging Face folder.
-
-    Raises:
-      UserError: no readable config.json, or a model that is not a plain Qwen2 decoder.
-    """
+    """The shape of the model in a Hugging Face folder."""
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
         raise UserError(f"{folder}: no such folder; write a Hugging Face folder")
@@ -174,11 +166,7 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
 
 
 def read_budget_module(folder: str | Path) -> BudgetModule | None:
-    """How the budget module of a folder is to be used; None for a plain Qwen2 folder.
-
-    Raises:
-      UserError: the description is damaged.
-    """
+    """How the budget module of a folder is to be used; None for a plain Qwen2 folder."""
     path = Path(folder) / "config.json"
     raw = read_json(path)
     if raw.get("architectures") != [CONDITIONED] and raw.get("model_type") != "bacr_qwen2":
@@ -213,11 +201,7 @@ def _settings(inside: dict[str, Any], fields: set[str], where: Path) -> dict[str
 
 
 def read_budget_words(folder: str | Path) -> str | None:
-    """The sentence that tells a folder's policy its budget; None: it is told none in words.
-
-    Raises:
-      UserError: it has no place for the number.
-    """
+    """The sentence that tells a folder's policy its budget; None: it is told none in words."""
     path = Path(folder) / "config.json"
     words = read_json(path).get(WORDS)
     if words is not None and (not isinstance(words, str) or words.count("{budget}") != 1):
@@ -226,11 +210,7 @@ def read_budget_words(folder: str | Path) -> str | None:
 
 
 def read_levels(folder: str | Path) -> dict[str, int]:
-    """Names of budgets that a folder knows, with their tokens; mostly none.
-
-    Raises:
-      UserError: the description is damaged.
-    """
+    """Names of budgets that a folder knows, with their tokens; mostly none."""
     path = Path(folder) / "config.json"
     found = read_json(path).get(LEVELS) or {}
     whole = lambda tokens: type(tokens) is int and 0 <= tokens <= _LARGEST
@@ -240,11 +220,7 @@ def read_levels(folder: str | Path) -> dict[str, int]:
 
 
 def read_thinking(folder: str | Path) -> dict[str, Any] | None:
-    """Section `thinking` of a folder's config.json, as it stands there; None: it has none.
-
-    Raises:
-      UserError: it is no object.
-    """
+    """Section `thinking` of a folder's config.json, as it stands there; None: it has none."""
     path = Path(folder) / "config.json"
     found = read_json(path).get(THINKING)
     if found is not None and not isinstance(found, dict):
@@ -294,15 +270,10 @@ def to_json(
     """The config.json of a folder.
 
     Args:
-      config: shape.
       dtype: type of the stored weights, as torch calls it.
-      module: how the budget module is used; None for plain Qwen2.
       source: the config.json the model came with; everything that is not about shape, type or
         conditioning (token ids, defaults of the hub) is kept from it.
       budget_words: sentence that tells the policy its budget after the question; None: none does.
-
-    Raises:
-      UserError: `source` describes another shape.
     """
     kept = dict(source) if source is not None else _fresh(config)
     if source is not None and parse_config(source, Path("config.json")) != config:

@@ -16,8 +16,6 @@ class Entry:
     """A tensor of a checkpoint.
 
     Attributes:
-      name: in the checkpoint.
-      shape: in the checkpoint.
       path: of our leaf in the parameters.
       layer: which slice of the leaf's leading axis it is; None: the whole leaf.
       transposed: our matrix is its transpose.

@@ -102,26 +102,15 @@ def save_adapter(
     """Writes a folder that PEFT loads onto the base.
 
     Args:
-      out: a folder that does not exist yet.
-      params: parameters with adapters.
-      config: shape of the base.
-      settings: rank, alpha and targets of the adapters.
-      module: how the budget module is used; None: there is none.
       base: folder of the base, for adapter_config.json.
-      card: text of README.md.
-
-    Returns:
-      Names of the files written.
-
-    Raises:
-      UserError: the folder exists or can't be written.
     """
     check_free(out)
     assert settings.rank is not None
     own = entries(config, rank=settings.rank, targets=settings.targets)
-    tensor = lambda entry: Stored(
-        entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32")
-    )
+
+    def tensor(entry: names.Entry) -> Stored:
+        return Stored(entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32"))
+
     with complete_or_absent(out) as folder:
         archives.write_file(folder / WEIGHTS_FILE, [tensor(entry) for entry in own])
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
@@ -141,16 +130,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Archive:
-    """What `load_adapter` would refuse, without reading a value.
-
-    Args:
-      folder: in PEFT's layout.
-      config: shape of the base.
-      settings: rank, alpha and targets that the run asks for.
-
-    Raises:
-      UserError: the folder can't be used, or its adapters are of another kind than the run's.
-    """
+    """What `load_adapter` would refuse, without reading a value."""
     folder = Path(folder)
     path = folder / CONFIG_FILE
     raw = hf_config.read_json(path)
@@ -177,17 +157,7 @@ def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConf
 def load_adapter(
     folder: str | Path, config: Qwen2Config, settings: AdapterConfig, mesh: Mesh | None = None
 ) -> Params:
-    """Adapters of a folder in PEFT's layout, fp32: `adapter` and `adapter_scale`.
-
-    Args:
-      folder: as `save_adapter` or PEFT writes it.
-      config: shape of the base.
-      settings: rank, alpha and targets that the run asks for.
-      mesh: devices that they are laid out on.
-
-    Raises:
-      UserError: as `check_adapter`.
-    """
+    """Adapters of a folder in PEFT's layout, fp32: `adapter` and `adapter_scale`."""
     archive = check_adapter(folder, config, settings)
     assert settings.rank is not None
     stacks: dict[str, list[np.ndarray]] = {}
@@ -210,12 +180,7 @@ def load_module(
     """The budget module beside adapters, on the host; None where there is none or none is wanted.
 
     Args:
-      folder: in PEFT's layout.
-      config: shape of the base.
       wanted: how the run's policy is conditioned; None: not at all.
-
-    Raises:
-      UserError: it is used otherwise than the run asks for, or damaged.
     """
     path = Path(folder) / MODULE_FILE
     if wanted is None or not path.is_file():

@@ -96,11 +96,7 @@ def _stream(
 
 
 def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
-    """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one.
-
-    Raises:
-      UserError: lm_head is something else, so the model is not tied.
-    """
+    """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one."""
     same = archive.shapes[_LM_HEAD] == archive.shapes.get(_EMBED)
     if same:
         with archive.open(_LM_HEAD) as one, archive.open(_EMBED) as two:
@@ -118,11 +114,7 @@ def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
 
 
 def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
-    """Shape, files and expected tensors of a folder, checked on the headers.
-
-    Raises:
-      UserError: as `load_policy`.
-    """
+    """Shape, files and expected tensors of a folder, checked on the headers."""
     config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
@@ -138,14 +130,7 @@ def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
 
 
 def check_folder(path: str | Path) -> None:
-    """What `load_policy` would refuse, in a moment and without reading a value.
-
-    Args:
-      path: a Hugging Face folder.
-
-    Raises:
-      UserError: as `load_policy`.
-    """
+    """What `load_policy` would refuse, in a moment and without reading a value."""
     _checked(Path(path))
 
 

@@ -23,11 +23,7 @@ TOKENIZER = (
 
 
 def number_of_ids(folder: Path) -> int | None:
-    """One more than the largest token id; None without tokenizer files.
-
-    Raises:
-      UserError: the files can't be read.
-    """
+    """One more than the largest token id; None without tokenizer files."""
     ids: list[int] = []
     if (folder / "tokenizer.json").exists():
         raw = read_json(folder / "tokenizer.json")
@@ -54,11 +50,7 @@ def _malformed(where: Path, what: str) -> UserError:
 
 
 def check_fits(folder: Path, rows: int) -> None:
-    """The tokenizer of a folder, if it has one, uses no id beyond the embedding.
-
-    Raises:
-      UserError: it does.
-    """
+    """The tokenizer of a folder, if it has one, uses no id beyond the embedding."""
     count = number_of_ids(folder)
     if count is not None and count > rows:
         raise UserError(
@@ -79,10 +71,6 @@ def write_chat_template(folder: Path, template: str) -> None:
 
     Prompts of a batch end together: the padding stands on the left. transformers takes Qwen2's own
     class for every folder of this type, which adds an unknown token where none is named.
-
-    Args:
-      folder: holds the tokenizer's files.
-      template: its text.
     """
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "chat_template.json").unlink(missing_ok=True)

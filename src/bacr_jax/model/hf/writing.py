@@ -30,22 +30,14 @@ def fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
 
 
 def check_free(out: Path) -> None:
-    """Nothing stands where a folder is to be written.
-
-    Raises:
-      UserError: something does.
-    """
+    """Nothing stands where a folder is to be written."""
     if out.exists() or out.is_symlink():
         raise UserError(f"{out}: already exists; write the name of a new folder")
 
 
 @contextlib.contextmanager
 def complete_or_absent(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its name at the end, or leaves nothing.
-
-    Raises:
-      UserError: the disk refuses something, or `out` has come to be in the meantime.
-    """
+    """A temporary folder beside `out` that takes its name at the end, or leaves nothing."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

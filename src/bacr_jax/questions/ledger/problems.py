@@ -111,9 +111,6 @@ def make_problems(
 
     A level's share goes round and round its problems of the split in a shuffled order, so counts of
     equal problems differ by at most one. Train and test share no question, whatever the seeds.
-
-    Raises:
-      UserError: levels outside 1..5, or operands (1..max_operand) that are not one digit.
     """
     check_operands(max_operand)
     if not levels or min(levels) < 1 or max(levels) > MAX_LEVEL:
