@@ -56,7 +56,6 @@ ELSEWHERE = {
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths .seconds",
-    ("planning/test_report.py", DRAWN): "bacr_plan.text",
     ("study/test_results.py", DRAWN): (
         "bacr_study.analyses .contrasts .drawing .effects .figures .info .items .page .report "
         ".tables .training_figures"

@@ -187,8 +187,7 @@ def run_study(
 def run_variance(arguments: argparse.Namespace) -> int:
     """A study of gradient noise, which has its own keys and no array of runs.
 
-    Raises:
-      UserError: an option that only arrays of runs have, or a setting that can't be used.
+    UserError: an option that only arrays of runs have, or a setting that can't be used.
     """
     for option in ("dry_run", "list", "only", "report", "jobs", "against", "pack"):
         if getattr(arguments, option):

@@ -107,10 +107,6 @@ def convergence(grid: Grid) -> dict[str, Any]:
 def first_crossing(one: Series, level: float) -> float | None:
     """Where a curve first reaches a level, between its points on a straight line.
 
-    Args:
-      one: the curve, its x rising.
-      level: to be reached.
-
     Returns:
       The x; None: it never does.
     """
@@ -183,9 +179,6 @@ def _ratio(
 
 def schedules(grid: Grid) -> dict[str, Any]:
     """Budgets and weights of difficulty groups over training, averaged over seeds.
-
-    Args:
-      grid: the cells.
 
     Returns:
       By task and variant with a curriculum: a list of groups, the easiest first, each with a curve

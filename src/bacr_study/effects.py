@@ -63,9 +63,6 @@ def comparisons(grid: Grid) -> list[Entry]:
     The mean over budgets is a family of its own (`anytime`), so that it takes no power from the
     budgets; so is each ablation row's difference from the first row.
 
-    Args:
-      grid: the cells.
-
     Returns:
       Entries with view, task, set, budget, variant, reference, the fields of `Contrast`, `p_holm`
       and the number of tests of the family.
@@ -134,9 +131,6 @@ def _by_mode(
 
 def difficulty(grid: Grid) -> dict[str, Any]:
     """Accuracy by level, and its difference from the first reference arm.
-
-    Args:
-      grid: the cells.
 
     Returns:
       By task, budget in focus, variant and level: problems, accuracy, and difference (None: of the

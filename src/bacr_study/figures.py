@@ -112,9 +112,6 @@ def _accuracy(
 def pareto_front(points: Sequence[Point]) -> list[Point]:
     """Points (cost, gain) that no other beats: less cost with at least the gain.
 
-    Args:
-      points: in any order.
-
     Returns:
       Those of the front by rising cost; their gains rise too.
     """

@@ -24,8 +24,6 @@ class Setting:
     """What is measured, of whichever arm.
 
     Attributes:
-      task: id of the task.
-      set: evaluation set.
       budget: key of a budget, or `MEAN`.
       level: only problems of this level; None: all.
       mode: decoding; empty: that of the arm's numbers in tables.
@@ -43,8 +41,6 @@ class Grid:
     """The cells that there are.
 
     Attributes:
-      study: what they belong to.
-      cells: by id.
       same: by task and set, a number for each row of the set, equal where the problem is; empty:
         every row is a problem of its own, also in tests.
     """
@@ -113,10 +109,6 @@ class Grid:
     def contrast(self, weights: Mapping[Variant, float], where: Setting) -> Contrast | None:
         """A weighted sum of variants on the same seeds and problems, and its test against 0.
 
-        Args:
-          weights: of each variant's accuracy; they sum to 0.
-          where: what is compared.
-
         Returns:
           The contrast, of the seeds that all variants have; None: there are none, or too few.
         """
@@ -159,12 +151,6 @@ class Grid:
 
         Where there is one seed, or seeds do not vary, the interval of an accuracy is that over
         problems.
-
-        Args:
-          variant: whose.
-          where: at which set and budget.
-          key: name of the number.
-          mode: decoding; None: that of tables.
 
         Returns:
           The estimate; None: no cell has the number.

@@ -30,8 +30,6 @@ class Task:
     """A task.
 
     Attributes:
-      id: in the ids of cells.
-      label: in tables and figures.
       main: evaluation set of every view but `hard`.
       hard: evaluation set of the view `hard`; empty: none.
       budgets: thinking budgets of the tables, rising, in tokens.
@@ -50,8 +48,6 @@ class Sweep:
 
     Attributes:
       key: the config's name of it, or what else varies.
-      label: on the axis.
-      values: in the order of the axis.
       default: the value that the others are tested against; None: no tests.
     """
 
@@ -66,13 +62,10 @@ class Arm:
     """A configuration that is run with every seed.
 
     Attributes:
-      id: in the ids of cells.
-      label: in tables and figures.
       marks: what is said of it in tables, such as "paper row".
       parts: of an ablation, those of `StudyInfo.parts` that are on.
       accounting: how the tokens of a vote are counted ("per sample", "matched total").
       mode: decoding its numbers are taken from; empty: that of the study.
-      sweep: its own sweep; None: that of the study.
     """
 
     id: str
@@ -91,12 +84,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Variant:
-    """An arm at one of its swept values.
-
-    Attributes:
-      arm: id of the arm.
-      value: swept value; None: nothing is swept.
-    """
+    """An arm at one of its swept values."""
 
     arm: str
     value: Value | None = None
@@ -112,20 +100,12 @@ class StudyInfo:
     """A study.
 
     Attributes:
-      name: of the study's config.
-      title: above its page.
-      tasks: in the order of columns.
-      arms: in the order of rows.
-      seeds: of every arm.
-      views: what is drawn, of `VIEWS`.
       references: ids of the arms that the others are tested against; the first is also the one of
         the views `convergence` and `difficulty`.
-      sweep: swept key; None: none.
       parts: of an ablation, the names of its parts in order.
       focus: budgets of the views that show one or two; empty: the task's second smallest.
       mode: decoding of tables and figures, `greedy` or `sampled`.
       size: the size that is run, such as `cpu`; empty: whatever the cells are of.
-      clustered: tests take rows of one problem as one.
       contrasts: name, arm, and the arm that it is compared with, of the view `contrasts`.
     """
 

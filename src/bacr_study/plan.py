@@ -27,10 +27,6 @@ class PlannedRun:
 
     Attributes:
       id: `task.arm.seed`, or `task.arm.value.seed` where something is varied.
-      task: name of the task.
-      arm: name of the arm.
-      seed: of the run.
-      value: of what is varied; None: nothing is.
       config: resolved, with folder and warm-up.
     """
 
@@ -118,8 +114,7 @@ class StudyPaths:
     def has_cell(self, run: "PlannedRun") -> bool:
         """Whether the cell of a run is there.
 
-        Raises:
-          UserError: a cell of that name is there, made with other settings.
+        UserError: a cell of that name is there, made with other settings.
         """
         path = self.cell(run.id)
         if not path.exists():
@@ -191,8 +186,7 @@ def _varied(study: Study, arm: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
     """Every run of a study, seeds outermost: what is there early covers all arms.
 
-    Raises:
-      UserError: a run's config can't be used; names the arm.
+    UserError: a run's config can't be used; names the arm.
     """
     from bacr_jax.methods.registry import problems
 
@@ -225,11 +219,7 @@ def different_folders(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
-    """The run that a number of --list or an id names.
-
-    Raises:
-      UserError: none does.
-    """
+    """The run that a number of --list or an id names; UserError: none does."""
     by_id = {run.id: run for run in runs}
     if text in by_id:
         return by_id[text]

@@ -33,15 +33,7 @@ _POWER = 0.8
 
 @dataclass(frozen=True)
 class Pair:
-    """One accuracy of the study's main table, before and now.
-
-    Attributes:
-      task: of the study.
-      variant: arm and value.
-      budget: key of results.json.
-      before: over the seeds of then.
-      now: over the seeds of now.
-    """
+    """One accuracy of the study's main table, before and now."""
 
     task: Task
     variant: Variant
@@ -79,10 +71,6 @@ def welch(first: Estimate, second: Estimate) -> float:
         t = (m_1 - m_2) / sqrt(e_1 + e_2)
         df = (e_1 + e_2)^2 / (e_1^2 / (S_1 - 1) + e_2^2 / (S_2 - 1))
 
-    Args:
-      first: a mean over seeds.
-      second: another, of other runs.
-
     Returns:
       p; not a number where one of them has one seed. Samples without any spread have 1 if their
       means are equal, and 0 if not.
@@ -119,8 +107,6 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
     1e-5.
 
     Args:
-      first: a mean over seeds.
-      second: another, of other runs.
       level: of the two-sided test.
 
     Returns:
@@ -136,12 +122,7 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
 def pairs(before: Results, now: Results) -> list[Pair]:
     """Every accuracy that both have, at each budget and on average over them.
 
-    Args:
-      before: results.json of the earlier runs.
-      now: of the later ones.
-
-    Raises:
-      UserError: they have nothing in common.
+    UserError: they have nothing in common.
     """
     then, study = study_of(before["study"]), study_of(now["study"])
     found = list(_pairs(before, now, then, study))
@@ -232,12 +213,7 @@ def _place(pair: Pair) -> str:
 
 
 def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
-    """Before and now of every accuracy.
-
-    Args:
-      study: of now, for the names of its arms.
-      found: `pairs`.
-    """
+    """Before and now of every accuracy."""
     rows: list[list[Item]] = []
     shown = lambda least: "-" if math.isnan(least) else Shown(_points(least), (100 * least,))
     for pair, adjusted, *least in zip(found, _adjusted(found), *_least(found)):
@@ -274,18 +250,7 @@ def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
 
 
 def write(folder: Path, before: Results) -> tuple[list[Path], str]:
-    """Compares the results.json of a study's folder with an earlier one.
-
-    Args:
-      folder: of the study, with results.json and `tables/`.
-      before: the earlier one.
-
-    Returns:
-      The files written, and what they say in short.
-
-    Raises:
-      UserError: see `pairs`.
-    """
+    """Compares the results.json of a study's folder with an earlier one; UserError: see `pairs`."""
     now = documents.read_object(folder / "results.json")
     found = pairs(before, now)
     made = table(study_of(now["study"]), found)
@@ -299,13 +264,7 @@ def write(folder: Path, before: Results) -> tuple[list[Path], str]:
 def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
     """The results.json, or results.json.gz, of an earlier run of a study.
 
-    Args:
-      path: where it is.
-      name: of the study.
-      size: of the study.
-
-    Raises:
-      UserError: there is none, or it is something else.
+    UserError: there is none, or it is something else.
     """
     try:
         compressed = path.suffix == ".gz"

@@ -36,14 +36,8 @@ def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) 
     Args:
       folder: of the study, with `cells/`; gets results.json, `tables/` (Markdown, LaTeX, CSV),
         `figures/` (PNG, PDF) and study.html.
-      study: what the cells belong to.
-      known: what the configs say that the cells don't.
 
-    Returns:
-      The files.
-
-    Raises:
-      UserError: no cell, a damaged one, or cells that must not be compared.
+    UserError: no cell, a damaged one, or cells that must not be compared.
     """
     results = build_results(read_cells(folder, study), study, known)
     written = [folder / "results.json", folder / TIMES]
@@ -72,11 +66,6 @@ def build_results(
     reading: Reading, study: StudyInfo, known: Configured = _NOTHING
 ) -> dict[str, Any]:
     """results.json as an object.
-
-    Args:
-      reading: the cells.
-      study: what they belong to.
-      known: what the configs say that the cells don't.
 
     Returns:
       study, missing (ids of cells that are not there), warnings, provenance, cells (without

@@ -33,7 +33,6 @@ class Share:
 
     Attributes:
       cores: of the machine; empty: all.
-      gpus: numbers of the GPUs; None: the run is on cores.
     """
 
     cores: tuple[int, ...] = ()
@@ -118,8 +117,7 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
       devices_per_run: GPUs of a run; 0: runs are on CPU cores.
       jobs: runs at a time; None: as many as there are cores, or as GPUs suffice for.
 
-    Raises:
-      UserError: there are not that many GPUs.
+    UserError: there are not that many GPUs.
     """
     if devices_per_run:
         gpus = visible_gpus(os.environ)
@@ -154,11 +152,7 @@ class Scheduler:
 
     Attributes:
       command: starts a run, its id appended.
-      paths: of the study.
-      shares: free shares.
-      waiting: runs not started, in order.
       environment: of the processes, before each share's.
-      running: runs under way.
       failed: ids of runs that ended with an error, and their exit codes.
     """
 
@@ -224,11 +218,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Work:
-    """How much of a study is done, in generated tokens.
-
-    Attributes:
-      runs: all of the study.
-    """
+    """How much of a study is done, in generated tokens."""
 
     runs: Sequence[PlannedRun]
 
@@ -263,13 +253,8 @@ def run_all(
     """Runs what waits, and shows all of it in one line with the time to go.
 
     Args:
-      scheduler: with what is to be run.
       everything: all runs of the study, for the progress.
-      progress: where it is shown.
       poll: called all the time; it may raise, and runs go on until `Scheduler.stop`.
-
-    Yields:
-      Runs as they end.
     """
     work = Work(everything)
     finished = {run.id for run in everything} - {run.id for run in scheduler.waiting}

@@ -39,11 +39,7 @@ _FAMILIES = {
 
 
 def tables_of(results: Results) -> list[Table]:
-    """Every table that the study shows, in the order of its page.
-
-    Args:
-      results: results.json.
-    """
+    """Every table that the study shows, in the order of its page."""
     study = study_of(results["study"])
     makers: Mapping[str, Callable[[Results, StudyInfo], list[Table]]] = {
         "accuracy": accuracy_tables,

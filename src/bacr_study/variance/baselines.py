@@ -39,13 +39,8 @@ class Groups:
     """Groups of traces, with what was known of them before; R groups of G.
 
     Attributes:
-      by_answer: outcome of every answer.
-      cuts: in tokens.
-      thinking: tokens.
-      budgets: in tokens.
       tokens: sampled, of each segment.
       surprise: how improbable they were (`gradient_pool.Drawn`).
-      energy: squared norms of their scores in the logits, likewise.
       values: predicted outcomes by the name of a value; none has seen these traces.
       weighted: error of the oracle's return, weighted by score norms over the question's traces
         outside the group, for each segment.
@@ -139,9 +134,6 @@ class Arm:
     """A way to make advantages.
 
     Attributes:
-      name: in results.
-      label: in tables.
-      value: the value that it uses; None: none.
       shrinks: the trace's own reward is part of what is subtracted from it; "unknown": in a way
         that has no exact factor, and the pool measures what is left of the gradient.
       search: it was tried as a better baseline, and is no published method.

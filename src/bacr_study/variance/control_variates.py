@@ -21,8 +21,6 @@ class _Known:
 
     Attributes:
       residual: return to go less its prediction.
-      surprise: outcome at each cut less its prediction.
-      predicted: outcomes.
       expected: return to go that these make.
       scaled: the same as a share of the most there is to get, within [0, 1].
     """
@@ -91,10 +89,7 @@ def regressors(
         sum_{k >= s} u_k (r_k - p_k)
 
     Args:
-      outcomes: r at every cut.
-      predicted: p, the same, predicted without these traces.
       weights: u, total weight of each outcome in the objective.
-      features: names in `_MAKERS`.
     """
     surprise = np.asarray(outcomes - predicted, np.float64)
     to_go = lambda x: np.flip(np.cumsum(np.flip(weights * x, -1), -1), -1)

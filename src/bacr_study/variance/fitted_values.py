@@ -86,7 +86,6 @@ class FittedValue:
     """A value head fitted by regression on rollouts of training questions.
 
     Attributes:
-      spec: settings with its reading of the budgets.
       loss: mean squared error on the questions held out of the fit.
       steps: Adam steps that were best for these.
     """
@@ -110,10 +109,7 @@ def fit_value(
     """Regresses dense rewards on what a head of this kind reads (Eq. 12).
 
     Args:
-      drawn: rollouts of training questions.
-      kind: which budgets the head is told.
       held_out: rows left out of the fit, which choose when it stops.
-      seed: of the first parameters.
     """
     spec = _spec(frozen, kind)
     policy = dataclasses.replace(frozen.policy, learner=spec)

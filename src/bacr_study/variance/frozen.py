@@ -25,10 +25,7 @@ class Frozen:
     """A policy as it was at a checkpoint, and all that it needs to answer.
 
     Attributes:
-      policy: compiled forms.
-      params: theta.
       head: the value head as it was; None: the method has none.
-      environment: questions, rules, grader.
     """
 
     config: Config

@@ -39,16 +39,11 @@ class Drawn:
     """Rollouts of rows that each have a question and a budget.
 
     Attributes:
-      budgets: in tokens.
-      cuts: in tokens.
-      thinking: thinking tokens.
-      tokens: sampled tokens of each segment.
       surprise: sum over them of (1 - p)^2, p the probability that each was drawn with. It goes
         with the squared norm of the segment's score, and comes with the rollout.
       energy: sum over them of 1 - 2 p + sum_v p(v)^2, the squared norm of a token's score in the
         logits.
       by_answer: outcome of every answer.
-      sampled: tokens of every answer.
       seconds: it took to sample and to grade them.
     """
 
@@ -219,7 +214,6 @@ class Pool:
 
     Attributes:
       drawn: rows, cell by cell.
-      cell_questions: question of each cell.
       gram: inner products of the segments' scores.
       with_answers: cells of which the answers' scores are known too.
       answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
@@ -338,13 +332,9 @@ def make_pool(
     """Samples a pool, question by question, and keeps inner products of its scores.
 
     Args:
-      chosen: places of the questions.
       budgets: of each question's traces; cells are runs of `traces` (N) of them.
-      answers: A at every cut.
       answer_questions: questions of which the answers' scores are taken too.
       weights: u of the objective, for the mean gradient.
-      width: of the sketches.
-      seed: of rollouts and sketch; the regime enters it.
       poll: called between questions.
     """
     questions = frozen.pool_questions

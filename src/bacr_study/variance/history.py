@@ -12,11 +12,7 @@ def history_surprise(r: Float[Array, "Q G M"], p: Float[Array, "Q G M"]) -> Floa
     A segment's own tokens come after that answer's cut, so x_s may enter their baseline.
 
     Args:
-      r: outcomes.
       p: predictions of the outcomes, made without this trace's r.
-
-    Returns:
-      x, one per segment.
     """
     chex.assert_equal_shape([r, p])
     surprise = jax.lax.stop_gradient(r - p)[..., :-1]
@@ -26,15 +22,7 @@ def history_surprise(r: Float[Array, "Q G M"], p: Float[Array, "Q G M"]) -> Floa
 def history_moments(
     credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
 ) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """Moments of the regression of a segment's return on the surprise before it.
-
-    Args:
-      credit: reward-to-go less its baseline, one per segment (`thinking_credit`).
-      surprise: x (`history_surprise`).
-
-    Returns:
-      mean x A and mean x^2, per segment; their ratio is the slope. Average both over steps.
-    """
+    """Moments of the regression of a segment's return on the surprise before it."""
     chex.assert_equal_shape([credit, surprise])
     return jnp.mean(credit * surprise, axis=(0, 1)), jnp.mean(jnp.square(surprise), axis=(0, 1))
 
@@ -49,14 +37,6 @@ def history_advantage(
     It is the linear form of a value V(q, b, b_j, r_{<j}), an extension of the paper's V(q, b):
     where outcomes persist along a trace, the previous one predicts most of what is to come. The
     slope must come from earlier batches for the gradient to stay unbiased.
-
-    Args:
-      credit: A, reward-to-go less its baseline (`thinking_credit`).
-      surprise: x (`history_surprise`).
-      slope: k, one per segment.
-
-    Returns:
-      Advantages per segment.
     """
     chex.assert_equal_shape([credit, surprise])
     return credit - jax.lax.stop_gradient(slope) * surprise

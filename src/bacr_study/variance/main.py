@@ -347,16 +347,7 @@ def run_variance(
 
 
 def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
-    """Runs the study of a file at one of its sizes.
-
-    Args:
-      path: such as configs/studies/variance.yaml.
-      size: cpu, gpu or 7b.
-      overrides: `key=value`, over the file.
-
-    Returns:
-      Files written into `output`: variance.json, variance.md and pictures.
-    """
+    """Runs the study of a file at one of its sizes."""
     settings = read_settings(path, size, overrides)
     started = time.time()
     output = Path(settings.output)

@@ -89,11 +89,8 @@ class Result:
     """What was measured on one pool.
 
     Attributes:
-      seed: of run and pool.
       by_group: noise by group size.
-      diagnostics: of values and budgets.
       across: share of a batch's variance that lies between questions.
-      right: share correct at the budget.
       seconds: a trace takes by number of answers at a cut, and its scores.
     """
 
@@ -185,11 +182,6 @@ def measure(
     """Noise of every variant on the pool's groups.
 
     Args:
-      values: predicted outcomes of its rows.
-      setting: objective, moments and slopes (`calibrated`).
-      group: G.
-      count: partitions.
-      seed: of the partitions.
       budget_bins: ranges [low, high] of budgets whose traces are also looked at alone.
       value_bins: the same for ranges of V, so that it can be said what a baseline does where V is
         low, middling and high.

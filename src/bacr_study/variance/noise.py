@@ -65,7 +65,6 @@ def moments(
     """Moments of every arm's estimate over the groups of a pool.
 
     Args:
-      gram: inner products of the scores of N traces.
       groups: which traces these are (`partitions`), at least two groups each.
       reference: the arm, unbiased and of little noise, whose expectation is called g.
     """
@@ -168,7 +167,6 @@ class Noise:
         Args:
           costs: of a group, in any unit; noise is then compared at equal cost, an arm of half the
             cost having twice the groups.
-          resamples: of the bootstrap.
         """
         costs = np.ones(self.variance.shape[1]) if costs is None else costs
         whole = np.ones((1, len(self.signal)))
@@ -257,7 +255,6 @@ def intraclass_correlation(
 
     Args:
       values: expected return under each trace's budget, as good as there is.
-      returns: R.
 
     Returns:
       ICC, tau^2 (variance of the expectation over budgets) and s^2 (variance at one budget), means

@@ -19,9 +19,7 @@ def weighted_mean(
         b_i = sum_k w_k x_k / sum_k w_k,   over all k, or over k != i
 
     Args:
-      values: x.
       weights: w, at least 0.
-      loo: leave the trace itself out.
 
     Returns:
       b; 0 where nothing has a weight.
