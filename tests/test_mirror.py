@@ -57,8 +57,7 @@ ELSEWHERE = {
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths .seconds",
     ("study/test_results.py", DRAWN): (
-        "bacr_study.analyses .contrasts .drawing .effects .figures .info .items .page .report "
-        ".tables .training_figures"
+        "bacr_study.analyses .drawing .effects .figures .info .items .page .report .tables"
     ),
     ("study/test_curves.py", PART): "bacr_study.grid",
     ("study/test_spec_file.py", RECORD): "bacr_study.spec",

@@ -64,19 +64,13 @@ class Grid:
 
     def keys(self, where: Setting) -> list[str]:
         """Keys of the budgets that a setting stands for."""
-        if where.budget != MEAN:
-            return [where.budget]
-        return list(map(str, self.study.task(where.task).budgets))
+        mean = where.budget == MEAN
+        return list(map(str, self.study.task(where.task).budgets)) if mean else [where.budget]
 
     def entries(self, cell: Cell, where: Setting, mode: str) -> list[dict[str, Any]] | None:
         """A cell's numbers at a budget, or at all budgets for `MEAN`; None: one is missing."""
         found = [cell.entry(where.set, mode, key) for key in self.keys(where)]
         return [entry for entry in found if entry is not None] if all(found) else None
-
-    def number(self, cell: Cell, where: Setting, key: str, mode: str) -> float | None:
-        """One number of a cell."""
-        entries = self.entries(cell, where, mode)
-        return None if entries is None else float(np.mean([entry[key] for entry in entries]))
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
         """Share of right samples of each problem, or [accuracy] where verdicts are not kept."""
@@ -156,8 +150,9 @@ class Grid:
           The estimate; None: no cell has the number.
         """
         mode = mode or self.mode(variant)
-        found = [self.number(cell, where, key, mode) for cell in self.of(where.task, variant)]
-        values = [value for value in found if value is not None]
+        found = [self.entries(cell, where, mode) for cell in self.of(where.task, variant)]
+        known = [entries for entries in found if entries is not None]
+        values = [float(np.mean([entry[key] for entry in entries])) for entries in known]
         if not values:
             return None
         estimate = mean_interval(values)

@@ -70,42 +70,17 @@ class StudyPaths:
     """What lies where.
 
     Attributes:
-      root: of all studies: `runs/` and `warmups/` are shared.
-      folder: of this study and size.
+      root: of all studies, with what they share: `runs/`, `warmups/` and `compiled/`.
+      folder: of this study and size, with `cells/`, `logs/` and `configs/`.
     """
 
     root: Path
     folder: Path
 
     @property
-    def runs(self) -> Path:
-        """Run folders of all studies."""
-        return self.root / "runs"
-
-    @property
-    def warmups(self) -> Path:
-        """Warm-ups, one per task, seed and settings."""
-        return self.root / "warmups"
-
-    @property
-    def compiled(self) -> Path:
-        """Compiled programs, shared by all runs."""
-        return self.root / "compiled"
-
-    @property
     def cells(self) -> Path:
         """A file per finished run of the study."""
         return self.folder / "cells"
-
-    @property
-    def logs(self) -> Path:
-        """What runs printed."""
-        return self.folder / "logs"
-
-    @property
-    def configs(self) -> Path:
-        """The resolved config of every run."""
-        return self.folder / "configs"
 
     def cell(self, run_id: str) -> Path:
         """The file of a cell."""
@@ -133,7 +108,7 @@ class StudyPaths:
 
     def log(self, run_id: str) -> Path:
         """The output of a run."""
-        return self.logs / f"{run_id}.log"
+        return self.folder / "logs" / f"{run_id}.log"
 
 
 def paths_of(study: Study, root: Path) -> StudyPaths:
@@ -148,7 +123,7 @@ def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
     config = dataclasses.replace(config, seed=seed)
     if config.warmup.steps:
         # Settings of the warm-up are in its name, so that equal ones are one.
-        place = paths.warmups / f"{seed}-{warmup_fingerprint(config)}"
+        place = paths.root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
         config = dataclasses.replace(
             config, warmup=dataclasses.replace(config.warmup, dir=str(place))
         )
@@ -159,7 +134,7 @@ def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
         warmup=dataclasses.replace(config.warmup, dir=None),
     )
     name = f"{Path(config.method).stem}-{seed}-{settings_digest(plain)}"
-    output = dataclasses.replace(config.output, dir=str(paths.runs / name))
+    output = dataclasses.replace(config.output, dir=str(paths.root / "runs" / name))
     return dataclasses.replace(config, output=output)
 
 

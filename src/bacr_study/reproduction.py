@@ -10,7 +10,7 @@ from typing import Any
 from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from bacr_jax import documents
-from bacr_jax.documents import read_file, write_atomically
+from bacr_jax.documents import read_file
 from bacr_jax.errors import UserError
 from bacr_jax.report.table import Item, Shown, Table
 from bacr_study.archive import read_compressed
@@ -25,6 +25,7 @@ from bacr_study.items import (
     signed,
 )
 from bacr_study.statistics import Estimate, holm
+from bacr_study.tables import write_table
 
 _LEVEL = 0.05
 # Of a test that is to notice a difference.
@@ -254,11 +255,7 @@ def write(folder: Path, before: Results) -> tuple[list[Path], str]:
     now = documents.read_object(folder / "results.json")
     found = pairs(before, now)
     made = table(study_of(now["study"]), found)
-    texts = {"md": made.markdown(), "tex": made.latex(), "csv": made.csv()}
-    files = [folder / "tables" / f"{made.name}.{ending}" for ending in texts]
-    for file, text in zip(files, texts.values()):
-        write_atomically(file, text)
-    return files, summary(found)
+    return write_table(folder / "tables", made), summary(found)
 
 
 def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
