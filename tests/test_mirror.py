@@ -62,11 +62,10 @@ ELSEWHERE = {
     ("study/test_curves.py", PART): "bacr_study.grid",
     ("study/test_spec_file.py", RECORD): "bacr_study.spec",
     ("study/test_main.py", WIRE): "bacr_study.work",
-    ("study/test_baselines.py", PART): "bacr_study.variance.control_variates .weighted_means",
     ("study/test_variance.py", PART): (
-        "bacr_study.variance.fitted_values .frozen .gradient_pool .measurement .pool_statistics"
+        "bacr_study.variance.fitted_values .gradient_pool .measurement .pool_statistics"
     ),
-    ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary .variants",
+    ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary",
 }
 
 

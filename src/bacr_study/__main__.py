@@ -195,8 +195,9 @@ def run_variance(arguments: argparse.Namespace) -> int:
     why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
     alone(arguments, ("dry_run", "list", "only", "report", "jobs", "against", "pack"), why)
     from bacr_study.variance import main as variance
+    from bacr_study.variance.settings import SIZES
 
-    size = arguments.size or variance.SIZES[0]
+    size = arguments.size or SIZES[0]
     own = [text for text in arguments.overrides if text.startswith("output=")]
     output = [] if own else [f"output={arguments.out / f'{arguments.config.stem}-{size}'}"]
     variance.main(arguments.config, size, [*output, *arguments.overrides])

@@ -10,12 +10,11 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import Config
 from bacr_study.variance import baselines, noise, pool_statistics
-from bacr_study.variance.baselines import Arm, Groups, Setting
+from bacr_study.variance.baselines import Arm, Groups, Setting, Variants, variants
 from bacr_study.variance.gradient_pool import Drawn, Pool
 from bacr_study.variance.noise import Moments, Noise
 from bacr_study.variance.pool_statistics import Values
 from bacr_study.variance.settings import Regime
-from bacr_study.variance.variants import Variants, variants
 
 
 def _variants(drawn: Drawn) -> Variants:
