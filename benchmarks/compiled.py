@@ -244,7 +244,7 @@ def learner(case: Case) -> dict[str, Any]:
     updates = schedule.updates(work, layout)
     made = [one for update in updates for one in update]
     forward = sum(costs.forward_flops(work, one) for one in made) / layout.num_devices / rate
-    adam = work.minibatches * costs.optimizer_bytes(work, layout) / bandwidth
+    adam = work.config.train.minibatches * costs.optimizer_bytes(work, layout) / bandwidth
     alone = sum(
         one.times * max(one.bytes / bandwidth, one.flops * (1 + one.half_rate) / rate)
         for one in whole.kernels
@@ -281,7 +281,7 @@ def figures(model: str, card: str, overrides: list[str]) -> dict[str, Any]:
         ),
     )
     parts = ("decode_s", "answers_s", "prefill_s")
-    says = seconds.step_seconds(case.work, case.layout, case.device, shares=SHARES)
+    says = seconds.step_seconds(case.work, case.layout, case.device)
     return {
         "kernels_a_step": hlo.launches(decode.step),
         "kernels_an_answer_step": hlo.launches(answer.step),

@@ -56,19 +56,16 @@ ELSEWHERE = {
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths .seconds",
-    ("planning/test_report.py", DRAWN): "bacr_plan.text",
     ("study/test_results.py", DRAWN): (
-        "bacr_study.analyses .contrasts .drawing .effects .figures .info .items .page .report "
-        ".tables .training_figures"
+        "bacr_study.analyses .drawing .effects .figures .info .items .page .report .tables"
     ),
     ("study/test_curves.py", PART): "bacr_study.grid",
     ("study/test_spec_file.py", RECORD): "bacr_study.spec",
     ("study/test_main.py", WIRE): "bacr_study.work",
-    ("study/test_baselines.py", PART): "bacr_study.variance.control_variates .weighted_means",
     ("study/test_variance.py", PART): (
-        "bacr_study.variance.fitted_values .frozen .gradient_pool .measurement .pool_statistics"
+        "bacr_study.variance.fitted_values .gradient_pool .measurement .pool_statistics"
     ),
-    ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary .variants",
+    ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary",
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bacr_jax import advantages
-from bacr_study.variance.history import (
+from bacr_study.variance.control_variates import (
     history_advantage,
     history_moments,
     history_surprise,

@@ -46,9 +46,7 @@ class Answer:
     """One answer, read in every way the comparison needs, each computed once and on demand.
 
     Attributes:
-      text: the cleaned answer, LaTeX for a parser.
       source: the running text that it stands for, which only math-verify can search; else "".
-      key: the canonical spelling.
     """
 
     def __init__(self, text: str, source: str = ""):

@@ -76,9 +76,8 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
     `table`: rows of a table, whose readers leave single fields out: lets NaN through, which tables
     write for a missing number, and halves of surrogate pairs, which no file can hold.
 
-    Raises:
-      NotJson: no JSON, or JSON with more than 64 levels, numbers that no float can hold, NaN or
-        halves of surrogate pairs.
+    NotJson: no JSON, or JSON with more than 64 levels, numbers that no float can hold, NaN or
+      halves of surrogate pairs.
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text

@@ -41,15 +41,11 @@ class Grader(PooledGrader[Request, Outcome]):
     For one thread at a time.
 
     Args:
-      deadline: seconds that math-verify may take for one answer.
-      memory_mb: address space of a worker in MiB.
       recycle_after: answers after which a worker is replaced.
-      cache_size: verdicts of math-verify that are remembered.
       relative_tolerance: largest accepted relative error between two numbers; 0 for mathematics,
         where answers are exact.
 
-    Raises:
-      UserError: an argument out of range.
+    UserError: an argument out of range.
     """
 
     def __init__(
@@ -94,16 +90,13 @@ class Grader(PooledGrader[Request, Outcome]):
 
         Args:
           texts: model outputs: completions with their tags and boxes.
-          references: one for each text: an answer, or a solution that boxes it.
           mode: "strict" (rewards: only a closed answer tag or box counts) or "lenient" (reports:
             running text is searched too).
           poll: called regularly while this works, to react to signals. When it raises, the work
             is dropped and the exception goes on.
-          questions: not looked at; verifiers of one's own see them.
 
-        Raises:
-          UserError: unknown mode, not one reference for each text, or worker processes cannot be
-            started on this machine. Never because of what a text holds.
+        UserError: unknown mode, not one reference for each text, or worker processes cannot be
+          started on this machine. Never because of what a text holds.
         """
         check_request(texts, references, mode)
         judged: list[Verdict | Undecided] = []

@@ -22,7 +22,6 @@ class Number:
     Attributes:
       value: exact value, without the percent sign's factor.
       places: digits after the decimal point, or None when it is not written as a decimal.
-      percent: whether a percent sign follows.
       unit: (name, power) of a known unit, else None.
     """
 

@@ -49,9 +49,6 @@ class Outcome(NamedTuple):
     """What became of a request.
 
     Attributes:
-      correct: math-verify's verdict; False when there is none.
-      whole: whether it understood the whole answer.
-      found: the answer that math-verify found in running text.
       timed_out: the deadline passed and the worker was killed.
       died: the worker ended by itself (out of memory, a crash).
     """
@@ -121,11 +118,6 @@ class WorkerPool:
 
     A worker that is late is killed (SIGKILL) and replaced. Its request gets no verdict, which
     grades as incorrect. Nothing starts before the first request. For one thread at a time.
-
-    Args:
-      deadline: seconds that one request may take.
-      memory_mb: address space of a worker in MiB.
-      recycle_after: requests after which a worker is replaced (its caches only grow).
     """
 
     def __init__(

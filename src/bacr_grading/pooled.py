@@ -28,10 +28,8 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
     """Workers that end with the grader, and the newest things that they said.
 
     Args:
-      pool: the workers, none of them started yet.
       run: has them look at things, all different. It may not hold the grader.
       lasting: whether what was said of a thing may be remembered.
-      cache_size: things remembered.
     """
 
     def __init__(

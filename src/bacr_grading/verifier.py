@@ -40,9 +40,7 @@ class Verifier:
     """The source of a verifier, as it was when it was read.
 
     Attributes:
-      spec: FILE.py:function, as it was written.
       source: the file's text, which all workers of a run get, whatever becomes of the file.
-      digest: of the text, short.
     """
 
     spec: str
@@ -60,8 +58,7 @@ class Verifier:
 def load_verifier(spec: str) -> Verifier:
     """Reads the file of a verifier without running it.
 
-    Raises:
-      UserError: it is spelled otherwise, or the file can't be read or is no Python.
+    UserError: it is spelled otherwise, or the file can't be read or is no Python.
     """
     problem = grader_problem(spec)
     if problem is not None:
@@ -98,7 +95,6 @@ class Scores(NamedTuple):
     """What became of a request.
 
     Attributes:
-      scores: of each answer; None: no score.
       faults: why there is none, one of FAULTS; "": there is one.
       said: what the first fault was, for people.
     """
@@ -153,10 +149,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
 
     Args:
       deadline: seconds that one answer may take; a batch has as many for each of its answers.
-      memory_mb: address space of a worker in MiB.
       batch: most answers in a call of the batch form.
-      recycle_after: calls after which a worker is replaced.
-      cache_size: scores that are remembered; failures are not.
     """
 
     def __init__(

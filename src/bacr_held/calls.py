@@ -33,7 +33,6 @@ class Call:
     """What an engine is asked for.
 
     Attributes:
-      stop_ids: tokens after which it stops, which it gives back too.
       number: of the call in its part of the row.
     """
 
@@ -55,7 +54,6 @@ class Answer:
       forced: ids that were put between thinking and answer.
       answer: ids of the answer, what closes it included.
       finished: the answer was closed.
-      text: of all of it.
     """
 
     thinking: tuple[int, ...]

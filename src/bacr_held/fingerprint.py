@@ -10,8 +10,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 def fingerprint(folder: Path) -> str:
     """A short hash of a folder's config and of pieces all over its weight files.
 
-    Raises:
-      FileNotFoundError: it holds no config, or no safetensors weights.
+    FileNotFoundError: it holds no config, or no safetensors weights.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     files = sorted(folder.glob("*.safetensors"))

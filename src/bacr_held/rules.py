@@ -14,8 +14,7 @@ LARGEST = 2**31 - 1
 def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> int | None:
     """Thinking tokens of a whole number, the name of a level, None or "none"; None: no budget.
 
-    Raises:
-      ValueError: something else, or more than `most`.
+    ValueError: something else, or more than `most`.
     """
     if budget is None or (isinstance(budget, str) and budget == "none"):
         return None
@@ -72,14 +71,12 @@ class Rules:
     """How thinking and answer end, and what is forced between them.
 
     Attributes:
-      ends: ids that end the turn.
       line_breaks: ids at which a cut inside the grace window may fall.
       closing: ids forced after thinking that was cut or left open.
       natural: ids forced after thinking that closed itself.
       never: ids that are never sampled.
       cap: most thinking tokens of a row that is told no budget.
       grace: tokens for which a cut waits for a line break.
-      answer_tokens: most sampled tokens of an answer.
     """
 
     think_close: StopString

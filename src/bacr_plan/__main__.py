@@ -28,16 +28,13 @@ Exit code: 0 with an answer, whether it fits or not; 2 if the question can't be 
 
 # More than any cluster has; all layouts of so many are looked at in a second.
 MOST_DEVICES = 100_000
+# A thousand times the memory of any GPU.
+MOST_GIB = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-    """A command line that makes sense.
-
-    Attributes:
-      device: name in `bacr_plan.devices.DEVICES`.
-      compiler: gpu, cpu or none.
-    """
+    """A command line that makes sense."""
 
     config: Config
     num_devices: int
@@ -136,10 +133,6 @@ def with_local_shape(config: Config, *, download: bool) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=found))
 
 
-# A thousand times the memory of any GPU.
-MOST_GIB = 1e6
-
-
 def _memory(text: str | None) -> float | None:
     if text is None:
         return None
@@ -182,19 +175,10 @@ def answer(request: PlanRequest) -> "Plan":
 
     work, layout = sizes_of(request.config, request.num_devices)
     compilation = compile_run(
-        request.config,
-        work,
-        num_devices=request.num_devices,
-        device=request.device,
-        compiler=request.compiler,
+        work, num_devices=request.num_devices, device=request.device, compiler=request.compiler
     )
-    return make_plan(
-        work,
-        layout,
-        device=find(request.device),
-        memory_gib=request.memory_gib,
-        compilation=compilation,
-    )
+    device, memory_gib = find(request.device), request.memory_gib
+    return make_plan(work, layout, device=device, memory_gib=memory_gib, compilation=compilation)
 
 
 @entry_point
@@ -202,8 +186,7 @@ def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
     request = parse(argv)
     plan = answer(request)
-    from bacr_plan.report import as_object
-    from bacr_plan.text import as_text
+    from bacr_plan.report import as_object, as_text
 
     print(json.dumps(as_object(plan)) if request.as_json else as_text(plan))
 

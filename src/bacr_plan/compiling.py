@@ -52,10 +52,7 @@ class Measured:
     """Bytes of a compiled program, per device.
 
     Attributes:
-      arguments: what it is given.
       outputs: what it returns, without what it returns in the place of an argument.
-      temporaries: everything else while it runs.
-      seconds: compile time.
     """
 
     arguments: int
@@ -84,9 +81,7 @@ def can_compile_for_gpus() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in GPU_PLUGINS)
 
 
-def compile_run(
-    config: Config, work: Workload, *, num_devices: int, device: str, compiler: str
-) -> Compilation:
+def compile_run(work: Workload, *, num_devices: int, device: str, compiler: str) -> Compilation:
     """Compiles the programs of a run as far as that is possible here.
 
     `device` is a name in `DEVICES`; `compiler` is gpu (that of CPUs where its plugin is not
@@ -109,7 +104,7 @@ def compile_run(
             f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
         )
     programs = measure(
-        config,
+        work.config,
         work.model,
         num_devices=num_devices,
         device=device,

@@ -35,8 +35,9 @@ def module_parameters(work: Workload) -> int:
     """Numbers of the budget module: two [D, D] matrices and a gate per layer."""
     if not work.conditioned:
         return 0
-    d, copies = work.model.hidden_size, work.model.num_layers if work.per_layer_phi else 1
-    return 2 * copies * d * d + work.model.num_layers * d
+    d, layers = work.model.hidden_size, work.model.num_layers
+    copies = layers if work.config.conditioning.sharing == "per_layer" else 1
+    return 2 * copies * d * d + layers * d
 
 
 def policy_parameters(work: Workload) -> int:

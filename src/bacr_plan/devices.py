@@ -9,7 +9,7 @@ compute capability. Matrix rates are dense ones with fp32 sums: most sheets prin
 compiled for it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bacr_jax.errors import UserError
 
@@ -23,22 +23,15 @@ class Device:
     """One GPU.
 
     Attributes:
-      name: as the driver calls it.
       memory_gib: memory on the card. The sheets print these numbers as GB, but drivers report
         nearly as many GiB; of GDDR with ECC switched on, as data-center cards come, a sixteenth
         less.
       matmul_flops: dense bfloat16 matrix products with fp32 sums, FLOP/s.
-      memory_bandwidth: bytes/s between memory and chip.
+      memory_bandwidth: bytes/s.
       link_bandwidth: bytes/s to other GPUs of the box, one direction; the PCIe slot's where cards
         have no NVLink.
-      capability: compute capability, major and minor.
       cores: multiprocessors.
-      fp32_per_core: fp32 units per multiprocessor.
-      shared_per_core: bytes of shared memory per multiprocessor.
-      shared_per_block: the most of it that one block may ask for, bytes.
-      l2: bytes of second-level cache.
-      clock_ghz: boost clock.
-      threads_per_core: resident threads of a multiprocessor.
+      l2_mib: second-level cache.
     """
 
     name: str
@@ -48,135 +41,39 @@ class Device:
     link_bandwidth: float
     capability: tuple[int, int]
     cores: int
-    fp32_per_core: int
-    shared_per_core: int
-    shared_per_block: int
-    l2: int
+    l2_mib: float
     clock_ghz: float
-    threads_per_core: int = 2048
 
 
-_A100 = Device(
-    name="NVIDIA A100-SXM4-80GB",
-    memory_gib=80.0,
-    matmul_flops=312e12,
-    memory_bandwidth=2039e9,
-    # 12 third-generation links, 600 GB/s in both directions together.
-    link_bandwidth=300e9,
-    capability=(8, 0),
-    cores=108,
-    fp32_per_core=64,
-    shared_per_core=164 * 1024,
-    shared_per_block=163 * 1024,
-    l2=40 * 2**20,
-    clock_ghz=1.41,
-)
-_H100 = Device(
-    name="NVIDIA H100 80GB HBM3",
-    memory_gib=80.0,
-    matmul_flops=989e12,
-    memory_bandwidth=3350e9,
-    # 18 fourth-generation links, 900 GB/s in both directions together.
-    link_bandwidth=450e9,
-    capability=(9, 0),
-    cores=132,
-    fp32_per_core=128,
-    shared_per_core=228 * 1024,
-    shared_per_block=227 * 1024,
-    l2=50 * 2**20,
-    clock_ghz=1.98,
-)
-# Slots of 16 lanes, generations 4 and 5.
-_PCIE_4, _PCIE_5 = 32e9, 64e9
-_A10 = Device(
-    name="NVIDIA A10",
-    memory_gib=22.5,
-    matmul_flops=125e12,
-    memory_bandwidth=600e9,
-    link_bandwidth=_PCIE_4,
-    capability=(8, 6),
-    cores=72,
-    fp32_per_core=128,
-    shared_per_core=100 * 1024,
-    shared_per_block=99 * 1024,
-    l2=6 * 2**20,
-    clock_ghz=1.695,
-    threads_per_core=1536,
-)
-_L4 = replace(
-    _A10,
-    name="NVIDIA L4",
-    matmul_flops=121e12,
-    memory_bandwidth=300e9,
-    capability=(8, 9),
-    cores=58,
-    l2=48 * 2**20,
-    clock_ghz=2.04,
-)
-_B200 = replace(
-    _H100,
-    name="NVIDIA B200",
-    memory_gib=178.0,
-    matmul_flops=2250e12,
-    memory_bandwidth=7672e9,
-    # 18 fifth-generation links, 1.8 TB/s in both directions together.
-    link_bandwidth=900e9,
-    capability=(10, 0),
-    cores=148,
-    l2=132644864,
-    clock_ghz=1.965,
-)
-DEVICES: dict[str, Device] = {
-    "rtx-4090": replace(
-        _L4,
-        name="NVIDIA GeForce RTX 4090",
-        memory_gib=24.0,
-        matmul_flops=165.2e12,
-        memory_bandwidth=1008e9,
-        cores=128,
-        l2=72 * 2**20,
-        clock_ghz=2.52,
+# Bytes/s of slots of 16 lanes, generations 4 and 5; of 12, 18 and 18 links of NVLink's generations
+# 3 to 5, which have 600 GB/s, 900 GB/s and 1.8 TB/s in both directions together.
+_PCIE_4, _PCIE_5, _NVLINK_3, _NVLINK_4, _NVLINK_5 = 32e9, 64e9, 300e9, 450e9, 900e9
+# Of a multiprocessor by compute capability: fp32 units, KiB of shared memory, resident threads.
+_CORE = {
+    (8, 0): (64, 164, 2048),
+    **dict.fromkeys([(9, 0), (10, 0)], (128, 228, 2048)),
+    **dict.fromkeys([(8, 6), (8, 9), (12, 0)], (128, 100, 1536)),
+}
+DEVICES = {
+    "rtx-4090": Device(
+        "NVIDIA GeForce RTX 4090", 24.0, 165.2e12, 1008e9, _PCIE_4, (8, 9), 128, 72, 2.52
     ),
-    "a10": _A10,
-    "l4": _L4,
-    "rtx-5090": replace(
-        _L4,
-        name="NVIDIA GeForce RTX 5090",
-        memory_gib=31.8,
-        matmul_flops=209.5e12,
-        memory_bandwidth=1792e9,
-        link_bandwidth=_PCIE_5,
-        capability=(12, 0),
-        cores=170,
-        l2=96 * 2**20,
-        clock_ghz=2.407,
+    "a10": Device("NVIDIA A10", 22.5, 125e12, 600e9, _PCIE_4, (8, 6), 72, 6, 1.695),
+    "l4": Device("NVIDIA L4", 22.5, 121e12, 300e9, _PCIE_4, (8, 9), 58, 48, 2.04),
+    "rtx-5090": Device(
+        "NVIDIA GeForce RTX 5090", 31.8, 209.5e12, 1792e9, _PCIE_5, (12, 0), 170, 96, 2.407
     ),
-    "a100-40": replace(
-        _A100, name="NVIDIA A100-SXM4-40GB", memory_gib=40.0, memory_bandwidth=1555e9
+    "a100-40": Device(
+        "NVIDIA A100-SXM4-40GB", 40.0, 312e12, 1555e9, _NVLINK_3, (8, 0), 108, 40, 1.41
     ),
-    "l40s": replace(
-        _L4,
-        name="NVIDIA L40S",
-        memory_gib=45.0,
-        matmul_flops=362e12,
-        memory_bandwidth=864e9,
-        cores=142,
-        l2=96 * 2**20,
-        clock_ghz=2.52,
+    "l40s": Device("NVIDIA L40S", 45.0, 362e12, 864e9, _PCIE_4, (8, 9), 142, 96, 2.52),
+    "a6000": Device("NVIDIA RTX A6000", 47.5, 154.8e12, 768e9, _PCIE_4, (8, 6), 84, 6, 1.8),
+    "a100-80": Device(
+        "NVIDIA A100-SXM4-80GB", 80.0, 312e12, 2039e9, _NVLINK_3, (8, 0), 108, 40, 1.41
     ),
-    "a6000": replace(
-        _A10,
-        name="NVIDIA RTX A6000",
-        memory_gib=47.5,
-        matmul_flops=154.8e12,
-        memory_bandwidth=768e9,
-        cores=84,
-        clock_ghz=1.8,
-    ),
-    "a100-80": _A100,
-    "h100": _H100,
-    "h200": replace(_H100, name="NVIDIA H200", memory_gib=141.0, memory_bandwidth=4800e9),
-    "b200": _B200,
+    "h100": Device("NVIDIA H100 80GB HBM3", 80.0, 989e12, 3350e9, _NVLINK_4, (9, 0), 132, 50, 1.98),
+    "h200": Device("NVIDIA H200", 141.0, 989e12, 4800e9, _NVLINK_4, (9, 0), 132, 50, 1.98),
+    "b200": Device("NVIDIA B200", 178.0, 2250e12, 7672e9, _NVLINK_5, (10, 0), 148, 126.5, 1.965),
 }
 
 # Share of the card's memory that JAX may use. The launch scripts give it exactly this
@@ -202,26 +99,28 @@ def smallest_with(memory_gib: float) -> str:
 def target_config(device: Device) -> str:
     """The device as XLA's GpuTargetConfigProto in text form, to compile for it from anywhere.
 
-    Registers and grid limits are the same for all capabilities of the table.
+    Registers and grid limits are the same for all capabilities of the table; a block may ask for
+    all shared memory of a multiprocessor but one KiB, which the driver keeps.
     """
     major, minor = device.capability
+    fp32_units, shared_kib, threads = _CORE[device.capability]
     return f"""\
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
-  threads_per_core_limit: {device.threads_per_core}
+  threads_per_core_limit: {threads}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   shared_memory_per_block: {48 * 1024}
-  shared_memory_per_block_optin: {device.shared_per_block}
-  shared_memory_per_core: {device.shared_per_core}
+  shared_memory_per_block_optin: {(shared_kib - 1) * 1024}
+  shared_memory_per_core: {shared_kib * 1024}
   core_count: {device.cores}
-  fpus_per_core: {device.fp32_per_core}
+  fpus_per_core: {fp32_units}
   block_dim_limit_x: {2**31 - 1}
   block_dim_limit_y: {2**16 - 1}
   block_dim_limit_z: {2**16 - 1}
   memory_bandwidth: {int(device.memory_bandwidth)}
-  l2_cache_size: {device.l2}
+  l2_cache_size: {int(device.l2_mib * 2**20)}
   clock_rate_ghz: {device.clock_ghz}
   device_memory_size: {int(device.memory_gib * GIB)}
   cuda_compute_capability {{ major: {major} minor: {minor} }}

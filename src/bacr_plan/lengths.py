@@ -24,7 +24,6 @@ class PromptLengths:
     """A distribution of prompts' tokens.
 
     Attributes:
-      source: where it comes from, in words.
       shares: ascending, from 0 to 1.
       tokens: that so many prompts have at most.
     """
@@ -36,16 +35,6 @@ class PromptLengths:
     def drawn(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, "n"]:
         """Tokens of so many prompts."""
         return np.interp(rng.random(count), self.shares, self.tokens).astype(int)
-
-    @property
-    def mean(self) -> float:
-        """Tokens of a prompt, on average."""
-        return float(np.trapezoid(self.tokens, self.shares))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt."""
-        return int(self.tokens[-1])
 
     def at_most(self, limit: int) -> "PromptLengths":
         """The same where longer prompts are left out; they are so few that the rest stays."""
@@ -107,8 +96,6 @@ class Lengths:
 
     Attributes:
       thinking: [rows] sampled thinking tokens, all of the budget.
-      answers: [rows, cuts] sampled answer tokens.
-      source: where the prompts' come from, in words.
     """
 
     prompts: Int[np.ndarray, "B"]

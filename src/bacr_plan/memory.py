@@ -24,7 +24,6 @@ class MemoryPhase:
     Attributes:
       resident: of the train state, which is there in every phase.
       own: arguments of the phase's program that are not part of the train state.
-      temporaries: everything else.
     """
 
     resident: float
@@ -64,7 +63,7 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
 
     Beside it the frozen base, which is the reference's too.
     """
-    masters = parameter_bytes(work, layout) * (2 if work.reference else 1)
+    masters = parameter_bytes(work, layout) * (2 if work.config.loss.kl_coef > 0 else 1)
     moments = moment_bytes(work, layout)
     return masters + moments + head_bytes(work) + frozen_bytes(work, layout)
 
@@ -131,7 +130,7 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
 def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
     """The output head, gathered, and one chunk of scores with what becomes of it."""
     head = costs.vocabulary_matrix(work.model) / layout.tensor
-    chunk = work.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
+    chunk = work.config.model.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
     if backward and work.adapters:
         return head * work.float_bytes + 3 * chunk
     if backward:

@@ -10,7 +10,7 @@ from bacr_jax.oom import OutOfMemory
 from bacr_jax.parallel import MeshShape
 from bacr_plan import memory, search
 from bacr_plan.devices import GIB, MEMORY_FRACTION
-from bacr_plan.search import Choice, Correction
+from bacr_plan.search import Choice, Room
 from bacr_plan.workload import Workload, sizes_of
 
 # Keys that make a phase smaller, the ones that cost the least speed first.
@@ -39,7 +39,6 @@ def smaller_choice(
     something, and what it has overlooked is taken off the limit (bytes that JAX may use on a
     device). None: nothing smaller fits, or the phase is none of a plan.
     """
-    exact = Correction()
     if phase in ROLLOUT:
         of = work.evaluation if evaluating else work
         planned = memory.rollout_phase(of, layout).peak
@@ -50,14 +49,15 @@ def smaller_choice(
     tight = min(limit, planned - EXCESS * limit)
     # Else the next smaller portion there is.
     for most in (tight, min(limit, planned - 1.0)):
+        room = Room(most)
         now = Choice(layout, work.micro_rows, work.slots, most, work.beside, work.eval_slots)
         fewer = search.largest_eval_slots if evaluating else search.largest_slots
-        if phase in ROLLOUT and (slots := fewer(work, layout, most, exact)):
+        if phase in ROLLOUT and (slots := fewer(work, layout, room)):
             changed = dataclasses.replace(now, slots=slots)
             return dataclasses.replace(now, eval_slots=slots) if evaluating else changed
-        if phase in UPDATE and (rows := search.largest_micro_batch(work, layout, most, exact)):
+        if phase in UPDATE and (rows := search.largest_micro_batch(work, layout, room)):
             return dataclasses.replace(now, micro_rows=rows)
-    return search.suggest(work, layout.num_devices, tight, exact)
+    return search.suggest(work, layout.num_devices, Room(tight))
 
 
 def device_memory() -> float | None:

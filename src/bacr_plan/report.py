@@ -1,4 +1,4 @@
-"""A plan: does it fit, what does it cost, what would fit; as an object (as text: `text`)."""
+"""A plan: does it fit, what does it cost, what would fit; as an object and as text."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from bacr_plan import costs, memory, schedule, search, seconds
 from bacr_plan.compiling import Compilation
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION, Device
 from bacr_plan.memory import MemoryPhase
-from bacr_plan.search import Choice, Correction
+from bacr_plan.search import Choice, Room
 from bacr_plan.seconds import ASSUMED, Iteration
 from bacr_plan.workload import Workload
 
@@ -26,10 +26,6 @@ class Plan:
     """What is known of a run before it starts.
 
     Attributes:
-      phases: bytes per device, by phase.
-      max_micro_batch: the most rows per gradient accumulation step that fit.
-      max_slots: the most rows decoded together in training that fit.
-      max_eval_slots: the same in evaluations; 0 without any.
       suggestion: what would fit on these devices, if the config does not; else None.
       smaller: a smaller model that fits on these devices, and how, if this one does not.
       shorter: a smaller largest budget that fits on these devices, and how, likewise.
@@ -83,8 +79,8 @@ class Plan:
 
 
 def _corrected_phases(
-    work: Workload, layout: MeshShape, compilation: Compilation
-) -> tuple[dict[str, MemoryPhase], Correction]:
+    work: Workload, layout: MeshShape, limit: float, compilation: Compilation
+) -> tuple[dict[str, MemoryPhase], Room]:
     """Phases by arithmetic, with what a compiler knows better put in its place."""
     update, rollout = memory.update_phase(work, layout), memory.rollout_phase(work, layout)
     state, own = update.resident, rollout.own
@@ -93,7 +89,7 @@ def _corrected_phases(
     # Gradients alone don't read the moments: by tokens only arithmetic knows the state.
     if train is not None and not work.by_tokens:
         # The arguments of an update are the train state and a batch; a reference is kept beside.
-        reference = memory.parameter_bytes(work, layout) if work.reference else 0.0
+        reference = memory.parameter_bytes(work, layout) if work.config.loss.kl_coef > 0 else 0.0
         state = train.arguments + train.outputs + reference
     if decode is not None:
         own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
@@ -116,7 +112,7 @@ def _corrected_phases(
     if work.evaluated:
         of_evaluation = factor * evaluation.temporaries
         phases["evaluation"] = MemoryPhase(state, evaluation.own, of_evaluation)
-    return phases, Correction(of_update / update.temporaries, factor)
+    return phases, Room(limit, of_update / update.temporaries, factor)
 
 
 def make_plan(
@@ -128,8 +124,8 @@ def make_plan(
     compilation: Compilation,
 ) -> Plan:
     """Puts arithmetic and compiled programs together."""
-    phases, correction = _corrected_phases(work, layout, compilation)
     limit = memory_gib * GIB * MEMORY_FRACTION
+    phases, room = _corrected_phases(work, layout, limit, compilation)
     plan = Plan(
         work=work,
         layout=layout,
@@ -137,35 +133,33 @@ def make_plan(
         memory_gib=memory_gib,
         compilation=compilation,
         phases=phases,
-        max_micro_batch=search.largest_micro_batch(work, layout, limit, correction),
-        max_slots=search.largest_slots(work, layout, limit, correction),
-        max_eval_slots=search.largest_eval_slots(work, layout, limit, correction),
+        max_micro_batch=search.largest_micro_batch(work, layout, room),
+        max_slots=search.largest_slots(work, layout, room),
+        max_eval_slots=search.largest_eval_slots(work, layout, room),
     )
     if plan.fits:
-        remat = memory.least_remat(work, layout, limit, correction.update)
+        remat = memory.least_remat(work, layout, limit, room.update)
         return dataclasses.replace(
             plan,
-            faster=_faster(plan, correction),
+            faster=_faster(plan, room),
             remat=None if remat in (work.remat, "full") else remat,
         )
-    smaller = search.fewer_eval_slots(work, layout, limit, correction)
+    smaller = search.fewer_eval_slots(work, layout, room)
     if smaller is not None:
         return dataclasses.replace(plan, suggestion=smaller)
-    suggest_on = lambda count: search.suggest(work, count, limit, correction)
+    suggest_on = lambda count: search.suggest(work, count, room)
     suggestion = suggest_on(layout.num_devices)
     if suggestion is not None:
         own = suggestion.of(work)
-        best, _ = search.fastest_decoding(own, suggestion.layout, limit, correction, device)
-        return dataclasses.replace(
-            plan, suggestion=search.with_layout(suggestion, best, own, correction)
-        )
+        best, _ = search.fastest_decoding(own, suggestion.layout, room, device)
+        return dataclasses.replace(plan, suggestion=search.with_layout(suggestion, best, own, room))
     larger = (suggest_on(layout.num_devices * factor) for factor in LARGER)
     return dataclasses.replace(
         plan,
-        smaller=search.smaller_model(work, layout.num_devices, limit, correction),
-        shorter=search.shorter_budget(work, layout.num_devices, limit, correction),
+        smaller=search.smaller_model(work, layout.num_devices, room),
+        shorter=search.shorter_budget(work, layout.num_devices, room),
         larger=next((choice for choice in larger if choice is not None), None),
-        card=_larger_card(work, layout.num_devices, memory_gib, correction),
+        card=_larger_card(work, layout.num_devices, memory_gib, room),
     )
 
 
@@ -179,22 +173,22 @@ def updates_in(plan: Plan, remat: Remat) -> float:
 _WORTH = 0.95
 
 
-def _faster(plan: Plan, correction: Correction) -> tuple[MeshShape, float] | None:
+def _faster(plan: Plan, room: Room) -> tuple[MeshShape, float] | None:
     """The layout with which decoding takes least, if that is worth a line."""
     work, layout, device = plan.work, plan.layout, plan.device
-    best, taken = search.fastest_decoding(work, layout, plan.limit, correction, device)
+    best, taken = search.fastest_decoding(work, layout, room, device)
     now = seconds.rollout_seconds(work, layout, device, plan.iteration.rollout)
     return (best, taken) if taken < _WORTH * sum(now.values()) else None
 
 
 def _larger_card(
-    work: Workload, num_devices: int, memory_gib: float, correction: Correction
+    work: Workload, num_devices: int, memory_gib: float, room: Room
 ) -> tuple[str, Choice] | None:
     """The device with the least memory above this on which a run fits, and how; None: none."""
     for name, device in sorted(DEVICES.items(), key=lambda item: item[1].memory_gib):
         if device.memory_gib > memory_gib:
             limit = device.memory_gib * GIB * MEMORY_FRACTION
-            choice = search.suggest(work, num_devices, limit, correction)
+            choice = search.suggest(work, num_devices, dataclasses.replace(room, limit=limit))
             if choice is not None:
                 return name, choice
     return None
@@ -217,7 +211,7 @@ def parts(plan: Plan) -> dict[str, float]:
     }
     if work.adapters:
         bytes_of["frozen_base"] = memory.frozen_bytes(work, layout)
-    if work.reference:
+    if work.config.loss.kl_coef > 0:
         bytes_of["reference"] = memory.parameter_bytes(work, layout)
     return bytes_of
 
@@ -225,12 +219,12 @@ def parts(plan: Plan) -> dict[str, float]:
 def traffic(plan: Plan) -> dict[str, float]:
     """Bytes that one device moves in an iteration."""
     work, layout = plan.work, plan.layout
-    parts = sum(map(len, plan.iteration.updates))
+    parts, minibatches = sum(map(len, plan.iteration.updates)), work.config.train.minibatches
     return {
         "decode": costs.decode_bytes(work, layout, plan.iteration.rollout),
-        "optimizer": work.minibatches * costs.optimizer_bytes(work, layout),
+        "optimizer": minibatches * costs.optimizer_bytes(work, layout),
         "links": parts * costs.gathered_bytes(work, layout)
-        + work.minibatches * costs.copied_bytes(work, layout),
+        + minibatches * costs.copied_bytes(work, layout),
     }
 
 
@@ -316,3 +310,159 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "more_devices": plan.larger and _choice(plan.larger, work),
         "larger_card": named("device", plan.card),
     }
+
+
+# For a terminal -----------------------------------------------------------------------------------
+
+_PHASE_NAMES = {
+    "rollout": "rollout (state, decode copy, cache, temporaries)",
+    "score": "scoring (state, temporaries)",
+    "update": "update (state, gradients, activations)",
+    "evaluation": "evaluation (state, decode copy, cache, temporaries)",
+}
+
+
+def _size(value: float) -> str:
+    return f"{value / GIB:7.2f}"
+
+
+def _verdict(plan: Plan) -> list[str]:
+    share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
+    limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
+    if plan.fits:
+        spare = (plan.limit - plan.peak) / GIB
+        return [f"FITS: peak {plan.peak / GIB:.1f} of {limit}, {spare:.1f} GiB to spare"]
+    over = (plan.peak - plan.limit) / GIB
+    lines = [f"DOES NOT FIT: peak {plan.peak / GIB:.1f} of {limit}, {over:.1f} GiB too much"]
+    if plan.suggestion is not None:
+        return lines + _shown("What would fit here", plan.suggestion, plan.work)
+    lines.append(
+        f"No mesh, micro-batch and number of slots fits {plan.layout.num_devices} of these, not "
+        "even one row a device."
+    )
+    return lines + _changes(plan)
+
+
+def _changes(plan: Plan) -> list[str]:
+    """What would fit if something else were changed: the model, the budget, the devices."""
+    lines, work = [], plan.work
+    if plan.smaller is not None:
+        name, choice = plan.smaller
+        lines += _shown(f"What would fit here: model.preset={name}", choice, work)
+    if plan.shorter is not None:
+        budget, choice = plan.shorter
+        keys = f"budget.max={budget} eval.budgets=[{budget}]"
+        lines += _shown(f"What would fit here: {keys}", choice, work)
+    if plan.larger is not None:
+        count = plan.larger.layout.num_devices
+        lines += _shown(f"What would fit on {count} of them", plan.larger, work)
+    if plan.card is not None:
+        name, choice = plan.card
+        lines += _shown(f"What would fit on as many {name}", choice, work)
+    return lines or ["No smaller model, shorter budget, more or larger known GPUs would do."]
+
+
+def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
+    return [f"{title} ({choice.peak / GIB:.1f} GiB):", f"  {choice.overrides(work)}"]
+
+
+def _largest(plan: Plan) -> str:
+    """The largest portions that fit; nobody can write a portion of 0 rows."""
+    micro = {"train.micro_batch_rows": plan.max_micro_batch}
+    if plan.work.by_tokens:
+        micro = {"train.micro_batch_tokens": plan.max_micro_batch * plan.work.row_tokens}
+    most = {**micro, "rollout.slots": plan.max_slots}
+    if plan.work.evaluated:
+        most["eval.slots"] = plan.max_eval_slots
+    fits = ", ".join(f"{key}={rows}" for key, rows in most.items() if rows)
+    none = " and ".join(key for key, rows in most.items() if not rows)
+    parts = [f"Largest on this mesh: {fits}"] if fits else []
+    parts += [f"On this mesh no {none} fits, not even one row a device"] if none else []
+    return "; ".join(parts)
+
+
+def _adapters(work: Workload) -> str:
+    """What is trained beside the frozen base, and what the sampler reads."""
+    million = costs.trained_parameters(work) / 1e6
+    read = "the base where it lies" if work.beside else "a copy with the adapters merged in"
+    return f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
+
+
+def as_text(plan: Plan) -> str:
+    """The plan for a terminal."""
+    work, layout = plan.work, plan.layout
+    mesh = f"data {layout.data}, fsdp {layout.fsdp}, tensor {layout.tensor}"
+    phases = plan.phases
+    lines = [
+        f"Model    {costs.policy_parameters(work) / 1e9:.2f}e9 parameters ({work.shape_source})",
+        f"Devices  {layout.num_devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, "
+        f"decode tensor {layout.decode_tensor}",
+        f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
+        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} in "
+        "branches",
+        f"Memory   {plan.compilation.source}",
+        "",
+        "Per device, GiB",
+    ]
+    for name, value in parts(plan).items():
+        lines.append(f"  {name.replace('_', ' '):52}{_size(value)}")
+    lines += ["", "Peak of each phase, GiB"]
+    for name, meaning in _PHASE_NAMES.items():
+        if name in phases and (name != "score" or work.scored):
+            lines.append(f"  {meaning:52}{_size(phases[name].peak)}")
+    lines += ["", *_verdict(plan)]
+    lines.append(_largest(plan))
+    if work.adapters:
+        lines.append(_adapters(work))
+    return "\n".join([*lines, "", *_work(plan), "", *_seconds(plan)])
+
+
+def _work(plan: Plan) -> list[str]:
+    """Operations and bytes of an iteration."""
+    flops, moved = operations(plan), traffic(plan)
+    return [
+        f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("
+        + ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
+        + ")",
+        "Bytes moved by each device: "
+        + ", ".join(f"{name} {value:.2g}" for name, value in moved.items()),
+        f"Of the positions that the learner computes {real_share(plan):.0%} hold a token; prompts: "
+        + plan.work.lengths.source,
+    ]
+
+
+def _seconds(plan: Plan) -> list[str]:
+    """Predictions, what they assume, and what would be faster."""
+    work = plan.work
+    lines = [
+        "Predicted seconds of an iteration, grading left out",
+        f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
+    ]
+    for name, phases in predictions(plan).items():
+        rollout = phases["prefill"] + phases["decode"]
+        lines.append(
+            f"  {name:10}{sum(phases.values()):8.0f}{rollout:9.0f}{phases['score']:8.0f}"
+            f"{phases['update']:8.0f}"
+        )
+    lines.append(
+        f"  if products reach {ASSUMED.matmul:.0%} of the data sheet's rate, memory "
+        f"{ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its "
+        f"budget up ({work.lengths.thinking.mean():.0f} tokens on average)"
+    )
+    ways = []
+    if plan.faster is not None:
+        layout, taken = plan.faster
+        ways.append(f"mesh.decode_tensor={layout.decode_tensor} (a rollout in {taken:.0f} s)")
+    if plan.remat is not None:
+        taken = updates_in(plan, plan.remat)
+        ways.append(f"model.remat={plan.remat} (updates in {taken:.0f} s)")
+    if ways:
+        lines.append(f"Faster here, and it fits: {', '.join(ways)}")
+    if work.evaluated:
+        lines.append(
+            f"An evaluation: {sum(rows for call in work.evaluated for rows, _ in call):,} answers "
+            f"in {len(work.evaluated)} calls (a set's budgets, greedy and sampled, share "
+            f"{work.evaluation.slots} slots), "
+            f"{plan.evaluation / 60:.0f} minutes"
+        )
+    return lines

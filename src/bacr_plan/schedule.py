@@ -37,7 +37,6 @@ class Chunk:
 
     Attributes:
       slots: rows of the program, on all devices.
-      length: positions of the caches.
       live: keys that rows which still think see, at each step on each device.
       tiles: the same in whole tiles, one tile for every other row.
     """
@@ -59,7 +58,6 @@ class Schedule:
 
     Attributes:
       prefills: rows and width of each, padding included.
-      chunks: of decoding.
       answers: rows, positions of their caches and steps of each round of answers.
     """
 
@@ -71,11 +69,6 @@ class Schedule:
     def steps(self) -> int:
         """Decoding steps of trunks."""
         return sum(chunk.steps for chunk in self.chunks)
-
-    @property
-    def prefilled(self) -> int:
-        """Prompt positions computed."""
-        return sum(rows * width for rows, width in self.prefills)
 
     @property
     def answer_steps(self) -> int:
@@ -181,16 +174,16 @@ def _unread(rows: int) -> Trunks:
 
 def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
     """What fixes the shapes of a run's rollouts, as far as they are scheduled."""
-    shape = (1, layout.slot_shards, layout.decode_tensor)
+    shape, asked = (1, layout.slot_shards, layout.decode_tensor), work.config.rollout
     return RolloutSpec(
         config=work.model,
         mesh=AbstractMesh(shape, parallel.AXES),
         max_thinking=work.thinking,
-        answer_tokens=work.answer,
+        answer_tokens=asked.answer_tokens,
         slots=work.slots,
-        chunk=work.chunk,
-        windows=work.windows,
-        refill=work.refill,
+        chunk=asked.chunk,
+        windows=asked.windows,
+        refill=asked.refill,
     )
 
 
@@ -223,11 +216,11 @@ class Padded:
 
 def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
     """Micro-batches of every update, as the run's own maker makes them."""
-    size = work.update_rows
-    if not work.by_tokens:
+    size, train = work.update_rows, work.config.train
+    if train.micro_batch_tokens is None:
         one = Padded(work.micro_rows, work.trunk, work.cuts * work.branch)
-        return [[one] * max(size // work.micro_rows, 1)] * work.minibatches
-    shapes = Shapes(work.micro_tokens, work.buckets, layout.row_shards)
+        return [[one] * max(size // work.micro_rows, 1)] * train.minibatches
+    shapes = Shapes(train.micro_batch_tokens, train.length_buckets, layout.row_shards)
     return [
         [Padded(one.rows, one.width, one.branches) for one in planned_parts(part, shapes)]
         for part in _minibatches(work, size)
@@ -265,7 +258,7 @@ def _batch(work: Workload, prompts: Any, sampled: Any, answered: Any) -> Batch:
         answer_advantages=ones(cuts),
         returns=ones(cuts),
         thinking_logprobs=whole(thinking),
-        answer_logprobs=whole(cuts, work.answer),
+        answer_logprobs=whole(cuts, work.config.rollout.answer_tokens),
     )
 
 

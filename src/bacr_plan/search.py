@@ -14,11 +14,25 @@ from bacr_plan.workload import Workload
 
 
 @dataclass(frozen=True)
-class Correction:
-    """How far the compiler's temporaries are from the arithmetic ones, as factors."""
+class Room:
+    """Bytes of a device that may be used, and how much of them a phase takes.
 
+    Attributes:
+      update: the compiler's temporaries over the arithmetic ones, in an update.
+      rollout: the same in a rollout.
+    """
+
+    limit: float
     update: float = 1.0
     rollout: float = 1.0
+
+    def of_update(self, work: Workload, layout: MeshShape) -> float:
+        """Bytes of an update at its worst moment."""
+        return _corrected(memory.update_phase(work, layout), self.update)
+
+    def of_rollout(self, work: Workload, layout: MeshShape) -> float:
+        """Bytes of a rollout at its worst moment."""
+        return _corrected(memory.rollout_phase(work, layout), self.rollout)
 
 
 @dataclass(frozen=True)
@@ -26,7 +40,6 @@ class Choice:
     """A layout and portions (train.micro_batch_rows, rollout.slots), and the memory they take.
 
     Attributes:
-      peak: bytes on one device at the worst moment.
       beside: the sampler reads the frozen base of adapters where it lies (adapter.decode).
       eval_slots: eval.slots; 0: as many as in training.
     """
@@ -77,48 +90,42 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
     return [rows for rows in multiples if work.by_tokens or work.update_rows % rows == 0]
 
 
-def largest_micro_batch(
-    work: Workload, layout: MeshShape, limit: float, correction: Correction
-) -> int:
+def largest_micro_batch(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows of a micro-batch that fit, a divisor of the update's; 0: not one a device."""
     best = 0
     for rows in _micro_batches(work, layout, work.update_rows):
-        phase = memory.update_phase(dataclasses.replace(work, micro_rows=rows), layout)
-        if _corrected(phase, correction.update) <= limit:
+        if room.of_update(dataclasses.replace(work, micro_rows=rows), layout) <= room.limit:
             best = rows
     return best
 
 
-def largest_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
+def largest_slots(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
     shards = layout.slot_shards
     best = 0
     for slots in range(shards, work.rows + 1, shards):
-        phase = memory.rollout_phase(dataclasses.replace(work, slots=slots), layout)
         # Not the first that fails: a slot for every row needs no copies for answers.
-        if _corrected(phase, correction.rollout) <= limit:
+        if room.of_rollout(dataclasses.replace(work, slots=slots), layout) <= room.limit:
             best = slots
     return best
 
 
-def decoding_peak(work: Workload, layout: MeshShape, correction: Correction) -> float:
+def decoding_peak(work: Workload, layout: MeshShape, room: Room) -> float:
     """Bytes on one device at the worst moment of decoding, in training and in evaluations."""
     parts = [work, work.evaluation] if work.evaluated else [work]
-    return max(_corrected(memory.rollout_phase(one, layout), correction.rollout) for one in parts)
+    return max(room.of_rollout(one, layout) for one in parts)
 
 
-def peak_of(work: Workload, layout: MeshShape, correction: Correction) -> float:
+def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
     """Bytes on one device at the worst moment of a run."""
     return max(
-        _corrected(memory.update_phase(work, layout), correction.update),
+        room.of_update(work, layout),
         memory.score_phase(work, layout).peak,
-        decoding_peak(work, layout, correction),
+        decoding_peak(work, layout, room),
     )
 
 
-def largest_eval_slots(
-    work: Workload, layout: MeshShape, limit: float, correction: Correction
-) -> int:
+def largest_eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows decoded together in an evaluation that fit, at most all of a call; 0 if none.
 
     A slot for every row needs no copies for answers; below that memory rises with every slot.
@@ -127,8 +134,7 @@ def largest_eval_slots(
 
     def fits(count: int) -> bool:
         own = dataclasses.replace(evaluation, slots=count * shards)
-        phase = memory.rollout_phase(own, layout)
-        return _corrected(phase, correction.rollout) <= limit
+        return room.of_rollout(own, layout) <= room.limit
 
     every = -(-evaluation.rows // shards)
     if not every or fits(every):
@@ -148,9 +154,7 @@ def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
     return sorted(legal, key=lambda layout: (layout.tensor, layout.decode_tensor, layout.fsdp))
 
 
-def suggest(
-    work: Workload, num_devices: int, limit: float, correction: Correction
-) -> Choice | None:
+def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
     """The first layout that fits so many bytes per device, with portions worth having, or None.
 
     Portions are the config's own where they fit, else the largest that do. Worth having: enough
@@ -159,33 +163,31 @@ def suggest(
     base where it lies.
     """
     if work.adapters and not work.beside:
-        merged = _suggest(work, num_devices, limit, correction)
+        merged = _suggest(work, num_devices, room)
         apart = dataclasses.replace(work, beside=True)
-        return merged or _suggest(apart, num_devices, limit, correction)
-    return _suggest(work, num_devices, limit, correction)
+        return merged or _suggest(apart, num_devices, room)
+    return _suggest(work, num_devices, room)
 
 
-def _suggest(
-    work: Workload, num_devices: int, limit: float, correction: Correction
-) -> Choice | None:
+def _suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
     """The same with the sampler's copy as `work` has it."""
     best: Choice | None = None
     for layout in layouts(work, num_devices):
         if work.beside and layout.fsdp > 1:
             continue
-        most = largest_micro_batch(work, layout, limit, correction)
+        most = largest_micro_batch(work, layout, room)
         if work.rows % layout.row_shards or not most:
             continue
         micro = work.micro_rows if work.micro_rows in _micro_batches(work, layout, most) else most
-        slots = min(largest_slots(work, layout, limit, correction), work.slots)
+        slots = min(largest_slots(work, layout, room), work.slots)
         slots -= slots % layout.slot_shards
         if not slots:
             continue
         chosen = dataclasses.replace(work, micro_rows=micro, slots=slots)
-        eval_slots = _eval_slots(chosen, layout, limit, correction)
+        eval_slots = _eval_slots(chosen, layout, room)
         chosen = dataclasses.replace(chosen, eval_slots=eval_slots)
-        peak = peak_of(chosen, layout, correction)
-        if peak > limit:
+        peak = peak_of(chosen, layout, room)
+        if peak > room.limit:
             continue
         choice = Choice(layout, micro, slots, peak, work.beside, eval_slots)
         if slots * 8 >= work.rows:
@@ -195,35 +197,31 @@ def _suggest(
     return best
 
 
-def fewer_eval_slots(
-    work: Workload, layout: MeshShape, limit: float, correction: Correction
-) -> Choice | None:
+def fewer_eval_slots(work: Workload, layout: MeshShape, room: Room) -> Choice | None:
     """Fewer slots of evaluations, where nothing else is too large; None where something is."""
-    eval_slots = _eval_slots(work, layout, limit, correction)
-    peak = peak_of(dataclasses.replace(work, eval_slots=eval_slots), layout, correction)
-    if peak > limit:
+    eval_slots = _eval_slots(work, layout, room)
+    peak = peak_of(dataclasses.replace(work, eval_slots=eval_slots), layout, room)
+    if peak > room.limit:
         return None
     return Choice(layout, work.micro_rows, work.slots, peak, work.beside, eval_slots)
 
 
-def _eval_slots(work: Workload, layout: MeshShape, limit: float, correction: Correction) -> int:
+def _eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
     """The config's own eval.slots where they fit, else the most that do; 0: those of training."""
     shards, wanted = layout.slot_shards, work.evaluation.slots
-    if wanted % shards == 0 and decoding_peak(work, layout, correction) <= limit:
+    if wanted % shards == 0 and decoding_peak(work, layout, room) <= room.limit:
         return work.eval_slots
-    most = min(largest_eval_slots(work, layout, limit, correction), wanted)
+    most = min(largest_eval_slots(work, layout, room), wanted)
     return max(most // shards, 1) * shards
 
 
-def with_layout(
-    choice: Choice, layout: MeshShape, work: Workload, correction: Correction
-) -> Choice:
+def with_layout(choice: Choice, layout: MeshShape, work: Workload, room: Room) -> Choice:
     """The same portions on another layout of the decode copy; `work` has the choice's."""
-    return dataclasses.replace(choice, layout=layout, peak=peak_of(work, layout, correction))
+    return dataclasses.replace(choice, layout=layout, peak=peak_of(work, layout, room))
 
 
 def fastest_decoding(
-    work: Workload, layout: MeshShape, limit: float, correction: Correction, device: Device
+    work: Workload, layout: MeshShape, room: Room, device: Device
 ) -> tuple[MeshShape, float]:
     """The mesh.decode_tensor with which a rollout takes least, of those that fit, and its seconds.
 
@@ -239,7 +237,7 @@ def fastest_decoding(
             continue
         if work.evaluation.slots % tried.slot_shards:
             continue
-        if decoding_peak(work, tried, correction) > limit and tried != layout:
+        if decoding_peak(work, tried, room) > room.limit and tried != layout:
             continue
         made = schedule.rollout(schedule.rollout_spec(work, tried), work.lengths, work.prompt)
         taken = sum(seconds.rollout_seconds(work, tried, device, made).values())
@@ -248,28 +246,24 @@ def fastest_decoding(
     return best, taken
 
 
-def shorter_budget(
-    work: Workload, num_devices: int, limit: float, correction: Correction
-) -> tuple[int, Choice] | None:
+def shorter_budget(work: Workload, num_devices: int, room: Room) -> tuple[int, Choice] | None:
     """A half, a quarter or an eighth of the largest budget that fits, and how; None: none does."""
     largest = max(work.thinking, work.eval_thinking)
     for budget in (largest // 2, largest // 4, largest // 8):
         shorter = dataclasses.replace(
             work, thinking=min(work.thinking, budget), eval_thinking=budget
         )
-        choice = suggest(shorter, num_devices, limit, correction)
+        choice = suggest(shorter, num_devices, room)
         if choice is not None:
             return budget, choice
     return None
 
 
-def smaller_model(
-    work: Workload, num_devices: int, limit: float, correction: Correction
-) -> tuple[str, Choice] | None:
+def smaller_model(work: Workload, num_devices: int, room: Room) -> tuple[str, Choice] | None:
     """The largest released shape below this one that fits, and how; None if none does."""
     for name, shape in sorted(PRESETS.items(), key=lambda item: -item[1].num_parameters):
         if shape.num_parameters < work.model.num_parameters:
-            choice = suggest(dataclasses.replace(work, model=shape), num_devices, limit, correction)
+            choice = suggest(dataclasses.replace(work, model=shape), num_devices, room)
             if choice is not None:
                 return name, choice
     return None

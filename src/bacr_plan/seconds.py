@@ -25,7 +25,6 @@ class Shares:
     Attributes:
       matmul: of the dense bfloat16 rate, by products with everything around them.
       bandwidth: of the memory's bandwidth, while decoding and by the optimizer.
-      links: of the links' bandwidth in a box.
       wait: seconds that a collective takes beside its bytes.
     """
 
@@ -54,15 +53,15 @@ def iteration(work: Workload, layout: MeshShape) -> Iteration:
 
 
 def rollout_seconds(
-    work: Workload, layout: MeshShape, device: Device, made: Schedule, shares: Shares = ASSUMED
+    work: Workload, layout: MeshShape, device: Device, made: Schedule
 ) -> dict[str, float]:
     """Seconds of prefill and decoding.
 
     A chunk takes the larger of what its bytes and its products take; with tensor shards two sums a
     layer are waited for besides.
     """
-    rate = device.matmul_flops * shares.matmul * _type_rate(work) * layout.num_devices
-    bandwidth = device.memory_bandwidth * shares.bandwidth
+    rate = device.matmul_flops * ASSUMED.matmul * _type_rate(work) * layout.num_devices
+    bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
     longer = lambda flops, moved: max(flops / rate, moved / bandwidth)
     decode = sum(
         longer(costs.chunk_flops(work, chunk), costs.chunk_bytes(work, layout, chunk))
@@ -78,9 +77,9 @@ def rollout_seconds(
     prefill = sum(costs.prefill_flops(work, *one) for one in made.prefills) / rate
     sums = 0.0
     if layout.decode_tensor > 1:
-        links = device.link_bandwidth * shares.links
+        links = device.link_bandwidth * ASSUMED.links
         rows = work.slots / layout.slot_shards
-        each = 2 * work.model.num_layers * shares.wait
+        each = 2 * work.model.num_layers * ASSUMED.wait
         sums += made.steps * (each + costs.decode_link_bytes(work, layout, rows) / links)
         answers = costs.decode_link_bytes(work, layout, rows * work.cuts) / links
         sums += made.answer_steps * (each + answers)
@@ -92,7 +91,6 @@ def step_seconds(
     layout: MeshShape,
     device: Device,
     made: Iteration | None = None,
-    shares: Shares = ASSUMED,
 ) -> dict[str, float]:
     """Predicted seconds of one iteration by phase; grading and evaluation left out.
 
@@ -100,18 +98,18 @@ def step_seconds(
     of the policy are taken to be as near as the devices of a box. `made` is worked out by default.
     """
     made = made or iteration(work, layout)
-    rate = device.matmul_flops * shares.matmul * _type_rate(work) * layout.num_devices
-    per_byte = 1 / (device.link_bandwidth * shares.links)
+    rate = device.matmul_flops * ASSUMED.matmul * _type_rate(work) * layout.num_devices
+    per_byte = 1 / (device.link_bandwidth * ASSUMED.links)
     links = costs.gathered_bytes(work, layout) * per_byte
     parts = [one for update in made.updates for one in update]
-    adam = costs.optimizer_bytes(work, layout) / (device.memory_bandwidth * shares.bandwidth)
+    adam = costs.optimizer_bytes(work, layout) / (device.memory_bandwidth * ASSUMED.bandwidth)
     products = [costs.train_flops(work, one) / rate for one in parts]
     forward = [costs.forward_flops(work, one) / rate for one in parts]
     return {
         "update": sum(max(one, links) for one in products)
-        + work.minibatches * (adam + costs.copied_bytes(work, layout) * per_byte),
+        + work.config.train.minibatches * (adam + costs.copied_bytes(work, layout) * per_byte),
         "score": work.scored * sum(forward),
-        **rollout_seconds(work, layout, device, made.rollout, shares),
+        **rollout_seconds(work, layout, device, made.rollout),
     }
 
 
@@ -120,9 +118,7 @@ def _type_rate(work: Workload) -> float:
     return 1.0 if work.float_bytes == 2 else 0.5
 
 
-def evaluation_seconds(
-    work: Workload, layout: MeshShape, device: Device, shares: Shares = ASSUMED
-) -> float:
+def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
     """Seconds of one evaluation: every call of every set, budgets used up, one answer a trace."""
     found: dict[tuple[tuple[int, int], ...], float] = {}
     evaluation = work.evaluation
@@ -136,5 +132,5 @@ def evaluation_seconds(
         draw = functools.partial(dataclasses.replace, asked)
         own = dataclasses.replace(evaluation, slots=slots, cuts=1, draw=draw)
         made = schedule.rollout(schedule.rollout_spec(own, layout), asked, work.prompt)
-        found[call] = sum(rollout_seconds(own, layout, device, made, shares).values())
+        found[call] = sum(rollout_seconds(own, layout, device, made).values())
     return sum(found[call] for call in work.evaluated)

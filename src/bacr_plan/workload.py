@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,72 +34,46 @@ _PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of one iteration.
+    """Sizes of one iteration: its config, and what follows from it.
 
     Attributes:
-      shape_source: where the shape was found, in words.
-      conditioned: the policy has a budget module.
-      per_layer_phi: it has one budget embedding per layer.
       value_hidden: width of the value head; 0 without one.
-      reference: a frozen copy of the policy is kept for a KL term.
       rows: traces per iteration, Q G.
-      minibatches: updates per iteration.
       micro_rows: traces per gradient accumulation step, of all devices.
       scored: passes over all rows that only score them (old and reference log-probabilities).
-      micro_tokens: positions of a micro-batch (train.micro_batch_tokens); 0: they hold rows.
-      buckets: padded lengths that rows are sorted into for that; 1: none.
       prompt: prompt tokens, padded.
       thinking: thinking tokens, padded: the largest budget.
       draw: gives the tokens of the rows to be expected (`lengths`); reads the data if it is there.
       cuts: branches per trace: M, or M times the answers that a method samples at each cut.
-      answer: sampled answer tokens of a branch, padded.
-      slots: rows decoded together, on all devices.
-      chunk: decoding steps of a call.
-      windows: lengths that caches may have.
-      refill: share of the slots that must have ended before they are answered and refilled.
       own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
       evaluated: calls of an evaluation, each by its parts: rows and their largest budget.
       eval_thinking: largest budget of training and evaluation.
       eval_slots: rows decoded together in an evaluation; 0: as many as in training.
       eval_cuts: answers of a trace that are decoded together in an evaluation.
-      float_bytes: bytes of the compute type.
-      logprob_chunk: tokens per chunk of the output head.
-      remat: what the backward pass recomputes of a layer (model.remat).
       fused_attention: the trunk's attention never stores its scores (cuDNN).
       adapters: numbers in low-rank adapters; 0: all weights are trained.
-      frozen_bytes: bytes of a number of their frozen base.
       beside: the sampler reads that base where it lies, without a copy.
-      moment_bytes: bytes of a number in each of Adam's moments.
     """
 
+    config: Config
     model: Qwen2Config
     shape_source: str
     conditioned: bool
-    per_layer_phi: bool
     value_hidden: int
-    reference: bool
     rows: int
-    minibatches: int
     micro_rows: int
     scored: float
-    micro_tokens: int
-    buckets: int
     prompt: int
     thinking: int
     draw: Callable[[], Lengths] = dataclasses.field(compare=False, repr=False)
     cuts: int
-    answer: int
     slots: int
-    chunk: int
-    windows: int
-    refill: float
     own_keys: bool
     evaluated: tuple[tuple[tuple[int, int], ...], ...]
     eval_thinking: int
     eval_slots: int
     eval_cuts: int
     float_bytes: int
-    logprob_chunk: int
     remat: Remat
     fused_attention: bool
     adapters: int = 0
@@ -111,7 +84,7 @@ class Workload:
     @property
     def branch(self) -> int:
         """Tokens of a branch: suffix and answer."""
-        return SUFFIX_TOKENS + self.answer
+        return SUFFIX_TOKENS + self.config.rollout.answer_tokens
 
     @property
     def trunk(self) -> int:
@@ -126,7 +99,7 @@ class Workload:
     @property
     def by_tokens(self) -> bool:
         """Whether micro-batches hold nearly equal numbers of tokens."""
-        return self.micro_tokens > 0
+        return self.config.train.micro_batch_tokens is not None
 
     @property
     def lengths(self) -> Lengths:
@@ -134,14 +107,9 @@ class Workload:
         return self.draw()
 
     @property
-    def mean_thinking(self) -> float:
-        """Expected thinking tokens of a trace."""
-        return float(self.lengths.thinking.mean())
-
-    @property
     def update_rows(self) -> int:
         """Rows of one update."""
-        return self.rows // self.minibatches
+        return self.rows // self.config.train.minibatches
 
     @property
     def evaluation(self) -> "Workload":
@@ -237,79 +205,51 @@ def _eval_cuts(config: Config) -> int:
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     """Sizes and mesh of a run on so many devices, without touching one.
 
-    Raises:
-      UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
+    UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
     """
     shape, source = planned_shape(config)
     layout = setup.mesh_shape(config, shape, num_devices)
     setup.check_slots(config, layout)
-    return _workload(config, shape, source, load_method(config), layout), layout
-
-
-def _adapters(config: Config, shape: Qwen2Config) -> dict[str, Any]:
-    """What low-rank adapters change."""
-    rank, targets = config.adapter.rank, config.adapter.targets
-    if rank is None:
-        return {}
-    return {
-        "adapters": adapters.num_parameters(shape, rank=rank, targets=targets),
-        "frozen_bytes": 2 if param_dtype(config) == "bfloat16" else 4,
-        "beside": config.adapter.decode == "beside",
-    }
-
-
-def _workload(
-    config: Config, shape: Qwen2Config, source: str, method: Method, layout: MeshShape
-) -> Workload:
-    """The sizes of one iteration."""
-    model, rollout, train = config.model, config.rollout, config.train
-    rows = rollout.questions * rollout.group_size
+    model, rollout, train, adapter = config.model, config.rollout, config.train, config.adapter
+    method = load_method(config)
+    rows, cuts = rollout.questions * rollout.group_size, branches_per_trace(method)
     update = rows // train.minibatches
-    reference, cuts = config.loss.kl_coef > 0, branches_per_trace(method)
     scored = num_scored(config.loss.old_logprobs, train.minibatches)
     bfloat16 = model.compute_dtype == "bfloat16"
+    fused = lambda attention: attention == "cudnn" or (attention == "auto" and bfloat16)
     work = Workload(
+        config=config,
         model=shape,
         shape_source=source,
         conditioned=method.conditioned,
-        per_layer_phi=method.conditioned and config.conditioning.sharing == "per_layer",
         value_hidden=config.value.hidden_size if method.uses_value else 0,
-        reference=reference,
         rows=rows,
-        minibatches=train.minibatches,
         micro_rows=min(train.micro_batch_rows or update, update),
-        scored=scored / train.minibatches + reference,
-        micro_tokens=0,
-        buckets=1,
+        scored=scored / train.minibatches + (config.loss.kl_coef > 0),
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max + config.budget.grace,
         draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),
         cuts=cuts,
-        answer=rollout.answer_tokens,
         slots=min(rollout.slots or rows, rows),
-        chunk=rollout.chunk,
-        windows=rollout.windows,
-        refill=rollout.refill,
-        own_keys=rollout.attention == "cudnn" or (rollout.attention == "auto" and bfloat16),
+        own_keys=fused(rollout.attention),
         evaluated=_evaluated(config),
         eval_thinking=max(config.budget.max, derived.largest_evaluated(config))
         + config.budget.grace,
         eval_slots=config.eval.slots or 0,
         eval_cuts=_eval_cuts(config),
         float_bytes=2 if bfloat16 else 4,
-        logprob_chunk=model.logprob_chunk,
         remat=model.remat,
-        fused_attention=model.attention == "cudnn" or (model.attention == "auto" and bfloat16),
+        fused_attention=fused(model.attention),
         moment_bytes=2 if config.optimizer.moment_dtype == "bfloat16" else 4,
-        **_adapters(config, shape),
     )
-    if train.micro_batch_tokens is None:
-        return work
-    shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
-    micro_rows = shapes.rows(work.row_tokens, 0)
-    return dataclasses.replace(
-        work,
-        micro_rows=micro_rows,
-        micro_tokens=train.micro_batch_tokens,
-        buckets=train.length_buckets,
-    )
+    if adapter.rank is not None:
+        work = dataclasses.replace(
+            work,
+            adapters=adapters.num_parameters(shape, rank=adapter.rank, targets=adapter.targets),
+            frozen_bytes=2 if param_dtype(config) == "bfloat16" else 4,
+            beside=adapter.decode == "beside",
+        )
+    if train.micro_batch_tokens is not None:
+        shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
+        work = dataclasses.replace(work, micro_rows=shapes.rows(work.row_tokens, 0))
+    return work, layout

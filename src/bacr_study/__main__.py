@@ -112,16 +112,19 @@ def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: 
     return "\n".join(lines)
 
 
+def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> None:
+    """Refuses options that don't go with another one."""
+    for option in options:
+        if getattr(arguments, option) not in (None, False):
+            raise UserError(why.format(option=f"--{option.replace('_', '-')}"))
+
+
 def earlier(arguments: argparse.Namespace, study: Study) -> Mapping[str, Any] | None:
     """The results.json of --against, before anything is run; None: not asked for."""
     if arguments.against is None:
         return None
-    for option in ("dry_run", "list", "only", "pack"):
-        if getattr(arguments, option) not in (None, False):
-            raise UserError(
-                f"--against: there is nothing to compare with --{option.replace('_', '-')}; leave "
-                "one of them out"
-            )
+    why = "--against: there is nothing to compare with {option}; leave one of them out"
+    alone(arguments, ("dry_run", "list", "only", "pack"), why)
     from bacr_study.reproduction import read_earlier
 
     return read_earlier(arguments.against, study.name, study.size)
@@ -187,18 +190,14 @@ def run_study(
 def run_variance(arguments: argparse.Namespace) -> int:
     """A study of gradient noise, which has its own keys and no array of runs.
 
-    Raises:
-      UserError: an option that only arrays of runs have, or a setting that can't be used.
+    UserError: an option that only arrays of runs have, or a setting that can't be used.
     """
-    for option in ("dry_run", "list", "only", "report", "jobs", "against", "pack"):
-        if getattr(arguments, option):
-            raise UserError(
-                f"--{option.replace('_', '-')}: {arguments.config} measures one policy after the "
-                "other; leave it out"
-            )
+    why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
+    alone(arguments, ("dry_run", "list", "only", "report", "jobs", "against", "pack"), why)
     from bacr_study.variance import main as variance
+    from bacr_study.variance.settings import SIZES
 
-    size = arguments.size or variance.SIZES[0]
+    size = arguments.size or SIZES[0]
     own = [text for text in arguments.overrides if text.startswith("output=")]
     output = [] if own else [f"output={arguments.out / f'{arguments.config.stem}-{size}'}"]
     variance.main(arguments.config, size, [*output, *arguments.overrides])

@@ -5,11 +5,13 @@ from typing import Any
 
 from bacr_jax.report.table import NONE, Item, Shown, Table
 from bacr_study.curves import AXES
+from bacr_study.figures import CONTRASTS
 from bacr_study.info import StudyInfo, Task, Variant
 from bacr_study.items import (
     Results,
     accuracy_column,
     accuracy_item,
+    budget_heading,
     budget_phrase,
     difference_item,
     p_text,
@@ -227,3 +229,30 @@ def _time_items(record: Mapping[str, Any] | None) -> list[Item]:
     numbers = (ratio["mean"], ratio["low"], ratio["high"])
     ends = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
     return [shown, Shown(f"{ratio['mean']:.2f}{ends}", numbers)]
+
+
+def contrast_tables(results: Results, study: StudyInfo) -> list[Table]:
+    """A row for each pair, with its difference and Holm's p at each budget in focus."""
+    found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
+    places = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
+    rows: list[list[Item]] = []
+    for name, of, less in study.contrasts:
+        row: list[Item] = [name, of, less]
+        for task, budget in places:
+            entry = found.get((name, task.id, budget))
+            p = Shown(p_text(entry["p_holm"]), (entry["p_holm"],)) if entry else ""
+            row += [difference_item(entry), p]
+        rows.append(row)
+    heads = [text for _, budget in places for text in (budget_heading(budget), "Holm p")]
+    tests = results["contrasts"][0]["tests"] if results["contrasts"] else 0
+    return [
+        Table(
+            CONTRASTS,
+            ["pair", "arm", "less", *heads],
+            rows,
+            words=3,
+            name="contrasts",
+            caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
+            f"random effects of seeds and problems); Holm p: over these {tests} tests.",
+        )
+    ]

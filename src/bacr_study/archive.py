@@ -49,15 +49,7 @@ def _compressed(path: Path, text: str) -> None:
 def pack(folder: Path, out: Path) -> list[Path]:
     """Writes cells, results, figures (PNG) and tables (Markdown) of a study for keeping.
 
-    Args:
-      folder: of the study, with `cells/` and results.json.
-      out: made if it is not there.
-
-    Returns:
-      The files written.
-
-    Raises:
-      UserError: the study has no results yet.
+    UserError: the study has no results yet.
     """
     cells = sorted((folder / "cells").glob("*.json"))
     if not cells or not (folder / "results.json").exists():
@@ -89,11 +81,7 @@ def _small_picture(path: Path, out: Path) -> None:
 
 
 def archived_cells(folder: Path) -> list[Any]:
-    """The cells that `pack` put into a folder; none where it has no archive.
-
-    Raises:
-      UserError: the archive can't be read.
-    """
+    """The cells that `pack` put into a folder; none where it has no archive."""
     path = folder / CELLS
     if not path.exists():
         return []
@@ -109,8 +97,7 @@ def unpack(folder: Path) -> int:
     Returns:
       How many were made.
 
-    Raises:
-      UserError: the archive can't be read, or something in it has no name that a cell can have.
+    UserError: the archive can't be read, or something in it has no name that a cell can have.
     """
     made = 0
     for cell in archived_cells(folder):

@@ -38,17 +38,9 @@ class Cell:
     """One finished run, evaluated.
 
     Attributes:
-      id: `task.arm.seed` or `task.arm.value.seed`.
       study_size: size of the study it was run for.
-      task: id of the task.
-      arm: id of the arm.
-      seed: of the run.
-      value: swept value; None: nothing is swept.
-      provenance: commit, versions, machine and date.
-      config_sha: digest of the run's config.
       departures: where the run departs from its method's publication.
       steps: of training; 0: not trained.
-      generated_tokens: of training.
       wall_seconds: of training; a shared warm-up counts in the run that made it.
       sets: by set, decoding and budget: accuracy, mean tokens, shares, `levels`, and `correct`,
         a digit per problem (base 36) that says how many of its samples are right, or a list of
@@ -115,11 +107,7 @@ def ids_digest(ids: Sequence[str]) -> str:
 def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
     """How many samples of each problem are right, a digit each.
 
-    Args:
-      correct: counts, below 36.
-
-    Raises:
-      UserError: a count that no digit can say.
+    UserError: a count that no digit can say.
     """
     if correct.size and int(correct.max()) >= _BASE:
         raise UserError(
@@ -132,15 +120,7 @@ def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
 def write_cell(folder: Path, cell: Cell) -> Path:
     """Writes a cell into a study's folder, in one step.
 
-    Args:
-      folder: of the study.
-      cell: what a run found.
-
-    Returns:
-      The file.
-
-    Raises:
-      UserError: the cell contradicts itself, or the file can't be written.
+    UserError: the cell contradicts itself, or the file can't be written.
     """
     path = folder / "cells" / f"{cell.id}.json"
     _check(cell, path)
@@ -150,11 +130,7 @@ def write_cell(folder: Path, cell: Cell) -> Path:
 
 
 def read_cell(path: Path) -> Cell:
-    """Reads one cell.
-
-    Raises:
-      UserError: the file is damaged, lacks a field, or contradicts itself.
-    """
+    """Reads one cell; UserError: the file is damaged, lacks a field, or contradicts itself."""
     again = "remove it and run the study again"
     try:
         record = documents.read_json(path)
@@ -231,7 +207,6 @@ class Reading:
     """The cells of a folder.
 
     Attributes:
-      cells: by id, in the order of the study.
       missing: ids of cells that the study has and the folder has not.
       strangers: names of files whose cells are not of the study.
     """
@@ -244,13 +219,8 @@ class Reading:
 def read_cells(folder: Path, study: StudyInfo) -> Reading:
     """Reads the cells of a study.
 
-    Args:
-      folder: of the study.
-      study: says which cells there are.
-
-    Raises:
-      UserError: a damaged cell, no cell at all, or cells that must not be compared: of several
-        sizes of the study, or of other problems.
+    UserError: a damaged cell, no cell at all, or cells that must not be compared: of several
+      sizes of the study, or of other problems.
     """
     expected = list(study.cell_ids())
     # A temporary file of a cell that is being written ends otherwise.

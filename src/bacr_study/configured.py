@@ -25,13 +25,7 @@ SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
 
 @dataclass(frozen=True)
 class Problems:
-    """Which rows of a set are the same problem.
-
-    Attributes:
-      number: of each row's problem, equal where the question is.
-      levels: of each row.
-      digest: of the rows' ids, as cells have it.
-    """
+    """Which rows of a set are the same problem."""
 
     number: Int[np.ndarray, "n"]
     levels: Int[np.ndarray, "n"]
@@ -68,12 +62,7 @@ class Configured:
 
 
 def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
-    """What a study's planned runs say.
-
-    Args:
-      study: as its file states it.
-      runs: all of its runs.
-    """
+    """What a study's planned runs say."""
     settings, problems = {}, {}
     for run in runs:
         shown = {key: given_by(run.config, key) for key in SHOWN}

@@ -54,11 +54,7 @@ def _band(x: Sequence[float | int], rows: Float[np.ndarray, "seeds n"]) -> dict[
     }
 
 
-def _rewards(cells: Sequence[Cell], axis: str) -> dict[str, list[Any]] | None:
-    found = [series(cell, axis, "reward") for cell in cells]
-    runs = [one for one in found if one is not None]
-    if not runs:
-        return None
+def _rewards(runs: Sequence[Series]) -> dict[str, list[Any]]:
     # Up to where the shortest run ends: beyond, the average would be of other seeds.
     longest = max(len(x) for x, _ in runs)
     edges = np.linspace(0.0, min(x[-1] for x, _ in runs), min(_BINS, longest) + 1)
@@ -66,11 +62,7 @@ def _rewards(cells: Sequence[Cell], axis: str) -> dict[str, list[Any]] | None:
     return _band(list((edges[1:] + edges[:-1]) / 2), rows)
 
 
-def _accuracies(cells: Sequence[Cell], axis: str) -> dict[str, list[Any]] | None:
-    found = [series(cell, axis, "accuracy") for cell in cells]
-    runs = [one for one in found if one is not None]
-    if not runs:
-        return None
+def _accuracies(runs: Sequence[Series]) -> dict[str, list[Any]] | None:
     start, stop = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
     if stop < start:
         return None
@@ -96,8 +88,13 @@ def convergence(grid: Grid) -> dict[str, Any]:
         for variant in grid.variants(task.id):
             cells = [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
             for name, draw in (("reward", _rewards), ("accuracy", _accuracies)):
-                drawn = {axis: draw(cells, axis) for axis in AXES} if cells else {}
-                drawn = {axis: band for axis, band in drawn.items() if band and band["x"]}
+                drawn = {}
+                for axis in AXES:
+                    found_runs = [series(cell, axis, name) for cell in cells]
+                    runs = [one for one in found_runs if one is not None]
+                    band = draw(runs) if runs else None
+                    if band and band["x"]:
+                        drawn[axis] = band
                 if drawn:
                     curves.setdefault(variant.key, {})[name] = drawn
         found[task.id] = {"curves": curves, "thresholds": _times(grid, task)}
@@ -106,10 +103,6 @@ def convergence(grid: Grid) -> dict[str, Any]:
 
 def first_crossing(one: Series, level: float) -> float | None:
     """Where a curve first reaches a level, between its points on a straight line.
-
-    Args:
-      one: the curve, its x rising.
-      level: to be reached.
 
     Returns:
       The x; None: it never does.
@@ -184,9 +177,6 @@ def _ratio(
 def schedules(grid: Grid) -> dict[str, Any]:
     """Budgets and weights of difficulty groups over training, averaged over seeds.
 
-    Args:
-      grid: the cells.
-
     Returns:
       By task and variant with a curriculum: a list of groups, the easiest first, each with a curve
       over steps for every one of `SCHEDULED`.
@@ -204,19 +194,15 @@ def schedules(grid: Grid) -> dict[str, Any]:
             chosen = np.linspace(0, len(steps) - 1, min(_SCHEDULE_POINTS, len(steps)))
             steps = [steps[place] for place in chosen.round().astype(int)]
             groups = range(min(len(run[step]) for run in runs for step in steps))
-            value = lambda run, step, group, key: _known(run[step][group].get(key))
             found.setdefault(task.id, {})[variant.key] = [
-                {
-                    key: _band(
-                        steps,
-                        np.array([[value(run, s, group, key) for s in steps] for run in runs]),
-                    )
-                    for key in SCHEDULED
-                }
+                {key: _band(steps, _recorded(runs, steps, group, key)) for key in SCHEDULED}
                 for group in groups
             ]
     return found
 
 
-def _known(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
+def _recorded(
+    runs: Sequence[Mapping[int, Any]], steps: Sequence[int], group: int, key: str
+) -> Float[np.ndarray, "seeds n"]:
+    """A number of a group in every run at every step; NaN where it was not recorded."""
+    return np.array([[run[step][group].get(key) for step in steps] for run in runs], np.float64)

@@ -53,8 +53,33 @@ def _family(
                         **asdict(contrast),
                     }
                 )
+    return _adjusted(entries)
+
+
+def _adjusted(entries: list[Entry]) -> list[Entry]:
+    """The tests of a family with Holm's p-values, and how many they are."""
     adjusted = holm([entry["p"] for entry in entries])
     return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
+
+
+def contrasts(grid: Grid) -> list[Entry]:
+    """Paired differences of the study's pairs at the budgets in focus and on their mean.
+
+    A study that asks a few questions names their pairs beside what they will mean, and tests those
+    alone: Holm's correction is over them, not over all pairs that its arms make. A pair that lacks
+    an arm is left out. Entries have name, of, less, task, budget, the fields of `Contrast`,
+    `p_holm` and the number of tests.
+    """
+    entries: list[Entry] = []
+    for task in grid.study.tasks:
+        for budget in grid.study.focus_budgets(task):
+            where = Setting(task.id, task.main, budget)
+            for name, of, less in grid.study.contrasts:
+                found = grid.contrast({Variant(of): 1.0, Variant(less): -1.0}, where)
+                if found is not None:
+                    pair = {"name": name, "of": of, "less": less}
+                    entries.append({**pair, "task": task.id, "budget": budget, **asdict(found)})
+    return _adjusted(entries)
 
 
 def comparisons(grid: Grid) -> list[Entry]:
@@ -62,9 +87,6 @@ def comparisons(grid: Grid) -> list[Entry]:
 
     The mean over budgets is a family of its own (`anytime`), so that it takes no power from the
     budgets; so is each ablation row's difference from the first row.
-
-    Args:
-      grid: the cells.
 
     Returns:
       Entries with view, task, set, budget, variant, reference, the fields of `Contrast`, `p_holm`
@@ -134,9 +156,6 @@ def _by_mode(
 
 def difficulty(grid: Grid) -> dict[str, Any]:
     """Accuracy by level, and its difference from the first reference arm.
-
-    Args:
-      grid: the cells.
 
     Returns:
       By task, budget in focus, variant and level: problems, accuracy, and difference (None: of the

@@ -1,18 +1,20 @@
 """The figures of a study, from its results.json."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.report import png
-from bacr_jax.report.charts import Axis, Chart, Mark, Series, stepped
-from bacr_study.contrasts import contrast_figures
+from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_study.curves import AXES
 from bacr_study.drawing import (
     Drawn,
     accuracies,
     accuracy_axis,
     apart,
+    band,
     budget_axis,
     ends_of,
     looks_of,
@@ -20,13 +22,23 @@ from bacr_study.drawing import (
 )
 from bacr_study.info import StudyInfo, Sweep, Task, Variant, study_of
 from bacr_study.items import Results, budget_phrase, estimate_of
-from bacr_study.training_figures import convergence_figures, curriculum_figures
 
 # Cost and gain.
 Point = tuple[float | int, float | int]
 
 # Of one panel; the table has them all.
 MOST_CURVES = 16
+_AXIS_NAMES = {"step": "steps", "tokens": "generated tokens", "seconds": "seconds"}
+# What is drawn: key, its axis, and what a number of it is multiplied by.
+_CURVES = (("reward", "mean reward", 1.0), ("accuracy", "held-out accuracy (%)", 100.0))
+_SCHEDULE = (
+    ("mean_budget", "mean sampled budget", "tokens", 1.0),
+    ("weight", "share of sampled questions", "%", 100.0),
+    ("mu", "scheduled mean budget", "tokens", 1.0),
+    ("pass_rate", "pass rate", "%", 100.0),
+)
+# Above the table and the figure of a study's contrasts.
+CONTRASTS = "Pairs that the study asks about"
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ def draw_figures(folder: Path, results: Results) -> list[Picture]:
     study = study_of(results["study"])
     makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Drawn]]] = {
         "accuracy": accuracy_figures,
-        "hard": hard_figures,
+        "hard": functools.partial(accuracy_figures, hard=True),
         "ablation": effect_figures,
         "scale": sweep_figures,
         "efficiency": efficiency_figures,
@@ -73,36 +85,26 @@ def _by_budget(
     return {budget: entry for budget, entry in found.items() if entry is not None}
 
 
-def accuracy_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def accuracy_figures(results: Results, study: StudyInfo, *, hard: bool = False) -> Iterator[Drawn]:
     """Accuracy against the budget; no picture of more curves than can be told apart."""
-    yield from _accuracy(results, study, "accuracy", "Accuracy by budget", "main")
-
-
-def hard_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
-    """The same on harder problems."""
-    yield from _accuracy(results, study, "hard", "Accuracy on harder problems", "hard")
-
-
-def _accuracy(
-    results: Results, study: StudyInfo, file: str, title: str, which: str
-) -> Iterator[Drawn]:
     looks, variants, charts = looks_of(study), study.variants(), list[Chart]()
     if len(variants) > MOST_CURVES:
         return
     for task in study.tasks:
-        if not getattr(task, which):
+        name = task.hard if hard else task.main
+        if not name:
             continue
         series = []
         for index, variant in enumerate(variants):
-            found = _by_budget(results, study, task, getattr(task, which), variant)
+            found = _by_budget(results, study, task, name, variant)
             x = [budget * apart(index, len(variants)) for budget in found]
             entries = [entry["accuracy"] for entry in found.values()]
             label = variant_label(study, variant)
             series.append(accuracies(looks[variant.arm], label, x, entries))
         charts.append(Chart(task.label, series, budget_axis(task.budgets), accuracy_axis(study)))
     yield Drawn(
-        file,
-        title,
+        "hard" if hard else "accuracy",
+        "Accuracy on harder problems" if hard else "Accuracy by budget",
         f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds. Methods stand a little "
         "apart, so that their intervals can be seen.",
         [charts],
@@ -110,14 +112,7 @@ def _accuracy(
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Points (cost, gain) that no other beats: less cost with at least the gain.
-
-    Args:
-      points: in any order.
-
-    Returns:
-      Those of the front by rising cost; their gains rise too.
-    """
+    """Points (cost, gain) that no other beats by less cost with at least the gain, both rising."""
     front: list[Point] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
@@ -205,7 +200,7 @@ def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
             ticks = [(float(level), str(level)) for level in levels]
             charts.append(
                 Chart(
-                    f"{task.label}, {budget_phrase(budget)}",
+                    _panel(task, budget),
                     series,
                     Axis("level, the hardest last", low=ends[0], high=ends[1], ticks=ticks),
                     Axis("difference (percentage points)"),
@@ -258,7 +253,7 @@ def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget:
         series.append(accuracies(looks[arm.id], arm.name, x, list(measured.values())))
     known = sweep.default is not None
     return Chart(
-        f"{task.label}, {budget_phrase(budget)}",
+        _panel(task, budget),
         series,
         Axis(sweep.label, ticks=[(place, str(value)) for value, place in places.items()]),
         accuracy_axis(study),
@@ -274,38 +269,119 @@ def _places(sweep: Sweep) -> dict[Any, float]:
 
 def effect_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     """Table 3 of the paper as a picture: what each part adds."""
-    rows = []
-    for task in study.tasks:
-        charts = []
-        for budget in study.focus_budgets(task):
-            found = results["ablation"].get(task.id, {}).get(budget, {}).get("effects", [])
-            names = [f"{e['kind']}: {e['part']}" if e["part"] else e["kind"] for e in found]
-            places = [-float(i) for i in range(len(found))]
-            effects = Series(
-                "",
-                [100 * e["difference"] for e in found],
-                places,
-                "s1",
-                [(100 * e["low"], 100 * e["high"]) for e in found],
-                across=True,
-                line="",
-                marker="o",
-            )
-            charts.append(
-                Chart(
-                    f"{task.label}, {budget_phrase(budget)}",
-                    [effects],
-                    Axis("percentage points"),
-                    Axis("", low=0.5 - len(found), high=0.5, ticks=list(zip(places, names))),
-                    marks=[Mark("x", 0.0)],
-                )
-            )
-        rows.append(charts)
+
+    def chart(task: Task, budget: str) -> Chart:
+        found = results["ablation"].get(task.id, {}).get(budget, {}).get("effects", [])
+        names = [f"{e['kind']}: {e['part']}" if e["part"] else e["kind"] for e in found]
+        return _forest(_panel(task, budget), names, {"s1": dict(enumerate(found))})
+
     yield Drawn(
         "effects",
         "What each part adds",
         "Percentage points with 95 % intervals over seeds and problems. Main effect: mean over "
         "all combinations of the other parts. Surplus: all parts together less the sum of each "
         "alone.",
-        rows,
+        [[chart(task, budget) for budget in study.focus_budgets(task)] for task in study.tasks],
     )
+
+
+def contrast_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """A row for each pair of arms that the study names, a panel for each budget in focus."""
+    found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
+    names = [name for name, *_ in study.contrasts]
+
+    def chart(task: Task, budget: str) -> Chart:
+        places = {row: (name, task.id, budget) for row, name in enumerate(names)}
+        known = {row: found[place] for row, place in places.items() if place in found}
+        grey = {row: entry for row, entry in known.items() if entry["low"] <= 0 <= entry["high"]}
+        others = {row: entry for row, entry in known.items() if row not in grey}
+        return _forest(_panel(task, budget), names, {"s0": grey, "s1": others})
+
+    caption = (
+        "Percentage points with 95 % intervals over seeds and problems; grey: the interval holds 0."
+    )
+    for task in study.tasks:
+        charts = [chart(task, budget) for budget in study.focus_budgets(task)]
+        yield Drawn(f"contrasts_{task.id}", CONTRASTS, caption, [charts])
+
+
+def _panel(task: Task, budget: str) -> str:
+    return f"{task.label}, {budget_phrase(budget)}"
+
+
+def _forest(
+    title: str, names: Sequence[str], groups: Mapping[str, Mapping[int, Mapping[str, Any]]]
+) -> Chart:
+    """A row for each name, and in each colour the differences of some rows with intervals."""
+    series = [
+        Series(
+            "",
+            [100 * entry["difference"] for entry in found.values()],
+            [-float(row) for row in found],
+            colour,
+            [(100 * entry["low"], 100 * entry["high"]) for entry in found.values()],
+            across=True,
+            line="",
+            marker="o",
+        )
+        for colour, found in groups.items()
+    ]
+    ticks = [(-float(row), name) for row, name in enumerate(names)]
+    y = Axis("", low=0.5 - len(names), high=0.5, ticks=ticks)
+    return Chart(title, series, Axis("percentage points"), y, marks=[Mark("x", 0.0)])
+
+
+def convergence_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Fig. 4a of the paper: reward and held-out accuracy over training."""
+    looks = looks_of(study)
+    for task in study.tasks:
+        curves = results["convergence"].get(task.id, {}).get("curves", {})
+        if not curves:
+            continue
+        rows = []
+        for kind, unit, scale in _CURVES:
+            charts = []
+            for name in AXES:
+                series = [
+                    band(curve, scale, looks[variant.arm].series, variant_label(study, variant))
+                    for variant in study.variants()
+                    if (curve := curves.get(variant.key, {}).get(kind, {}).get(name))
+                ]
+                charts.append(Chart("", series, Axis(_AXIS_NAMES[name]), Axis(unit)))
+            rows.append(charts)
+        yield Drawn(
+            f"convergence_{task.id}",
+            f"Training: {task.label}",
+            f"Means over {len(study.seeds)} seeds, shades: 95 % intervals. Above: reward as each "
+            "method defines it, averaged in thirtieths of the run; rewards of methods differ in "
+            "what they count. Below: greedy accuracy on held-out problems, mean over budgets.",
+            rows,
+            5,
+        )
+
+
+def curriculum_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+    """Fig. 3 of the paper: budgets and weights of the difficulty groups over training."""
+    for task in study.tasks:
+        for key, groups in results["curriculum"].get(task.id, {}).items():
+            variant = next(v for v in study.variants() if v.key == key)
+            words = {0: " (easiest)", len(groups) - 1: " (hardest)"}
+            charts = []
+            for kind, heading, unit, scale in _SCHEDULE:
+                series = []
+                for number, group in enumerate(groups):
+                    draw = functools.partial(
+                        Series,
+                        colour=shade(number, len(groups)),
+                        line=("-", "--", "-.", ":")[number % 4],
+                    )
+                    label = f"group {number}{words.get(number, '')}"
+                    series.append(band(group[kind], scale, draw, label))
+                charts.append(Chart(heading, series, Axis("step", whole=True), Axis(unit, low=0.0)))
+            yield Drawn(
+                f"curriculum_{task.id}_{key}",
+                f"Curriculum: {variant_label(study, variant)}, {task.label}",
+                f"Means over {len(study.seeds)} seeds, shades: 95 % intervals.",
+                [charts[:2], charts[2:]],
+                4,
+            )

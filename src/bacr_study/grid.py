@@ -24,8 +24,6 @@ class Setting:
     """What is measured, of whichever arm.
 
     Attributes:
-      task: id of the task.
-      set: evaluation set.
       budget: key of a budget, or `MEAN`.
       level: only problems of this level; None: all.
       mode: decoding; empty: that of the arm's numbers in tables.
@@ -43,8 +41,6 @@ class Grid:
     """The cells that there are.
 
     Attributes:
-      study: what they belong to.
-      cells: by id.
       same: by task and set, a number for each row of the set, equal where the problem is; empty:
         every row is a problem of its own, also in tests.
     """
@@ -68,19 +64,13 @@ class Grid:
 
     def keys(self, where: Setting) -> list[str]:
         """Keys of the budgets that a setting stands for."""
-        if where.budget != MEAN:
-            return [where.budget]
-        return list(map(str, self.study.task(where.task).budgets))
+        mean = where.budget == MEAN
+        return list(map(str, self.study.task(where.task).budgets)) if mean else [where.budget]
 
     def entries(self, cell: Cell, where: Setting, mode: str) -> list[dict[str, Any]] | None:
         """A cell's numbers at a budget, or at all budgets for `MEAN`; None: one is missing."""
         found = [cell.entry(where.set, mode, key) for key in self.keys(where)]
         return [entry for entry in found if entry is not None] if all(found) else None
-
-    def number(self, cell: Cell, where: Setting, key: str, mode: str) -> float | None:
-        """One number of a cell."""
-        entries = self.entries(cell, where, mode)
-        return None if entries is None else float(np.mean([entry[key] for entry in entries]))
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
         """Share of right samples of each problem, or [accuracy] where verdicts are not kept."""
@@ -112,10 +102,6 @@ class Grid:
 
     def contrast(self, weights: Mapping[Variant, float], where: Setting) -> Contrast | None:
         """A weighted sum of variants on the same seeds and problems, and its test against 0.
-
-        Args:
-          weights: of each variant's accuracy; they sum to 0.
-          where: what is compared.
 
         Returns:
           The contrast, of the seeds that all variants have; None: there are none, or too few.
@@ -160,18 +146,13 @@ class Grid:
         Where there is one seed, or seeds do not vary, the interval of an accuracy is that over
         problems.
 
-        Args:
-          variant: whose.
-          where: at which set and budget.
-          key: name of the number.
-          mode: decoding; None: that of tables.
-
         Returns:
           The estimate; None: no cell has the number.
         """
         mode = mode or self.mode(variant)
-        found = [self.number(cell, where, key, mode) for cell in self.of(where.task, variant)]
-        values = [value for value in found if value is not None]
+        found = [self.entries(cell, where, mode) for cell in self.of(where.task, variant)]
+        known = [entries for entries in found if entries is not None]
+        values = [float(np.mean([entry[key] for entry in entries])) for entries in known]
         if not values:
             return None
         estimate = mean_interval(values)

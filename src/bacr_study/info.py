@@ -1,6 +1,5 @@
 """What a study compares: tasks, arms, seeds, a swept key, and what is drawn of them."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +29,6 @@ class Task:
     """A task.
 
     Attributes:
-      id: in the ids of cells.
-      label: in tables and figures.
       main: evaluation set of every view but `hard`.
       hard: evaluation set of the view `hard`; empty: none.
       budgets: thinking budgets of the tables, rising, in tokens.
@@ -50,8 +47,6 @@ class Sweep:
 
     Attributes:
       key: the config's name of it, or what else varies.
-      label: on the axis.
-      values: in the order of the axis.
       default: the value that the others are tested against; None: no tests.
     """
 
@@ -66,13 +61,10 @@ class Arm:
     """A configuration that is run with every seed.
 
     Attributes:
-      id: in the ids of cells.
-      label: in tables and figures.
       marks: what is said of it in tables, such as "paper row".
       parts: of an ablation, those of `StudyInfo.parts` that are on.
       accounting: how the tokens of a vote are counted ("per sample", "matched total").
       mode: decoding its numbers are taken from; empty: that of the study.
-      sweep: its own sweep; None: that of the study.
     """
 
     id: str
@@ -91,12 +83,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Variant:
-    """An arm at one of its swept values.
-
-    Attributes:
-      arm: id of the arm.
-      value: swept value; None: nothing is swept.
-    """
+    """An arm at one of its swept values."""
 
     arm: str
     value: Value | None = None
@@ -112,20 +99,12 @@ class StudyInfo:
     """A study.
 
     Attributes:
-      name: of the study's config.
-      title: above its page.
-      tasks: in the order of columns.
-      arms: in the order of rows.
-      seeds: of every arm.
-      views: what is drawn, of `VIEWS`.
       references: ids of the arms that the others are tested against; the first is also the one of
         the views `convergence` and `difficulty`.
-      sweep: swept key; None: none.
       parts: of an ablation, the names of its parts in order.
       focus: budgets of the views that show one or two; empty: the task's second smallest.
       mode: decoding of tables and figures, `greedy` or `sampled`.
       size: the size that is run, such as `cpu`; empty: whatever the cells are of.
-      clustered: tests take rows of one problem as one.
       contrasts: name, arm, and the arm that it is compared with, of the view `contrasts`.
     """
 
@@ -149,25 +128,15 @@ class StudyInfo:
             raise UserError(f"study {self.name}: {key}: found {found}; write {instead}")
 
         known = [arm.id for arm in self.arms]
-        for key in ("tasks", "arms", "seeds"):
-            if not getattr(self, key):
-                refuse(key, "none", "at least one")
         for task in self.tasks:
             if not task.budgets or list(task.budgets) != sorted(set(task.budgets)):
                 refuse(f"budgets of task {task.id}", list(task.budgets), "rising numbers")
             for budget in set(self.focus) - set(task.budgets):
                 refuse("focus", budget, f"some of {', '.join(map(str, task.budgets))}")
-        for view in set(self.views) - set(VIEWS):
-            refuse("views", view, f"some of {', '.join(VIEWS)}")
         for id_ in set(self.references) - set(known):
             refuse("references", id_, f"some of {', '.join(known)}")
-        for name, *pair in self.contrasts:
-            for id_ in set(pair) - set(known):
-                refuse(f"contrasts: {name}", id_, f"some of {', '.join(known)}")
         if "contrasts" in self.views and not self.contrasts:
             refuse("contrasts", "none", "pairs of arms by name")
-        if len(set(known)) < len(known):
-            refuse("arms", "an id twice", "every id once")
         if "ablation" in self.views and not self.parts:
             refuse("parts", "none", "the parts of the ablation")
         for arm in self.arms:
@@ -213,31 +182,25 @@ class StudyInfo:
                 for seed in self.seeds:
                     yield cell_id(task.id, variant, seed)
 
-    def record(self) -> dict[str, Any]:
-        """As it is written to results.json."""
-        return dataclasses.asdict(self)
-
 
 def study_of(record: Mapping[str, Any]) -> StudyInfo:
-    """A study from what `StudyInfo.record` made of it, also after JSON."""
-    sweep = lambda found: Sweep(**{**found, "values": tuple(found["values"])}) if found else None
-    tuples = {key: tuple(value) for key, value in record.items() if isinstance(value, list | tuple)}
-    arms = tuple(
-        Arm(
-            **{
-                **arm,
-                "marks": tuple(arm["marks"]),
-                "parts": tuple(arm["parts"]),
-                "sweep": sweep(arm["sweep"]),
-            }
-        )
-        for arm in record["arms"]
+    """A study from what `dataclasses.asdict` made of it, also after JSON."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
+
+    def made(cls: Any, found: Mapping[str, Any]) -> Any:
+        return cls(**{key: tuples(value) for key, value in found.items()})
+
+    def sweep(found: Mapping[str, Any] | None) -> Any:
+        return found and made(Sweep, found)
+
+    arms = [made(Arm, {**arm, "sweep": sweep(arm["sweep"])}) for arm in record["arms"]]
+    tasks = [made(Task, task) for task in record["tasks"]]
+    study: StudyInfo = made(
+        StudyInfo, {**record, "arms": arms, "tasks": tasks, "sweep": sweep(record["sweep"])}
     )
-    tasks = tuple(Task(**{**t, "budgets": tuple(t["budgets"])}) for t in record["tasks"])
-    pairs = tuple((name, of, less) for name, of, less in record.get("contrasts", ()))
-    tuples["contrasts"] = pairs
-    changed = {**tuples, "arms": arms, "tasks": tasks, "sweep": sweep(record["sweep"])}
-    return StudyInfo(**{**record, **changed})
+    return study
 
 
 def cell_id(task: str, variant: Variant, seed: int) -> str:

@@ -27,10 +27,6 @@ class PlannedRun:
 
     Attributes:
       id: `task.arm.seed`, or `task.arm.value.seed` where something is varied.
-      task: name of the task.
-      arm: name of the arm.
-      seed: of the run.
-      value: of what is varied; None: nothing is.
       config: resolved, with folder and warm-up.
     """
 
@@ -74,42 +70,17 @@ class StudyPaths:
     """What lies where.
 
     Attributes:
-      root: of all studies: `runs/` and `warmups/` are shared.
-      folder: of this study and size.
+      root: of all studies, with what they share: `runs/`, `warmups/` and `compiled/`.
+      folder: of this study and size, with `cells/`, `logs/` and `configs/`.
     """
 
     root: Path
     folder: Path
 
     @property
-    def runs(self) -> Path:
-        """Run folders of all studies."""
-        return self.root / "runs"
-
-    @property
-    def warmups(self) -> Path:
-        """Warm-ups, one per task, seed and settings."""
-        return self.root / "warmups"
-
-    @property
-    def compiled(self) -> Path:
-        """Compiled programs, shared by all runs."""
-        return self.root / "compiled"
-
-    @property
     def cells(self) -> Path:
         """A file per finished run of the study."""
         return self.folder / "cells"
-
-    @property
-    def logs(self) -> Path:
-        """What runs printed."""
-        return self.folder / "logs"
-
-    @property
-    def configs(self) -> Path:
-        """The resolved config of every run."""
-        return self.folder / "configs"
 
     def cell(self, run_id: str) -> Path:
         """The file of a cell."""
@@ -118,8 +89,7 @@ class StudyPaths:
     def has_cell(self, run: "PlannedRun") -> bool:
         """Whether the cell of a run is there.
 
-        Raises:
-          UserError: a cell of that name is there, made with other settings.
+        UserError: a cell of that name is there, made with other settings.
         """
         path = self.cell(run.id)
         if not path.exists():
@@ -138,7 +108,7 @@ class StudyPaths:
 
     def log(self, run_id: str) -> Path:
         """The output of a run."""
-        return self.logs / f"{run_id}.log"
+        return self.folder / "logs" / f"{run_id}.log"
 
 
 def paths_of(study: Study, root: Path) -> StudyPaths:
@@ -153,7 +123,7 @@ def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
     config = dataclasses.replace(config, seed=seed)
     if config.warmup.steps:
         # Settings of the warm-up are in its name, so that equal ones are one.
-        place = paths.warmups / f"{seed}-{warmup_fingerprint(config)}"
+        place = paths.root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
         config = dataclasses.replace(
             config, warmup=dataclasses.replace(config.warmup, dir=str(place))
         )
@@ -164,7 +134,7 @@ def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
         warmup=dataclasses.replace(config.warmup, dir=None),
     )
     name = f"{Path(config.method).stem}-{seed}-{settings_digest(plain)}"
-    output = dataclasses.replace(config.output, dir=str(paths.runs / name))
+    output = dataclasses.replace(config.output, dir=str(paths.root / "runs" / name))
     return dataclasses.replace(config, output=output)
 
 
@@ -191,8 +161,7 @@ def _varied(study: Study, arm: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
     """Every run of a study, seeds outermost: what is there early covers all arms.
 
-    Raises:
-      UserError: a run's config can't be used; names the arm.
+    UserError: a run's config can't be used; names the arm.
     """
     from bacr_jax.methods.registry import problems
 
@@ -225,11 +194,7 @@ def different_folders(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
-    """The run that a number of --list or an id names.
-
-    Raises:
-      UserError: none does.
-    """
+    """The run that a number of --list or an id names; UserError: none does."""
     by_id = {run.id: run for run in runs}
     if text in by_id:
         return by_id[text]

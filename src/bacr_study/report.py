@@ -21,12 +21,7 @@ def write_report(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths) ->
 
 
 def study_info(study: Study, runs: Sequence[PlannedRun]) -> info.StudyInfo:
-    """The study as `results` reads it.
-
-    Args:
-      study: as its file states it.
-      runs: its runs, whose configs name the sets evaluated.
-    """
+    """The study as `results` reads it."""
     sets = {run.task: run.config.data.eval[0] for run in runs}
     tasks = []
     for name, task in study.tasks.items():

@@ -10,7 +10,7 @@ from typing import Any
 from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from bacr_jax import documents
-from bacr_jax.documents import read_file, write_atomically
+from bacr_jax.documents import read_file
 from bacr_jax.errors import UserError
 from bacr_jax.report.table import Item, Shown, Table
 from bacr_study.archive import read_compressed
@@ -25,6 +25,7 @@ from bacr_study.items import (
     signed,
 )
 from bacr_study.statistics import Estimate, holm
+from bacr_study.tables import write_table
 
 _LEVEL = 0.05
 # Of a test that is to notice a difference.
@@ -33,15 +34,7 @@ _POWER = 0.8
 
 @dataclass(frozen=True)
 class Pair:
-    """One accuracy of the study's main table, before and now.
-
-    Attributes:
-      task: of the study.
-      variant: arm and value.
-      budget: key of results.json.
-      before: over the seeds of then.
-      now: over the seeds of now.
-    """
+    """One accuracy of the study's main table, before and now."""
 
     task: Task
     variant: Variant
@@ -79,10 +72,6 @@ def welch(first: Estimate, second: Estimate) -> float:
         t = (m_1 - m_2) / sqrt(e_1 + e_2)
         df = (e_1 + e_2)^2 / (e_1^2 / (S_1 - 1) + e_2^2 / (S_2 - 1))
 
-    Args:
-      first: a mean over seeds.
-      second: another, of other runs.
-
     Returns:
       p; not a number where one of them has one seed. Samples without any spread have 1 if their
       means are equal, and 0 if not.
@@ -119,8 +108,6 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
     1e-5.
 
     Args:
-      first: a mean over seeds.
-      second: another, of other runs.
       level: of the two-sided test.
 
     Returns:
@@ -136,12 +123,7 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
 def pairs(before: Results, now: Results) -> list[Pair]:
     """Every accuracy that both have, at each budget and on average over them.
 
-    Args:
-      before: results.json of the earlier runs.
-      now: of the later ones.
-
-    Raises:
-      UserError: they have nothing in common.
+    UserError: they have nothing in common.
     """
     then, study = study_of(before["study"]), study_of(now["study"])
     found = list(_pairs(before, now, then, study))
@@ -232,12 +214,7 @@ def _place(pair: Pair) -> str:
 
 
 def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
-    """Before and now of every accuracy.
-
-    Args:
-      study: of now, for the names of its arms.
-      found: `pairs`.
-    """
+    """Before and now of every accuracy."""
     rows: list[list[Item]] = []
     shown = lambda least: "-" if math.isnan(least) else Shown(_points(least), (100 * least,))
     for pair, adjusted, *least in zip(found, _adjusted(found), *_least(found)):
@@ -274,38 +251,17 @@ def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
 
 
 def write(folder: Path, before: Results) -> tuple[list[Path], str]:
-    """Compares the results.json of a study's folder with an earlier one.
-
-    Args:
-      folder: of the study, with results.json and `tables/`.
-      before: the earlier one.
-
-    Returns:
-      The files written, and what they say in short.
-
-    Raises:
-      UserError: see `pairs`.
-    """
+    """Compares the results.json of a study's folder with an earlier one; UserError: see `pairs`."""
     now = documents.read_object(folder / "results.json")
     found = pairs(before, now)
     made = table(study_of(now["study"]), found)
-    texts = {"md": made.markdown(), "tex": made.latex(), "csv": made.csv()}
-    files = [folder / "tables" / f"{made.name}.{ending}" for ending in texts]
-    for file, text in zip(files, texts.values()):
-        write_atomically(file, text)
-    return files, summary(found)
+    return write_table(folder / "tables", made), summary(found)
 
 
 def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
     """The results.json, or results.json.gz, of an earlier run of a study.
 
-    Args:
-      path: where it is.
-      name: of the study.
-      size: of the study.
-
-    Raises:
-      UserError: there is none, or it is something else.
+    UserError: there is none, or it is something else.
     """
     try:
         compressed = path.suffix == ".gz"

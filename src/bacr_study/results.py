@@ -4,6 +4,7 @@ Numbers are rounded to six significant digits and keys sorted, so that the same 
 bytes.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -14,13 +15,12 @@ from bacr_jax.documents import write_atomically
 from bacr_study import curves, effects
 from bacr_study.cells import NUMBERS, Cell, Reading, read_cells
 from bacr_study.configured import Configured, Problems
-from bacr_study.contrasts import contrasts
 from bacr_study.figures import draw_figures
 from bacr_study.grid import Grid, Setting
 from bacr_study.info import MEAN, StudyInfo, Task, Variant
 from bacr_study.page import page
 from bacr_study.statistics import mean_interval
-from bacr_study.tables import tables_of
+from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
 _COSTS = ("steps", "generated_tokens", "wall_seconds")
@@ -36,14 +36,8 @@ def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) 
     Args:
       folder: of the study, with `cells/`; gets results.json, `tables/` (Markdown, LaTeX, CSV),
         `figures/` (PNG, PDF) and study.html.
-      study: what the cells belong to.
-      known: what the configs say that the cells don't.
 
-    Returns:
-      The files.
-
-    Raises:
-      UserError: no cell, a damaged one, or cells that must not be compared.
+    UserError: no cell, a damaged one, or cells that must not be compared.
     """
     results = build_results(read_cells(folder, study), study, known)
     written = [folder / "results.json", folder / TIMES]
@@ -53,13 +47,7 @@ def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) 
     for kind in ("tables", "figures"):
         (folder / kind).mkdir(exist_ok=True)
     for table in tables:
-        for ending, shown in (
-            ("md", table.markdown()),
-            ("tex", table.latex()),
-            ("csv", table.csv()),
-        ):
-            written.append(folder / "tables" / f"{table.name}.{ending}")
-            write_atomically(written[-1], shown)
+        written += write_table(folder / "tables", table)
     figures = draw_figures(folder / "figures", results)
     for figure in figures:
         written += [figure.png, figure.pdf]
@@ -73,11 +61,6 @@ def build_results(
 ) -> dict[str, Any]:
     """results.json as an object.
 
-    Args:
-      reading: the cells.
-      study: what they belong to.
-      known: what the configs say that the cells don't.
-
     Returns:
       study, missing (ids of cells that are not there), warnings, provenance, cells (without
       verdicts, curves and schedules), problems (rows and distinct ones by task, set and level,
@@ -89,17 +72,20 @@ def build_results(
     same = {place: found.number for place, found in problems.items()}
     grid = Grid(study, reading.cells, same if study.clustered else {})
     provenance = _provenance(reading.cells.values())
+    counts: dict[str, Any] = {}
+    for (task, name), found in problems.items():
+        counts.setdefault(task, {})[name] = found.counts()
     results: dict[str, Any] = {
-        "study": study.record(),
+        "study": dataclasses.asdict(study),
         "missing": reading.missing,
         "warnings": [
             *_warnings(reading, study),
-            *_repeated(problems, study),
+            *_repeated(counts, study),
             *_differences(provenance),
         ],
         "provenance": provenance,
         "cells": {id_: _numbers_only(cell) for id_, cell in reading.cells.items()},
-        "problems": _by_task(problems),
+        "problems": counts,
         "means": {task.id: _means(grid, task) for task in study.tasks},
         "costs": {task.id: _costs(grid, task, known) for task in study.tasks},
         "comparisons": effects.comparisons(grid),
@@ -110,7 +96,7 @@ def build_results(
         ("ablation", effects.ablation),
         ("convergence", curves.convergence),
         ("curriculum", curves.schedules),
-        ("contrasts", contrasts),
+        ("contrasts", effects.contrasts),
     ):
         if view in study.views:
             results[view] = make(grid)
@@ -229,23 +215,16 @@ def _problems(cells: Iterable[Cell], known: Configured) -> dict[tuple[str, str],
     return found
 
 
-def _by_task(problems: Mapping[tuple[str, str], Problems]) -> dict[str, Any]:
-    counts: dict[str, Any] = {}
-    for (task, name), found in problems.items():
-        counts.setdefault(task, {})[name] = found.counts()
-    return counts
-
-
-def _repeated(problems: Mapping[tuple[str, str], Problems], study: StudyInfo) -> list[str]:
+def _repeated(counts: Mapping[str, Any], study: StudyInfo) -> list[str]:
     """Sets that hold a problem more than once, where tests don't know it."""
     if study.clustered:
         return []
-    counts = {place: found.counts() for place, found in problems.items()}
     return [
         f"{study.task(task).label}: {entry['rows']:,} rows of {name} are "
         f"{entry['distinct_problems']:,} distinct problems, and tests take rows for problems; "
         "clustered=true takes rows of one problem as one"
-        for (task, name), entry in counts.items()
+        for task, sets in counts.items()
+        for name, entry in sets.items()
         if entry["distinct_problems"] < entry["rows"]
     ]
 

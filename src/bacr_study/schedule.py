@@ -16,7 +16,7 @@ from bacr_jax.config.cli import STOPPED
 from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.progress import Phase, Progress
+from bacr_jax.runs.progress import Progress
 from bacr_study.plan import PlannedRun, StudyPaths
 
 # Tells a run which process started it.
@@ -33,7 +33,6 @@ class Share:
 
     Attributes:
       cores: of the machine; empty: all.
-      gpus: numbers of the GPUs; None: the run is on cores.
     """
 
     cores: tuple[int, ...] = ()
@@ -118,8 +117,7 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
       devices_per_run: GPUs of a run; 0: runs are on CPU cores.
       jobs: runs at a time; None: as many as there are cores, or as GPUs suffice for.
 
-    Raises:
-      UserError: there are not that many GPUs.
+    UserError: there are not that many GPUs.
     """
     if devices_per_run:
         gpus = visible_gpus(os.environ)
@@ -154,11 +152,7 @@ class Scheduler:
 
     Attributes:
       command: starts a run, its id appended.
-      paths: of the study.
-      shares: free shares.
-      waiting: runs not started, in order.
       environment: of the processes, before each share's.
-      running: runs under way.
       failed: ids of runs that ended with an error, and their exit codes.
     """
 
@@ -188,15 +182,16 @@ class Scheduler:
             self.running.append(self._start(run, self.shares.pop(0)))
 
     def _start(self, run: PlannedRun, share: Share) -> Running:
-        self.paths.logs.mkdir(parents=True, exist_ok=True)
-        log = self.paths.log(run.id).open("a", encoding="utf-8")
+        log_path = self.paths.log(run.id)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log = log_path.open("a", encoding="utf-8")
         with share.pinned():
             process = subprocess.Popen(
                 [*self.command, run.id],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=share.environment(self.environment, self.paths.compiled),
+                env=share.environment(self.environment, self.paths.root / "compiled"),
                 # A Ctrl-C at the terminal is passed on by `stop`, once.
                 start_new_session=True,
             )
@@ -222,58 +217,23 @@ class Scheduler:
                 one.process.send_signal(signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class Work:
-    """How much of a study is done, in generated tokens.
-
-    Attributes:
-      runs: all of the study.
-    """
-
-    runs: Sequence[PlannedRun]
-
-    @property
-    def around(self) -> int:
-        """What a run's start and evaluation count for."""
-        longest = max((run.tokens or 0 for run in self.runs), default=0)
-        return max(int(_AROUND_TRAINING * longest), 1)
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(self.of(run) for run in self.runs)
-
-    def of(self, run: PlannedRun) -> int:
-        """A whole run."""
-        return self.around + (run.tokens or 0)
-
-    def done(self, run: PlannedRun) -> int:
-        """What a run under way has done, as its metrics tell."""
-        lines = read_lines(RunPaths(run.folder).metrics)
-        tokens = int(lines[-1]["rollout/tokens_total"]) if lines else 0
-        return min(tokens, run.tokens or 0)
-
-
 def run_all(
     scheduler: Scheduler,
     everything: Sequence[PlannedRun],
     progress: Progress,
     poll: Callable[[], None],
 ) -> Iterator[PlannedRun]:
-    """Runs what waits, and shows all of it in one line with the time to go.
+    """Runs what waits, gives runs as they end, and shows all of it in a line with the time to go.
 
     Args:
-      scheduler: with what is to be run.
       everything: all runs of the study, for the progress.
-      progress: where it is shown.
       poll: called all the time; it may raise, and runs go on until `Scheduler.stop`.
-
-    Yields:
-      Runs as they end.
     """
-    work = Work(everything)
-    finished = {run.id for run in everything} - {run.id for run in scheduler.waiting}
-    with progress.phase("study", work.total) as phase:
+    longest = max((run.tokens or 0 for run in everything), default=0)
+    around = max(int(_AROUND_TRAINING * longest), 1)
+    work = {run.id: around + (run.tokens or 0) for run in everything}
+    finished = work.keys() - {run.id for run in scheduler.waiting}
+    with progress.phase("study", sum(work.values())) as phase:
         scheduler.start_some()
         while scheduler.running:
             time.sleep(POLL)
@@ -282,14 +242,17 @@ def run_all(
                 finished.add(run.id)
                 yield run
             scheduler.start_some()
-            _show(phase, scheduler, work, finished)
+            done = sum(work[id_] for id_ in finished)
+            done += sum(_trained_tokens(one.run) for one in scheduler.running)
+            names = ", ".join(one.run.id for one in scheduler.running)
+            phase.update(done, runs=f"{len(finished)}/{len(work)}", now=names)
 
 
-def _show(phase: Phase, scheduler: Scheduler, work: Work, finished: set[str]) -> None:
-    done = sum(work.of(run) for run in work.runs if run.id in finished)
-    done += sum(work.done(one.run) for one in scheduler.running)
-    names = ", ".join(one.run.id for one in scheduler.running)
-    phase.update(done, runs=f"{len(finished)}/{len(work.runs)}", now=names)
+def _trained_tokens(run: PlannedRun) -> int:
+    """Generated tokens of a run under way, as its metrics tell."""
+    lines = read_lines(RunPaths(run.folder).metrics)
+    tokens = int(lines[-1]["rollout/tokens_total"]) if lines else 0
+    return min(tokens, run.tokens or 0)
 
 
 def child_command(arguments: Sequence[str]) -> list[str]:

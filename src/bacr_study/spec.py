@@ -22,7 +22,6 @@ class Sweep:
     Attributes:
       key: of the config, or a name for several that vary together.
       values: of the key; or names, each with the keys that it sets.
-      label: on the axis.
       default: the value that the others are tested against; None: none.
     """
 
@@ -50,7 +49,6 @@ class Arm:
 
     Attributes:
       label: what tables call it.
-      config: overlays, after the task's.
       set: keys over those, `{train.steps: 10}`.
       votes: k of a Self-Consistency row: its numbers are those of maj@k over samples of `of`.
       accounting: of the votes: `per_sample` (k samples of b tokens), `matched_total` (b / k each).
@@ -78,9 +76,7 @@ class Task:
     """Questions with their base config.
 
     Attributes:
-      label: what tables call it.
       config: base configs.
-      set: keys over those.
       budgets: thinking budgets evaluated.
       data: sets evaluated; empty: the config's own.
       hard_levels: levels whose problems are also shown by themselves (view `hard`).
@@ -101,7 +97,6 @@ class Evaluation:
     Attributes:
       samples: answers per problem and budget, beside the greedy one.
       size: problems per set; None: all.
-      temperature: of the samples.
       top_p: nucleus of the samples.
       slots: rows decoded together.
       seed: chooses problems (and makes those of a procedural set).
@@ -120,19 +115,14 @@ class Study:
     """Methods x tasks x seeds, perhaps x one key.
 
     Attributes:
-      name: of the file.
-      size: which of its sizes.
       title: one line for people.
       paper: what it reproduces, "Table 1 of the paper"; empty: nothing in it.
-      tasks: by name.
       arms: by name, in the order of tables.
       seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.
       set: keys over those of every arm and task, `{train.max_generated_tokens: ...}`.
       own: keys of single arms, by the arm's name, over those; rates found by a search.
-      evaluation: of finished runs.
       sweep: what is varied within every arm; None: nothing.
       reference: arms that the others are tested against.
-      views: what is shown.
       focus: budgets of views that show one or two; empty: each task's second smallest.
       clustered: tests take rows of one problem as one, where a set holds it several times.
       contrasts: pairs of arms by name, `{entropy: [with, without]}`, of the view `contrasts`.
@@ -173,12 +163,9 @@ class Study:
         """The resolved settings of a run, without its seed and folder.
 
         Args:
-          task: name of a task.
-          arm: name of an arm.
           varied: keys that win over all of it.
 
-        Raises:
-          UserError: what `train` would refuse.
+        UserError: what `train` would refuse.
         """
         here, method = self.tasks[task], self.arms[arm]
         files = tuple(self.folder / path for path in (*here.config, *method.config))

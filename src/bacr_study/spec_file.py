@@ -61,8 +61,7 @@ def _document(path: Path) -> dict[str, Any]:
 def kind_of(path: Path) -> str:
     """What a study's file is: `runs`, unless it says otherwise (`kind: variance`).
 
-    Raises:
-      UserError: it can't be read.
+    UserError: it can't be read.
     """
     kind = _document(path).get("kind", "runs")
     if kind not in ("runs", "variance"):
@@ -74,12 +73,9 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     """Reads and checks a study; no run's config is resolved yet.
 
     Args:
-      path: of the YAML file.
-      size: one of its sizes; None: the first.
       overrides: `seeds=[0]` and other keys of `Study`; any other key belongs to the runs.
 
-    Raises:
-      UserError: what can't be used, in one line.
+    UserError: what can't be used, in one line.
     """
     merged, chosen = _merged(_document(path), path, size)
     merged.pop("kind", None)

@@ -26,8 +26,6 @@ class Estimate:
     Attributes:
       mean: in the unit of the values.
       low: lower end of the 95 % interval; None: one value, and nothing else is known.
-      high: upper end.
-      seeds: number of values.
       basis: what the interval's chance is: `OVER_SEEDS`, `OVER_PROBLEMS` or `NO_SPREAD`.
     """
 
@@ -44,17 +42,11 @@ class Contrast:
 
     Attributes:
       difference: mean over seeds and problems.
-      low: lower end of the 95 % interval.
-      high: upper end.
-      p: two-sided.
-      standard_error: of the difference.
       df: degrees of freedom of the t distribution.
-      seeds: number of seeds.
       problems: number of problems; 1 where only means over problems are known.
       basis: `OVER_BOTH`, or `OVER_PROBLEMS` with one seed, or `OVER_SEEDS` with `problems` 1.
       seed_low: lower end of the 95 % prediction interval of one new seed on the same problems;
         None: one seed.
-      seed_high: its upper end.
     """
 
     difference: float
@@ -71,11 +63,7 @@ class Contrast:
 
 
 def mean_interval(values: Sequence[float | int]) -> Estimate:
-    """Mean and 95 % t interval, mean +- t_{.975, S - 1} s / sqrt(S), over S seeds.
-
-    Args:
-      values: one per seed, at least one.
-    """
+    """Mean and 95 % t interval, mean +- t_{.975, S - 1} s / sqrt(S), over S seeds."""
     array = np.asarray(values, np.float64)
     mean, seeds = float(array.mean()), len(array)
     if seeds == 1:
@@ -86,9 +74,6 @@ def mean_interval(values: Sequence[float | int]) -> Estimate:
 
 def prediction_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Where one more seed falls with 95 %: mean +- t_{.975, S - 1} s sqrt(1 + 1 / S).
-
-    Args:
-      values: one per seed.
 
     Returns:
       Lower and upper end; None twice of one seed.
@@ -114,10 +99,6 @@ def variance_parts(
         rest      P / (P - 1) sum_sp w_p^2 (y_sp - y_s. - y_.p + y)^2 / (S (S - 1))
 
     With equal shares they are the mean squares of a two-way table without replication, over S P.
-
-    Args:
-      values: at least 2 by 2.
-      shares: w.
     """
     seeds, problems = values.shape
     rows, columns = values @ shares, values.mean(0)
@@ -202,9 +183,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values of a family of tests (Holm 1979).
 
     With the m values in rising order, the i-th becomes max over j <= i of min(1, (m - j + 1) p_j).
-
-    Args:
-      p_values: of all tests of the family.
 
     Returns:
       Adjusted values, in the order given. Those below .05 differ with a chance of at most 5 % that

@@ -1,18 +1,20 @@
 """The tables of a study, from its results.json."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from bacr_jax.documents import write_atomically
 from bacr_jax.report.table import NONE, Item, Shown, Table
 from bacr_study.analyses import (
     ablation_tables,
+    contrast_tables,
     convergence_tables,
     difficulty_tables,
     sweep_tables,
 )
-from bacr_study.contrasts import contrast_tables
-from bacr_study.info import MEAN, StudyInfo, Task, Variant, study_of
+from bacr_study.info import MEAN, StudyInfo, Task, study_of
 from bacr_study.items import (
     Results,
     accuracy_item,
@@ -38,12 +40,17 @@ _FAMILIES = {
 }
 
 
-def tables_of(results: Results) -> list[Table]:
-    """Every table that the study shows, in the order of its page.
+def write_table(folder: Path, table: Table) -> list[Path]:
+    """Writes a table as Markdown, LaTeX and CSV; the files."""
+    texts = {"md": table.markdown(), "tex": table.latex(), "csv": table.csv()}
+    files = [folder / f"{table.name}.{ending}" for ending in texts]
+    for file, text in zip(files, texts.values()):
+        write_atomically(file, text)
+    return files
 
-    Args:
-      results: results.json.
-    """
+
+def tables_of(results: Results) -> list[Table]:
+    """Every table that the study shows, in the order of its page."""
     study = study_of(results["study"])
     makers: Mapping[str, Callable[[Results, StudyInfo], list[Table]]] = {
         "accuracy": accuracy_tables,
@@ -68,31 +75,40 @@ def tables_of(results: Results) -> list[Table]:
     ]
 
 
+def _accuracies(
+    results: Results, study: StudyInfo, view: str, task: Task, budgets: Sequence[str]
+) -> list[list[Item]]:
+    """A column for each budget: accuracies on the set of a view, ranked and marked."""
+    columns = []
+    name = task.hard if view == "hard" else task.main
+    for budget in budgets:
+        family = "anytime" if budget == MEAN else view
+        column = []
+        for variant in study.variants():
+            found = estimate_of(results, study, task, name, variant, budget) or {}
+            marks = significance_marks(results, study, family, task, variant, budget)
+            column.append(accuracy_item(found.get("accuracy"), marks))
+        columns.append(ranked(column))
+    return columns
+
+
 def accuracy_tables(results: Results, study: StudyInfo) -> list[Table]:
     """Table 1 of the paper: arm by task and budget."""
-    columns, variants = list[list[Item]](), study.variants()
-    budgets_of = lambda task: [*map(str, task.budgets), MEAN]
+    columns: list[list[Item]] = [[row_name(study, variant) for variant in study.variants()]]
+    header, groups = ["method"], [("", 1)]
     for task in study.tasks:
-        for budget in budgets_of(task):
-            column: list[Item] = []
-            view = "anytime" if budget == MEAN else "accuracy"
-            for variant in variants:
-                found = estimate_of(results, study, task, task.main, variant, budget)
-                marks = significance_marks(results, study, view, task, variant, budget)
-                column.append(accuracy_item(found["accuracy"] if found else None, marks))
-            columns.append(ranked(column))
-    names: list[Item] = [row_name(study, variant) for variant in variants]
-    caption = (
-        f"{what_is_shown(study)} Budgets in thinking tokens; mean: over all budgets. Best in "
-        f"bold, second underlined.{marks_caption(study)}"
-    )
+        budgets = [*map(str, task.budgets), MEAN]
+        columns += _accuracies(results, study, "accuracy", task, budgets)
+        header += map(budget_heading, budgets)
+        groups.append((task.label, len(budgets)))
     return [
         Table(
             "Accuracy by budget",
-            ["method", *[budget_heading(b) for task in study.tasks for b in budgets_of(task)]],
-            list(zip(names, *columns)),
-            groups=[("", 1), *[(task.label, len(budgets_of(task))) for task in study.tasks]],
-            caption=caption,
+            header,
+            list(zip(*columns)),
+            groups=groups,
+            caption=f"{what_is_shown(study)} Budgets in thinking tokens; mean: over all budgets. "
+            f"Best in bold, second underlined.{marks_caption(study)}",
             name="accuracy",
         )
     ]
@@ -100,48 +116,29 @@ def accuracy_tables(results: Results, study: StudyInfo) -> list[Table]:
 
 def hard_tables(results: Results, study: StudyInfo) -> list[Table]:
     """Table 2 of the paper: harder problems, with the tokens used at the largest budget."""
-    tasks = [task for task in study.tasks if task.hard]
-    columns, variants, header = list[list[Item]](), study.variants(), list[str]()
-    groups: list[tuple[str, int]] = [("", 1)]
-    for task in tasks:
+    variants = study.variants()
+    columns: list[list[Item]] = [[row_name(study, variant) for variant in variants]]
+    header, groups = ["method"], [("", 1)]
+    for task in (task for task in study.tasks if task.hard):
         budgets = list(map(str, task.budgets))
+        columns += _accuracies(results, study, "hard", task, budgets)
+        found = [estimate_of(results, study, task, task.hard, v, budgets[-1]) for v in variants]
+        for key in ("mean_thinking_tokens", "mean_total_tokens"):
+            columns.append([tokens_item((entry or {}).get(key)) for entry in found])
         header += [*map(budget_heading, budgets), "thinking tok", "total tok"]
         groups.append((task.label, len(budgets) + 2))
-        for budget in budgets:
-            column = [
-                accuracy_item(
-                    _hard(results, study, task, variant, budget, "accuracy"),
-                    significance_marks(results, study, "hard", task, variant, budget),
-                )
-                for variant in variants
-            ]
-            columns.append(ranked(column))
-        for key in ("mean_thinking_tokens", "mean_total_tokens"):
-            columns.append(
-                [tokens_item(_hard(results, study, task, v, budgets[-1], key)) for v in variants]
-            )
-    names: list[Item] = [row_name(study, variant) for variant in variants]
-    caption = (
-        f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
-        "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
-        f"{marks_caption(study)}"
-    )
     return [
         Table(
             "Harder problems than any trained on",
-            ["method", *header],
-            list(zip(names, *columns)),
+            header,
+            list(zip(*columns)),
             groups=groups,
-            caption=caption,
+            caption=f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
+            "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
+            f"{marks_caption(study)}",
             name="hard",
         )
     ]
-
-
-def _hard(
-    results: Results, study: StudyInfo, task: Task, variant: Variant, budget: str, key: str
-) -> Mapping[str, Any] | None:
-    return (estimate_of(results, study, task, task.hard, variant, budget) or {}).get(key)
 
 
 def difference_tables(results: Results, study: StudyInfo) -> list[Table]:

@@ -3,7 +3,9 @@
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import json
+import os
 import platform
 import time
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bacr_jax import documents, evaluate, train
@@ -37,7 +40,7 @@ def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
     Returns:
       0, or the exit code of the command that did not get through.
     """
-    config = paths.configs / f"{run.id}.yaml"
+    config = paths.folder / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))
     if not run.trained:
@@ -103,10 +106,6 @@ def evaluation_folder(run: PlannedRun, arguments: Sequence[str]) -> Path:
 
 def _machine() -> str:
     """Processor and devices, for people."""
-    import os
-
-    import jax
-
     devices = jax.devices()
     kind = devices[0].device_kind
     return f"{platform.machine()}, {os.cpu_count()} cores, {len(devices)} x {kind}"
@@ -137,19 +136,13 @@ def entry_of(answers: Graded) -> dict[str, Any]:
 def of_levels(answers: Graded, levels: Sequence[int]) -> Graded:
     """The problems of some levels alone."""
     keep = np.isin(answers.levels, levels)
-    arrays = {
-        field.name: getattr(answers, field.name)[keep]
-        for field in dataclasses.fields(answers)
-        if isinstance(getattr(answers, field.name), np.ndarray)
-    }
-    chosen = lambda rows: [row for row, kept in zip(rows, keep) if kept]
-    return dataclasses.replace(
-        answers,
-        **arrays,
-        ids=chosen(answers.ids),
-        subjects=chosen(answers.subjects),
-        answers=chosen(answers.answers),
-    )
+
+    def kept(rows: Any) -> Any:
+        if isinstance(rows, np.ndarray):
+            return rows[keep]
+        return list(itertools.compress(rows, keep)) if isinstance(rows, list) else rows
+
+    return Graded(**{name: kept(rows) for name, rows in vars(answers).items()})
 
 
 def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
@@ -222,34 +215,25 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
         for name, modes in record["anytime"].items():
             if name == "train_holdout":
                 evaluated[record["step"]] = modes["greedy"]["mean"]
-    points, seconds = [], 0.0
+    points: list[dict[str, Any]] = []
     if 0 in evaluated:
-        points.append(_point(0, 0, 0.0, None, None, evaluated[0]))
+        start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None, "thinking": None}
+        points.append({**start, "accuracy": evaluated[0]})
+    seconds = 0.0
     for record in read_lines(folder.metrics):
         laps = (name for name in record if name.startswith("time/") and name != "time/tokens_per_s")
         seconds += sum(record[name] for name in laps)
-        step, tokens = record["step"], record["rollout/tokens_total"]
-        reward, thinking = record["reward/mean"], record["rollout/thinking_mean"]
-        points.append(_point(step, tokens, seconds, reward, thinking, evaluated.get(step)))
+        points.append(
+            {
+                "step": record["step"],
+                "tokens": record["rollout/tokens_total"],
+                "seconds": round(seconds, 3),
+                "reward": record["reward/mean"],
+                "thinking": record["rollout/thinking_mean"],
+                "accuracy": evaluated.get(record["step"]),
+            }
+        )
     return points
-
-
-def _point(
-    step: int,
-    tokens: int,
-    seconds: float,
-    reward: float | None,
-    thinking: float | None,
-    accuracy: float | None,
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        "tokens": tokens,
-        "seconds": round(seconds, 3),
-        "reward": reward,
-        "thinking": thinking,
-        "accuracy": accuracy,
-    }
 
 
 def schedule(folder: RunPaths) -> list[dict[str, Any]]:

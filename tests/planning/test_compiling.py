@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_plan import compiling
 from bacr_plan.workload import sizes_of
-from plan_world import SEVEN, tiny_config, workload
+from plan_world import tiny_config, workload
 
 
 @pytest.fixture
@@ -20,9 +19,8 @@ def backends(monkeypatch):
 
 
 def compile_seven(compiler, num_devices=8):
-    config = config_io.load([SEVEN])
     return compiling.compile_run(
-        config, workload(), num_devices=num_devices, device="a100-80", compiler=compiler
+        workload(), num_devices=num_devices, device="a100-80", compiler=compiler
     )
 
 

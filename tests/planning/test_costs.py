@@ -94,8 +94,9 @@ def test_remat_adds_a_forward_pass_of_the_layers():
 def test_the_forward_count_is_that_of_xla(kv_heads, tied):
     # Without a loop XLA counts everything; wide enough that norms and softmax hardly matter.
     shape = Qwen2Config(512, 256, 1024, 2, 4, kv_heads, 64, tie_embeddings=tied)
-    sizes = {"cuts": 1, "prompt": 16, "thinking": 96, "answer": 8}
-    work = workload(conditioned=False, value_hidden=0, fused_attention=False, **sizes, model=shape)
+    sizes = {"cuts": 1, "prompt": 16, "thinking": 96}
+    off = {"conditioned": False, "value_hidden": 0, "fused_attention": False}
+    work = workload("rollout.answer_tokens=8", **off, **sizes, model=shape)
     params = jax.eval_shape(lambda: qwen2.init(jax.random.key(0), shape))
     ids = lambda *size: jax.ShapeDtypeStruct(size, jnp.int32)
 

@@ -9,8 +9,7 @@ from bacr_jax.config import io as config_io
 from bacr_plan import memory
 from bacr_plan.compiling import Compilation, Measured
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION
-from bacr_plan.report import as_object, make_plan
-from bacr_plan.text import as_text
+from bacr_plan.report import as_object, as_text, make_plan
 from plan_world import SEVEN, mesh, workload
 
 ARITHMETIC = Compilation("arithmetic", {}, exact=False)

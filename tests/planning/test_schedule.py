@@ -15,14 +15,14 @@ def rows_of(prompts, thinking, answers=1):
     return Lengths(np.array(prompts), np.array(thinking), np.full(shape, answers), "by hand")
 
 
-def rollout(rows, slots, layout, **changed):
-    work = workload(slots=slots, draw=lambda: rows, **changed)
+def rollout(rows, slots, layout, *overrides):
+    work = workload(*overrides, slots=slots, draw=lambda: rows)
     return schedule.rollout(schedule.rollout_spec(work, layout), rows, work.prompt)
 
 
 def test_two_rows_on_two_devices_by_hand():
     rows = rows_of([100, 200], [20, 5])
-    made = rollout(rows, 2, mesh(fsdp=2), chunk=16)
+    made = rollout(rows, 2, mesh(fsdp=2), "rollout.chunk=16")
     assert made.prefills == [(2, 256)]
     first, second = made.chunks
     # 5,120 positions in four windows; two rows, one a device, of which one ends after 5 tokens.
@@ -38,7 +38,7 @@ def test_two_rows_on_two_devices_by_hand():
 def test_every_token_is_sampled_once_and_every_row_answered():
     rng = np.random.default_rng(0)
     rows = rows_of(rng.integers(50, 500, 64), rng.integers(256, 2000, 64), answers=30)
-    made = rollout(rows, 16, mesh(), chunk=16)
+    made = rollout(rows, 16, mesh(), "rollout.chunk=16")
     live = sum(chunk.live.sum() for chunk in made.chunks)
     # Token t of a row sees its prompt and t + 1 tokens.
     thinking, prompts = rows.thinking, rows.prompts
@@ -56,7 +56,9 @@ def test_fewer_slots_take_more_steps():
 
 def test_slots_that_are_refilled_together_are_answered_in_fewer_rounds_after_more_steps():
     work = workload()
-    early, late = (rollout(work.lengths, 128, mesh(), refill=share) for share in (0.25, 1.0))
+    early, late = (
+        rollout(work.lengths, 128, mesh(), f"rollout.refill={share}") for share in (0.25, 1.0)
+    )
     assert len(late.answers) == 4 < len(early.answers)
     assert early.steps < late.steps
 

@@ -10,10 +10,8 @@ from bacr_jax.config import io as config_io
 from bacr_jax.runs.setup import mesh_shape
 from bacr_plan import memory, search
 from bacr_plan.devices import DEVICES, GIB
-from bacr_plan.search import Correction
+from bacr_plan.search import Room
 from plan_world import SEVEN, mesh, workload
-
-NONE = Correction()
 
 
 def update_peak(work, layout, rows):
@@ -23,7 +21,7 @@ def update_peak(work, layout, rows):
 @pytest.mark.parametrize("gib", [22.0, 30.0, 50.0, 74.0])
 def test_the_next_larger_micro_batch_would_not_fit(gib):
     work = workload()
-    largest = search.largest_micro_batch(work, mesh(), gib * GIB, NONE)
+    largest = search.largest_micro_batch(work, mesh(), Room(gib * GIB))
     larger = [rows for rows in (8, 16, 32, 64, 128, 256) if rows > largest]
     assert largest == 0 or update_peak(work, mesh(), largest) <= gib * GIB
     assert not larger or update_peak(work, mesh(), larger[0]) > gib * GIB
@@ -33,7 +31,7 @@ def test_the_next_larger_micro_batch_would_not_fit(gib):
 @settings(max_examples=10, deadline=None)
 def test_eight_more_slots_would_not_fit(gib):
     work = workload()
-    slots = search.largest_slots(work, mesh(), gib * GIB, NONE)
+    slots = search.largest_slots(work, mesh(), Room(gib * GIB))
     peak = lambda slots: memory.rollout_phase(dataclasses.replace(work, slots=slots), mesh()).peak
     assert slots % 8 == 0
     assert slots == 0 or peak(slots) <= gib * GIB
@@ -42,8 +40,8 @@ def test_eight_more_slots_would_not_fit(gib):
 
 def test_temporaries_that_the_compiler_finds_larger_leave_less_room():
     work, limit = workload(), 30.0 * GIB
-    plain = search.largest_micro_batch(work, mesh(), limit, NONE)
-    assert search.largest_micro_batch(work, mesh(), limit, Correction(update=2.0)) < plain
+    plain = search.largest_micro_batch(work, mesh(), Room(limit))
+    assert search.largest_micro_batch(work, mesh(), Room(limit, update=2.0)) < plain
 
 
 def test_every_layout_offered_is_one_that_training_accepts():
@@ -64,7 +62,7 @@ def test_every_layout_offered_is_one_that_training_accepts():
 )
 def test_what_is_suggested_fits_and_is_a_config(devices, gib, model):
     work = workload(f"model.preset={model}")
-    choice = search.suggest(work, devices, gib * GIB, NONE)
+    choice = search.suggest(work, devices, Room(gib * GIB))
     config = config_io.load([SEVEN], [f"model.preset={model}", *choice.overrides(work).split()])
     config_io.check(config)
     assert mesh_shape(config, work.model, devices) == choice.layout
@@ -75,33 +73,33 @@ def test_what_is_suggested_fits_and_is_a_config(devices, gib, model):
 
 def test_a_suggestion_keeps_the_portions_that_fit():
     work = workload("rollout.slots=64")
-    choice = search.suggest(work, 8, 73.6 * GIB, NONE)
+    choice = search.suggest(work, 8, Room(73.6 * GIB))
     assert (choice.micro_rows, choice.slots) == (work.micro_rows, 64)
 
 
 def test_runs_split_by_tokens_get_a_suggestion_in_tokens():
     work = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=181248")
-    overrides = search.suggest(work, 8, 73.6 * GIB, NONE).overrides(work)
+    overrides = search.suggest(work, 8, Room(73.6 * GIB)).overrides(work)
     # 181248 = 32 rows of 1024 + 4096 + 4 x 136 tokens.
     assert "train.micro_batch_tokens=181248" in overrides
     assert "micro_batch_rows" not in overrides
 
 
 def test_nothing_is_suggested_where_nothing_fits():
-    assert search.suggest(workload(), 4, 36.8 * GIB, NONE) is None
+    assert search.suggest(workload(), 4, Room(36.8 * GIB)) is None
 
 
 def test_a_smaller_model_is_the_largest_that_fits():
     work = workload()
-    name, choice = search.smaller_model(work, 4, 36.8 * GIB, NONE)
+    name, choice = search.smaller_model(work, 4, Room(36.8 * GIB))
     assert name == "qwen2.5-3b"
     assert choice.peak <= 36.8 * GIB
-    assert search.smaller_model(workload("model.preset=qwen2.5-0.5b"), 1, 1.0 * GIB, NONE) is None
+    assert search.smaller_model(workload("model.preset=qwen2.5-0.5b"), 1, Room(1.0 * GIB)) is None
 
 
 def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
     work, a100 = workload(), DEVICES["a100-80"]
-    fastest = lambda limit: search.fastest_decoding(work, mesh(), limit, NONE, a100)
+    fastest = lambda limit: search.fastest_decoding(work, mesh(), Room(limit), a100)
     layout, taken = fastest(73.6 * GIB)
     assert layout.decode_tensor == 4
     # Where nothing else fits the given layout stays; a part of the weights only is read faster.
@@ -111,8 +109,8 @@ def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
 
 def test_another_layout_has_its_own_peak():
     work = workload()
-    choice = search.suggest(work, 8, 73.6 * GIB, NONE)
+    choice = search.suggest(work, 8, Room(73.6 * GIB))
     own = dataclasses.replace(work, slots=choice.slots)
-    assert search.with_layout(choice, choice.layout, own, NONE) == choice
-    other = search.with_layout(choice, mesh(decode_tensor=4), own, NONE)
+    assert search.with_layout(choice, choice.layout, own, Room(73.6 * GIB)) == choice
+    other = search.with_layout(choice, mesh(decode_tensor=4), own, Room(73.6 * GIB))
     assert other.peak < choice.peak and "mesh.decode_tensor=4" in other.overrides(work)

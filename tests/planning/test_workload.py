@@ -10,7 +10,7 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
-from bacr_plan import lengths
+from bacr_plan import lengths, schedule
 from bacr_plan.workload import SUFFIX_TOKENS, planned_shape, sizes_of
 from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
@@ -85,7 +85,7 @@ def test_portions_are_never_larger_than_the_whole():
 def test_micro_batches_by_tokens_hold_as_many_rows_as_fit():
     # 90624 = 16 rows of 5664 tokens.
     work = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
-    assert (work.micro_tokens, work.micro_rows, work.buckets) == (90624, 16, 4)
+    assert work.by_tokens and work.micro_rows == 16
 
 
 def test_slots_for_every_device_are_asked_for():
@@ -108,7 +108,7 @@ def test_slots_for_every_device_are_asked_for():
 )
 def test_thinking_is_expected_to_use_the_budget_up(overrides, mean):
     work = workload(*overrides)
-    assert work.mean_thinking == pytest.approx(mean, rel=0.05)
+    assert work.lengths.thinking.mean() == pytest.approx(mean, rel=0.05)
     assert work.lengths.thinking.min() >= 256 and work.lengths.thinking.max() <= 4096
 
 
@@ -129,7 +129,7 @@ def test_without_the_data_prompts_are_as_long_as_those_of_math():
     rows = planned_lengths()
     assert "MATH's training problems, mean 119" in rows.source
     # Counted over all 7,498 problems; 64 of them here, in groups of 8.
-    assert lengths.MATH.mean == pytest.approx(118.2, rel=0.03)
+    assert np.trapezoid(lengths.MATH.tokens, lengths.MATH.shares) == pytest.approx(118.2, rel=0.03)
     assert rows.prompts.mean() == pytest.approx(118.2, rel=0.2)
     assert planned_lengths("data.max_prompt_tokens=100").prompts.max() <= 100
 
@@ -137,7 +137,7 @@ def test_without_the_data_prompts_are_as_long_as_those_of_math():
 def test_data_that_is_here_says_its_own_lengths():
     rows = lengths.prompt_lengths(config_io.load([QUICKSTART]))
     assert rows.source.startswith("ledger")
-    assert 0 < rows.mean <= rows.longest <= config_io.load([QUICKSTART]).data.max_prompt_tokens
+    assert 0 < rows.tokens[-1] <= config_io.load([QUICKSTART]).data.max_prompt_tokens
 
 
 def test_the_suffix_has_room_for_the_real_one():
@@ -161,7 +161,8 @@ def test_the_suffix_has_room_for_the_real_one():
 )
 def test_a_rollout_is_scheduled_by_the_runs_own_settings(key, value):
     def planned(*overrides):
-        return getattr(sizes_of(config_io.load([SEVEN], overrides), 8)[0], key)
+        work, layout = sizes_of(config_io.load([SEVEN], overrides), 8)
+        return getattr(schedule.rollout_spec(work, layout), key)
 
     assert planned() != value
     assert planned(f"rollout.{key}={str(value).lower()}") == value

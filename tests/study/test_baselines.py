@@ -18,8 +18,13 @@ from bacr_study.variance.baselines import (
     returns_to_go,
     settled_state,
 )
-from bacr_study.variance.control_variates import Regression, regressors
-from bacr_study.variance.weighted_means import length_weights, path_weights, weighted_mean
+from bacr_study.variance.control_variates import (
+    Regression,
+    length_weights,
+    path_weights,
+    regressors,
+    weighted_mean,
+)
 
 GROUP, CUTS = 2, 2
 CONFIG = dataclasses.replace(Config(), cuts=CutsConfig(count=CUTS))

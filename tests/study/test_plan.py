@@ -40,7 +40,7 @@ def test_arms_of_one_seed_share_a_warmup_and_other_seeds_and_models_do_not(tmp_p
     _, runs, paths = planned(tmp_path)
     grpo, bacr, other, _ = (run.warmup for run in runs)
     assert grpo == bacr != other
-    assert grpo.parent == paths.warmups
+    assert grpo.parent == paths.root / "warmups"
     _, runs, _ = planned(tmp_path, size="wide")
     assert runs[0].warmup == grpo and runs[2].warmup not in (grpo, other)
 

@@ -8,7 +8,7 @@ import pytest
 from bacr_jax.runs.setup import decoding_mesh
 from bacr_plan import memory, search
 from bacr_plan.devices import GIB, MEMORY_FRACTION
-from bacr_plan.search import Correction
+from bacr_plan.search import Room
 from bacr_plan.workload import sizes_of
 from bacr_study.plan import paths_of, plan_runs
 from bacr_study.spec_file import read_study
@@ -29,7 +29,9 @@ def test_every_arm_fits_80_gib(tmp_path, name, size, devices):
         alone = decoding_mesh(run.config, work.model, devices)
         graded = dataclasses.replace(work.evaluation, slots=study.evaluation.slots)
         phase = memory.rollout_phase(graded, alone)
-        peaks[run.id, "training"] = search.peak_of(work, layout, Correction()) / GIB
+        peaks[run.id, "training"] = (
+            search.peak_of(work, layout, Room(80 * MEMORY_FRACTION * GIB)) / GIB
+        )
         peaks[run.id, "evaluation"] = (phase.own + phase.temporaries) / GIB
     too_much = {what: peak for what, peak in peaks.items() if peak > 80 * MEMORY_FRACTION}
     assert peaks and not too_much

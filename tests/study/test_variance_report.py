@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from bacr_study.variance import report as variance_report
-from bacr_study.variance.baselines import BY_NAME
+from bacr_study.variance.baselines import BY_NAME, variants
 from bacr_study.variance.measurement import Measured, Result
 from bacr_study.variance.noise import Noise
 from bacr_study.variance.settings import VarianceSettings
 from bacr_study.variance.summary import shown
-from bacr_study.variance.variants import variants
 
 SETTINGS = VarianceSettings(seeds=(0, 1), checkpoints=(5,), groups=(8,), resamples=100)
 ONE = dataclasses.replace(SETTINGS, regimes=("training",), answers=1)

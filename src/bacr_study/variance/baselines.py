@@ -6,6 +6,7 @@ which is sum_j u_j r_j (`rewards.outcome_coefficients`): BRPO is given u as its 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -17,13 +18,17 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
-from bacr_study.variance.control_variates import Regression, others_mean, regressors
-from bacr_study.variance.history import (
+from bacr_study.variance.control_variates import (
+    Regression,
     history_advantage,
     history_moments,
     history_surprise,
+    length_weights,
+    others_mean,
+    path_weights,
+    regressors,
+    weighted_mean,
 )
-from bacr_study.variance.weighted_means import length_weights, path_weights, weighted_mean
 
 # one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
 # several: the mean over A answers at each cut, as AnytimeReasoner draws them.
@@ -39,13 +44,8 @@ class Groups:
     """Groups of traces, with what was known of them before; R groups of G.
 
     Attributes:
-      by_answer: outcome of every answer.
-      cuts: in tokens.
-      thinking: tokens.
-      budgets: in tokens.
       tokens: sampled, of each segment.
       surprise: how improbable they were (`gradient_pool.Drawn`).
-      energy: squared norms of their scores in the logits, likewise.
       values: predicted outcomes by the name of a value; none has seen these traces.
       weighted: error of the oracle's return, weighted by score norms over the question's traces
         outside the group, for each segment.
@@ -139,9 +139,6 @@ class Arm:
     """A way to make advantages.
 
     Attributes:
-      name: in results.
-      label: in tables.
-      value: the value that it uses; None: none.
       shrinks: the trace's own reward is part of what is subtracted from it; "unknown": in a way
         that has no exact factor, and the pool measures what is left of the gradient.
       search: it was tried as a better baseline, and is no published method.
@@ -398,6 +395,62 @@ ARMS = (
 BY_NAME = {arm.name: arm for arm in ARMS}
 # The published method that reductions are measured against, and the arm that g is measured with.
 PUBLISHED, REFERENCE = "brpo", "residual_loo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variants:
+    """Arms and readings, in the order of every axis of variants.
+
+    Attributes:
+      pairs: each an arm and how it reads the answers.
+      full: the reading of all answers, with which the published method is the one that others are
+        measured against.
+    """
+
+    pairs: tuple[tuple[Arm, Reading], ...]
+    full: Reading
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As "arm/reading"."""
+        return tuple(f"{arm.name}/{reading}" for arm, reading in self.pairs)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """Those that occur."""
+        return tuple(dict.fromkeys(reading for _, reading in self.pairs))
+
+    @property
+    def against(self) -> int:
+        """The published method."""
+        return self.place(PUBLISHED)
+
+    @property
+    def reference(self) -> int:
+        """The arm that g is measured with."""
+        return self.place(REFERENCE)
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Those with the gradient of the answers too: where all answers of a cut are trained on."""
+        return tuple(i for i, (_, reading) in enumerate(self.pairs) if reading == self.full)
+
+    def place(self, arm: str) -> int:
+        """Where an arm stands that reads all answers."""
+        return self.names.index(self.name(arm))
+
+    def name(self, arm: str) -> str:
+        """Its name with that reading."""
+        assert arm in BY_NAME, arm
+        return f"{arm}/{self.full}"
+
+
+@functools.cache
+def variants(answers: int) -> Variants:
+    """All that is measured on a pool with so many answers at a cut; of one there is one reading."""
+    readings: tuple[Reading, ...] = READINGS if answers > 1 else ("one",)
+    full: Reading = "several" if answers > 1 else "one"
+    return Variants(tuple((arm, reading) for arm in ARMS for reading in readings), full)
 
 
 def drawn_answers(

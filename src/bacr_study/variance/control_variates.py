@@ -1,15 +1,105 @@
-"""The search for a better unbiased baseline: regressions on everything a segment can't influence.
+"""Baselines that no method trains with: of a segment's history, weighted means, regressions.
 
-Baseline of segment s: its predicted return, and slopes times what the other traces of the group
-and the trace's own earlier answers have shown. None of these depends on the segment's own tokens,
-given what comes before them, so the gradient is unbiased for any slopes of earlier batches.
+A baseline of segment s may be made of its predicted return, of what the other traces of the group
+have shown, and of the trace's own earlier answers. None of these depends on the segment's own
+tokens, given what comes before them, so the gradient is unbiased for any slopes of earlier batches.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Num
+from jaxtyping import Array, Float, Int, Num
+
+# --- the previous outcome -------------------------------------------------------------------------
+
+
+def history_surprise(r: Float[Array, "Q G M"], p: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:
+    """What the answer before each segment revealed: x_s = r_{s-1} - p_{s-1}, x_0 = 0.
+
+    A segment's own tokens come after that answer's cut, so x_s may enter their baseline; p are
+    predictions of the outcomes r, made without this trace's r.
+    """
+    chex.assert_equal_shape([r, p])
+    surprise = jax.lax.stop_gradient(r - p)[..., :-1]
+    return jnp.pad(surprise, ((0, 0), (0, 0), (1, 0)))
+
+
+def history_moments(
+    credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
+) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
+    """Mean x A and mean x^2 of credit A and surprise x, whose ratio is the slope of A on x.
+
+    Average both over steps.
+    """
+    chex.assert_equal_shape([credit, surprise])
+    return jnp.mean(credit * surprise, axis=(0, 1)), jnp.mean(jnp.square(surprise), axis=(0, 1))
+
+
+def history_advantage(
+    credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"], slope: Float[Array, "M"]
+) -> Float[Array, "Q G M"]:
+    """Advantage against a value that has also seen the trace's previous outcome.
+
+        A_s - k_s x_s,   k_s = E[x_s A_s] / E[x_s^2]
+
+    It is the linear form of a value V(q, b, b_j, r_{<j}), an extension of the paper's V(q, b):
+    where outcomes persist along a trace, the previous one predicts most of what is to come. The
+    slope must come from earlier batches for the gradient to stay unbiased.
+    """
+    chex.assert_equal_shape([credit, surprise])
+    return credit - jax.lax.stop_gradient(slope) * surprise
+
+
+# --- weighted means of a group --------------------------------------------------------------------
+#
+# They weigh traces by their lengths, or by the path of their scores. Both are the group's own
+# estimate of the best constant, E |s|^2 G / E |s|^2: OPO (arXiv 2505.23585) lets a trace's length
+# stand for the squared norm of its score, the optimal token baseline (arXiv 2602.07078) the squared
+# scores in the logits, added up to each token. As they are published the trace itself is in the
+# mean, which turns and shrinks the expected gradient in a way that no factor undoes; without it the
+# mean does not depend on the trace, and the gradient is unbiased.
+
+
+def weighted_mean(
+    values: Float[np.ndarray, "R G M"], weights: Float[np.ndarray, "R G M"], *, loo: bool
+) -> Float[np.ndarray, "R G M"]:
+    """Weighted mean over each group, for each of its traces.
+
+        b_i = sum_k w_k x_k / sum_k w_k,   over all k, or over k != i
+
+    It is 0 where nothing has a weight. `loo`: leave the trace itself out.
+    """
+    group = values.shape[1]
+    # Not total minus own, whose rounding would let a trace into its own baseline.
+    counts = np.ones((group, group)) - (np.eye(group) if loo else 0.0)
+    w = np.asarray(weights, np.float64)
+    top, bottom = (np.einsum("gk,rkm->rgm", counts, x) for x in (w * values, w))
+    return np.asarray(top / np.where(bottom > 0, bottom, 1.0))
+
+
+def length_weights(tokens: Int[np.ndarray, "R G M"]) -> Float[np.ndarray, "R G M"]:
+    """OPO's weights: sampled thinking tokens of the whole trace, in every segment."""
+    lengths = np.asarray(tokens, np.float64).sum(-1, keepdims=True)
+    return np.broadcast_to(lengths, tokens.shape)
+
+
+def path_weights(
+    energy: Float[np.ndarray, "R G M"], tokens: Int[np.ndarray, "R G M"]
+) -> Float[np.ndarray, "R G M"]:
+    """Weights of the optimal token baseline at the last token of each segment.
+
+        W_is = sum_{u <= s} e_iu,   0 where the trace has no token in the segment
+
+    e is the sum over a segment's tokens of 1 - 2 p + sum_v p(v)^2.
+    """
+    return np.where(tokens > 0, np.cumsum(np.asarray(energy, np.float64), -1), 0.0)
+
+
+# --- regressions ----------------------------------------------------------------------------------
 
 # Added to the diagonal, relative to its mean: earlier answers are nearly collinear.
 _RIDGE = 1e-3
@@ -21,8 +111,6 @@ class _Known:
 
     Attributes:
       residual: return to go less its prediction.
-      surprise: outcome at each cut less its prediction.
-      predicted: outcomes.
       expected: return to go that these make.
       scaled: the same as a share of the most there is to get, within [0, 1].
     """
@@ -39,6 +127,11 @@ class _Known:
         if steps < x.shape[-1]:
             later[..., steps:] = x[..., : x.shape[-1] - steps]
         return later
+
+
+def to_go(x: Float[np.ndarray, "*batch M"]) -> Float[np.ndarray, "*batch M"]:
+    """sum_{k >= s} x_k, in the precision that x has."""
+    return np.flip(np.cumsum(np.flip(x, -1), -1), -1)
 
 
 def others_mean(x: Float[np.ndarray, "R G M"]) -> Float[np.ndarray, "R G M"]:
@@ -91,17 +184,13 @@ def regressors(
         sum_{k >= s} u_k (r_k - p_k)
 
     Args:
-      outcomes: r at every cut.
-      predicted: p, the same, predicted without these traces.
       weights: u, total weight of each outcome in the objective.
-      features: names in `_MAKERS`.
     """
     surprise = np.asarray(outcomes - predicted, np.float64)
-    to_go = lambda x: np.flip(np.cumsum(np.flip(weights * x, -1), -1), -1)
-    residual, given = to_go(surprise), np.asarray(predicted, np.float64)
-    expected = to_go(given)
+    residual, given = to_go(weights * surprise), np.asarray(predicted, np.float64)
+    expected = to_go(weights * given)
     # A value head is not bound to the range of its targets.
-    scaled = np.clip(expected / to_go(np.ones_like(given)), 0.0, 1.0)
+    scaled = np.clip(expected / to_go(weights * np.ones_like(given)), 0.0, 1.0)
     known = _Known(residual, surprise, given, expected, scaled)
     return residual, np.stack([_MAKERS[name](known) for name in features], -1)
 

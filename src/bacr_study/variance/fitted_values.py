@@ -1,7 +1,6 @@
 """Values for the variance study, none of which has seen the traces that it is subtracted from."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +17,13 @@ from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs import initial
-from bacr_study.variance.frozen import Frozen
-from bacr_study.variance.gradient_pool import Drawn
+from bacr_study.variance.baselines import Setting
+from bacr_study.variance.gradient_pool import Drawn, Frozen, Params
 
-Params = dict[str, Any]
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
 _RATE, _STEPS, _LOOK = 3e-3, 600, 25
 # Rows whose question states are computed in one call.
 _ROWS = 512
-
-
-def _coefficient(frozen: Frozen) -> float:
-    return frozen.config.reward.coefficient if frozen.config.reward.dense else 0.0
-
-
-def _spec(frozen: Frozen, kind: ValueInput) -> LearnerSpec:
-    settings = frozen.policy.learner.value
-    assert settings is not None
-    reading = dataclasses.replace(settings, input=kind, loss="squared")
-    return dataclasses.replace(frozen.policy.learner, value=reading)
 
 
 def _features(
@@ -70,7 +57,9 @@ def _outcomes(
 ) -> Float[np.ndarray, "B M"]:
     """Probabilities of a right answer that the head's V implies."""
     values = read_values(head, jnp.asarray(features), spec=spec)
-    return np.asarray(correctness_from_value(values, coefficient=_coefficient(frozen)))
+    return np.asarray(
+        correctness_from_value(values, coefficient=Setting(frozen.config).coefficient)
+    )
 
 
 def saved_values(frozen: Frozen, questions: Questions, drawn: Drawn) -> Float[np.ndarray, "B M"]:
@@ -86,7 +75,6 @@ class FittedValue:
     """A value head fitted by regression on rollouts of training questions.
 
     Attributes:
-      spec: settings with its reading of the budgets.
       loss: mean squared error on the questions held out of the fit.
       steps: Adam steps that were best for these.
     """
@@ -110,18 +98,18 @@ def fit_value(
     """Regresses dense rewards on what a head of this kind reads (Eq. 12).
 
     Args:
-      drawn: rollouts of training questions.
-      kind: which budgets the head is told.
       held_out: rows left out of the fit, which choose when it stops.
-      seed: of the first parameters.
     """
-    spec = _spec(frozen, kind)
+    settings = frozen.policy.learner.value
+    assert settings is not None
+    reading = dataclasses.replace(settings, input=kind, loss="squared")
+    spec = dataclasses.replace(frozen.policy.learner, value=reading)
     policy = dataclasses.replace(frozen.policy, learner=spec)
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
     outcomes = drawn.by_answer.mean(-1)
-    targets = rewards.dense_reward(outcomes, coefficient=_coefficient(frozen))
+    targets = rewards.dense_reward(outcomes, coefficient=Setting(frozen.config).coefficient)
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))
     adam = optax.adam(_RATE)

@@ -1,10 +1,11 @@
-"""Pools of rollouts of a fixed policy: outcomes at every cut, and inner products of scores."""
+"""Pools of rollouts of a frozen policy: outcomes at every cut, and inner products of scores."""
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +18,69 @@ from bacr_jax.config.derived import drawn as drawn_budgets
 from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.scoring import response_energies
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.methods import load_method
+from bacr_jax.prompts.environment import Environment, Questions, build_environment
+from bacr_jax.prompts.formats import format_for
 from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.runs import setup
+from bacr_jax.runs.checkpoint import read_part
+from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.open import read_config, read_params
 from bacr_jax.runs.progress import Phase
+from bacr_jax.training.start import tokenizer_of
 from bacr_jax.types import Trunks
 from bacr_study.variance import sketches
-from bacr_study.variance.frozen import Frozen
-from bacr_study.variance.settings import Regime
+from bacr_study.variance.baselines import Setting
+from bacr_study.variance.control_variates import to_go
+from bacr_study.variance.settings import Regime, VarianceSettings
+
+Params = dict[str, Any]
 
 # Rows decoded together, and rows whose scores are taken in one call.
 _SLOTS, _ROWS = 512, 64
 # Thinking buffers of scores come in multiples of this.
 _BUCKET = 16
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A policy as it was at a checkpoint, and all that it needs to answer.
+
+    Attributes:
+      head: the value head as it was; None: the method has none.
+    """
+
+    config: Config
+    step: int
+    policy: setup.Policy
+    params: Params
+    head: Params | None
+    environment: Environment
+
+    @property
+    def pool_questions(self) -> Questions:
+        """Held-out questions."""
+        return next(iter(self.environment.eval.values()))
+
+
+def open_frozen(folder: Path, step: int, environment: Environment | None = None) -> Frozen:
+    """Reads a checkpoint of a run; its environment only if it is not given."""
+    config = read_config(folder)
+    method = load_method(config)
+    if environment is None:
+        tokenizer, rows = tokenizer_of(config)
+        environment = build_environment(config, tokenizer, rows, style=format_for(config))
+    policy = setup.make_policy(config, method, environment.vocab_size)
+    to_device = lambda tree: jax.tree.map(jnp.asarray, tree)
+    params = to_device(read_params(folder, step))
+    head = None
+    if method.uses_value:
+        state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
+        head = to_device(read_part(state, "train", "head"))
+    return Frozen(config, step, policy, params, head, environment)
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -39,16 +91,11 @@ class Drawn:
     """Rollouts of rows that each have a question and a budget.
 
     Attributes:
-      budgets: in tokens.
-      cuts: in tokens.
-      thinking: thinking tokens.
-      tokens: sampled tokens of each segment.
       surprise: sum over them of (1 - p)^2, p the probability that each was drawn with. It goes
         with the squared norm of the segment's score, and comes with the rollout.
       energy: sum over them of 1 - 2 p + sum_v p(v)^2, the squared norm of a token's score in the
         logits.
       by_answer: outcome of every answer.
-      sampled: tokens of every answer.
       seconds: it took to sample and to grade them.
     """
 
@@ -207,6 +254,14 @@ def draw_budgets(
     )
 
 
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, **arrays)
+    temporary.replace(path)
+
+
 # --- scores ---------------------------------------------------------------------------------------
 
 
@@ -219,7 +274,6 @@ class Pool:
 
     Attributes:
       drawn: rows, cell by cell.
-      cell_questions: question of each cell.
       gram: inner products of the segments' scores.
       with_answers: cells of which the answers' scores are known too.
       answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
@@ -238,9 +292,7 @@ class Pool:
         """Writes it in one step."""
         arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(Pool)}
         rows = dataclasses.asdict(arrays.pop("drawn"))
-        temporary = path.with_suffix(".tmp.npz")
-        np.savez(temporary, **arrays, **{f"drawn.{name}": x for name, x in rows.items()})
-        temporary.replace(path)
+        save_arrays(path, {**arrays, **{f"drawn.{name}": x for name, x in rows.items()}})
 
     @classmethod
     def load(cls, path: Path) -> "Pool":
@@ -322,38 +374,29 @@ def _products(vectors: Float[np.ndarray, "N V k"]) -> Float[np.ndarray, "N V N V
 
 def make_pool(
     frozen: Frozen,
+    settings: VarianceSettings,
     chosen: Int[np.ndarray, "Q"],
     budgets: Int[np.ndarray, "Q B"],
     *,
-    traces: int,
-    answers: int,
-    answer_questions: int,
-    weights: Float[np.ndarray, "M"],
-    width: int,
     seed: int,
     regime: Regime,
     phase: Phase,
-    poll: Callable[[], None] = lambda: None,
 ) -> Pool:
     """Samples a pool, question by question, and keeps inner products of its scores.
 
     Args:
       chosen: places of the questions.
-      budgets: of each question's traces; cells are runs of `traces` (N) of them.
-      answers: A at every cut.
-      answer_questions: questions of which the answers' scores are taken too.
-      weights: u of the objective, for the mean gradient.
-      width: of the sketches.
+      budgets: of each question's traces; cells are runs of `settings.traces` of them.
       seed: of rollouts and sketch; the regime enters it.
-      poll: called between questions.
     """
+    traces, answers = settings.traces, settings.answers
+    weights = Setting(frozen.config).weights
     questions = frozen.pool_questions
-    sketch = sketches.count_sketch(seed, frozen.params, width)
+    sketch = sketches.count_sketch(seed, frozen.params, settings.sketch)
     key = jax.random.fold_in(jax.random.key(seed), 19 + 2 * frozen.step + (regime == "common"))
     at_once = max(_SLOTS * 4 // budgets.shape[1], 1)
     drawn_parts, grams, answer_grams, means, seconds = [], [], [], [], np.zeros(2)
     for start in range(0, len(chosen), at_once):
-        poll()
         part = np.arange(start, min(start + at_once, len(chosen)))
         rows = np.repeat(chosen[part], budgets.shape[1])
         one = jax.random.fold_in(key, start)
@@ -362,7 +405,7 @@ def make_pool(
         )
         began = time.perf_counter()
         batch = _batch(frozen, questions, drawn, rollout)
-        scored = np.repeat(part < answer_questions, budgets.shape[1])
+        scored = np.repeat(part < settings.answer_questions, budgets.shape[1])
         found, of_answers = _score_rows(frozen, batch, drawn, scored, sketch)
         cells = found.reshape(-1, traces, *found.shape[1:])
         grams += [_products(cell) for cell in cells]
@@ -378,7 +421,7 @@ def make_pool(
         drawn=Drawn.joined(drawn_parts),
         cell_questions=np.repeat(chosen, per_question),
         gram=np.stack(grams),
-        with_answers=np.arange(min(answer_questions, len(chosen)) * per_question),
+        with_answers=np.arange(min(settings.answer_questions, len(chosen)) * per_question),
         answer_gram=np.stack(answer_grams)
         if answer_grams
         else np.zeros((0, traces, v, traces, v), np.float32),
@@ -395,6 +438,6 @@ def _mean_gradient(
 ) -> Float[np.ndarray, "C k"]:
     """Gradient of each cell from all its traces, with their leave-one-out mean."""
     outcomes = drawn.by_answer.mean(-1).reshape(-1, traces, len(weights))
-    to_go = np.flip(np.cumsum(np.flip(weights * outcomes, -1), -1), -1)
-    advantages = (to_go - to_go.mean(1, keepdims=True)) * traces / (traces - 1)
+    returns = to_go(weights * outcomes)
+    advantages = (returns - returns.mean(1, keepdims=True)) * traces / (traces - 1)
     return np.einsum("cnm,cnmk->ck", advantages / traces, cells)

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
+from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import finished_steps
 from bacr_jax.runs.progress import Progress
@@ -30,14 +31,11 @@ from bacr_study.variance import gradient_pool, measurement, noise, pool_statisti
 from bacr_study.variance import report as variance_report
 from bacr_study.variance.baselines import Setting
 from bacr_study.variance.fitted_values import fit_value, saved_values, smoothed_means
-from bacr_study.variance.frozen import Frozen, open_frozen
-from bacr_study.variance.gradient_pool import Drawn, Pool
+from bacr_study.variance.gradient_pool import Drawn, Frozen, Pool, open_frozen
 from bacr_study.variance.measurement import Result
 from bacr_study.variance.pool_statistics import Values
-from bacr_study.variance.settings import SIZES, Regime, VarianceSettings, read_settings
+from bacr_study.variance.settings import Regime, VarianceSettings, read_settings
 from bacr_study.variance.summary import middle_group
-
-__all__ = ["SIZES", "main", "run_config", "run_variance", "trained"]
 
 # Budgets whose traces are looked at alone when budgets are mixed: so many ranges.
 _BINS = 3
@@ -106,25 +104,6 @@ def trained(settings: VarianceSettings, seed: int, progress: Progress) -> Path:
 # --- one pool with what belongs to it -------------------------------------------------------------
 
 
-def _identity(settings: VarianceSettings, *names: str) -> str:
-    """A short hash of the settings that a file depends on."""
-    chosen = {"format": 3, **{name: getattr(settings, name) for name in names}}
-    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _kept(path: Path, make: Callable[[], Drawn]) -> Drawn:
-    """Rollouts from their file, or drawn and written to it."""
-    if path.exists():
-        with np.load(path) as saved:
-            return Drawn(**{**saved, "seconds": float(saved["seconds"])})
-    drawn = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, **dataclasses.asdict(drawn))
-    temporary.replace(path)
-    return drawn
-
-
 @dataclasses.dataclass(frozen=True)
 class _Place:
     """Where a pool's files are, and how its rollouts are drawn."""
@@ -137,56 +116,79 @@ class _Place:
     progress: Progress
 
     def path(self, name: str, *depends: str) -> Path:
+        """The file of what depends on these settings, besides those that all files depend on."""
         known = ("config", "overrides", "questions", "budgets", *depends)
-        digest = _identity(self.settings, *known)
+        chosen = {"format": 3, **{name: getattr(self.settings, name) for name in known}}
+        digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
         return self.folder / f"{name}-{self.regime}-{self.frozen.step:06d}-{digest}.npz"
 
-    def key(self, number: int) -> jax.Array:
-        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
-        return jax.random.fold_in(of_step, 2 * number + (self.regime == "common"))
-
     def budgets(self, questions: int, traces: int, seed: int) -> np.ndarray:
+        """Budgets of every question's traces."""
         return gradient_pool.draw_budgets(
             self.frozen.config, self.regime, self.settings.budgets, questions, traces, seed
         )
 
     @property
     def chosen(self) -> np.ndarray:
+        """Places of the pool's questions."""
         levels = np.asarray(self.frozen.pool_questions.set.levels)
         return gradient_pool.stratified(levels, self.settings.questions, self.seed)
 
     def pool(self) -> Pool:
+        """The pool, from its file or drawn and written to it."""
         settings = self.settings
         path = self.path("pool", "traces", "answers", "answer_questions", "sketch")
         if path.exists():
             return Pool.load(path)
-        weights = Setting(self.frozen.config).weights
         name = f"pool, step {self.frozen.step}, {self.regime} budgets"
         with self.progress.phase(name, settings.questions) as phase:
             pool = gradient_pool.make_pool(
                 self.frozen,
+                settings,
                 self.chosen,
                 self.budgets(settings.questions, settings.traces, self.seed),
-                traces=settings.traces,
-                answers=settings.answers,
-                answer_questions=settings.answer_questions,
-                weights=weights,
-                width=settings.sketch,
                 seed=self.seed,
                 regime=self.regime,
                 phase=phase,
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
         pool.save(path)
         return pool
 
+    def _drawn(
+        self,
+        path: Path,
+        questions: Questions,
+        rows: Callable[[], tuple[np.ndarray, np.ndarray]],
+        key: int,
+        answers: int,
+    ) -> Drawn:
+        """Rollouts of rows of questions and their budgets, from their file or written to it."""
+        if path.exists():
+            with np.load(path) as saved:
+                return Drawn(**{**saved, "seconds": float(saved["seconds"])})
+        asked, budgets = rows()
+        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
+        own = jax.random.fold_in(of_step, 2 * key + (self.regime == "common"))
+        name = path.stem.partition("-")[0]
+        with self.progress.phase(f"{name}, {self.regime}", len(asked)) as phase:
+            drawn = gradient_pool.draw_many(
+                self.frozen,
+                questions,
+                asked,
+                budgets.reshape(-1),
+                own,
+                answers=answers,
+                phase=phase,
+            )
+        gradient_pool.save_arrays(path, dataclasses.asdict(drawn))
+        return drawn
+
     def calibration(self) -> Drawn:
         """Rollouts of training questions; under common budgets, one budget for each question."""
-        settings = self.settings
+        settings, train = self.settings, self.frozen.environment.train
         count, traces = settings.calibration, settings.calibration_traces
 
-        def make() -> Drawn:
-            train = self.frozen.environment.train
+        def rows() -> tuple[np.ndarray, np.ndarray]:
             order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
             if len(order) < count:
                 raise UserError(f"calibration={count}: there are {len(order)} training questions")
@@ -194,39 +196,20 @@ class _Place:
             if self.regime == "common":
                 turns = np.resize(np.array(settings.budgets, np.int32), count)
                 budgets = np.repeat(turns[:, None], traces, 1)
-            with self.progress.phase(f"calibration, {self.regime}", order.size) as phase:
-                return gradient_pool.draw_many(
-                    self.frozen,
-                    train,
-                    np.repeat(order, traces),
-                    budgets.reshape(-1),
-                    self.key(0),
-                    answers=settings.answers,
-                    phase=phase,
-                )
+            return np.repeat(order, traces), budgets.reshape(-1)
 
-        depends = ("calibration", "calibration_traces", "answers")
-        return _kept(self.path("calibration", *depends), make)
+        path = self.path("calibration", "calibration", "calibration_traces", "answers")
+        return self._drawn(path, train, rows, 0, settings.answers)
 
     def oracle(self) -> Drawn:
         """Further rollouts of the pool's questions."""
         settings = self.settings
 
-        def make() -> Drawn:
+        def rows() -> tuple[np.ndarray, np.ndarray]:
             budgets = self.budgets(settings.questions, settings.oracle, self.seed + 2)
-            rows = np.repeat(self.chosen, budgets.shape[1])
-            with self.progress.phase(f"oracle, {self.regime}", len(rows)) as phase:
-                return gradient_pool.draw_many(
-                    self.frozen,
-                    self.frozen.pool_questions,
-                    rows,
-                    budgets.reshape(-1),
-                    self.key(1),
-                    answers=1,
-                    phase=phase,
-                )
+            return np.repeat(self.chosen, budgets.shape[1]), budgets.reshape(-1)
 
-        return _kept(self.path("oracle", "oracle"), make)
+        return self._drawn(self.path("oracle", "oracle"), self.frozen.pool_questions, rows, 1, 1)
 
 
 def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
@@ -271,23 +254,16 @@ def _bins(pool: Pool, regime: Regime) -> list[tuple[int, int]]:
     return [(int(low) + (i > 0), int(high)) for i, (low, high) in enumerate(zip(edges, edges[1:]))]
 
 
-def measure_pool(
-    settings: VarianceSettings,
-    frozen: Frozen,
-    regime: Regime,
-    seed: int,
-    folder: Path,
-    progress: Progress,
-) -> Result:
+def _measured(place: _Place) -> Result:
     """Draws a pool, or takes the one that is there, and measures every arm on it."""
-    place = _Place(settings, frozen, regime, seed, folder, progress)
+    settings, frozen, regime, seed = place.settings, place.frozen, place.regime, place.seed
     calibration, oracle, pool = place.calibration(), place.oracle(), place.pool()
     of_pool, of_calibration = _values(place, pool, calibration, oracle)
     second = np.repeat(np.arange(settings.calibration) % 8 >= 4, settings.calibration_traces)
     half = _only(calibration, second)
     by_group = {}
     middle = middle_group(settings.groups)
-    with progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
+    with place.progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
         for number, group in enumerate(settings.groups):
             setting = measurement.calibrated(
                 frozen.config, half, of_calibration, settings.calibration_traces, group, seed
@@ -322,41 +298,22 @@ def measure_pool(
     )
 
 
-def run_variance(
-    settings: VarianceSettings,
-    run_folder: Path,
-    steps: Sequence[int],
-    *,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[Result]:
-    """Every pool of one run: finished, with a value head, at these of its checkpoints.
-
-    The seed is that of the pools.
-    """
-    progress = progress or Progress()
-    results, environment = [], None
-    for step in steps:
-        frozen = open_frozen(run_folder, step, environment)
+def _of_run(
+    settings: VarianceSettings, seed: int, run: Path, progress: Progress
+) -> Iterator[Result]:
+    """Every pool of a seed's run, at each of the checkpoints in each regime."""
+    environment = None
+    for step in settings.checkpoints:
+        frozen = open_frozen(run, step, environment)
         environment = frozen.environment
-        for regime in settings.regimes:
-            known: Any = regime
-            pools = run_folder.parent / "pools"
-            results.append(measure_pool(settings, frozen, known, seed, pools, progress))
-    return results
+        for name in settings.regimes:
+            regime: Any = name
+            folder = run.parent / "pools"
+            yield _measured(_Place(settings, frozen, regime, seed, folder, progress))
 
 
 def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
-    """Runs the study of a file at one of its sizes.
-
-    Args:
-      path: such as configs/studies/variance.yaml.
-      size: cpu, gpu or 7b.
-      overrides: `key=value`, over the file.
-
-    Returns:
-      Files written into `output`: variance.json, variance.md and pictures.
-    """
+    """Runs the study of a file at one of its sizes; the files written into `output`."""
     settings = read_settings(path, size, overrides)
     started = time.time()
     output = Path(settings.output)
@@ -368,9 +325,7 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
         for seed in settings.seeds:
             folder = trained(settings, seed, progress)
             progress.say(f"seed {seed}: {folder}")
-            results += run_variance(
-                settings, folder, settings.checkpoints, seed=seed, progress=progress
-            )
+            results += _of_run(settings, seed, folder, progress)
         written = variance_report.write(output, size, settings, results, time.time() - started)
         for file in written:
             progress.say(str(file))

@@ -10,12 +10,11 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import Config
 from bacr_study.variance import baselines, noise, pool_statistics
-from bacr_study.variance.baselines import Arm, Groups, Setting
+from bacr_study.variance.baselines import Arm, Groups, Setting, Variants, variants
 from bacr_study.variance.gradient_pool import Drawn, Pool
 from bacr_study.variance.noise import Moments, Noise
 from bacr_study.variance.pool_statistics import Values
 from bacr_study.variance.settings import Regime
-from bacr_study.variance.variants import Variants, variants
 
 
 def _variants(drawn: Drawn) -> Variants:
@@ -89,11 +88,8 @@ class Result:
     """What was measured on one pool.
 
     Attributes:
-      seed: of run and pool.
       by_group: noise by group size.
-      diagnostics: of values and budgets.
       across: share of a batch's variance that lies between questions.
-      right: share correct at the budget.
       seconds: a trace takes by number of answers at a cut, and its scores.
     """
 
@@ -185,11 +181,6 @@ def measure(
     """Noise of every variant on the pool's groups.
 
     Args:
-      values: predicted outcomes of its rows.
-      setting: objective, moments and slopes (`calibrated`).
-      group: G.
-      count: partitions.
-      seed: of the partitions.
       budget_bins: ranges [low, high] of budgets whose traces are also looked at alone.
       value_bins: the same for ranges of V, so that it can be said what a baseline does where V is
         low, middling and high.

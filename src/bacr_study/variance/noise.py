@@ -18,10 +18,13 @@ are cross-products of disjoint groups and so have no bias from noise.
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+# What a `Noise` has an entry of for each question.
+_ENTRIES = ("variance", "own", "shared", "signal", "parts")
 
 
 def partitions(
@@ -65,7 +68,6 @@ def moments(
     """Moments of every arm's estimate over the groups of a pool.
 
     Args:
-      gram: inner products of the scores of N traces.
       groups: which traces these are (`partitions`), at least two groups each.
       reference: the arm, unbiased and of little noise, whose expectation is called g.
     """
@@ -112,6 +114,16 @@ class Noise:
     signal: Float[np.ndarray, "Q"]
     parts: Float[np.ndarray, "Q V"]
     factors: Float[np.ndarray, "arms V"]
+
+    def each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Noise":
+        """The same of other entries: `change` makes arrays with another first axis."""
+        return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in _ENTRIES})
+
+    @staticmethod
+    def joined(parts: "Sequence[Noise]") -> "Noise":
+        """Entries of all parts."""
+        stacked = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _ENTRIES}
+        return dataclasses.replace(parts[0], **stacked)
 
     def scale(self, weights: Float[np.ndarray, "*B Q"]) -> Float[np.ndarray, "*B arms"]:
         """Scale c from the factors that are known: exactly 1 for an unbiased arm.
@@ -168,7 +180,6 @@ class Noise:
         Args:
           costs: of a group, in any unit; noise is then compared at equal cost, an arm of half the
             cost having twice the groups.
-          resamples: of the bootstrap.
         """
         costs = np.ones(self.variance.shape[1]) if costs is None else costs
         whole = np.ones((1, len(self.signal)))
@@ -213,8 +224,7 @@ def by_question(noise: Noise, questions: Int[np.ndarray, "Q"]) -> Noise:
         np.add.at(total, place, x)
         return total
 
-    names = ("variance", "own", "shared", "signal", "parts")
-    return dataclasses.replace(noise, **{name: added(getattr(noise, name)) for name in names})
+    return noise.each(added)
 
 
 def advantage_variance(
@@ -257,7 +267,6 @@ def intraclass_correlation(
 
     Args:
       values: expected return under each trace's budget, as good as there is.
-      returns: R.
 
     Returns:
       ICC, tau^2 (variance of the expectation over budgets) and s^2 (variance at one budget), means

@@ -49,9 +49,6 @@ def diagnostics(
     """How good the values are, what that should cost, and what scores say of the best constant.
 
     Args:
-      values: predicted outcomes of the pool's rows.
-      weights: u of the objective.
-      group: G of the predicted excess.
       partition: of the pool into groups: one group of every cell is a batch.
     """
     traces, cuts = pool.gram.shape[1:3]

@@ -1,7 +1,7 @@
 """Tables and pictures of the variance study."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 from bacr_jax.documents import write_atomically, write_json
 from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, colour, marker
+from bacr_study.variance.baselines import variants
 from bacr_study.variance.measurement import Result
 from bacr_study.variance.settings import VarianceSettings
 from bacr_study.variance.summary import label, middle_group, shown, summary
-from bacr_study.variance.variants import variants
 
 # Right end of the picture's noise, in units of published BRPO's.
 _WIDEST = 2.2
@@ -23,27 +23,46 @@ _THIRDS = ("lowest third of V", "middle third", "highest third")
 # --- tables ---------------------------------------------------------------------------------------
 
 
+_UNKNOWN = "can't be told"
+# What is said of a regime below its heading.
+_OF_REGIME = {
+    "common": "",
+    "independent": "Every trace has its own budget, so the group baselines mix budgets here, "
+    "BRPO's V2 too. AnytimeReasoner itself scores every trace at all budgets and never does.",
+    "training": "Every trace has its own budget, from the list that the run trains at. With one "
+    "cut BRPO is the group's mean, over all the budgets in the group.",
+}
+
+
 def _percent(reduction: Sequence[float | None]) -> str:
     if None in reduction:
-        return "can't be told"
+        return _UNKNOWN
     value, low, high = (100 * x for x in reduction if x is not None)
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _number(value: float | None) -> str:
-    return "can't be told" if value is None else f"{value:.3g}"
+    return _UNKNOWN if value is None else f"{value:.3g}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _share(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def _section(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, said: str = ""
+) -> list[str]:
+    """Lines of a table with its heading, and what is said above it."""
     line = lambda cells: f"| {' | '.join(cells)} |"
-    return [line(head), line(["---"] + ["---:"] * (len(head) - 1)), *map(line, rows), ""]
+    above = [title, "", said, ""] if said else [title, ""] if title else []
+    return [*above, line(head), line(["---"] + ["---:"] * (len(head) - 1)), *map(line, rows), ""]
 
 
 def _regime_tables(found: Mapping[str, Any], regime: str) -> Iterator[str]:
-    settings = found["settings"]
-    answers, groups = settings["answers"], settings["groups"]
+    answers, groups = found["settings"]["answers"], found["settings"]["groups"]
     middle, kept = str(middle_group(groups)), shown(variants(answers))
     cells = [cell for cell in found["cells"] if cell["regime"] == regime]
+    last = cells[-1]
     name_of = lambda name: label(name, answers)
     yield from ("", f"## {regime} budgets, G = {middle}", "")
     yield from (
@@ -51,60 +70,43 @@ def _regime_tables(found: Mapping[str, Any], regime: str) -> Iterator[str]:
         "thinking's gradient, same rollouts.",
         "",
     )
-    if regime == "independent":
-        yield from (
-            "Every trace has its own budget, so the group baselines mix budgets here, BRPO's V2 "
-            "too. AnytimeReasoner itself scores every trace at all budgets and never does.",
-            "",
-        )
-    if regime == "training":
-        yield from (
-            "Every trace has its own budget, from the list that the run trains at. With one cut "
-            "BRPO is the group's mean, over all the budgets in the group.",
-            "",
-        )
-    steps = [f"step {cell['step']}" for cell in cells]
-    arms = cells[0]["groups"][middle]
-    yield from _table(
-        ["arm", *steps, "at equal tokens, last", "advantage variance, last", "tokens", "bias"],
-        [
+    yield from (_OF_REGIME[regime], "") if _OF_REGIME[regime] else ()
+    head = ["arm", *(f"step {cell['step']}" for cell in cells), "at equal tokens, last"]
+    numbers = ("advantage_variance", "tokens_a_trace", "bias")
+    yield from _section(
+        "",
+        [*head, "advantage variance, last", "tokens", "bias"],
+        (
             [
                 name_of(name),
                 *(_percent(cell["groups"][middle][name]["reduction"]) for cell in cells),
-                _percent(cells[-1]["groups"][middle][name]["reduction_at_equal_tokens"]),
-                _number(cells[-1]["groups"][middle][name]["advantage_variance"]),
-                _number(cells[-1]["groups"][middle][name]["tokens_a_trace"]),
-                _number(cells[-1]["groups"][middle][name]["bias"]),
+                _percent(arm["reduction_at_equal_tokens"]),
+                *(_number(arm[key]) for key in numbers),
             ]
-            for name in arms
-        ],
+            for name, arm in last["groups"][middle].items()
+        ),
     )
-    yield from ("### By group size, last checkpoint", "")
-    yield from _table(
+    by_group = last["groups"]
+    yield from _section(
+        "### By group size, last checkpoint",
         ["arm", *(f"G = {group}" for group in groups)],
-        [
-            [
-                name_of(name),
-                *(_percent(cells[-1]["groups"][str(g)][name]["reduction"]) for g in groups),
-            ]
+        (
+            [name_of(name), *(_percent(by_group[str(g)][name]["reduction"]) for g in groups)]
             for name in kept
-        ],
+        ),
     )
-    yield from ("### By budget, last checkpoint", "")
-    bins = cells[-1]["by_budget"]
-    yield from _table(
+    bins = last["by_budget"]
+    yield from _section(
+        "### By budget, last checkpoint",
         ["arm", *bins],
-        [[name_of(name), *(_percent(bins[b][name]) for b in bins)] for name in kept],
+        ([name_of(name), *(_percent(bins[b][name]) for b in bins)] for name in kept),
     )
     yield from _pair_tables(cells, name_of)
-    together = cells[-1]["with_answers"]
-    if together:
-        yield from ("### With the gradient of the answers, last checkpoint", "")
-        yield from _table(
-            ["arm", "reduction"], [[name_of(n), _percent(x)] for n, x in together.items()]
-        )
-    yield from _score_table(cells)
-    yield from _value_table(cells)
+    if last["with_answers"]:
+        rows = ([name_of(name), _percent(x)] for name, x in last["with_answers"].items())
+        title = "### With the gradient of the answers, last checkpoint"
+        yield from _section(title, ["arm", "reduction"], rows)
+    yield from _pool_tables(cells)
 
 
 def _pair_tables(
@@ -112,82 +114,76 @@ def _pair_tables(
 ) -> Iterator[str]:
     """Arms by V, and arm against arm."""
     thirds = cells[-1]["by_value"]
-    yield from ("### By V, last checkpoint", "")
     if thirds:
         ends = (
             f"seed {pool['seed']}: {', '.join(f'{x:.2f}' for x in pool['value_edges'])}"
             for pool in cells[-1]["pools"]
         )
-        yield f"V as a share of the most there is to get; ends of the thirds, {'; '.join(ends)}."
-        yield ""
-        names = thirds[0]["arms"]
-        yield from _table(
+        yield from _section(
+            "### By V, last checkpoint",
             ["arm", *_THIRDS],
-            [[name_of(n), *(_percent(third["arms"][n]) for third in thirds)] for n in names],
+            (
+                [name_of(name), *(_percent(third["arms"][name]) for third in thirds)]
+                for name in thirds[0]["arms"]
+            ),
+            said="V as a share of the most there is to get; ends of the thirds, "
+            f"{'; '.join(ends)}.",
         )
-    yield from ("### Arm against arm", "")
-    yield "Less noise than the second arm has, in percent; thirds of V at the last checkpoint."
-    yield ""
-    yield from _table(
+    else:
+        yield from ("### By V, last checkpoint", "")
+    yield from _section(
+        "### Arm against arm",
         ["arms", *(f"step {cell['step']}" for cell in cells), *_THIRDS[: len(thirds)]],
-        [
-            [
-                pair,
-                *(_percent(cell["compared"][pair]) for cell in cells),
-                *(_percent(third["compared"][pair]) for third in thirds),
-            ]
+        (
+            [pair, *(_percent(part["compared"][pair]) for part in (*cells, *thirds))]
             for pair in cells[0]["compared"]
-        ],
+        ),
+        said="Less noise than the second arm has, in percent; thirds of V at the last checkpoint.",
     )
 
 
-def _score_table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What one batch says of weighing returns by scores, and what that saves."""
-    yield from ("### Scores and returns", "")
-    yield (
-        "w stands for the squared norm of a segment's score. A batch has one group of every "
-        "question; the predicted saving is that of one number against the leave-one-out mean, "
-        "± the deviation from batch to batch, and beside it what this arm saves on the pool."
-    )
-    yield ""
-    rows = [
-        [
-            f"seed {pool['seed']}, step {cell['step']}, {name}",
-            ", ".join(f"{x:.2f}" for x in of["with_norm"]),
-            f"{of['cv']:.2f}",
-            f"{of['correlation']:+.2f}",
-            f"{of['effective_traces']:.0f}",
-            f"{100 * of['predicted_saving']:.0f} ± {100 * of['deviation_of_saving']:.0f} %",
-            "can't be told"
-            if pool["measured_saving"] is None
-            else f"{100 * pool['measured_saving']:.0f} %",
-        ]
-        for cell in cells
-        for pool in cell["pools"]
-        for name, of in pool["scores"].items()
-    ]
+def _pool_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What one batch says of weighing returns by scores; how good the values are."""
+    of_pool = lambda cell, pool, name: f"seed {pool['seed']}, step {cell['step']}, {name}"
+    pools = [(cell, pool) for cell in cells for pool in cell["pools"]]
     head = ["w", "corr(w, norm) by segment", "CV(w)", "corr(w, G)", "effective traces"]
-    yield from _table([*head, "predicted saving", "measured saving"], rows)
-
-
-def _value_table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """How good the values are, and what of the return's variance they could explain."""
-    yield from ("### Values and budgets", "")
-    rows = [
-        [
-            f"seed {pool['seed']}, step {cell['step']}, {name}",
-            f"{of['squared_error']:.4f} ± {1.96 * of['standard_error']:.4f}",
-            f"{of['threshold']:.4f}",
-            f"{pool['icc']:.3f}",
-            f"{100 * pool['across_questions']:.0f} %",
-            f"{100 * pool['right']:.0f} %",
-        ]
-        for cell in cells
-        for pool in cell["pools"]
-        for name, of in pool["values"].items()
-    ]
+    yield from _section(
+        "### Scores and returns",
+        [*head, "predicted saving", "measured saving"],
+        (
+            [
+                of_pool(cell, pool, name),
+                ", ".join(f"{x:.2f}" for x in of["with_norm"]),
+                f"{of['cv']:.2f}",
+                f"{of['correlation']:+.2f}",
+                f"{of['effective_traces']:.0f}",
+                f"{100 * of['predicted_saving']:.0f} ± {100 * of['deviation_of_saving']:.0f} %",
+                _share(pool["measured_saving"]),
+            ]
+            for cell, pool in pools
+            for name, of in pool["scores"].items()
+        ),
+        said="w stands for the squared norm of a segment's score. A batch has one group of every "
+        "question; the predicted saving is that of one number against the leave-one-out mean, "
+        "± the deviation from batch to batch, and beside it what this arm saves on the pool.",
+    )
     head = ["value", "v^2 of the return", "sigma^2 / (G - 1)", "ICC", "variance across questions"]
-    yield from _table([*head, "right at the budget"], rows)
+    yield from _section(
+        "### Values and budgets",
+        [*head, "right at the budget"],
+        (
+            [
+                of_pool(cell, pool, name),
+                f"{of['squared_error']:.4f} ± {1.96 * of['standard_error']:.4f}",
+                f"{of['threshold']:.4f}",
+                f"{pool['icc']:.3f}",
+                _share(pool["across_questions"]),
+                _share(pool["right"]),
+            ]
+            for cell, pool in pools
+            for name, of in pool["values"].items()
+        ),
+    )
 
 
 def markdown(found: Mapping[str, Any]) -> str:

@@ -85,12 +85,7 @@ def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
 def read_settings(path: Path, size: str, overrides: Sequence[str] = ()) -> VarianceSettings:
     """One size of a study's file, with some values replaced.
 
-    Args:
-      path: YAML with `kind: variance` and `sizes`, a section of keys for each size.
-      overrides: `key=value` in YAML.
-
-    Raises:
-      UserError: the file or an override can't be used.
+    UserError: the file or an override can't be used.
     """
     sections = {"sizes", *(f"sizes.{name}" for name in SIZES)}
     found = {entry.key: entry for entry in entries(parse_file(path), sections)}

@@ -115,10 +115,8 @@ def score_sketches(
     One forward pass of the learner for a row, and a backward pass for each of its V sums.
 
     Args:
-      batch: rows; advantages in it do not matter.
       thinking: weights of the sampled thinking tokens in each sum.
       answers: weights of the sampled answer tokens.
-      allowed_tokens: ids that can be drawn.
     """
 
     def of_row(inputs: tuple[Batch, Array, Array]) -> Array:

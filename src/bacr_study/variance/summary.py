@@ -12,11 +12,10 @@ import numpy as np
 
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_study.variance import noise
-from bacr_study.variance.baselines import BY_NAME
+from bacr_study.variance.baselines import BY_NAME, Variants, variants
 from bacr_study.variance.measurement import Result
 from bacr_study.variance.noise import Noise
 from bacr_study.variance.settings import KIND, VarianceSettings
-from bacr_study.variance.variants import Variants, variants
 
 _READ = {"one": "1 answer", "several": "{answers} answers", "pooled": "{answers} answers, pooled"}
 # Drawn and tabulated by group size and budget, in the reading of all answers; the others stand in
@@ -60,24 +59,13 @@ def label(name: str, answers: int) -> str:
     return f"{BY_NAME[arm].label}; {_READ[reading].format(answers=answers)}"
 
 
-def _joined(parts: Sequence[Noise]) -> Noise:
-    names = ("variance", "own", "shared", "signal", "parts")
-    stacked = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return dataclasses.replace(parts[0], **stacked)
-
-
 def _merged(
     results: Sequence[Result], group: int, take: str = "noise", questions: str = "questions"
 ) -> tuple[Noise, np.ndarray]:
     """Noise of all seeds, and the question of each entry, a number of its own for each seed."""
     measured = [result.by_group[group] for result in results]
     clusters = [1_000_000 * index + getattr(one, questions) for index, one in enumerate(measured)]
-    return _joined([getattr(one, take) for one in measured]), np.concatenate(clusters)
-
-
-def _part(noises: Noise, keep: np.ndarray) -> Noise:
-    names = ("variance", "own", "shared", "signal", "parts")
-    return dataclasses.replace(noises, **{name: getattr(noises, name)[keep] for name in names})
+    return Noise.joined([getattr(one, take) for one in measured]), np.concatenate(clusters)
 
 
 def _rounded(value: Any) -> Any:
@@ -105,12 +93,8 @@ def _arms(
         result.by_group[group].noise.reduction(measured.against, resamples=1)[:, 0]
         for result in results
     ]
-    scale, of_pool, bias, ratio = (
-        whole.scale(np.ones(len(whole.signal))),
-        whole.measured_scale(),
-        whole.bias(),
-        whole.ratio(),
-    )
+    scale, of_pool = whole.scale(np.ones(len(whole.signal))), whole.measured_scale()
+    bias, ratio = whole.bias(), whole.ratio()
     return {
         name: {
             "reduction": reduction[i],
@@ -150,11 +134,11 @@ def _by_budget(
     if (budgets > 0).all():
         for budget in np.unique(budgets):
             keep = budgets == budget
-            parts[str(budget)] = _part(entries, keep), clusters[keep]
+            parts[str(budget)] = entries.each(lambda x, keep=keep: x[keep]), clusters[keep]
     else:
         bins = [list(result.by_group[group].bins.items()) for result in results]
         for place, (name, _) in enumerate(bins[0]):
-            parts[name] = _joined([of_seed[place][1] for of_seed in bins]), clusters
+            parts[name] = Noise.joined([of_seed[place][1] for of_seed in bins]), clusters
     found = {}
     for name, (part, cluster) in parts.items():
         reduction = noise.by_question(part, cluster).reduction(
@@ -177,7 +161,7 @@ def _by_value(
     _, clusters = _merged(results, group)
     found = []
     for place in range(len(bins[0])):
-        part = _joined([of_seed[place] for of_seed in bins])
+        part = Noise.joined([of_seed[place] for of_seed in bins])
         reduction = noise.by_question(part, clusters).reduction(
             measured.against, resamples=resamples
         )
