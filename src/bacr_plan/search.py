@@ -260,9 +260,11 @@ def shorter_budget(work: Workload, num_devices: int, room: Room) -> tuple[int, C
 
 
 def smaller_model(work: Workload, num_devices: int, room: Room) -> tuple[str, Choice] | None:
-    """The largest released shape below this one that fits, and how; None if none does."""
+    """The largest released shape of its kind below this one that fits, and how; None: none does."""
+    kind = lambda shape: (shape.qkv_bias, shape.qk_norm, shape.rope_theta)
     for name, shape in sorted(PRESETS.items(), key=lambda item: -item[1].num_parameters):
-        if shape.num_parameters < work.model.num_parameters:
+        smaller = shape.num_parameters < work.model.num_parameters
+        if smaller and kind(shape) == kind(work.model):
             choice = suggest(dataclasses.replace(work, model=shape), num_devices, room)
             if choice is not None:
                 return name, choice

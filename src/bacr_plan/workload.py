@@ -124,14 +124,14 @@ class Workload:
 
 
 def _preset_of(path: str) -> str:
-    """The released model that a folder is named after: Qwen2.5-7B-Instruct is qwen2.5-7b."""
+    """The model in `PRESETS` that a folder is named after: Qwen2.5-7B-Instruct is qwen2.5-7b."""
     name = Path(path).name.lower()
     for preset in PRESETS:
         if name == preset or name.startswith(f"{preset}-"):
             return preset
     raise UserError(
         f"model.path: no {path}/config.json here, and the name is not that of a "
-        f"Qwen2.5 model; write its shape as model.preset (one of {', '.join(PRESETS)})"
+        f"released model; write its shape as model.preset (one of {', '.join(PRESETS)})"
         + (", or add --download to get its config.json" if is_hub_name(path) else "")
     )
 

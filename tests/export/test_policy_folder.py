@@ -72,7 +72,7 @@ def test_a_budget_module_goes_out_and_comes_back(sharing, tmp_path):
     written = policy_folder.save_policy(
         tmp_path / "out", params, config=TINY, budget=BudgetInput(module)
     )
-    assert {"budget.safetensors", "modeling_bacr_qwen2.py"} <= set(written)
+    assert {"budget.safetensors", "modeling_bacr.py"} <= set(written)
     assert set(load_file(tmp_path / "out/budget.safetensors")) == {
         "budget.w1",
         "budget.w2",

@@ -1,13 +1,20 @@
 """The same weights in transformers (PyTorch) and here: logits, greedy text, gradients, files."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import hf_world
+from bacr_jax.config import OptimizerConfig
 from bacr_jax.export import policy_folder
+from bacr_jax.learner.optimizer import policy_optimizer
 from bacr_jax.model import hf, qwen2
+from bacr_jax.model.hf import names
+from bacr_jax.model.hf.writing import fetch
 from bacr_jax.model.logprobs import token_logprobs
 
 torch = pytest.importorskip(
@@ -15,10 +22,35 @@ torch = pytest.importorskip(
 )
 transformers = pytest.importorskip("transformers")
 
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+# R1-Distill-Qwen is the untied Qwen2 with a base of 10,000.
 KINDS = {
-    "tied, grouped": {"num_key_value_heads": 2, "tie_word_embeddings": True},
-    "untied, one kv head": {"num_key_value_heads": 1, "tie_word_embeddings": False},
-    "untied, no grouping": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    "Qwen2: tied, grouped": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "Qwen2: untied, one kv head": {
+        "num_key_value_heads": 1,
+        "rope_parameters": {**PLAIN, "rope_theta": 1e4},
+    },
+    "Qwen2: untied, no grouping": {"num_key_value_heads": 4},
+    "Qwen3: untied, wide heads": {"num_key_value_heads": 2, "head_dim": 16},
+    "Qwen3: tied, narrow heads": {
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+    "Llama: tied, as SmolLM2": {
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+    },
+    "Llama: untied, scaled frequencies": {"num_key_value_heads": 2, "rope_parameters": LLAMA3},
 }
 TOKENS = np.random.default_rng(0).integers(1, 89, (3, 14))
 LENGTHS = np.array([14, 9, 4])
@@ -28,20 +60,22 @@ LENGTHS = np.array([14, 9, 4])
 def pair(request, tmp_path_factory):
     """A transformers model, the folder it saved in several shards, and what we read there."""
     torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        vocab_size=89,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        **KINDS[request.param],
-    )
-    model = transformers.Qwen2ForCausalLM(config).eval()
+    shape = {
+        "vocab_size": 89,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "rope_parameters": PLAIN,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+    family = request.param.partition(":")[0]
+    config = getattr(transformers, f"{family}Config")(**shape | KINDS[request.param])
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():
         weight.data = 0.3 * torch.randn_like(weight) + (1.0 if "norm" in name else 0.0)
     folder = tmp_path_factory.mktemp("hf")
@@ -95,23 +129,60 @@ def test_greedy_continuations_of_64_tokens_are_identical(pair):
     np.testing.assert_array_equal(found, torch.stack(want).numpy())
 
 
-def test_gradients_of_the_mean_log_probability(pair):
-    model, _, config, params = pair
-    tokens = torch.tensor(TOKENS)
-    model.zero_grad()
-    model(tokens, labels=tokens).loss.backward()
+@functools.partial(jax.jit, static_argnames=("config",))
+def gradient(params, config):
+    """Of the mean negative log-probability of TOKENS."""
 
     def loss(params):
         hidden = qwen2.forward(params, jnp.asarray(TOKENS), config=config)[:, :-1]
         flat, targets = hidden.reshape(-1, hidden.shape[-1]), TOKENS[:, 1:].reshape(-1)
         return -token_logprobs(flat, qwen2.output_head(params), jnp.asarray(targets))[0].mean()
 
-    found = jax.grad(loss)(params)
+    return jax.grad(loss)(params)
+
+
+def test_gradients_of_the_mean_log_probability(pair):
+    model, _, config, params = pair
+    tokens = torch.tensor(TOKENS)
+    model.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+    found = gradient(params, config)
     mlp = [layer.mlp.down_proj.weight.grad.numpy().T for layer in model.model.layers]
     np.testing.assert_allclose(found["layers"]["down_kernel"], np.stack(mlp), atol=1e-4)
     np.testing.assert_allclose(
         found["embed"], model.model.embed_tokens.weight.grad.numpy(), atol=1e-4
     )
+
+
+def test_an_update_of_adamw_gives_the_same_weights(pair):
+    """Norm clipped to 1, matrices decay; Adam's first step is the sign of what is not near 0."""
+    model, folder, config, params = pair
+    ours = OptimizerConfig(
+        learning_rate=1e-2, weight_decay=0.1, schedule="constant", warmup_steps=0
+    )
+    tx = policy_optimizer(ours, 1)
+    grads = gradient(params, config)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    theirs = type(model).from_pretrained(folder)
+    matrices = [weight for weight in theirs.parameters() if weight.ndim == 2]
+    vectors = [weight for weight in theirs.parameters() if weight.ndim == 1]
+    adamw = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        lr=1e-2,
+        betas=(ours.b1, ours.b2),
+        weight_decay=0.1,
+    )
+    theirs(torch.tensor(TOKENS), labels=torch.tensor(TOKENS)).loss.backward()
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+    adamw.step()
+    wanted, updated, shares = theirs.state_dict(), optax.apply_updates(params, updates), []
+    for entry in names.backbone(config):
+        found = fetch(updated, entry, "F32")
+        # Where the gradient is rounding alone, so is its sign.
+        clear = np.abs(fetch(grads, entry, "F32")) > 1e-5
+        np.testing.assert_allclose(found[clear], wanted[entry.name].numpy()[clear], atol=1e-5)
+        shares.append(clear.mean())
+    assert np.median(shares) > 0.9
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
@@ -120,12 +191,12 @@ def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_p
     source = folder
     if kind == "bfloat16":
         source = tmp_path / "hf"
-        model = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = type(model).from_pretrained(folder, dtype=torch.bfloat16)
         model.save_pretrained(source)
         config, params = hf.load_policy(source)
     policy_folder.save_policy(tmp_path / "out", params, config=config, source=source)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert type(again) is transformers.Qwen2ForCausalLM
+    assert type(again) is type(model)
     assert again.dtype == getattr(torch, kind)
     before, after = model.state_dict(), again.state_dict()
     assert list(before) == list(after)

@@ -11,9 +11,10 @@ import pytest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.compute import Compute
-from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
 SHAPE = Qwen2Config(31, 32, 48, 2, 4, 2, 8, rope_theta=1e4, tie_embeddings=True)
+NORMED = dataclasses.replace(SHAPE, qkv_bias=False, qk_norm=True)
 OPTIONS = [
     ConditioningConfig(),
     ConditioningConfig(sharing="per_layer"),
@@ -53,16 +54,25 @@ def tokens(b, t, seed=1):
     return jax.random.randint(jax.random.key(seed), (b, t), 0, 31)
 
 
-@pytest.mark.parametrize("conditioning", OPTIONS)
-def test_phi_leaves_plain_qwen_bit_identical_at_the_start_and_matters_once_awake(conditioning):
-    params, x = make(conditioning), jnp.tile(tokens(1, 7), (2, 1))
+@pytest.mark.parametrize(
+    ("conditioning", "shape"),
+    [
+        *((option, SHAPE) for option in OPTIONS),
+        (OPTIONS[0], NORMED),
+        (OPTIONS[0], dataclasses.replace(SHAPE, qkv_bias=False)),
+    ],
+)
+def test_phi_leaves_the_plain_model_bit_identical_at_the_start_and_matters_once_awake(
+    conditioning, shape
+):
+    params, x = make(conditioning, shape), jnp.tile(tokens(1, 7), (2, 1))
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
 
     def told(params):
         conditioned = conditioned_on(params, conditioning)
-        return forward(params, x, config=SHAPE, conditioned=conditioned)
+        return forward(params, x, config=shape, conditioned=conditioned)
 
-    np.testing.assert_array_equal(told(params), forward(plain, x, config=SHAPE))
+    np.testing.assert_array_equal(told(params), forward(plain, x, config=shape))
     # The rows differ in their budgets alone.
     small, large = told(awake(params))
     assert np.abs(small - large).max() > 1e-3
@@ -77,16 +87,26 @@ def test_without_an_embedding_no_budget_code_is_traced():
 
 
 @pytest.mark.parametrize(
-    ("conditioning", "scan"),
-    [(None, True), (OPTIONS[0], True), (OPTIONS[1], True), (OPTIONS[1], False)],
+    ("conditioning", "scan", "shape"),
+    [
+        (None, True, SHAPE),
+        (OPTIONS[0], True, SHAPE),
+        (OPTIONS[1], True, SHAPE),
+        (OPTIONS[1], False, SHAPE),
+        (
+            OPTIONS[0],
+            True,
+            dataclasses.replace(NORMED, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 16)),
+        ),
+    ],
 )
-def test_a_tree_equals_its_branches_as_sequences(conditioning, scan):
-    params = make(conditioning)
+def test_a_tree_equals_its_branches_as_sequences(conditioning, scan, shape):
+    params = make(conditioning, shape)
     params = params if conditioning is None else awake(params)
     conditioned = conditioned_on(params, conditioning)
     trunk, branch = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
     context = np.array([[4, 9], [1, 7]])
-    run = {"config": SHAPE, "compute": Compute(scan=scan)}
+    run = {"config": shape, "compute": Compute(scan=scan)}
     trunk_states, branch_states = forward_tree(
         params, trunk, branch, jnp.asarray(context), conditioned=conditioned, **run
     )
@@ -176,10 +196,11 @@ def product_shapes(jaxpr):
     return found
 
 
-def test_selective_remat_makes_no_product_again():
+@pytest.mark.parametrize("config", [SHAPE, NORMED])
+def test_selective_remat_makes_no_product_again(config):
     """Of a told tree; the scores of attention are no named products, and are made again."""
     conditioning = OPTIONS[0]
-    params, shape = make(conditioning), (2, 2, 3)
+    params, shape = make(conditioning, config), (2, 2, 3)
 
     def products(remat):
         def total(params):
@@ -188,7 +209,7 @@ def test_selective_remat_makes_no_product_again():
                 tokens(2, 9),
                 jnp.ones(shape, int),
                 jnp.full((2, 2), 4),
-                config=SHAPE,
+                config=config,
                 conditioned=conditioned_on(params, conditioning),
                 compute=Compute(scan=False, remat=remat),
             )

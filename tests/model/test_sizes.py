@@ -18,6 +18,12 @@ def test_published_parameter_counts():
     # 7.62 and 0.49 billion in the model cards
     assert PRESETS["qwen2.5-7b"].num_parameters == 7_615_616_512
     assert PRESETS["qwen2.5-0.5b"].num_parameters == 494_032_768
+    # of the tensors in the released files
+    assert PRESETS["qwen3-0.6b"].num_parameters == 596_049_920
+    assert PRESETS["deepseek-r1-distill-qwen-1.5b"].num_parameters == 1_777_088_000
+    assert PRESETS["llama-3.2-1b"].num_parameters == 1_235_814_400
+    assert PRESETS["llama-3.1-8b"].num_parameters == 8_030_261_248
+    assert PRESETS["smollm2-135m"].num_parameters == 134_515_008
 
 
 def test_a_preset_can_be_changed_and_an_unknown_one_is_refused():

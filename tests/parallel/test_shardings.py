@@ -1,5 +1,6 @@
 """The table: every parameter is in it, moments follow parameters, decoding keeps weights whole."""
 
+import dataclasses
 import math
 
 import jax
@@ -30,7 +31,9 @@ def specs(tree, **how):
 
 
 def test_every_parameter_is_in_the_table_with_its_rank():
-    for path, leaf in jax.tree_util.tree_flatten_with_path(PARAMS)[0]:
+    normed = dataclasses.replace(SHAPE, num_layers=2, qk_norm=True)
+    others = jax.eval_shape(lambda: qwen2.init(jax.random.key(0), normed))
+    for path, leaf in jax.tree_util.tree_flatten_with_path((PARAMS, others))[0]:
         axes = AXES_OF[path[-1].key]
         assert len(axes) - (axes[0] == "layers") <= leaf.ndim <= len(axes)
 

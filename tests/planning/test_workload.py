@@ -25,6 +25,9 @@ def shape_of(*overrides, config=SEVEN):
         ("models/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
         ("somewhere/qwen2.5-14b", "qwen2.5-14b"),
         ("Qwen2.5-1.5B", "qwen2.5-1.5b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "deepseek-r1-distill-qwen-1.5b"),
+        ("Qwen3-0.6B", "qwen3-0.6b"),
+        ("Llama-3.2-1B-Instruct", "llama-3.2-1b"),
     ],
 )
 def test_a_released_model_is_known_by_the_name_of_its_folder(path, name):

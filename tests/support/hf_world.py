@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,25 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
 from bacr_jax.model import budget, hf, kv_cache, qwen2
-from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 from bacr_jax.rollout import DecodeSpec, trunks
 from bacr_jax.types import Prompts
 
 WEIGHTS = "model.safetensors"
 TINY = Qwen2Config(37, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
+# One small shape of every family, by model_type.
+FAMILIES = {
+    "qwen2": TINY,
+    "qwen3": replace(TINY, head_dim=6, qkv_bias=False, qk_norm=True),
+    "llama": replace(
+        TINY,
+        rms_norm_eps=1e-5,
+        tie_embeddings=False,
+        qkv_bias=False,
+        # Of its two frequencies the second is divided, from the first position on.
+        rope_scaling=RopeScaling(8.0, 1.0, 4.0, 16),
+    ),
+}
 
 
 def random_params(config=TINY, seed=0, conditioning=None):

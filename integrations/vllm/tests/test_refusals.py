@@ -74,6 +74,12 @@ def test_folders_that_are_damaged(world, tmp_path):
         assert refusal(changed(folder, tmp_path / str(number), **changes)).startswith(expected)
 
 
+def test_an_embedding_of_another_family(world, tmp_path):
+    changes = {"model_type": "qwen3", "architectures": ["BacrQwen3ForCausalLM"]}
+    folder = changed(world / "shared" / "out", tmp_path / "other", **changes)
+    assert refusal(folder).startswith("architectures: found ['BacrQwen3ForCausalLM']; an embedding")
+
+
 def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):
     other = changed(world / "words" / "out", tmp_path / "other", thinking=None)
     assert not configured(other).model_config.logits_processors

@@ -7,10 +7,17 @@ from bacr_jax.config.derived import drawn, level_problems
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
-# Shapes that `model.preset` may name (their numbers are in model/sizes.py).
-PRESETS = tuple(f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"))
-# Positions the Qwen2.5 models were made for (max_position_embeddings of their config.json).
-PRESET_POSITIONS = 32768
+_QWEN2_5 = [f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")]
+_QWEN3 = [f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")]
+_R1 = [f"deepseek-r1-distill-qwen-{size}" for size in ("1.5b", "7b")]
+# Shapes that `model.preset` may name (their numbers are in model/sizes.py), and the positions that
+# they were made for (max_position_embeddings of their config.json).
+PRESETS = {
+    **dict.fromkeys(_QWEN2_5, 32768),
+    **dict.fromkeys(_QWEN3, 40960),
+    **dict.fromkeys([*_R1, "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"], 131072),
+    "smollm2-135m": 8192,
+}
 
 
 def budget_problems(config: Config) -> Iterator[str]:
@@ -52,12 +59,12 @@ def budget_problems(config: Config) -> Iterator[str]:
         )
     answers = config.rollout.answer_tokens
     longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
-    if model.preset in PRESETS and longest > PRESET_POSITIONS:
+    if longest > (made_for := PRESETS.get(model.preset, longest)):
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
             f"{answers} a row has {longest} tokens, and {model.preset} was made for "
-            f"{PRESET_POSITIONS}; write smaller ones"
+            f"{made_for}; write smaller ones"
         )
 
 

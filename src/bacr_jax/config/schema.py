@@ -51,7 +51,8 @@ class ModelConfig:
     path: str | None = key(None, "Hugging Face folder with config, weights and tokenizer")
     tokenizer: str | None = key(None, "tokenizer folder, if not model.path's")
     preset: str = key(
-        "custom", "qwen2.5-0.5b .. qwen2.5-72b: shape of a random model; custom: the keys below"
+        "custom",
+        "a released shape (qwen2.5-7b, qwen3-4b ..) with random weights; custom: the keys below",
     )
     hidden_size: int = key(64, "width D (preset custom)", "[2, 1048576]")
     intermediate_size: int = key(160, "width of the gated MLP (preset custom)", "[1, 16777216]")

@@ -1,1 +1,1 @@
-"""The policy network: Qwen2.5, the budget embedding, the value head."""
+"""The policy network: the decoder, the budget embedding, the value head."""

@@ -1,4 +1,4 @@
-"""One decoder layer of Qwen2.5: norms, rotary embedding, attention, gated MLP, budget gate.
+"""One decoder layer: norms, rotary embedding, attention, gated MLP, budget gate.
 
 What differs between the learner, the prefill and decoding is only where keys and values live, so a
 block takes its attention as a function: `attend(q, k, v) -> (output, anything)`.
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.model import budget, products
 from bacr_jax.model.compute import Remat
-from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
@@ -38,7 +38,12 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> F
 
 
 def rotation(
-    positions: Int[Array, "B T"], *, head_dim: int, theta: float, length: int | None = None
+    positions: Int[Array, "B T"],
+    *,
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    length: int | None = None,
 ) -> Rotary:
     """Cosines and sines of the rotary embedding, halves repeated, fp32.
 
@@ -47,10 +52,15 @@ def rotation(
         known at run time only would be computed again wherever a compiler fuses them into a head.
     """
     if length is not None:
-        table = rotation(jnp.arange(length)[None], head_dim=head_dim, theta=theta)
+        every = jnp.arange(length)[None]
+        table = rotation(every, head_dim=head_dim, theta=theta, scaling=scaling)
         cos, sin = (jnp.take(part[0], positions, axis=0, mode="clip") for part in table)
         return cos, sin
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    if scaling is not None:
+        turns = scaling.positions * frequencies / (2 * jnp.pi)
+        kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+        frequencies = frequencies * (kept + (1.0 - kept) / scaling.factor)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     angles = jnp.concatenate([angles, angles], axis=-1)
     return jnp.cos(angles), jnp.sin(angles)
@@ -126,7 +136,7 @@ class Block(nn.Module):
 
         Args:
           attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
-          condition: adds the gated budget embedding after the layer; None: plain Qwen2.5.
+          condition: adds the gated budget embedding after the layer; None: the plain model.
           adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None: none.
         """
         c, d, h = self.config, self.config.hidden_size, self.config.head_dim
@@ -139,7 +149,8 @@ class Block(nn.Module):
             return add_low_rank(out, y, adapter, name)
 
         def project(y: Array, name: str, heads: int) -> Array:
-            out = product(y, name, heads * h) + weight(f"{name}_bias", _ZEROS, heads * h)
+            out = product(y, name, heads * h)
+            out = out + weight(f"{name}_bias", _ZEROS, heads * h) if c.qkv_bias else out
             return out.reshape(*y.shape[:-1], heads, h)
 
         def joined(y: Array, name: str, *widths: int) -> list[Array]:
@@ -157,8 +168,14 @@ class Block(nn.Module):
             q = project(y, "q", c.num_heads)
             k = project(y, "k", c.num_kv_heads)
             v = project(y, "v", c.num_kv_heads)
-        q = checkpoint_name(rotate(q, rotary), "query")
-        k = checkpoint_name(rotate(k, rotary), "key")
+        if c.qk_norm:
+            # The norms' backward pass reads the products themselves: those are kept.
+            q, k = checkpoint_name(q, "query"), checkpoint_name(k, "key")
+            q = rotate(rms_norm(q, weight("q_norm", _ONES, h), c.rms_norm_eps), rotary)
+            k = rotate(rms_norm(k, weight("k_norm", _ONES, h), c.rms_norm_eps), rotary)
+        else:
+            q = checkpoint_name(rotate(q, rotary), "query")
+            k = checkpoint_name(rotate(k, rotary), "key")
         v = checkpoint_name(v, "value")
         mixed, extra = attend(q, k, v)
         mixed = product(mixed.reshape(*mixed.shape[:-2], c.num_heads * h), "o", d)

@@ -80,6 +80,7 @@ def join_products(layer: Params, shards: int) -> Params:
     joined = {
         name: jnp.concatenate([by_shard(layer[part]) for part in parts], axis=-1)
         for name, parts in _JOINED.items()
+        if parts[0] in layer
     }
     return {name: x for name, x in layer.items() if name not in apart} | joined
 

@@ -1,4 +1,4 @@
-"""Qwen2.5 with the budget embedding as an explicit input.
+"""A decoder with the budget embedding as an explicit input: Qwen2.5, Qwen3 or Llama.
 
 `block.Block` holds a layer's parameters; the pure functions here stack it.
 
@@ -130,10 +130,16 @@ def run_layers(
     Args:
       x: embedded tokens in the compute type.
       attend: the attention of every layer, from rotated q, k and v to its output.
-      conditioned: the rows' budgets; None gives exactly plain Qwen2.5.
+      conditioned: the rows' budgets; None gives exactly the plain model.
       length: bound of positions that are known at run time only (`rotation`).
     """
-    rotary = rotation(positions, head_dim=config.head_dim, theta=config.rope_theta, length=length)
+    rotary = rotation(
+        positions,
+        head_dim=config.head_dim,
+        theta=config.rope_theta,
+        scaling=config.rope_scaling,
+        length=length,
+    )
     per_layer = _layer_inputs(params, conditioned)
     scan = compute.scan and isinstance(params["layers"], dict)
 

@@ -1,14 +1,32 @@
-"""Shapes of the Qwen2.5 family."""
+"""Shapes of decoders: Qwen2.5, Qwen3 and Llama differ in a few of their numbers."""
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from bacr_jax.errors import UserError
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3 stretches rotary frequencies beyond the positions it was first made for.
+
+    Attributes:
+      factor: what low frequencies are divided by.
+      low, high: turns over `positions` below which a frequency is low, above which it stays as it
+        is; between them it is blended.
+      positions: the longest sequence of the first training.
+    """
+
+    factor: float
+    low: float
+    high: float
+    positions: int
+
+
+@dataclass(frozen=True)
 class Qwen2Config:
-    """Shape of a Qwen2 decoder.
+    """Shape of a decoder; its defaults are those of Qwen2.
 
     Attributes:
       vocab_size: rows of the embedding (padded past the tokenizer's ids in released models).
@@ -22,6 +40,9 @@ class Qwen2Config:
       rms_norm_eps: added to the mean square before its root.
       tie_embeddings: the output head is the embedding itself.
       max_positions: longest sequence the model was made for.
+      qkv_bias: queries, keys and values have a bias.
+      qk_norm: each head of queries and keys is normed before it is turned.
+      rope_scaling: None: rotary frequencies as they are.
     """
 
     vocab_size: int
@@ -35,24 +56,48 @@ class Qwen2Config:
     rms_norm_eps: float = 1e-6
     tie_embeddings: bool = False
     max_positions: int = 32768
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the plain model, without a budget module."""
         d, f, h = self.hidden_size, self.intermediate_size, self.head_dim
-        attention = (self.num_heads + 2 * self.num_kv_heads) * h * (d + 1) + self.num_heads * h * d
+        qkv = (self.num_heads + 2 * self.num_kv_heads) * h
+        attention = qkv * (d + self.qkv_bias) + 2 * h * self.qk_norm + self.num_heads * h * d
         per_layer = attention + 3 * d * f + 2 * d
         heads = 1 if self.tie_embeddings else 2
         return heads * self.vocab_size * d + self.num_layers * per_layer + d
 
 
 def _size(
-    vocab: int, d: int, f: int, layers: int, heads: int, kv_heads: int, tied: bool
+    vocab: int, d: int, f: int, layers: int, heads: int, kv_heads: int, tied: bool, **more: Any
 ) -> Qwen2Config:
-    return Qwen2Config(vocab, d, f, layers, heads, kv_heads, d // heads, tie_embeddings=tied)
+    found = Qwen2Config(vocab, d, f, layers, heads, kv_heads, d // heads, tie_embeddings=tied)
+    return dataclasses.replace(found, **more)
 
 
-# Shapes published in the config.json of the Qwen2.5-Instruct models.
+_R1: dict[str, Any] = {"rope_theta": 1e4, "max_positions": 131072}
+_QWEN3: dict[str, Any] = {
+    "head_dim": 128,
+    "max_positions": 40960,
+    "qkv_bias": False,
+    "qk_norm": True,
+}
+
+
+def _llama(factor: float) -> dict[str, Any]:
+    return {
+        "rope_theta": 5e5,
+        "rms_norm_eps": 1e-5,
+        "max_positions": 131072,
+        "qkv_bias": False,
+        "rope_scaling": RopeScaling(factor, 1.0, 4.0, 8192),
+    }
+
+
+# Shapes published in the config.json of the models; Qwen2.5's and Llama's are the Instruct ones.
 PRESETS: dict[str, Qwen2Config] = {
     "qwen2.5-0.5b": _size(151936, 896, 4864, 24, 14, 2, True),
     "qwen2.5-1.5b": _size(151936, 1536, 8960, 28, 12, 2, True),
@@ -61,6 +106,24 @@ PRESETS: dict[str, Qwen2Config] = {
     "qwen2.5-14b": _size(152064, 5120, 13824, 48, 40, 8, False),
     "qwen2.5-32b": _size(152064, 5120, 27648, 64, 40, 8, False),
     "qwen2.5-72b": _size(152064, 8192, 29568, 80, 64, 8, False),
+    "qwen3-0.6b": _size(151936, 1024, 3072, 28, 16, 8, True, **_QWEN3),
+    "qwen3-1.7b": _size(151936, 2048, 6144, 28, 16, 8, True, **_QWEN3),
+    "qwen3-4b": _size(151936, 2560, 9728, 36, 32, 8, True, **_QWEN3),
+    "qwen3-8b": _size(151936, 4096, 12288, 36, 32, 8, False, **_QWEN3),
+    "qwen3-14b": _size(151936, 5120, 17408, 40, 40, 8, False, **_QWEN3),
+    "qwen3-32b": _size(151936, 5120, 25600, 64, 64, 8, False, **_QWEN3),
+    "deepseek-r1-distill-qwen-1.5b": _size(151936, 1536, 8960, 28, 12, 2, False, **_R1),
+    "deepseek-r1-distill-qwen-7b": _size(152064, 3584, 18944, 28, 28, 4, False, **_R1),
+    "llama-3.2-1b": _size(128256, 2048, 8192, 16, 32, 8, True, **_llama(32.0)),
+    "llama-3.2-3b": _size(128256, 3072, 8192, 28, 24, 8, True, **_llama(32.0)),
+    "llama-3.1-8b": _size(128256, 4096, 14336, 32, 32, 8, False, **_llama(8.0)),
+    "smollm2-135m": _size(
+        *(49152, 576, 1536, 30, 9, 3, True),
+        rope_theta=1e5,
+        rms_norm_eps=1e-5,
+        max_positions=8192,
+        qkv_bias=False,
+    ),
 }
 
 

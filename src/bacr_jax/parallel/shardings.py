@@ -42,6 +42,8 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "final_norm": (None,),
     "attention_norm": ("layers", None),
     "mlp_norm": ("layers", None),
+    "q_norm": ("layers", None),
+    "k_norm": ("layers", None),
     "q_kernel": ("layers", "embed", "heads"),
     "k_kernel": ("layers", "embed", "heads"),
     "v_kernel": ("layers", "embed", "heads"),

@@ -1,6 +1,7 @@
 """Numbers of the variance study: what variance.json holds."""
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -133,8 +134,9 @@ def _by_budget(
     parts: dict[str, tuple[Noise, np.ndarray]] = {}
     if (budgets > 0).all():
         for budget in np.unique(budgets):
-            keep = budgets == budget
-            parts[str(budget)] = entries.each(lambda x, keep=keep: x[keep]), clusters[keep]
+            keep = np.flatnonzero(budgets == budget)
+            part = entries.each(functools.partial(np.take, indices=keep, axis=0))
+            parts[str(budget)] = part, clusters[keep]
     else:
         bins = [list(result.by_group[group].bins.items()) for result in results]
         for place, (name, _) in enumerate(bins[0]):

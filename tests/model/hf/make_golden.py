@@ -1,4 +1,4 @@
-"""Makes golden/: tiny Qwen2 folders and what transformers computes from them.
+"""Makes golden/: tiny folders of every family and what transformers computes from them.
 
     python tests/model/hf/make_golden.py
 
@@ -15,7 +15,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+import transformers
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.export import policy_folder
@@ -27,9 +28,9 @@ LENGTHS = (12, 7, 3)
 BUDGETS = (256, 1000, 4096)
 
 
-def random_model(seed: int, **shape) -> Qwen2ForCausalLM:
+def random_model(seed: int, family: str = "Qwen2", **shape) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
-    config = Qwen2Config(
+    config = getattr(transformers, f"{family}Config")(
         hidden_size=32,
         intermediate_size=40,
         num_hidden_layers=2,
@@ -41,7 +42,7 @@ def random_model(seed: int, **shape) -> Qwen2ForCausalLM:
         pad_token_id=0,
         **shape,
     )
-    model = Qwen2ForCausalLM(config).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():
         weight.data = torch.randn_like(weight) * 0.35 + (1.0 if "norm" in name else 0.0)
     return model
@@ -115,8 +116,29 @@ def conditioned(params, config, source: Path) -> dict[str, np.ndarray]:
     with torch.no_grad():
         logits = told(torch.tensor(tokens), budget=torch.tensor(BUDGETS)).logits.numpy()
     # The code is in the package; a second copy here could only go stale.
-    (out / "modeling_bacr_qwen2.py").unlink()
+    (out / "modeling_bacr.py").unlink()
     return {"tokens": tokens, "budgets": np.array(BUDGETS), "logits": logits}
+
+
+def others() -> None:
+    """The other families: norms per head and a head width of their own; llama3's frequencies."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    base = {"rope_type": "default", "rope_theta": 1e6}
+    scaled = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    for seed, family, shape in (
+        (2, "Qwen3", {"head_dim": 12, "tie_word_embeddings": True, "rope_parameters": base}),
+        (3, "Llama", {"rope_parameters": scaled}),
+    ):
+        model = random_model(seed, family, vocab_size=59, **heads, **shape)
+        model.save_pretrained(GOLDEN / family.lower())
+        np.savez_compressed(GOLDEN / f"{family.lower()}.npz", **answers(model, 59))
 
 
 def main() -> None:
@@ -148,6 +170,7 @@ def main() -> None:
     )
     untied.save_pretrained(GOLDEN / "untied", max_shard_size="30KB")
     np.savez_compressed(GOLDEN / "untied.npz", **answers(untied, 61))
+    others()
     config, params = hf.load_policy(GOLDEN / "tied")
     np.savez_compressed(GOLDEN / "conditioned.npz", **conditioned(params, config, GOLDEN / "tied"))
     print(sum(p.stat().st_size for p in GOLDEN.rglob("*") if p.is_file()), "bytes")

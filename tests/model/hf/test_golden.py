@@ -10,11 +10,12 @@ import pytest
 import hf_world
 from bacr_jax.export import policy_folder
 from bacr_jax.model import hf, qwen2
+from bacr_jax.model.sizes import RopeScaling
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.fixture(params=["tied", "untied"])
+@pytest.fixture(params=["tied", "untied", "qwen3", "llama"])
 def case(request):
     config, params = hf.load_policy(GOLDEN / request.param)
     return config, params, np.load(GOLDEN / f"{request.param}.npz")
@@ -27,6 +28,14 @@ def test_golden_folders_cover_both_kinds_of_file():
     assert not untied.tie_embeddings and "lm_head" in params and untied.rope_theta == 1e4
     assert untied.head_dim * untied.num_heads != untied.hidden_size
     assert len(list((GOLDEN / "untied").glob("*.safetensors"))) > 1
+
+
+def test_golden_folders_cover_what_families_differ_in():
+    (normed, params), (scaled, _) = (hf.load_policy(GOLDEN / name) for name in ("qwen3", "llama"))
+    assert normed.qk_norm and normed.head_dim * normed.num_heads != normed.hidden_size
+    assert params["layers"]["q_norm"].shape == (normed.num_layers, normed.head_dim)
+    # Frequencies that stay, that are divided, and between: positions reach beyond the first 32.
+    assert scaled.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 32) and not scaled.qkv_bias
 
 
 def test_logits(case):

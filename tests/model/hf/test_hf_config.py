@@ -8,7 +8,7 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.export import policy_folder
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import PRESETS
-from hf_world import TINY, edit_config, random_params, refusal
+from hf_world import FAMILIES, TINY, edit_config, random_params, refusal, same
 
 
 def test_old_and_new_config_files_say_the_same(folder):
@@ -54,11 +54,125 @@ def test_released_shapes_are_read_as_the_presets(tmp_path, monkeypatch):
     assert hf.read_hf_config(tmp_path) == PRESETS["qwen2.5-7b"]
 
 
+GROUPED = {"hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16"}
+RELEASED = {
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_dim": 128,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "eos_token_id": [128001, 128008, 128009],
+        "head_dim": 64,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 128256,
+    },
+    "deepseek-r1-distill-qwen-1.5b": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "eos_token_id": 151643,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "max_position_embeddings": 131072,
+        "max_window_layers": 21,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_shapes_of_other_families(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED | RELEASED[name]))
+    assert hf.read_hf_config(tmp_path) == PRESETS[name]
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_folder_goes_out_in_its_own_family(tmp_path, kind, told):
+    how = ConditioningConfig() if told else None
+    told_by = policy_folder.BudgetInput(hf.BudgetModule(how, 64) if told else None)
+    params, config = random_params(FAMILIES[kind], conditioning=how), FAMILIES[kind]
+    policy_folder.save_policy(tmp_path / "one", params, config=config, budget=told_by)
+    # With a source that says what it came from, and without one.
+    policy_folder.save_policy(
+        tmp_path / "two", params, config=config, budget=told_by, source=tmp_path / "one"
+    )
+    name = ("Bacr" if told else "") + f"{kind.capitalize()}ForCausalLM"
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        raw = json.loads((folder / "config.json").read_text())
+        assert (raw["model_type"], raw["architectures"]) == (kind, [name])
+        assert hf.read_hf_config(folder) == config
+        assert hf.read_budget_module(folder) == module
+        same(hf.load_policy(folder)[1], params)
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "'llama'"),
-        ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "'qwen3'"),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "'mistral'"),
+        (
+            {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
+            "qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), llama (LlamaForCausalLM)",
+        ),
+        ({"model_type": "llama"}, "architectures ['Qwen2ForCausalLM']"),
+        ({**LLAMA, "attention_bias": True}, "attention_bias is true"),
+        ({**LLAMA, "mlp_bias": True}, "mlp_bias is true"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is null"),
+        (
+            {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}},
+            "write a larger high_freq_factor",
+        ),
         ({"architectures": ["Qwen2ForSequenceClassification"]}, "SequenceClassification"),
         ({"model_type": None}, "model_type null"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' rotary scaling"),

@@ -8,7 +8,7 @@ import pytest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import qwen2
 from bacr_jax.model.hf import names
-from hf_world import TINY
+from hf_world import FAMILIES, TINY
 
 
 def leaves(config, conditioning=None):
@@ -19,9 +19,10 @@ def leaves(config, conditioning=None):
     return {tuple(part.key for part in path): leaf.shape for path, leaf in flat}
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_layer_of_every_leaf_has_one_name(tied):
-    config = dataclasses.replace(TINY, tie_embeddings=tied)
+def test_every_layer_of_every_leaf_has_one_name(tied, family):
+    config = dataclasses.replace(FAMILIES[family], tie_embeddings=tied)
     entries, want = names.backbone(config), leaves(config)
     assert {entry.path for entry in entries} == set(want)
     assert len({entry.name for entry in entries}) == len(entries)

@@ -33,13 +33,16 @@ def register() -> None:
 
     check_version(__version__)
     from bacr_vllm.cache_salt import salt_requests
-    from bacr_vllm.config import CONDITIONED, PLAIN, ConditionedChecks, PlainChecks
+    from bacr_vllm.config import CONDITIONED, PLAIN, SERVED, ConditionedChecks, PlainChecks
 
-    if CONDITIONED not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(CONDITIONED, f"bacr_vllm.model:{CONDITIONED}")
-    MODELS_CONFIG_MAP[CONDITIONED] = ConditionedChecks
-    # Of vLLM's own Qwen2 it looks at folders that say how their thinking is held, at no others.
-    MODELS_CONFIG_MAP.setdefault(PLAIN, PlainChecks)
+    known = ModelRegistry.get_supported_archs()
+    for conditioned, plain in zip(CONDITIONED, PLAIN, strict=True):
+        # Those that are not served are known too: so that the checks refuse them in one line.
+        if conditioned not in known:
+            ModelRegistry.register_model(conditioned, f"bacr_vllm.model:{SERVED}")
+        MODELS_CONFIG_MAP[conditioned] = ConditionedChecks
+        # Of vLLM's own models: folders that say how their thinking is held, and no others.
+        MODELS_CONFIG_MAP.setdefault(plain, PlainChecks)
     salt_requests()
 
 

@@ -9,8 +9,10 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from bacr_held import fingerprint, read_rules
 from bacr_vllm.requests import BudgetRequests, processor_name
 
-# Architectures of folders with an embedding, and of those without one.
-CONDITIONED, PLAIN = "BacrQwen2ForCausalLM", "Qwen2ForCausalLM"
+# Architectures of folders without an embedding, and of those with one, of which SERVED is served.
+PLAIN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+CONDITIONED = tuple(f"Bacr{name}" for name in PLAIN)
+SERVED = "BacrQwen2ForCausalLM"
 
 # Values of `budget_module` in config.json that the model knows.
 _MODULE = {
@@ -57,7 +59,7 @@ def check_thinking(thinking: Any) -> None:
 
 
 def is_ours(config: Any) -> bool:
-    """Whether the config of a Qwen2 folder was written by `python -m bacr_jax.export`."""
+    """Whether the config of a plain folder was written by `python -m bacr_jax.export`."""
     thinking = getattr(config, "thinking", None)
     return isinstance(thinking, Mapping) and "prompt_format" in thinking
 
@@ -101,6 +103,11 @@ class ConditionedChecks(VerifyAndUpdateConfig):
           ValueError: the folder can't be served.
         """
         config = model_config.hf_config
+        if config.architectures != [SERVED]:
+            _refuse(
+                f"architectures: found {config.architectures}; an embedding is served for Qwen2 "
+                "alone: ask this folder in transformers, or train with conditioning.told=words"
+            )
         check_module(getattr(config, "budget_module", None))
         check_thinking(getattr(config, "thinking", None))
         width = config.hidden_size // config.num_attention_heads
@@ -119,7 +126,7 @@ class ConditionedChecks(VerifyAndUpdateConfig):
 
 
 class PlainChecks(VerifyAndUpdateConfig):
-    """For Qwen2: folders that are none of ours stay as they are."""
+    """For plain models: folders that are none of ours stay as they are."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
@@ -135,4 +142,11 @@ class PlainChecks(VerifyAndUpdateConfig):
             check_engine(vllm_config)
 
 
-__all__ = ["CONDITIONED", "PLAIN", "BudgetRequests", "ConditionedChecks", "PlainChecks"]
+__all__ = [
+    "CONDITIONED",
+    "PLAIN",
+    "SERVED",
+    "BudgetRequests",
+    "ConditionedChecks",
+    "PlainChecks",
+]

@@ -119,7 +119,7 @@ def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> N
     extra = sorted(name for name in archive.files if name not in expected)
     if extra:
         raise UserError(
-            f"{folder}: extra tensor {_first_of(extra)}, which this Qwen2 shape does not have; "
+            f"{folder}: extra tensor {_first_of(extra)}, which this model's shape does not have; "
             "write a folder whose config.json and weights belong together"
         )
     for name, entry in expected.items():

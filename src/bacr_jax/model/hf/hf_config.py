@@ -9,14 +9,52 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.values import convert, describe, shown
 from bacr_jax.errors import UserError
-from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
-PLAIN, CONDITIONED = "Qwen2ForCausalLM", "BacrQwen2ForCausalLM"
-# Of both: a type that transformers knows, so that it reads config and tokenizer without our code.
-# The second is what conditioned folders were called before.
-KIND = "qwen2"
-ARCHITECTURES = {KIND: (PLAIN, CONDITIONED), "bacr_qwen2": (CONDITIONED,)}
-MODELING = "modeling_bacr_qwen2"
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What tells the folders of a family from those of others.
+
+    Attributes:
+      name: what its classes in transformers begin with.
+      qkv_bias, qk_norm: of its shapes (`Qwen2Config`); no two families have both alike.
+      head_dim, max_positions: what transformers assumes where config.json is silent; None:
+        hidden_size / num_attention_heads.
+      off: what transformers can compute for it besides; none of it may be switched on.
+    """
+
+    name: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    max_positions: int = 32768
+    off: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> str:
+        """The architecture of its plain models."""
+        return f"{self.name}ForCausalLM"
+
+    @property
+    def conditioned(self) -> str:
+        """That of its models with a budget module.
+
+        Their type is the plain ones', which transformers knows, so that it reads config and
+        tokenizer without our code.
+        """
+        return f"Bacr{self.name}ForCausalLM"
+
+
+# By model_type. All else that differs between models is a number of config.json.
+FAMILIES = {
+    "qwen2": Family("Qwen2", qkv_bias=True),
+    "qwen3": Family("Qwen3", qk_norm=True, head_dim=128, off=("attention_bias",)),
+    "llama": Family("Llama", max_positions=2048, off=("attention_bias", "mlp_bias")),
+}
+# The type of conditioned folders of earlier versions.
+_EARLIER = {"bacr_qwen2": "qwen2"}
+MODELING = "modeling_bacr"
 # Key of config.json: how a prompt becomes thinking and an answer (`data.exported`).
 THINKING = "thinking"
 # Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
@@ -31,8 +69,10 @@ LEVELS = "budget_levels"
 _MOST = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
 _LARGEST = 1 << 28
 
-# What transformers assumes for Qwen2 where config.json is silent.
+# What transformers assumes for all of them where config.json is silent.
 _THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
+# What the factors of llama3's rotary scaling are called, before "factor".
+_LLAMA3 = ("", "low_freq_", "high_freq_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,40 +115,64 @@ def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | Non
     return number
 
 
-def _positive_float(raw: dict[str, Any], key: str, where: Path, default: float) -> float:
+def _positive_float(
+    raw: dict[str, Any], key: str, where: Path, default: float | None = None
+) -> float:
     number = raw.get(key, default)
     if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
         raise UserError(f"{where}: {key} is {shown(number)}; write a positive number")
     return float(number)
 
 
-def _rope_theta(raw: dict[str, Any], where: Path) -> float:
-    """The rotary base: top level in older files, inside `rope_parameters` in newer ones."""
+def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
+    """The rotary base and scaling: older files have the base at their top level."""
+    scaling = None
     for key in ("rope_scaling", "rope_parameters"):
         inside = raw.get(key) or {}
         if not isinstance(inside, dict):
             raise UserError(f"{where}: {key} is {shown(inside)}; write an object or null")
         kind = inside.get("rope_type", inside.get("type", "default"))
-        if kind != "default":
+        if kind == "llama3":
+            scaling = _llama3(inside, where)
+        elif kind != "default":
             raise UserError(
                 f"{where}: {key} asks for {shown(kind)} rotary scaling, which is not supported; "
-                "write a model with plain rotary embeddings"
+                "write a model with plain rotary embeddings, or with llama3's"
             )
     inside = raw.get("rope_parameters") or {}
     source = inside if "rope_theta" in inside else raw
-    return _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT)
+    return _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT), scaling
 
 
-def _refuse_other_models(raw: dict[str, Any], where: Path) -> None:
-    kind = raw.get("model_type")
-    known = ARCHITECTURES.get(kind, ()) if isinstance(kind, str) else ()
-    architectures = raw.get("architectures") or list(known[:1])
-    if architectures not in [[name] for name in known]:
+def _llama3(inside: dict[str, Any], where: Path) -> RopeScaling:
+    factor, low, high = (_positive_float(inside, f"{name}factor", where) for name in _LLAMA3)
+    positions = _positive_int(inside, "original_max_position_embeddings", where)
+    if low >= high:
         raise UserError(
-            f"{where}: model_type {shown(kind)}, architectures {shown(architectures)}; only "
-            "Qwen2.5 causal language models (qwen2, Qwen2ForCausalLM) are supported"
+            f"{where}: low_freq_factor is {low:g} and high_freq_factor {high:g}; write a larger "
+            "high_freq_factor"
         )
-    supported: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False}
+    return RopeScaling(factor, low, high, positions)
+
+
+def _family(raw: dict[str, Any], where: Path) -> Family:
+    """The family of a folder; UserError: it is none of those in the table."""
+    kind = raw.get("model_type")
+    family = FAMILIES.get(_EARLIER.get(kind, kind)) if isinstance(kind, str) else None
+    architectures = raw.get("architectures") or [family.plain if family else None]
+    if family is None or architectures not in ([family.plain], [family.conditioned]):
+        known = ", ".join(f"{kind} ({family.plain})" for kind, family in FAMILIES.items())
+        raise UserError(
+            f"{where}: model_type {shown(kind)}, architectures {shown(architectures)}; write the "
+            f"folder of a model of one of these types: {known}"
+        )
+    return family
+
+
+def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> None:
+    supported = {"hidden_act": "silu", "use_sliding_window": False} | dict.fromkeys(
+        family.off, False
+    )
     for key, value in supported.items():
         if raw.get(key, value) != value:
             raise UserError(
@@ -125,7 +189,8 @@ def _refuse_other_models(raw: dict[str, Any], where: Path) -> None:
 
 def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     """The shape in a parsed config.json; `where` is named in refusals."""
-    _refuse_other_models(raw, where)
+    family = _family(raw, where)
+    _refuse_other_models(raw, family, where)
     width = _positive_int(raw, "hidden_size", where)
     heads = _positive_int(raw, "num_attention_heads", where)
     kv_heads = _positive_int(raw, "num_key_value_heads", where, heads)
@@ -134,7 +199,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
             f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
             f"{kv_heads}; copy the file again"
         )
-    if raw.get("head_dim") is None and width % heads:
+    if raw.get("head_dim", family.head_dim) is None and width % heads:
         raise UserError(
             f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; "
             "write head_dim"
@@ -142,6 +207,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise UserError(f"{where}: tie_word_embeddings is {shown(tied)}; write true or false")
+    theta, scaling = _rope(raw, where)
     return Qwen2Config(
         vocab_size=_positive_int(raw, "vocab_size", where),
         hidden_size=width,
@@ -149,11 +215,14 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
         num_layers=_positive_int(raw, "num_hidden_layers", where),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_positive_int(raw, "head_dim", where, width // heads),
-        rope_theta=_rope_theta(raw, where),
+        head_dim=_positive_int(raw, "head_dim", where, family.head_dim or width // heads),
+        rope_theta=theta,
         rms_norm_eps=_positive_float(raw, "rms_norm_eps", where, _EPS_WHEN_ABSENT),
         tie_embeddings=tied,
-        max_positions=_positive_int(raw, "max_position_embeddings", where, 32768),
+        max_positions=_positive_int(raw, "max_position_embeddings", where, family.max_positions),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        rope_scaling=scaling,
     )
 
 
@@ -166,10 +235,11 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
 
 
 def read_budget_module(folder: str | Path) -> BudgetModule | None:
-    """How the budget module of a folder is to be used; None for a plain Qwen2 folder."""
+    """How the budget module of a folder is to be used; None for a plain folder."""
     path = Path(folder) / "config.json"
     raw = read_json(path)
-    if raw.get("architectures") != [CONDITIONED] and raw.get("model_type") != "bacr_qwen2":
+    conditioned = raw.get("architectures") == [_family(raw, path).conditioned]
+    if not conditioned and raw.get("model_type") not in _EARLIER:
         return None
     return parse_module(raw, path)
 
@@ -235,6 +305,15 @@ def describe_module(module: BudgetModule) -> dict[str, Any]:
     return {**own, "b_max": module.b_max}
 
 
+def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    if scaling is None:
+        return {}
+    numbers = (scaling.factor, scaling.low, scaling.high)
+    named = dict(zip((f"{name}factor" for name in _LLAMA3), numbers))
+    positions = {"original_max_position_embeddings": scaling.positions}
+    return {"rope_scaling": {"rope_type": "llama3", **named, **positions}}
+
+
 def _fresh(config: Qwen2Config) -> dict[str, Any]:
     """A config.json for a model that never had one, in the form old and new readers know."""
     return {
@@ -254,6 +333,7 @@ def _fresh(config: Qwen2Config) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.max_positions,
+        **_describe_scaling(config.rope_scaling),
         # The layout's, not the writer's: without it transformers warns of Mistral's tokenizers.
         "transformers_version": "4.57.0",
     }
@@ -280,12 +360,14 @@ def to_json(
         raise UserError("export: the source folder's config.json describes another shape")
     for key in ("auto_map", "budget_module", WORDS, LEVELS, THINKING, "dtype", "torch_dtype"):
         kept.pop(key, None)
-    architecture = PLAIN if module is None else CONDITIONED
-    ours: dict[str, Any] = {"model_type": KIND, "architectures": [architecture]}
+    of = lambda one: (one.qkv_bias, one.qk_norm)
+    kind, family = next(item for item in FAMILIES.items() if of(item[1]) == of(config))
+    architecture = family.plain if module is None else family.conditioned
+    ours: dict[str, Any] = {"model_type": kind, "architectures": [architecture]}
     if module is not None:
         ours["auto_map"] = {
-            "AutoConfig": f"{MODELING}.BacrQwen2Config",
-            "AutoModelForCausalLM": f"{MODELING}.BacrQwen2ForCausalLM",
+            "AutoConfig": f"{MODELING}.Bacr{family.name}Config",
+            "AutoModelForCausalLM": f"{MODELING}.{family.conditioned}",
         }
         ours["budget_module"] = describe_module(module)
     if budget_words is not None:

@@ -1,4 +1,4 @@
-"""Every tensor of a Qwen2 checkpoint: its name there, its place here.
+"""Every tensor of a checkpoint: its name there, its place here.
 
 Kernels are stored [out, in] there and [in, out] here; layers are stacked here. Tied checkpoints
 have no lm_head.
@@ -34,14 +34,22 @@ class Entry:
 
 
 def backbone(config: Qwen2Config) -> list[Entry]:
-    """Tensors of plain Qwen2 with this shape, in the order of the computation."""
+    """Tensors of the plain model with this shape, in the order of the computation."""
     d, f = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    vectors = {
-        "input_layernorm.weight": ("attention_norm", d),
+    biases = {
         "self_attn.q_proj.bias": ("q_bias", q),
         "self_attn.k_proj.bias": ("k_bias", kv),
         "self_attn.v_proj.bias": ("v_bias", kv),
+    }
+    norms = {
+        "self_attn.q_norm.weight": ("q_norm", config.head_dim),
+        "self_attn.k_norm.weight": ("k_norm", config.head_dim),
+    }
+    vectors = {
+        "input_layernorm.weight": ("attention_norm", d),
+        **(biases if config.qkv_bias else {}),
+        **(norms if config.qk_norm else {}),
         "post_attention_layernorm.weight": ("mlp_norm", d),
     }
     matrices = {

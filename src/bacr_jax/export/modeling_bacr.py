@@ -1,4 +1,4 @@
-"""Qwen2 conditioned on a thinking budget, for transformers (PyTorch).
+"""A decoder conditioned on a thinking budget, for transformers (PyTorch).
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     model(input_ids, attention_mask=mask, budget=512)
@@ -9,32 +9,37 @@ A gated embedding of the budget b joins the residual stream of every layer:
     phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
     h <- h + g(w . h) phi(b)
 
-Without `budget` the model is plain Qwen2. `budget="low"` stands for the tokens that config.json
-gives this name in `budget_levels`, if it names any. `generate` holds the budget, as the section
-`thinking` of config.json says (`budget_generation`). This file needs torch and transformers only.
+Without `budget` the model is the plain one of its family. `budget="low"` stands for the tokens that
+config.json gives this name in `budget_levels`, if it names any. `generate` holds the budget, as the
+section `thinking` of config.json says (`budget_generation`). This file needs torch and transformers
+only.
 """
 
 import torch
 from torch import nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from .budget_generation import CACHE, NONE, generate, read_budgets
 
 
-class BacrQwen2Config(Qwen2Config):
-    """A Qwen2 config with the sections `budget_module` and `thinking`.
+class BudgetConfig:
+    """A config of a family with the sections `budget_module` and `thinking`.
 
-    Its type is Qwen2's, which transformers knows without this file: a tokenizer loads without it.
+    Its type is the family's, which transformers knows without this file: a tokenizer loads without
+    it.
     """
 
-    model_type = "qwen2"
-
-    def __init__(self, budget_module=None, budget_levels=None, thinking=None, **kwargs):
-        super().__init__(**kwargs)
-        self.budget_module = budget_module
-        self.budget_levels = budget_levels or {}
-        self.thinking = thinking
+    budget_module = budget_levels = thinking = None
 
 
 class BudgetModule(nn.Module):
@@ -76,29 +81,23 @@ class BudgetModule(nn.Module):
         return x + (opened[..., None] * phi[:, None]).to(x.dtype)
 
 
-class BudgetLayer(Qwen2DecoderLayer):
-    """A Qwen2 layer; `condition`, when given, maps (residual stream, layer) to the stream."""
-
-    def __init__(self, config, layer_idx):
-        super().__init__(config, layer_idx)
-        self.index = layer_idx
+class BudgetLayer:
+    """A family's layer; `condition`, when given, maps (residual stream, layer) to the stream."""
 
     def forward(self, hidden_states, *args, condition=None, **kwargs):
-        """As in Qwen2DecoderLayer."""
-        hidden_states = super().forward(hidden_states, *args, **kwargs)
-        return hidden_states if condition is None else condition(hidden_states, self.index)
+        """As of the family's layer."""
+        stream = super().forward(hidden_states, *args, **kwargs)
+        return stream if condition is None else condition(stream, self.self_attn.layer_idx)
 
 
-class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
-    """Qwen2ForCausalLM that takes `budget`: thinking tokens, one number or one per row."""
+class BudgetModel:
+    """A family's model that takes `budget`: thinking tokens, one number or one per row."""
 
-    config_class = BacrQwen2Config
-    _no_split_modules = ["BudgetLayer"]
     _keep_in_fp32_modules_strict = ["budget"]
 
     def __init__(self, config):
         super().__init__(config)
-        layers = [BudgetLayer(config, index) for index in range(config.num_hidden_layers)]
+        layers = [self.layer_class(config, index) for index in range(config.num_hidden_layers)]
         self.model.layers = nn.ModuleList(layers)
         self.budget = BudgetModule(config)
         self.post_init()
@@ -118,12 +117,12 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         budget_embedding=None,
         **kwargs,
     ):
-        """As Qwen2ForCausalLM.
+        """As the family's model.
 
         Args:
           input_ids: [B, T].
           attention_mask: [B, S].
-          budget: thinking tokens, see `read_budgets`; None: plain Qwen2.
+          budget: thinking tokens, see `read_budgets`; None: the plain model.
           budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
             model conditioned at the response only needs it (`generate` sets it by itself).
           budget_embedding: what `embed_budgets` gave, instead of `budget`.
@@ -162,3 +161,54 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
             answering = cache is not None and cache.get_seq_length() > 0
             inputs["budget_mask"] = torch.full(fed.shape, answering, device=fed.device)
         return inputs
+
+
+class BacrQwen2Config(BudgetConfig, Qwen2Config):
+    """Qwen2's."""
+
+    model_type = "qwen2"
+
+
+class BacrQwen2Layer(BudgetLayer, Qwen2DecoderLayer):
+    """Qwen2's."""
+
+
+class BacrQwen2ForCausalLM(BudgetModel, Qwen2ForCausalLM):
+    """Qwen2's."""
+
+    config_class, layer_class = BacrQwen2Config, BacrQwen2Layer
+    _no_split_modules = ["BacrQwen2Layer"]
+
+
+class BacrQwen3Config(BudgetConfig, Qwen3Config):
+    """Qwen3's."""
+
+    model_type = "qwen3"
+
+
+class BacrQwen3Layer(BudgetLayer, Qwen3DecoderLayer):
+    """Qwen3's."""
+
+
+class BacrQwen3ForCausalLM(BudgetModel, Qwen3ForCausalLM):
+    """Qwen3's."""
+
+    config_class, layer_class = BacrQwen3Config, BacrQwen3Layer
+    _no_split_modules = ["BacrQwen3Layer"]
+
+
+class BacrLlamaConfig(BudgetConfig, LlamaConfig):
+    """Llama's."""
+
+    model_type = "llama"
+
+
+class BacrLlamaLayer(BudgetLayer, LlamaDecoderLayer):
+    """Llama's."""
+
+
+class BacrLlamaForCausalLM(BudgetModel, LlamaForCausalLM):
+    """Llama's."""
+
+    config_class, layer_class = BacrLlamaConfig, BacrLlamaLayer
+    _no_split_modules = ["BacrLlamaLayer"]

@@ -16,11 +16,18 @@ transformers = pytest.importorskip("transformers")
 
 TOKENS = np.random.default_rng(0).integers(1, 89, (3, 14)) % 37
 LENGTHS = np.array([14, 9, 4])
+PER_LAYER = ConditioningConfig(sharing="per_layer", input="log", gate="tanh")
+# Every family, and every way to be told a budget.
 CONDITIONINGS = {
-    "paper": ConditioningConfig(),
-    "per layer, log, tanh": ConditioningConfig(sharing="per_layer", input="log", gate="tanh"),
-    "normed": ConditioningConfig(input="normalised", gate="sigmoid_normed", gate_bias=-1.0),
-    "response only": ConditioningConfig(positions="response"),
+    "paper": ("qwen2", ConditioningConfig()),
+    "per layer, log, tanh": ("qwen2", PER_LAYER),
+    "normed": (
+        "qwen2",
+        ConditioningConfig(input="normalised", gate="sigmoid_normed", gate_bias=-1.0),
+    ),
+    "response only": ("qwen2", ConditioningConfig(positions="response")),
+    "qwen3": ("qwen3", PER_LAYER),
+    "llama": ("llama", ConditioningConfig()),
 }
 
 
@@ -32,8 +39,8 @@ def of_torch(model, **how):
 @pytest.fixture(scope="module", params=CONDITIONINGS)
 def told(request, tmp_path_factory):
     """The exported PyTorch model with a budget module that does something, and ours."""
-    how = CONDITIONINGS[request.param]
-    config = hf_world.TINY
+    kind, how = CONDITIONINGS[request.param]
+    config = hf_world.FAMILIES[kind]
     params = hf_world.random_params(config, conditioning=how)
     out = tmp_path_factory.mktemp("told") / "out"
     told = policy_folder.BudgetInput(hf.BudgetModule(how, 4096), levels={"low": 512})
@@ -79,7 +86,7 @@ def test_a_budget_can_have_a_name(told):
     assert hf.read_levels(out) == {"low": 512}
 
 
-def test_without_a_budget_the_exported_model_is_plain_qwen2(told):
+def test_without_a_budget_the_exported_model_is_the_plain_one(told):
     model, params, config, _, _ = told
     found = hf_world.logits(params, TOKENS, config)
     np.testing.assert_allclose(found, of_torch(model), atol=1e-4)
@@ -99,7 +106,8 @@ def test_the_exported_model_generates_what_we_generate(told):
 def test_without_its_code_the_exported_model_refuses_budgets(told):
     """transformers must not quietly drop the budget."""
     plain = transformers.AutoModelForCausalLM.from_pretrained(told[-1])
-    assert type(plain) is transformers.Qwen2ForCausalLM
+    family = type(told[0]).__name__.removeprefix("Bacr")
+    assert type(plain) is getattr(transformers, family)
     with pytest.raises(ValueError, match="budget"):
         plain.generate(torch.tensor(TOKENS), budget=512, max_new_tokens=2)
 
