@@ -144,7 +144,7 @@ def test_a_folder_goes_out_in_its_own_family(tmp_path, kind, told):
         raw = json.loads((folder / "config.json").read_text())
         assert (raw["model_type"], raw["architectures"]) == (kind, [name])
         assert hf.read_hf_config(folder) == config
-        assert hf.read_budget_module(folder) == module
+        assert hf.read_budget_module(folder) == told_by.module
         same(hf.load_policy(folder)[1], params)
 
 
