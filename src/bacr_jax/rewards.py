@@ -71,6 +71,22 @@ def random_cut_points(
     return jnp.concatenate([jnp.sort(drawn, axis=-1), budgets[..., None]], axis=-1)
 
 
+def cuts_of_trace(
+    cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"], budgets: Int[Numbers, "*batch"]
+) -> Int[Numbers, "*batch M"]:
+    """Cuts of a budget as cuts of the trace that was written under it.
+
+        ceil(c n / b);  the budget itself, where the whole trace is kept, stays
+
+    Args:
+      cuts: in 1..b tokens.
+      lengths: n, thinking tokens of each trace.
+      budgets: b.
+    """
+    share = -(-cuts * lengths[..., None] // budgets[..., None])
+    return _namespace(cuts).where(cuts < budgets[..., None], share, cuts)
+
+
 def distinct_cuts(
     cuts: Int[Array, "*batch M"], lengths: Int[Array, "*batch"]
 ) -> Int[Array, "*batch M"]:

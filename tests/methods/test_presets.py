@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import yaml
 
 from bacr_jax.config import io as config_io
 from bacr_jax.methods.registry import built_in_methods, problems
@@ -32,5 +33,5 @@ def test_a_preset_also_fits_over_the_quickstart_and_the_7b_config(name):
 
 
 def test_every_method_has_a_preset():
-    covered = {name.partition("-")[0] for name in NAMES}
+    covered = {yaml.safe_load((PRESETS / f"{name}.yaml").read_text())["method"] for name in NAMES}
     assert covered == set(built_in_methods())

@@ -6,6 +6,7 @@ pair of traces, weighted by its probability. On the other stands the method's de
 down with log-probabilities of whole texts alone.
 """
 
+import dataclasses
 import itertools
 
 import jax
@@ -133,6 +134,17 @@ def dapo_reward(outcome, length):
     return 2 * outcome - 1 - np.clip((length - (4 - 0.8)) / 0.8, 0, 1)
 
 
+def l1_reward(outcome, length, alpha=0.5):
+    """Told two tokens; at most, and exactly."""
+    most = outcome * np.clip(0.5 + alpha * (2 - length), 0, 1)
+    return {"l1_max": most, "l1_exact": outcome - alpha * np.abs(2 - length)}
+
+
+def effort_reward(outcome, length):
+    """Full effort: no longer in thinking, an answer's token less, than the pair's mean."""
+    return outcome * (length - 1 <= (length - 1).mean(1, keepdims=True))
+
+
 def hapo_reward(outcome, length):
     """The shortest right answer so far had 2 tokens; a partial outcome of half or less is wrong."""
     f = np.cos(np.minimum(length / 2, 2) * np.pi / 2)
@@ -154,6 +166,16 @@ ONE_ADVANTAGE = {
         "token_mean",
     ),
     "hapo": (lambda r, length: grpo(hapo_reward(r, length)), "seq_mean_token_mean"),
+    "l1_exact": (lambda r, length: grpo(l1_reward(r, length)["l1_exact"]), "token_mean"),
+    "l1_max": (lambda r, length: grpo(l1_reward(r, length)["l1_max"]), "token_mean"),
+    "effort": (lambda r, length: grpo(effort_reward(r, length)), "seq_mean_token_mean"),
+    "elastic": (lambda r, length: grpo(r), "token_mean"),
+}
+# A miss by budget.max tokens costs 1; no entropy bonus here.
+OWN = {
+    "l1_exact": ("l1.weight=1", "loss.entropy_coef=0"),
+    "l1_max": ("l1.weight=1", "loss.entropy_coef=0"),
+    "elastic": ("loss.entropy_coef=0",),
 }
 SETTINGS = ("budget.min=2", "budget.max=2", "eval.budgets=[2]", "curriculum.mu0=2")
 PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
@@ -164,7 +186,7 @@ PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_ADVANTAGE)
 def test_methods_with_one_advantage_a_trace(tmp_path, name):
-    config = load(tmp_path, name, *SETTINGS)
+    config = load(tmp_path, name, *SETTINGS, *OWN.get(name, ()))
     traces = list_traces((BUDGET,))
     advantage, aggregate = ONE_ADVANTAGE[name]
     outcome = of_pairs(np.array([trace.outcomes[0] for trace in traces]))
@@ -184,6 +206,65 @@ def agree(found, want):
     """The same gradient, and not nothing."""
     assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want)) > 1e-3
     close(found, want, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_dler(tmp_path):
+    """All pairs that are listed are one batch, whose tokens whiten the advantages."""
+    config = load(tmp_path, "dler", *SETTINGS)
+    traces = list_traces((BUDGET,))
+    closed = of_pairs(np.array([trace.thought[-1] == B for trace in traces]))
+    thinking = of_pairs(np.array([trace.length for trace in traces]))
+    r = np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces])) * closed)
+    mixed = r[:, :1] != r[:, 1:]
+    # A response that was cut has no answer.
+    n = np.asarray(mixed * (thinking + closed))
+    a = r - r.mean(1, keepdims=True)
+    a = a - (n * a).sum() / n.sum()
+    a = mixed * a / np.sqrt((n * a**2).sum() / (n.sum() - 1))
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        last = mask & ~jnp.pad(mask[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        by_token = jnp.where(last & ~closed[..., None], 0.0, a[..., None])
+        tokens = jnp.where(mask, -by_token * ratio(of_pairs(logprobs)), 0)
+        return TOKEN_LOSSES["token_mean"](tokens, mask)
+
+    found, _ = library(config, traces, PLAIN, None, {})
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+def serial_advantages(trace):
+    """Of every drawn token: the mean over the trace's exits of A_i / |o_i|, o_i being it."""
+    exits = [j for j in range(len(trace.cuts)) if trace.source[j] == j]
+    right = [trace.outcomes[j] > 0.5 for j in exits]
+    paid = np.array([0.5 ** sum(right[:i]) if right[i] else 0.0 for i in range(len(exits))])
+    found = np.zeros(len(trace.thought) + len(exits))
+    for place, (j, a) in enumerate(zip(exits, paid - paid.mean())):
+        kept = min(trace.cuts[j], trace.length)
+        share = a / (kept + 1) / len(exits)
+        # The whole thought has its closing tag, too.
+        found[: len(trace.thought) if kept == trace.length else kept] += share
+        found[len(trace.thought) + place] += share
+    return found
+
+
+@pytest.mark.slow
+def test_s_grpo(tmp_path):
+    """Exits after 0, 1 and 2 tokens."""
+    config = load(tmp_path, "s_grpo", *SETTINGS, "cuts.count=2")
+    config = dataclasses.replace(config, cuts=dataclasses.replace(config.cuts, count=3))
+    traces = list_traces((0, 1, 2))
+    each = [serial_advantages(trace) for trace in traces]
+    width = max(map(len, each))
+    a = of_pairs(np.array([np.pad(x, (0, width - len(x))) for x in each]))
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        return jnp.where(mask, -a * ratio(of_pairs(logprobs)), 0).sum(2).mean(1)
+
+    found, _ = library(config, traces, PLAIN, None, {})
+    agree(found, definition(PLAIN, traces, None, loss))
 
 
 @pytest.mark.slow

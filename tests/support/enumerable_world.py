@@ -160,5 +160,6 @@ def group_batch(traces, answers, extra):
             surprise=np.zeros(outcomes.shape[:3], np.float32),
             fraction=np.float32(0.5),
             extra={name: np.full((pairs, 2), number) for name, number in extra.items()},
+            answer_lengths=np.ones(outcomes.shape[:3], np.int32),
         ),
     )

@@ -35,7 +35,9 @@ eval: {budgets: [12]}
 def load(folder, preset=None, *overrides):
     """The small config, under a method's preset."""
     presets = [] if preset is None else [PRESETS / f"{preset}.yaml"]
-    overrides = [f"output.dir={folder / 'run'}", *overrides]
+    # Eight exits need budgets of eight.
+    own = ["budget.min=8"] if preset == "s_grpo" else []
+    overrides = [f"output.dir={folder / 'run'}", *own, *overrides]
     config = small_config(folder, CHANGES, *overrides, over=presets)
     config_io.check(config, also=problems)
     return config
@@ -94,6 +96,7 @@ def group_batch(
         "surprise": rng.random(cuts.shape).astype(np.float32),
         "fraction": np.float32(fraction),
         "extra": extra or {},
+        "answer_lengths": np.full(cuts.shape, 2),
     }
     return GroupBatch(**jax.tree.map(jnp.asarray, fields))
 

@@ -84,11 +84,11 @@ def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokeni
     assert {text.partition("<think>")[0] for text in told(tokenizer[0], prompts)} == {"f12"}
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "hapo", "anytime"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "hapo", "anytime", "elastic", "s_grpo"])
 def test_methods_with_one_budget_for_all_traces_have_no_words_for_it(tmp_path, name):
     from bacr_jax.errors import UserError
 
-    with pytest.raises(UserError, match=f"conditioning.told=words: method={name} trains at budget"):
+    with pytest.raises(UserError, match=f"conditioning.told=words: method={name} trains at one"):
         load(tmp_path, name, "conditioning.told=words")
     load(tmp_path, name)
 

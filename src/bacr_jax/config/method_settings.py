@@ -114,7 +114,7 @@ class CutsConfig:
 
     count: int = key(4, "truncation points M per trace, the last one at b", "[1, 64]")
     kind: Literal["even", "random"] = key(
-        "even", "evenly spaced up to b (paper appendix), or drawn for every trace (method bacr)"
+        "even", "evenly spaced up to b (paper appendix), or drawn for every trace (bacr, s_grpo)"
     )
     weights: Literal["uniform", "final_heavy", "own_budget"] | tuple[float, ...] = key(
         "uniform",
@@ -255,6 +255,23 @@ class SelfBudgeterConfig:
         None, "learning rate of those steps; null: 4 x optimizer.learning_rate", "(0, inf)"
     )
     cold_start_tokens: int = key(8192, "tokens per supervised step, padding included", "[1, inf)")
+
+
+@dataclass(frozen=True)
+class L1Config:
+    """L1 (arXiv 2503.04697); its budgets are those of budget.prior."""
+
+    kind: Literal["exact", "max"] = key("exact", "as long as told, or at most so long")
+    # Published: 3e-4 a token, where a response has at most 4,096.
+    weight: float = key(1.2288, "what a miss by budget.max tokens costs", "[0, inf)")
+    offset: float = key(0.5, "kind max: reward of a right answer just as long as told", "[0, 1]")
+
+
+@dataclass(frozen=True)
+class ElasticConfig:
+    """Elastic Reasoning (arXiv 2505.05315); rollout.answer_tokens is its budget for solutions."""
+
+    share: float = key(0.25, "the one budget for thinking, as a share of budget.max", "(0, 1]")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from bacr_jax.config.method_settings import (
     CurriculumConfig,
     CutsConfig,
     DapoConfig,
+    ElasticConfig,
     HapoConfig,
+    L1Config,
     LossConfig,
     RewardConfig,
     SelfBudgeterConfig,
@@ -368,8 +370,8 @@ class Config:
     seed: int = key(0, "seed of everything random", "[0, 4294967295]")
     method: str = key(
         "bacr",
-        "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, or the path of your own: a "
-        "Python file or module with make(config)",
+        "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, s_grpo, l1, dler, elastic, "
+        "effort, or the path of your own: a Python file or module with make(config)",
     )
     grader: str | None = key(
         None,
@@ -399,6 +401,8 @@ class Config:
     dapo: DapoConfig = section(DapoConfig, "method dapo")
     hapo: HapoConfig = section(HapoConfig, "method hapo")
     selfbudgeter: SelfBudgeterConfig = section(SelfBudgeterConfig, "method selfbudgeter")
+    l1: L1Config = section(L1Config, "method l1")
+    elastic: ElasticConfig = section(ElasticConfig, "method elastic")
     loss: LossConfig = section(LossConfig, "policy loss (Eq. 15-16)")
     rollout: RolloutConfig = section(RolloutConfig, "sampling during training")
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule")

@@ -73,7 +73,7 @@ def told_nothing(config: Config) -> Iterator[str]:
     if config.conditioning.in_words:
         yield (
             f"conditioning.told={config.conditioning.told}: method={config.method} trains at "
-            "budget.max alone and is never told it; write conditioning.told=nothing, or method=bacr"
+            "one budget and is never told it; write conditioning.told=nothing, or method=bacr"
         )
 
 

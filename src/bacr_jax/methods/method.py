@@ -35,6 +35,7 @@ class GroupBatch:
       extra: [Q, G] numbers that the method's own `read` and `read_answers` found in the text.
       path: squared norms of the scores in the logits, summed up to each thinking token, 0 after the
         last one (`advantages.token_baseline`); None unless the method `needs_path`.
+      answer_lengths: sampled tokens of the first answer at each cut.
     """
 
     questions: Int[Array, "Q"]
@@ -50,6 +51,7 @@ class GroupBatch:
     fraction: Float[Array, ""]
     extra: dict[str, Array]
     path: Float[Array, "Q G T"] | None = None
+    answer_lengths: Int[Array, "Q G M"] | None = None
 
 
 @pytree
@@ -161,7 +163,9 @@ class Method:
       metrics: (state, `GroupBatch`) -> scalars by `group/name`, from the state before the batch.
       answers: answers A sampled at every cut.
       needs_path: `GroupBatch.path` is wanted, which takes a forward pass of the learner.
-      follows_prior: budgets are drawn as `budget.prior` says; else as the method has it.
+      follows_prior: traces end at budgets drawn as `budget.prior` says; else as the method has it.
+      held: a trace is cut at its budget; else at `budget.max`, and its budget is told in words.
+      own_cuts: cuts are shares of the budget, to be taken of each trace's own length.
       dynamic_sampling: when more questions are to be sampled; None: never.
       declares_budget: responses open with a budget, in a prompt format of their own.
       read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
@@ -188,6 +192,8 @@ class Method:
     answers: int = 1
     needs_path: bool = False
     follows_prior: bool = False
+    held: bool = True
+    own_cuts: bool = False
     dynamic_sampling: DynamicSampling | None = None
     declares_budget: bool = False
     read: Callable[[Any, Sequence[Sequence[int]]], dict[str, Any]] | None = None

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
+from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.branches import no_branches
 from bacr_jax.rollout.engine import Engine
@@ -184,9 +185,13 @@ class Loop:
 
     def _answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
         """Trunks and branches of the rows in `slots`, on the host."""
-        engine, cuts = self.engine, self.rows.cuts[self.scheduler.slot_row[slots]]
+        engine, inside = self.engine, self.scheduler.slot_row[slots]
+        cuts = self.rows.cuts[inside]
         if cuts.shape[1] == 0:
             return engine.trunks(slots), no_branches(len(slots))
+        if engine.spec.own_cuts:
+            thinking = np.asarray(engine.trunks(slots).thinking)
+            cuts = cuts_of_trace(cuts, thinking, self.rows.limits[inside])
         at_once = engine.spec.cuts_at_once
         if at_once is None or cuts.shape[1] <= at_once:
             return self._answer_cuts(slots, cuts)

@@ -79,6 +79,7 @@ class RolloutSpec(DecodeSpec):
         conditions the prompt, each prompt is prefilled once.
       cuts_at_once: cuts of a row that are answered together, if there are more (one answer at each
         only); None: all. An answer in flight has keys and values of its own.
+      own_cuts: cuts are moved onto each row's own thinking (`rewards.cuts_of_trace`).
     """
 
     max_thinking: int
@@ -90,6 +91,7 @@ class RolloutSpec(DecodeSpec):
     answers: int = 1
     group_size: int = 1
     cuts_at_once: int | None = None
+    own_cuts: bool = False
 
     @property
     def max_sampled(self) -> int:

@@ -299,6 +299,7 @@ def make_policy(
         group_size=config.rollout.group_size,
         grace=config.budget.grace,
         mesh=decode_mesh,
+        own_cuts=method.own_cuts,
     )
     evaluation = dataclasses.replace(
         rollout,
@@ -306,6 +307,7 @@ def make_policy(
         slots=config.eval.slots or rollout.slots,
         answers=1,
         group_size=1,
+        own_cuts=False,
     )
     return Policy(
         learner,

@@ -90,7 +90,7 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
         "rollout/forced_tokens_mean": float(np.mean(branches.forced)),
         "rollout/answer_tokens_mean": float(np.mean(branches.sampled)),
         "rollout/excess_mean": first.rollout.counters["excess_mean"],
-        "budget/mean": float(np.mean(trunks.budgets)),
+        "budget/mean": float(np.mean(np.asarray(first.plan.budgets))),
         **budgets_by_group(np.asarray(first.plan.groups), np.asarray(first.plan.budgets)),
         "rollout/occupancy": first.rollout.counters["occupancy"],
         "rollout/wasted_share": first.rollout.counters["wasted_share"],

@@ -58,7 +58,7 @@ def _question(run: Run, done: Iteration, row: int) -> dict[str, Any]:
         "group": int(np.asarray(plan.groups)[row // plan.budgets.shape[1]]),
         "question": questions.set.questions[place],
         "gold": questions.set.answers[place],
-        "told": int(done.chosen.rollout.trunks.budgets[row]) if ways else None,
+        "told": int(np.asarray(plan.budgets).reshape(-1)[row]) if ways else None,
         "told_by": " and ".join(ways) or "nothing",
     }
 

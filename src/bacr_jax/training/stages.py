@@ -19,6 +19,7 @@ from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.model import value
 from bacr_jax.oom import phase_memory
 from bacr_jax.questions.stream import QuestionStream
+from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import Listeners, Rollout, Rows, generate
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.run import Run, RunState
@@ -81,17 +82,29 @@ def generate_traces(
 ) -> Rollout:
     """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile."""
     params, (references, questions) = run.params(state.train), _references(run, plan)
+    budgets = np.asarray(plan.budgets).reshape(-1)
     return generate(
         run.policy.decode_params(params),
         prompts,
         Rows(
-            np.asarray(plan.budgets).reshape(-1),
+            budgets,
             np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
+            limits=None if run.method.held else np.full_like(budgets, run.config.budget.max),
         ),
         key,
         run.sampler(params),
         Listeners(poll, run.environment.early_grading(references, questions)),
     )
+
+
+def placed_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
+    """The plan with cuts where the rollout has put them (`Method.own_cuts`)."""
+    if not method.own_cuts:
+        return plan
+    lengths, limits = np.asarray(rollout.trunks.thinking), np.asarray(rollout.trunks.budgets)
+    cuts = np.asarray(plan.cuts)
+    placed = cuts_of_trace(cuts.reshape(-1, cuts.shape[-1]), lengths, limits)
+    return dataclasses.replace(plan, cuts=jnp.asarray(placed.reshape(cuts.shape)))
 
 
 def verify(
@@ -146,8 +159,9 @@ def observe(
     ends[:, -1] += run.config.budget.grace
     surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), ends)
     per_cut: Any = np.asarray(surprise)
-    # The answer at the last cut; with several, the first of them.
-    final = np.asarray(branches.sampled)[:, -run.method.answers]
+    # The answer at each cut; with several, the first of them.
+    answered: Any = np.asarray(branches.sampled)[:, :: run.method.answers]
+    answered = answered.reshape(plan.cuts.shape)
     fraction: Any = np.float32(step / run.total_steps)
     by_answer: Any = outcomes
     path: Any = None
@@ -162,13 +176,14 @@ def observe(
         outcomes=by_answer.mean(-1),
         by_answer=by_answer,
         thinking=by_group(trunks.thinking),
-        lengths=by_group(np.asarray(trunks.thinking) + final),
+        lengths=by_group(trunks.thinking) + answered[..., -1],
         closed=by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
         closed_by_tag=by_group(np.asarray(trunks.close) == CLOSED_BY_TAG),
         surprise=per_cut.reshape(plan.cuts.shape),
         fraction=fraction,
         extra={name: by_group(values) for name, values in extra.items()},
         path=path,
+        answer_lengths=answered,
     )
 
 

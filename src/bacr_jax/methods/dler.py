@@ -1,0 +1,98 @@
+"""DLER (arXiv 2510.15110): truncation alone, with advantages whitened over the batch's tokens."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Num
+
+from bacr_jax.advantages import group_advantage
+from bacr_jax.config import Config
+from bacr_jax.methods.dapo import dynamic_keep
+from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.method import (
+    Advantages,
+    DynamicSampling,
+    GroupBatch,
+    Method,
+    PerCut,
+    Published,
+)
+
+__all__ = ["PUBLISHED", "make", "problems", "whitened"]
+
+_SCRIPT = "its released script (commit ea7d4f7)"
+PUBLISHED = {
+    "loss.aggregate": Published("token_mean", _SCRIPT),
+    "loss.ratio": Published("token", _SCRIPT),
+    "loss.clip_low": Published(0.2, _SCRIPT),
+    "loss.clip_high": Published(0.28, _SCRIPT),
+    **NO_ENTROPY,
+    "loss.kl_coef": Published(0.0005, _SCRIPT),
+    "loss.kl_kind": Published("k3", "its released trainer: low_var_kl"),
+    "dapo.dynamic_sampling": Published(True, f"{_SCRIPT}: groups without variance are left out"),
+    "dapo.max_rounds": Published(10, "DAPO's recipe, whose command the script runs"),
+    "train.minibatches": Published(8, f"{_SCRIPT}: mini-batches of 64 of 512 prompts"),
+}
+
+
+def whitened(
+    advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"], *, eps: float = 1e-8
+) -> Float[Array, "Q G"]:
+    """Advantages with mean 0 and deviation 1 over the tokens of a batch.
+
+        (A - m) / sqrt(v + eps),   m = sum n A / N,   v = sum n (A - m)^2 / (N - 1),   N = sum n
+
+    Args:
+      advantages: one per trace, for each of its tokens.
+      tokens: n, tokens of each trace; 0 for those that have no part in the loss.
+    """
+    advantages = jax.lax.stop_gradient(advantages)
+    total = tokens.sum()
+    mean = (tokens * advantages).sum() / jnp.maximum(total, 1)
+    centred = advantages - mean
+    variance = (tokens * jnp.square(centred)).sum() / jnp.maximum(total - 1, 1)
+    return centred * jax.lax.rsqrt(variance + eps)
+
+
+def make(config: Config) -> Method:
+    """1 for a right answer after thinking that ended within the budget, else 0."""
+    settings = config.dapo
+
+    def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
+        return batch.outcomes[..., -1] * batch.closed
+
+    def useful(batch: GroupBatch) -> Bool[Array, "Q"]:
+        return dynamic_keep(reward(None, batch))
+
+    def advantages(
+        state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
+    ) -> Advantages:
+        centred = group_advantage(rewards[..., 0])
+        # A response that was cut has no answer: the one forced here takes no part.
+        tokens = jnp.where(batch.closed, batch.lengths, batch.thinking)
+        if settings.dynamic_sampling:
+            tokens = jnp.where(useful(batch)[:, None], tokens, 0)
+        shared = whitened(centred, tokens)
+        answers = jnp.where(batch.closed, shared, 0.0)
+        baseline = rewards - centred[..., None]
+        return Advantages(shared[..., None], answers[..., None], baseline)
+
+    def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
+        return {
+            "dler/truncated_share": jnp.mean(~batch.closed),
+            "dler/mixed_share": jnp.mean(useful(batch)),
+        }
+
+    resample = DynamicSampling(useful, settings.max_rounds) if settings.dynamic_sampling else None
+    method = grpo_family(
+        config,
+        "DLER",
+        group_advantage,
+        reward=reward,
+        metrics=metrics,
+        dynamic_sampling=resample,
+        published=PUBLISHED,
+    )
+    return dataclasses.replace(method, advantages=advantages)

@@ -1,0 +1,64 @@
+"""Adaptive effort control, e1 (arXiv 2510.27042): a budget relative to the policy's own length."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
+from bacr_jax.methods.l1 import TOLD, problems, told_alone
+from bacr_jax.methods.method import GroupBatch, Method, Published
+
+__all__ = ["PUBLISHED", "effort_met", "make", "problems"]
+
+_UNCHECKED = "unchecked: summaries name GRPO and no setting of it"
+PUBLISHED = {
+    **TOLD,
+    "budget.prior": Published("uniform", "efforts between 0 and 1; how they are drawn: unchecked"),
+    "loss.aggregate": Published("seq_mean_token_mean", _UNCHECKED),
+    **CLIPPED,
+    **NO_ENTROPY,
+    "loss.kl_coef": Published(0.0, _UNCHECKED),
+}
+
+
+def effort_met(
+    lengths: Int[Array, "Q G"], budgets: Int[Array, "Q G"], *, largest: int
+) -> Bool[Array, "Q G"]:
+    """Whether a trace is short enough for its effort.
+
+        length <= rho T,   rho = b / b_max,   T the mean length of its question's traces at that rho
+
+    Args:
+      lengths: thinking tokens.
+      budgets: b, the number that stands for the effort.
+      largest: b_max, the number of full effort.
+    """
+    alike = budgets[:, :, None] == budgets[:, None, :]
+    mean = jnp.where(alike, lengths[:, None, :], 0).sum(-1) / alike.sum(-1)
+    return lengths <= budgets / largest * mean
+
+
+def make(config: Config) -> Method:
+    """GRPO on right answers that took at most the told share of the group's mean length."""
+
+    def met(batch: GroupBatch) -> Bool[Array, "Q G"]:
+        return effort_met(batch.thinking, batch.budgets, largest=config.budget.max)
+
+    def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
+        return batch.outcomes[..., -1] * met(batch)
+
+    def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
+        return {"effort/met_share": met(batch).mean()}
+
+    method = grpo_family(
+        config,
+        "Effort",
+        advantages.grpo_advantage,
+        reward=reward,
+        metrics=metrics,
+        published=PUBLISHED,
+    )
+    return told_alone(config, method)

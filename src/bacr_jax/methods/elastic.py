@@ -1,0 +1,35 @@
+"""Elastic Reasoning (arXiv 2505.05315): GRPO at one small budget, where thinking is cut."""
+
+import dataclasses
+import math
+
+from jaxtyping import Array, Int
+
+from bacr_jax import advantages, curriculum
+from bacr_jax.config import Config
+from bacr_jax.curriculum import CurriculumState
+from bacr_jax.methods.grpo_family import grpo_family, problems
+from bacr_jax.methods.l1 import GRPO_OF_VERL
+from bacr_jax.methods.method import Method, Published
+
+__all__ = ["PUBLISHED", "make", "problems"]
+
+PUBLISHED = {
+    # Its script has 1,024 tokens each for thinking and for the solution.
+    "elastic.share": Published(0.25, "ours: 1,024 of 4,096, the largest budget compared at"),
+    **GRPO_OF_VERL,
+}
+
+
+def make(config: Config) -> Method:
+    """Correctness of the answer after a forced cut, against the group, over its deviation."""
+    budget = max(math.ceil(config.elastic.share * config.budget.max), 1)
+
+    def sample_budgets(
+        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
+    ) -> Int[Array, "Q G"]:
+        shape = (groups.shape[0], config.rollout.group_size)
+        return curriculum.fixed_budgets(budget, shape=shape)
+
+    method = grpo_family(config, "Elastic", advantages.grpo_advantage, published=PUBLISHED)
+    return dataclasses.replace(method, sample_budgets=sample_budgets)

@@ -1,0 +1,110 @@
+"""L1 (arXiv 2503.04697): told a length in words, and paid for keeping to it, exactly or at most."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods import grpo_family as family
+from bacr_jax.methods.bacr import sample_budgets
+from bacr_jax.methods.method import GroupBatch, Method, Published
+
+_SCRIPT = "its released script (commit 93dd330)"
+# The trainer that L1 and Elastic Reasoning both build on, with the scripts' settings of it.
+GRPO_OF_VERL = {
+    "loss.aggregate": Published("token_mean", "its released trainer: masked mean over tokens"),
+    "loss.ratio": Published("token", "its released trainer"),
+    "loss.clip_low": Published(0.2, "its released trainer"),
+    "loss.clip_high": Published(0.2, "its released trainer"),
+    "loss.entropy_coef": Published(0.001, "default of its released trainer"),
+    "loss.kl_coef": Published(0.001, "its released script"),
+    "loss.kl_kind": Published("k3", "its released script: low_var_kl"),
+    "train.minibatches": Published(2, "its released script: mini-batches of 64 of 128 prompts"),
+}
+TOLD = {
+    "conditioning.told": Published("words", "the budget stands in the prompt"),
+    "budget.assign": Published("shared", "all responses of a group have one prompt"),
+}
+PUBLISHED = {
+    **TOLD,
+    "budget.prior": Published("uniform", "Sec. 3: drawn uniformly, 100 to 4,000"),
+    "l1.weight": Published(1.2288, f"3e-4 a token, 4,096 tokens at most: {_SCRIPT}"),
+    "l1.offset": Published(0.5, "Eq. 2; its code has .5 + .5 alpha (n - length) instead"),
+    **GRPO_OF_VERL,
+}
+
+
+def length_reward(
+    right: Float[Array, "*batch"],
+    lengths: Int[Array, "*batch"],
+    told: Int[Array, "*batch"],
+    *,
+    kind: Literal["exact", "max"],
+    alpha: float,
+    offset: float = 0.5,
+) -> Float[Array, "*batch"]:
+    """Reward of a response of `lengths` tokens that was told n (L1, Eq. 1 and 2).
+
+        exact:  right - alpha |n - length|;   max:  right clip(alpha (n - length) + offset, 0, 1)
+
+    Args:
+      right: correctness in [0, 1].
+      alpha: per token.
+    """
+    if kind == "exact":
+        return right - alpha * jnp.abs(told - lengths)
+    return right * jnp.clip(alpha * (told - lengths) + offset, 0.0, 1.0)
+
+
+def problems(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of a method that tells a budget and holds nobody to it."""
+    yield from family.needs_a_group(config, f"method={config.method}")
+    if config.conditioning.told != "words":
+        yield (
+            f"conditioning.told={config.conditioning.told}: method={config.method} tells its "
+            "budget in words alone; write conditioning.told=words"
+        )
+
+
+def told_alone(config: Config, method: Method) -> Method:
+    """A method of the family with budgets from the prior, which traces are told but not cut at."""
+
+    def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G one"]:
+        return jnp.full((*budgets.shape, 1), config.budget.max, jnp.int32)
+
+    draw = functools.partial(sample_budgets, config)
+    return dataclasses.replace(method, sample_budgets=draw, cuts=cuts, held=False)
+
+
+def make(config: Config) -> Method:
+    """GRPO on correctness and on how far a response's length is from what it was told."""
+    settings = config.l1
+
+    def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
+        return length_reward(
+            batch.outcomes[..., -1],
+            batch.lengths,
+            batch.budgets,
+            kind=settings.kind,
+            alpha=settings.weight / config.budget.max,
+            offset=settings.offset,
+        )
+
+    def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
+        over = batch.lengths - batch.budgets
+        return {"l1/deviation": jnp.abs(over).mean(), "l1/over_share": (over > 0).mean()}
+
+    method = family.grpo_family(
+        config,
+        f"L1-{settings.kind.capitalize()}",
+        advantages.grpo_advantage,
+        reward=reward,
+        metrics=metrics,
+        published=PUBLISHED,
+    )
+    return told_alone(config, method)
