@@ -74,6 +74,7 @@ _LATER = frozenset(
     {
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
+        "warmup.styles",
         *("advantage.score_uniform", "grading.flip_rate"),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
