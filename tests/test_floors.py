@@ -14,7 +14,7 @@ import bacr_jax
 ROOT = Path(bacr_jax.__file__).parent
 SRC = ROOT.parent
 PACKAGES = {
-    0: "bacr_grading bacr_held",
+    0: "bacr_grading bacr_held bacr_tasks",
     1: "bacr_jax",
     2: "bacr_plan",
     3: "bacr_study",

@@ -10,6 +10,7 @@ TESTS = Path(__file__).parent
 ROOMS = {
     "bacr_grading": ["grading"],
     "bacr_held": ["held"],
+    "bacr_tasks": ["tasks"],
     "bacr_plan": ["planning"],
     "bacr_study": ["study"],
     "bacr_study/variance": ["study"],
@@ -38,6 +39,8 @@ ELSEWHERE = {
     ("export/test_main.py", PART): "bacr_jax.export.from_run",
     ("export/test_policy_folder.py", WIRE): "bacr_jax.model.hf.writing",
     ("test_main.py", DOOR): "bacr_jax.data .grading .study",
+    ("questions/test_source.py", PART): "bacr_jax.config.own_code",
+    ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",
     ("learner/test_train_step.py", PART): "bacr_jax.learner.scoring .value_loss",
     ("learner/test_sharded.py", PART): "bacr_jax.learner.copies",
     ("learner/test_updates.py", RECORD): "bacr_jax.learner.spec",

@@ -5,11 +5,13 @@
 what it may do. What goes wrong in it costs the answers at hand their score, and is counted.
 """
 
+import base64
 import collections
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +43,8 @@ class Verifier:
 
     Attributes:
       source: the file's text, which all workers of a run get, whatever becomes of the file.
+      of_rows: it is a question source's score(answer, row), not function(question, answer, gold).
+      whole: an answer is right at 1.0 and else wrong, whatever part of it has been earned.
     """
 
     spec: str
@@ -48,6 +52,8 @@ class Verifier:
     name: str
     source: str
     digest: str
+    of_rows: bool = False
+    whole: bool = False
 
     @property
     def batch(self) -> bool:
@@ -150,12 +156,14 @@ class VerifierGrader(PooledGrader[Row, Score]):
     Args:
       deadline: seconds that one answer may take; a batch has as many for each of its answers.
       batch: most answers in a call of the batch form.
+      rows: for a verifier of rows, what stands for each question and gold answer: `packed` rows.
     """
 
     def __init__(
         self,
         verifier: Verifier,
         *,
+        rows: Mapping[tuple[str, str], str] | None = None,
         workers: int = 2,
         deadline: int | float = 3.0,
         memory_mb: int = 1024,
@@ -163,11 +171,16 @@ class VerifierGrader(PooledGrader[Row, Score]):
         recycle_after: int = 2000,
         cache_size: int = 16384,
     ):
-        self.verifier = verifier
-        setup = {"path": verifier.path, "source": verifier.source, "name": verifier.name}
+        self.verifier, self._packed = verifier, rows
+        setup: dict[str, Any] = {
+            "path": verifier.path,
+            "source": verifier.source,
+            "name": verifier.name,
+        }
+        setup |= {"batch": verifier.batch, "of_rows": verifier.of_rows}
         program = Program(
             script=verifier_worker.__file__,
-            setup=json.dumps(setup | {"batch": verifier.batch}).encode("ascii"),
+            setup=json.dumps(setup).encode("ascii"),
             read=_read,
             lost=_lost,
             weight=lambda request: len(request.answers),
@@ -204,6 +217,9 @@ class VerifierGrader(PooledGrader[Row, Score]):
         `correct` and `strict` are the score, a float. UserError also: the verifier could never be
         loaded.
         """
+        if questions is None and self.verifier.whole:
+            # Votes ask which wrong answers are the same: those that are written alike.
+            return [_alike(answer_of(text), gold) for text, gold in zip(texts, references)]
         asked = _checked(texts, references, mode, questions)
         return self.score([answer_of(text) for text in texts], references, asked, poll)
 
@@ -218,7 +234,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
         """See `PooledGrader.ahead`. Batches are made of what is there: they can be others."""
         asked = _checked(texts, references, mode, questions)
         given = list(texts), list(references), list(asked)
-        rows = lambda: _rows([answer_of(text) for text in given[0]], *given[1:])
+        rows = lambda: self._rows([answer_of(text) for text in given[0]], *given[1:])
         self._begin(lambda: [row for row in rows() if row is not None])
 
     def score(
@@ -229,16 +245,20 @@ class VerifierGrader(PooledGrader[Row, Score]):
         poll: Callable[[], object] | None = None,
     ) -> list[Verdict]:
         """Scores answers as they are, without looking for tags or boxes; None is no answer."""
-        rows = _rows(answers, references, questions)
+        rows = self._rows(answers, references, questions)
         scored = self._ask(list(dict.fromkeys(row for row in rows if row is not None)), poll)
         failed = [score.said for score in scored.values() if score.fault]
         self.last_failure = failed[-1] if failed else self.last_failure
-        verdicts = [_NONE if row is None else _verdict(row.answer, scored[row]) for row in rows]
+        whole = self.verifier.whole
+        none = Verdict(False, None, "none") if whole else _NONE
+        verdicts = [none if r is None else _verdict(r.answer, scored[r], whole) for r in rows]
+        points = [scored[row].score for row in rows if row is not None]
         found = collections.Counter(scored[row].fault for row in rows if row is not None)
         self._counts["graded"] += len(rows)
         self._counts["no_answer"] += sum(row is None for row in rows)
         self._counts["correct"] += sum(verdict.correct == 1.0 for verdict in verdicts)
-        self._counts["partly_correct"] += sum(0.0 < v.correct < 1.0 for v in verdicts)
+        self._counts["partly_correct"] += sum(0.0 < score < 1.0 for score in points)
+        self._counts["score_percent"] += round(100 * sum(points))
         for fault in FAULTS:
             self._counts[f"failed_{fault}"] += found[fault]
         self._counts["failed"] += sum(found[fault] for fault in FAULTS)
@@ -247,14 +267,32 @@ class VerifierGrader(PooledGrader[Row, Score]):
     def counters(self) -> dict[str, int]:
         """Totals since the start, for metrics.
 
-        graded, correct (score 1), partly_correct (between 0 and 1), no_answer; cache_hits; failed
-        (answers without a score) and, by reason, failed_*; timeouts; worker_*, as `Grader.counters`
-        has them.
+        graded, correct (score 1), partly_correct (between 0 and 1), score_percent (all scores,
+        added up), no_answer; cache_hits; failed (answers without a score) and, by reason, failed_*;
+        timeouts; worker_*, as `Grader.counters` has them.
         """
-        names = ("graded", "correct", "partly_correct", "no_answer", "cache_hits", "failed")
+        names = (
+            *("graded", "correct", "partly_correct", "score_percent", "no_answer"),
+            *("cache_hits", "failed"),
+        )
         mine = {name: self._counts[name] for name in names}
         mine |= {f"failed_{fault}": self._counts[f"failed_{fault}"] for fault in FAULTS}
         return mine | self._pool_counters()
+
+    def _rows(self, answers: Texts, references: Texts, questions: Texts) -> list[Row | None]:
+        """What the workers are shown; None is no answer."""
+        golds: Texts = references
+        if self._packed is not None:
+            golds = [self._packed[q or "", r or ""] for q, r in zip(questions, references)]
+        return [
+            None if answer is None else Row(question or "", answer, gold or "")
+            for question, answer, gold in zip(questions, answers, golds, strict=True)
+        ]
+
+
+def packed(row: Mapping[str, Any]) -> str:
+    """A row as the text that workers get; its values are those of Python's own types."""
+    return base64.b64encode(pickle.dumps(dict(row))).decode()
 
 
 _NONE = Verdict(0.0, None, "none", strict=0.0)
@@ -271,13 +309,6 @@ def _checked(texts: Texts, references: Texts, mode: str, questions: Texts | None
     return questions
 
 
-def _rows(answers: Texts, references: Texts, questions: Texts) -> list[Row | None]:
-    return [
-        None if answer is None else Row(question or "", answer, reference or "")
-        for question, answer, reference in zip(questions, answers, references, strict=True)
-    ]
-
-
 def _run(
     pool: WorkerPool, size: int, rows: Sequence[Row], poll: Callable[[], object] | None
 ) -> dict[Row, Score]:
@@ -292,10 +323,16 @@ def _run(
     }
 
 
-def _verdict(answer: str, score: Score) -> Verdict:
+def _verdict(answer: str, score: Score, whole: bool) -> Verdict:
     path = FAILED if score.fault else SCORED
     late = score.fault == "late"
-    return Verdict(score.score, _named(answer), path, late, strict=score.score)
+    correct = score.score == 1.0 if whole else score.score
+    return Verdict(correct, _named(answer), path, late, strict=correct)
+
+
+def _alike(answer: str | None, gold: str | None) -> Verdict:
+    same = answer is not None and answer == gold
+    return Verdict(same, answer, "string", strict=same)
 
 
 def _named(answer: str) -> str:

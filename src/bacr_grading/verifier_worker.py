@@ -5,10 +5,12 @@ out for each. It can be killed at any moment. What the verifier prints goes nowh
 nothing on its standard input.
 """
 
+import base64
 import contextlib
 import json
 import math
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -77,7 +79,14 @@ def load(setup: dict[str, Any]) -> Callable[..., Any]:
     function = module.__dict__.get(setup["name"])
     if not callable(function):
         raise LookupError(f"it has no function {setup['name']}")
+    if setup.get("of_rows"):
+        return lambda question, answer, row: function(answer, unpacked(row))
     return function
+
+
+def unpacked(text: str) -> types.SimpleNamespace:
+    """The row of a question: id, question, answer, metadata, level."""
+    return types.SimpleNamespace(**pickle.loads(base64.b64decode(text)))
 
 
 def told(error: BaseException, path: str) -> str:

@@ -301,7 +301,9 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
     if arguments.train is not None:
         return load_training_texts(arguments.train, config), ""
     own = config.data.train
-    if arguments.run is None or own == "ledger" or arguments.split == "train":
+    from bacr_jax.questions.loaders import is_made
+
+    if arguments.run is None or is_made(own) or arguments.split == "train":
         return None, ""
     try:
         return load_training_texts(own, config), ""

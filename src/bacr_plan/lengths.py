@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bacr_jax.config import Config, derived
+from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 
@@ -62,7 +63,7 @@ def prompt_lengths(config: Config) -> PromptLengths:
     """
     limit = config.data.max_prompt_tokens
     folder = config.model.tokenizer or config.model.path
-    procedural = config.data.train.partition(":")[0] == "ledger"
+    procedural = derived.own_tokens(config.data) is not None
     if not procedural and not (folder and (Path(folder) / "tokenizer.json").is_file()):
         return MATH.at_most(limit)
     try:
@@ -71,7 +72,7 @@ def prompt_lengths(config: Config) -> PromptLengths:
         return MATH.at_most(limit)
     shares = np.linspace(0, 1, 101)
     return PromptLengths(
-        f"{config.data.train}, mean {found.mean():.0f}",
+        f"{written(config.data.train)}, mean {found.mean():.0f}",
         tuple(map(float, shares)),
         tuple(map(float, np.quantile(found, shares))),
     )
@@ -81,13 +82,14 @@ def _own(config: Config, folder: str | None) -> Int[np.ndarray, "n"]:
     """Tokens of every prompt of the training set; UserError: it or its tokenizer can't be read."""
     from bacr_jax.prompts.environment import load_sets
     from bacr_jax.prompts.tokenizers import load_tokenizer
-    from bacr_jax.questions import ledger
+    from bacr_jax.questions.loaders import own_tokenizer
 
     where = "model.tokenizer" if config.model.tokenizer else "model.path"
-    tokenizer = ledger.ledger_tokenizer() if folder is None else load_tokenizer(folder, where=where)
-    spec = config.data.train
-    only = dataclasses.replace(config, data=dataclasses.replace(config.data, eval=(spec,)))
-    return np.asarray(load_sets(only, tokenizer, split="train")[spec].prompts.lengths)
+    tokenizer = own_tokenizer(config.data) or load_tokenizer(folder, where=where)
+    names = tuple(name for _, name in derived.mixture(config.data.train))
+    only = dataclasses.replace(config, data=dataclasses.replace(config.data, eval=names))
+    sets = load_sets(only, tokenizer, split="train").values()
+    return np.concatenate([np.asarray(questions.prompts.lengths) for questions in sets])
 
 
 @dataclass(frozen=True)

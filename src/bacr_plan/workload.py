@@ -138,10 +138,11 @@ def _preset_of(path: str) -> str:
 
 def _vocabulary(config: Config) -> int:
     """Ids of the tokenizer that a model without published shape gets its vocabulary from."""
-    if config.data.train == "ledger":
-        from bacr_jax.questions import ledger
+    from bacr_jax.questions.loaders import own_tokenizer
 
-        return len(ledger.ledger_tokenizer())
+    own = own_tokenizer(config.data)
+    if own is not None:
+        return len(own)
     folder = config.model.tokenizer
     if folder is None or not Path(folder).is_dir():
         raise UserError(

@@ -118,7 +118,7 @@ def paths_of(study: Study, root: Path) -> StudyPaths:
 
 def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
     """The config with its seed, its folder in the pool and its warm-up."""
-    from bacr_jax.training.ledger_warmup import warmup_fingerprint
+    from bacr_jax.training.warmup import warmup_fingerprint
 
     config = dataclasses.replace(config, seed=seed)
     if config.warmup.steps:

@@ -25,7 +25,7 @@ BAD_CONFIGS = [
     ({"conditioning": {"words": "{budget} of {budget}"}}, "write a sentence with {budget} once"),
     (
         {"conditioning": {"words": "At most {budget}!"}},
-        "conditioning.words: the ledger has its own tokens for a budget; leave it out",
+        "conditioning.words: the set has its own tokens for a budget; leave it out",
     ),
     ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
     ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; write qwen2.5-7b"),
@@ -78,7 +78,7 @@ BAD_CONFIGS = [
     ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; write ledger"),
     ({"data": {"eval": ()}}, "data.eval: found an empty list; write at least one set"),
     ({"data": {"eval": ("ledger", "ledger")}}, "data.eval: holds 'ledger' twice"),
-    ({"data": {"eval": ("math:x",)}}, "data.eval: holds 'math:x', but data.train is 'ledger'"),
+    ({"data": {"eval": ("math:x",)}}, "data.eval: holds 'math:x', but data.train is ledger"),
     ({"data": MATH}, "model.path: is null, but data.train=math:data/train.jsonl needs a tokenizer"),
     ({"model": {"path": "qwen"}}, "model.path: data.train=ledger has its own small model"),
     (
@@ -96,7 +96,7 @@ BAD_CONFIGS = [
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
-        "warmup.steps=5: only data.train=ledger has a supervised warm-up",
+        "warmup.steps=5: needs traces, which the ledger, gym: and files",
     ),
     (
         {"eval": {"select": "leger"}},

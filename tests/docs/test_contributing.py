@@ -14,6 +14,7 @@ from bacr_jax.config import DataConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.methods import load_method
 from bacr_jax.questions import math_sets
+from bacr_jax.questions.loaders import load_questions
 
 ROOT = Path(__file__).parents[2]
 # Two traces of one question with two cuts; the first thought half of its budget.
@@ -53,6 +54,6 @@ def test_the_data_set_is_one_entry(tmp_path, monkeypatch, answer):
     (tmp_path / "test.jsonl").write_text(
         json.dumps({"problem": "2 + 2?", "difficulty": 3, **answer}) + "\n"
     )
-    found = math_sets.load_table("olympiad", "test.jsonl", DataConfig(dir=str(tmp_path)), "test")
+    found = load_questions("olympiad:test.jsonl", DataConfig(dir=str(tmp_path)), 0, "test")
     assert (found.questions, found.levels.tolist()) == (["2 + 2?"], [3])
     assert found.answers == ["4"] and found.note.startswith("Olympiad")

@@ -54,7 +54,7 @@ class TestUnknownNames:
     def test_a_name_far_from_all_still_gets_a_suggestion(self):
         with pytest.raises(UserError, match="nearest known name is '(.*)'") as error:
             load_questions("zzz", DataConfig(), 0, "train")
-        assert str(error.value).split("'")[-2] in loaders.LOADERS
+        assert str(error.value).split("'")[-2] in loaders.sources()
 
-    def test_every_known_name_has_a_loader(self):
-        assert all(callable(loader) for loader in loaders.LOADERS.values())
+    def test_every_known_name_has_a_source(self):
+        assert all(callable(source) for source in loaders.sources().values())

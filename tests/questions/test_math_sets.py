@@ -10,7 +10,7 @@ from bacr_grading import Grader
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
 from bacr_jax.questions.loaders import load_questions
-from bacr_jax.questions.math_sets import NO_GOLD, NO_QUESTION
+from bacr_jax.questions.source import NO_GOLD, NO_QUESTION
 
 
 def load(tmp_path, name, rows, split="train", **settings):

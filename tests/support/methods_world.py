@@ -63,7 +63,7 @@ def run_of(config, tokenizer_and_size, grader=None):
     style = format_for(config, declares_budget=method.declares_budget)
     environment = build_environment(config, *tokenizer_and_size, style=style)
     if grader is not None:
-        environment = dataclasses.replace(environment, graders={environment.tolerance: grader})
+        environment = dataclasses.replace(environment, graders={environment.graded_by: grader})
     policy = make_policy(config, method, tokenizer_and_size[1])
     run = make_run(config, environment, method, policy, config.train.steps)
     params = initial_params(jax.random.key(2), policy, None)

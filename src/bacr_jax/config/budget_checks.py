@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from bacr_jax.config.derived import drawn, level_problems
+from bacr_jax.config.derived import drawn, level_problems, own_tokens
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
@@ -30,10 +30,10 @@ def budget_problems(config: Config) -> Iterator[str]:
     if budget.prior == "choices":
         yield from _choices(config)
     yield from level_problems(config)
-    if budget.grace and config.data.train == "ledger":
+    if budget.grace and own_tokens(config.data):
         yield (
-            f"budget.grace={budget.grace}: the ledger has no line break at which thinking could "
-            "end; write 0"
+            f"budget.grace={budget.grace}: {own_tokens(config.data)} have no line break at which "
+            "thinking could end; write 0"
         )
     if cuts.count > budget.min:
         yield (

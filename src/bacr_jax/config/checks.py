@@ -10,7 +10,7 @@ from typing import Any
 
 from bacr_grading.spelling import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_problems
-from bacr_jax.config.derived import adapter_problems, selection_problems
+from bacr_jax.config.derived import adapter_problems, mixture, own_tokens, selection_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config
@@ -139,11 +139,18 @@ def _sources(config: Config) -> Iterator[str]:
     data, model = config.data, config.model
     if not data.eval:
         yield "data.eval: found an empty list; write at least one set, such as [ledger]"
-    for key, spec in (("data.train", data.train), *(("data.eval", spec) for spec in data.eval)):
+    trained = [name for _, name in mixture(data.train)]
+    weights = [weight for weight, _ in mixture(data.train)]
+    if not trained or min(weights) <= 0:
+        yield f"data.train: found {written(data.train)}; write sets with weights above 0"
+    if "ledger" in trained and data.train != "ledger":
+        yield "data.train: the ledger has its own tokens and can't be mixed; write ledger alone"
+    named = [("data.train", spec) for spec in trained] + [("data.eval", s) for s in data.eval]
+    for key, spec in named:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
             yield f"{key}: found {spec!r}; write ledger (it is made, not read)"
-        elif name != "ledger" and spec.strip() and not (name.strip() and path.strip()):
+        elif spec.strip() and not (_alone(name) or (name.strip() and path.strip())):
             yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
@@ -152,18 +159,26 @@ def _sources(config: Config) -> Iterator[str]:
     others = [spec for spec in data.eval if (spec == "ledger") != procedural]
     if others:
         yield (
-            f"data.eval: holds {others[0]!r}, but data.train is {data.train!r}, and their prompts "
-            "and tokenizers differ; write "
+            f"data.eval: holds {others[0]!r}, but data.train is {written(data.train)}, and their "
+            "prompts and tokenizers differ; write "
             + ("[ledger]" if procedural else "sets in natural language only")
         )
-    if procedural and (model.path or model.tokenizer):
+    own = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
+    tokens = own_tokens(data)
+    if tokens and (model.path or model.tokenizer):
         key = "model.path" if model.path else "model.tokenizer"
-        yield f"{key}: data.train=ledger has its own small model and tokenizer; write null"
-    if not procedural and not (model.path or model.tokenizer):
+        yield f"{key}: {own[tokens]} has its own small model and tokenizer; write null"
+    if not tokens and not (model.path or model.tokenizer):
         yield (
-            f"model.path: is null, but data.train={data.train} needs a tokenizer; write a Hugging "
-            "Face folder (or model.tokenizer, with a random model)"
+            f"model.path: is null, but data.train={written(data.train)} needs a tokenizer; write a "
+            "Hugging Face folder (or model.tokenizer, with a random model; or data.prompt_format="
+            "characters for a small model of characters)"
         )
+
+
+def _alone(name: str) -> bool:
+    """Whether a set's name needs no path after it."""
+    return name == "ledger" or name.endswith(".py")
 
 
 def _groups(config: Config) -> Iterator[str]:
@@ -196,30 +211,42 @@ def _groups(config: Config) -> Iterator[str]:
         yield (
             f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
         )
-    if procedural and config.conditioning.words != ConditioningConfig().words:
-        yield "conditioning.words: the ledger has its own tokens for a budget; leave it out"
+    if own_tokens(data) and config.conditioning.words != ConditioningConfig().words:
+        yield "conditioning.words: the set has its own tokens for a budget; leave it out"
 
 
 def _warmup(config: Config) -> Iterator[str]:
     data, warmup = config.data, config.warmup
-    if warmup.steps and data.train != "ledger":
+    procedural = data.train == "ledger"
+    names = [name for _, name in mixture(data.train)]
+    traced = [_alone(name) or name.startswith("gym:") for name in names]
+    if warmup.steps and not all(traced):
         yield (
-            f"warmup.steps={warmup.steps}: only data.train=ledger has a supervised warm-up, found "
-            f"data.train={data.train}; write 0"
+            f"warmup.steps={warmup.steps}: needs traces, which the ledger, gym: and files with "
+            f"trace(row, style) have, found data.train={written(data.train)}; write 0"
+        )
+    if warmup.steps and data.prompt_format == "boxed":
+        yield "data.prompt_format=boxed: the warm-up ends its thinking by a tag; write think_answer"
+    if procedural and warmup.styles:
+        yield "warmup.styles: the ledger has stages of its own; leave it out"
+    if not procedural and warmup.style is not None:
+        yield (
+            f"warmup.style={warmup.style}: ends the ledger's warm-up, found data.train="
+            f"{written(data.train)}; write null"
         )
     if warmup.dir is not None and not warmup.steps:
         yield (
             f"warmup.dir={warmup.dir}: is not read, since warmup.steps=0; write the steps of that "
             "warm-up, or warmup.dir=null"
         )
-    if warmup.style is not None and data.ledger.variant != "tradeoff":
+    if procedural and warmup.style is not None and data.ledger.variant != "tradeoff":
         yield (
             f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
             "many styles to stop by one; write data.ledger.variant=tradeoff, or warmup.style=null"
         )
     levels = data.ledger.train_levels
     needed = {warmup.style_level, NUM_LEVELS} - set(levels)
-    if warmup.steps and warmup.style is not None and needed:
+    if procedural and warmup.steps and warmup.style is not None and needed:
         yield (
             f"data.ledger.train_levels={written(levels)}: warmup.style is measured on training "
             f"problems of level {min(needed)}; add it, or write warmup.style=null"

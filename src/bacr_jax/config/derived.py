@@ -1,12 +1,32 @@
 """Values that follow from several keys: budgets, the checkpoint that counts, adapters' matrices."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from bacr_jax.config.cli import whole_number
-from bacr_jax.config.schema import Config
+from bacr_jax.config.schema import Config, DataConfig
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
+
+# A set of a mixture with its weight: 2*gym:gcd.
+_WEIGHED = re.compile(r"(\d+(?:\.\d+)?)\*(.+)")
+
+
+def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
+    """Weight and name of each set of data.train, or of another set; one that says none weighs 1."""
+    found = []
+    for name in [spec] if isinstance(spec, str) else spec:
+        match = _WEIGHED.fullmatch(name)
+        found.append((float(match[1]), match[2].strip()) if match else (1.0, name))
+    return found
+
+
+def own_tokens(data: DataConfig) -> str | None:
+    """The tokenizer of a model made from scratch, ledger or characters; None: a folder's."""
+    if data.train == "ledger":
+        return "ledger"
+    return "characters" if data.prompt_format == "characters" else None
+
 
 # A budget that the policy is not told; it then thinks up to budget.cap tokens.
 NONE = "none"

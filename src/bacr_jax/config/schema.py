@@ -6,6 +6,7 @@ and its competitors are made of is in `method_settings`. Reading and overriding 
 values go together is known to `checks`; these modules only state what exists.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,7 @@ from bacr_jax.config.method_settings import (
     SelfBudgeterConfig,
     ValueConfig,
 )
+from bacr_jax.config.values import FrozenMap
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,10 @@ class LedgerConfig:
 class DataConfig:
     """Questions with verifiable answers."""
 
-    train: str = key(
-        "ledger", "training set: ledger, or NAME:PATH; PATH: file, folder or hf://OWNER/NAME"
+    train: str | tuple[str, ...] = key(
+        "ledger",
+        "training set: ledger, NAME:PATH (file, folder or hf://OWNER/NAME), "
+        "gym:GENERATOR?field=value or FILE.py; a list mixes sets, WEIGHT*SET",
     )
     eval: tuple[str, ...] = key(
         ("ledger",), "evaluation sets, alike (gsm8k, math, math500, aime24, minerva_math, jsonl ..)"
@@ -145,8 +149,10 @@ class DataConfig:
         "gold answers: parsed from their column; verbatim: as they stand there (tests, a rubric "
         "..), for a grader of your own",
     )
-    prompt_format: Literal["auto", "think_answer", "boxed"] = key(
-        "auto", "think_answer: tags; boxed: untouched Instruct models; auto: the set's own, or tags"
+    prompt_format: Literal["auto", "think_answer", "boxed", "characters"] = key(
+        "auto",
+        "think_answer: tags; boxed: untouched Instruct models; characters: one token each, for a "
+        "small model made from scratch; auto: the set's own, or tags",
     )
     closing_text: str | None = key(
         None,
@@ -185,7 +191,7 @@ class GradingConfig:
 
 @dataclass(frozen=True)
 class WarmupConfig:
-    """Supervised warm-up to an intermediate policy (procedural task only)."""
+    """Supervised warm-up to an intermediate policy, for sets that have traces."""
 
     steps: int = key(0, "supervised steps; 0: none", "[0, inf)")
     dir: str | None = key(None, "folder of a finished warm-up to share; null: output.dir/warmup")
@@ -209,8 +215,12 @@ class WarmupConfig:
         "with, given its labels (variant redundant)",
         "[0, 1]",
     )
+    styles: Mapping[str, float] = key(
+        FrozenMap(), "weights of the trace styles, but for the ledger; {}: all alike", "(0, inf)"
+    )
     style: Literal["at_once", "steps"] | None = key(
-        None, "trace style whose accuracy decides when the warm-up ends; null: none does"
+        None,
+        "of the ledger: style whose accuracy decides when the warm-up ends; null: none does",
     )
     style_level: int = key(4, "level of the problems on which warmup.style is measured", "[1, 5]")
     style_accuracy: tuple[float, ...] = key(

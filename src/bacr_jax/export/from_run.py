@@ -16,6 +16,7 @@ from bacr_jax.prompts.formats import PromptFormat, eos_ids, format_for
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.prompts.told import budget_words
+from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.runs.open import choose_step, read_config, read_params
 from bacr_jax.runs.setup import model_shape
 
@@ -41,10 +42,8 @@ def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
 
 def _tokenizer(config: Config, base: Path | None) -> tuple[Any, Any]:
     """The tokenizer of a run, and what `policy_folder.save_policy` is to write of it."""
-    if config.data.train == "ledger":
-        from bacr_jax.questions.ledger import ledger_tokenizer
-
-        tokenizer = ledger_tokenizer()
+    tokenizer = own_tokenizer(config.data)
+    if tokenizer is not None:
         return tokenizer, tokenizer
     folder = config.model.tokenizer or base
     return load_tokenizer(folder, where="model.tokenizer"), config.model.tokenizer

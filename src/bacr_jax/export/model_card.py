@@ -10,6 +10,7 @@ import yaml
 
 from bacr_jax import __version__, documents
 from bacr_jax.config import Config
+from bacr_jax.config.derived import mixture
 from bacr_jax.documents import read_lines
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.prompts.formats import PromptFormat
@@ -111,10 +112,11 @@ def _trained_on(about: Exported) -> Iterator[str]:
     warm = f", {config.warmup.steps} or more supervised steps" if config.warmup.steps else ""
     yield f"* Started from {base}{warm}."
     questions = config.rollout.questions
+    sets = [name.partition("?")[0] for _, name in mixture(config.data.train)]
     yield (
         f"* Method `{config.method}`, {about.step} steps of {questions} questions x "
         f"{config.rollout.group_size} traces, seed {config.seed}, on the questions of "
-        f"`{config.data.train.partition(':')[0]}` (training split)."
+        f"`{', '.join(sets)}` (training split)."
     )
     told = {
         "embedding": "by an embedding",

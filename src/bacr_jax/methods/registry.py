@@ -5,13 +5,12 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
+from bacr_jax.config.own_code import guarded, module_of_file
 from bacr_jax.errors import UserError
 from bacr_jax.methods.method import Method
 from bacr_jax.methods.published import departures, redefinitions
@@ -87,7 +86,7 @@ def make_method(config: Config) -> Method:
             f"method: {name!r} has no function make(config); write one that returns a Method"
         )
     ours = name in built_in_methods()
-    method = make(config) if ours else _guarded(name, "make(config)", lambda: make(config))
+    method = make(config) if ours else guarded("method", name, "make(config)", lambda: make(config))
     if not isinstance(method, Method):
         raise UserError(
             f"method: make(config) of {name!r} returned {type(method).__name__}, "
@@ -123,47 +122,14 @@ def _name_problems(name: str) -> Iterator[str]:
 
 def _module(name: str) -> Any:
     """The module of a method."""
-    if name.endswith(".py"):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"method: no file {name!r}; write the path of a Python file")
-        spec = importlib.util.spec_from_file_location(f"bacr_method_{path.stem}", path.resolve())
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        run = spec.loader.exec_module
-        load: Callable[[], Any] = lambda: run(module) or module
-    else:
-        known = built_in_methods()
-        path_of = f"bacr_jax.methods.{name}" if name in known else name
-        load = lambda: importlib.import_module(path_of)
+    path_of = f"bacr_jax.methods.{name}" if name in built_in_methods() else name
     try:
-        return _guarded(name, "the import", load)
+        if name.endswith(".py"):
+            return module_of_file("method", name)
+        return guarded("method", name, "the import", lambda: importlib.import_module(path_of))
     except (ImportError, SyntaxError) as error:
         raise UserError(
             f"method: can't import {name!r} ({error}); write one of "
             f"{', '.join(built_in_methods())}, or the path of a Python file with a function "
             "make(config)"
         ) from None
-
-
-def _guarded(name: str, what: str, call: Callable[[], Any]) -> Any:
-    """The result of somebody's code, or one line that says where it stumbled.
-
-    Raises:
-      ImportError, SyntaxError: its own.
-      UserError: it raised something else, or tried to end the process.
-    """
-    try:
-        return call()
-    except (ImportError, SyntaxError, UserError):
-        raise
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if Path(frame.filename).name == Path(name).name]
-        last = [*frames, *theirs][-1]
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(
-            f"method: {what} of {name!r} raised {type(error).__name__}: {reason} "
-            f"({Path(last.filename).name}, line {last.lineno}); fix the file"
-        ) from error

@@ -27,8 +27,9 @@ from bacr_jax.prompts.tokenizers import answer_text
 from bacr_jax.prompts.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.questions import splits
 from bacr_jax.questions.groups import check_levels
-from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.loaders import is_made, load_questions
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.questions.source import RULES
 from bacr_jax.types import Branches, Prompts
 
 
@@ -87,8 +88,8 @@ class Environment:
     Attributes:
       vocab_size: rows of the embedding.
       holdout: questions of the training set that are not trained on, each text once.
-      graders: verifiers by the relative tolerance of numbers.
-      tolerance: the tolerance in use: the training set's, except after `graded_like`.
+      graders: verifiers by what a set is graded by (`QuestionSet.graded_by`).
+      graded_by: the one in use: the training set's, except after `graded_like`.
     """
 
     tokenizer: Any
@@ -98,8 +99,8 @@ class Environment:
     train: Questions
     holdout: Questions
     eval: dict[str, Questions]
-    graders: dict[float, Any]
-    tolerance: float = 0.0
+    graders: dict[tuple[str, float], Any]
+    graded_by: tuple[str, float] = (RULES, 0.0)
 
     @property
     def grader(self) -> Any:
@@ -109,11 +110,11 @@ class Environment:
 
     @property
     def _own_grader(self) -> Any:
-        return self.graders[self.tolerance]
+        return self.graders[self.graded_by]
 
     def graded_like(self, questions: Questions) -> "Environment":
-        """This environment with the grader for a set's own tolerance of numbers."""
-        return dataclasses.replace(self, tolerance=questions.set.relative_tolerance)
+        """This environment with the grader of a set."""
+        return dataclasses.replace(self, graded_by=questions.set.graded_by)
 
     @property
     def longest_prompt(self) -> int:
@@ -129,7 +130,7 @@ class Environment:
 
     def exactly_graded(self) -> "Environment":
         """This environment with the grader of procedural tasks, whatever the run's is."""
-        exact = {tolerance: ExactGrader() for tolerance in self.graders}
+        exact = {graded_by: ExactGrader() for graded_by in self.graders}
         return dataclasses.replace(self, graders=exact)
 
     def check_verifier(self) -> None:
@@ -241,7 +242,7 @@ def _encoded(
     return Questions(questions.without(dropped, reason), encoded, told)
 
 
-def load_training_texts(spec: str, config: Config) -> QuestionSet:
+def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSet:
     """A training set to look for near-duplicates in; its difficulty groups mean nothing.
 
     UserError: unknown data, or nothing usable in it.
@@ -276,7 +277,7 @@ def load_sets(
 
 
 def _load_both(
-    config: Config, tokenizer: Any, style: formats.PromptFormat, procedural: bool
+    config: Config, tokenizer: Any, style: formats.PromptFormat
 ) -> tuple[Questions, Questions, dict[str, Questions]]:
     """Training, held-out and evaluation sets; near-duplicates of training questions are marked.
 
@@ -286,8 +287,8 @@ def _load_both(
     train = load_questions(data.train, data, config.seed, "train")
     check_levels(train.levels, data)
     tests = {spec: load_questions(spec, data, config.seed, "test") for spec in data.eval}
-    if not procedural:  # the ledger's splits share no problem by construction
-        tests = {spec: splits.mark_duplicates(test, train) for spec, test in tests.items()}
+    marked = lambda spec, test: test if is_made(spec) else splits.mark_duplicates(test, train)
+    tests = {spec: marked(spec, test) for spec, test in tests.items()}
     encode = lambda questions: _encoded(config, tokenizer, questions, style)
     return *_split(config, encode(train), train), {s: encode(test) for s, test in tests.items()}
 
@@ -302,7 +303,7 @@ def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Ques
     if selection_set(config) == HOLDOUT and not len(once):
         raise UserError(
             f"eval.holdout={config.eval.holdout}: at most a tenth of the questions is held out, "
-            f"and {config.data.train} has {len(train)}; write a set of data.eval in eval.select, "
+            f"and {train.name} has {len(train)}; write a set of data.eval in eval.select, "
             "or eval.every=null"
         )
     rest = encoded.set.without(out, splits.REASON)
@@ -343,13 +344,11 @@ def build_environment(
       sets: evaluation sets, if only these are wanted: no training question is loaded then.
     """
     style = style or formats.format_for(config)
-    procedural = config.data.train == "ledger"
     if sets is None:
-        train, holdout, tests = _load_both(config, tokenizer, style, procedural)
+        train, holdout, tests = _load_both(config, tokenizer, style)
     else:
         train, tests = next(iter(sets.values())).none(), sets
         holdout = train
-    tolerances = {questions.set.relative_tolerance for questions in (train, *tests.values())}
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -358,6 +357,8 @@ def build_environment(
         train=train,
         holdout=holdout,
         eval=tests,
-        graders=open_graders(config, tolerances, procedural=procedural),
-        tolerance=train.set.relative_tolerance,
+        graders=open_graders(
+            config, [questions.set for questions in (train, holdout, *tests.values())]
+        ),
+        graded_by=train.set.graded_by,
     )

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.config import Config
+from bacr_jax.config.derived import own_tokens
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.chat_template import render
 from bacr_jax.prompts.stop_strings import vocabulary
@@ -97,6 +98,23 @@ FORMATS = {
             unused=("-", "f", "g"),
             budget_close="h",
         ),
+        # A small model of characters. A budget is told after ~, and declared between braces.
+        PromptFormat(
+            name="characters",
+            before="<bos>",
+            think_open="<think>",
+            forced_suffix="</think><answer>",
+            natural_suffix="<answer>",
+            budget_words="~{budget}",
+        ),
+        PromptFormat(
+            name="characters_budget",
+            before="<bos>",
+            think_open="<think>{",
+            forced_suffix="</think><answer>",
+            natural_suffix="<answer>",
+            budget_close="}",
+        ),
         # SelfBudgeter (arXiv 2505.11274): the response opens with the budget it wants. Its solution
         # is what is thinking elsewhere; the answer is asked for as of every other method.
         PromptFormat(
@@ -151,13 +169,13 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
     Methods whose responses open with a budget have a form of their own; all others share one.
     UserError: data.closing_text does not fit the format.
     """
-    ledger = config.data.train.partition(":")[0] == "ledger"
+    tokens = own_tokens(config.data)
     if declares_budget:
-        name = "ledger_budget" if ledger else "budget_solution"
-    elif config.data.prompt_format != "auto":
-        name = config.data.prompt_format
+        name = f"{tokens}_budget" if tokens else "budget_solution"
+    elif tokens or config.data.prompt_format == "auto":
+        name = tokens or "think_answer"
     else:
-        name = "ledger" if ledger else "think_answer"
+        name = config.data.prompt_format
     return with_closing_text(FORMATS[name], config.data.closing_text)
 
 
@@ -174,7 +192,7 @@ def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
     found = f"data.closing_text={text!r}"
     example = f"write for instance {style.forced_suffix!r}"
     if not style.chat:
-        raise UserError(f"{found}: the ledger has its own tokens; write null")
+        raise UserError(f"{found}: a model of characters has its own tokens; write null")
     if style.think_close and text.count(style.think_close) != 1:
         raise UserError(
             f"{found}: must hold {style.think_close!r} once, which closes the thinking in the "

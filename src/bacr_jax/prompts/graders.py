@@ -8,11 +8,22 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_grading import STRICT, ExactGrader, Grader, Verdict, VerifierGrader, load_verifier
+from bacr_grading import (
+    STRICT,
+    ExactGrader,
+    Grader,
+    Verdict,
+    Verifier,
+    VerifierGrader,
+    load_verifier,
+)
 from bacr_grading.grader import Texts, check_request
 from bacr_grading.pooled import PooledGrader
+from bacr_grading.verifier import packed
 from bacr_jax.config import Config
 from bacr_jax.parallel import processes
+from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.questions.source import EXACT, RULES, Row, Source
 from bacr_jax.types import Branches, Trunks
 
 
@@ -110,13 +121,12 @@ _REASONS = {
 }
 
 
-def open_graders(
-    config: Config, tolerances: Iterable[float], *, procedural: bool
-) -> dict[float, Any]:
-    """Graders by relative tolerance of numbers; a verifier of one's own is the same for all.
+def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str, float], Any]:
+    """Graders of sets by what they are graded by; a verifier of one's own is the same for all.
 
-    `procedural`: answers have one spelling. UserError: the verifier's file can't be read.
+    UserError: the file of a verifier or source can't be read.
     """
+    kinds = {questions.graded_by for questions in sets}
     limits = config.grading
     workers: dict[str, Any] = {
         "workers": limits.workers,
@@ -125,10 +135,31 @@ def open_graders(
     }
     if config.grader is not None:
         verifier = load_verifier(config.grader)
-        return dict.fromkeys(tolerances, VerifierGrader(verifier, batch=limits.batch, **workers))
-    if procedural:
-        return {tolerance: ExactGrader() for tolerance in tolerances}
-    return {tolerance: Grader(relative_tolerance=tolerance, **workers) for tolerance in tolerances}
+        return dict.fromkeys(kinds, VerifierGrader(verifier, batch=limits.batch, **workers))
+
+    def grader(score: str, tolerance: float) -> Any:
+        if score == EXACT:
+            return ExactGrader()
+        if score == RULES:
+            return Grader(relative_tolerance=tolerance, **workers)
+        asked = [both for found in sets if found.score == score for both in found.rows]
+        return VerifierGrader(_scorer(score, asked[0][0].whole), rows=_packed(asked), **workers)
+
+    return {kind: grader(*kind) for kind in kinds}
+
+
+def _scorer(file: str, whole: bool) -> Verifier:
+    """The verifier that asks a source's `score(answer, row)`."""
+    verifier = load_verifier(f"{file}:score")
+    return dataclasses.replace(verifier, of_rows=True, whole=whole)
+
+
+def _packed(asked: Iterable[tuple[Source, Row]]) -> dict[tuple[str, str], str]:
+    """Rows for the workers, by what a grader is given of them: the question and its answer."""
+    return {
+        (source.render(row), row.answer or ""): packed(dataclasses.asdict(row))
+        for source, row in asked
+    }
 
 
 def failures(grader: Any, before: Mapping[str, int]) -> Iterator[str]:

@@ -18,12 +18,13 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.derived import own_tokens
 from bacr_jax.errors import UserError
 from bacr_jax.questions.sources import SOURCES
 
 if TYPE_CHECKING:
-    from bacr_jax.questions.ledger import Split
     from bacr_jax.questions.question_set import QuestionSet
+    from bacr_jax.questions.source import Split
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
@@ -176,12 +177,13 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     return f"prompt tokens ({name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
 
 
-def _tokenizer(spec: str, folder: str | None) -> Any:
+def _tokenizer(config: Config, folder: str | None) -> Any:
     from bacr_jax.prompts.tokenizers import load_tokenizer
-    from bacr_jax.questions.ledger import ledger_tokenizer
+    from bacr_jax.questions.loaders import own_tokenizer
 
-    if spec.partition(":")[0] == "ledger":
-        return ledger_tokenizer()
+    own = own_tokenizer(config.data)
+    if own is not None:
+        return own
     return None if folder is None else load_tokenizer(folder, where="--tokenizer")
 
 
@@ -200,7 +202,7 @@ def _config(options: argparse.Namespace) -> Config:
         config_io.check(config)
         return config
     data = dataclasses.replace(config.data, train=spec, eval=(spec,))
-    if spec.partition(":")[0] != "ledger":
+    if own_tokens(data) is None:
         folder = options.tokenizer or config.model.tokenizer or config.model.path
         model = dataclasses.replace(config.model, tokenizer=folder or "none")
         config = dataclasses.replace(config, model=model)
@@ -228,7 +230,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     if options.against:
         against = load_questions(options.against, config.data, config.seed, "train")
     folder = options.tokenizer or (_folder(config) if options.config else None)
-    tokenizer = _tokenizer(options.inspect, folder)
+    tokenizer = _tokenizer(config, folder)
     if options.show_prompts is not None:
         from bacr_jax.methods.registry import declares_budget
         from bacr_jax.prompts.formats import format_for

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from bacr_jax import documents
 from bacr_jax.config import DataConfig
-from bacr_jax.config.values import shown
+from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
 NUM_LEVELS = 5
@@ -38,7 +38,7 @@ def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
     """UserError: groups by level are asked for, and no level of the training set is known (0)."""
     if data.groups == "level" and data.num_groups > 1 and not np.any(levels):
         raise UserError(
-            f"data.groups=level: {data.train} has no levels; write data.num_groups=1, or "
+            f"data.groups=level: {written(data.train)} has no levels; write data.num_groups=1, or "
             "data.groups=solve_rate with data.labels"
         )
 

@@ -2,23 +2,26 @@
 
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from bacr_jax.config import DataConfig
+from bacr_jax.config.derived import mixture, own_tokens
+from bacr_jax.config.own_code import guarded, module_of_file
 from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger, math_sets
-from bacr_jax.questions.groups import groups_from_levels
+from bacr_jax.questions.characters import LONGEST, VOCABULARY, CharacterTokenizer
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.questions.source import EXACT, RULES, Row, Source, Split, question_of, question_set
+from bacr_tasks import gym
 
 # Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
 LEDGER_TEST_SIZE = 2000
 
-Loader = Callable[[str, DataConfig, int, ledger.Split], QuestionSet]
 
-
-def _load_ledger(path: str, config: DataConfig, seed: int, split: ledger.Split) -> QuestionSet:
+def _ledger(path: str, config: DataConfig, seed: int) -> Source:
     if path:
         raise UserError(f"data: found 'ledger:{path}'; write ledger (it is made, not read)")
     if config.groups != "level":
@@ -27,52 +30,153 @@ def _load_ledger(path: str, config: DataConfig, seed: int, split: ledger.Split) 
             "solve rates; write level"
         )
     settings = config.ledger
-    size = settings.train_size if split == "train" else LEDGER_TEST_SIZE
-    if size < 1:
-        raise UserError(f"data.ledger.train_size: found {size}; write 1 or more")
-    every = tuple(range(1, ledger.MAX_LEVEL + 1))
-    problems = ledger.make_problems(
-        seed,
-        size,
-        max_operand=settings.max_operand,
-        levels=settings.train_levels if split == "train" else every,
-        split=split,
+
+    def questions(split: Split) -> list[Row]:
+        size = settings.train_size if split == "train" else LEDGER_TEST_SIZE
+        if size < 1:
+            raise UserError(f"data.ledger.train_size: found {size}; write 1 or more")
+        every = tuple(range(1, ledger.MAX_LEVEL + 1))
+        problems = ledger.make_problems(
+            seed,
+            size,
+            max_operand=settings.max_operand,
+            levels=settings.train_levels if split == "train" else every,
+            split=split,
+        )
+        return [
+            Row(f"ledger-{split}-{index}", problem.question, problem.answer, {}, problem.level)
+            for index, problem in enumerate(problems)
+        ]
+
+    def trace(row: Row, style: Any) -> str:
+        assert row.answer is not None
+        problem = ledger.Problem(row.question, row.answer, row.level)
+        return ledger.render(problem, style, np.random.default_rng(0))
+
+    styles = ("at_once", "steps", "redo")
+    return Source("ledger", questions, score=EXACT, trace=trace, styles=styles)
+
+
+def _refused(call: Callable[[], Any]) -> Any:
+    """What a package beside the library gives; its refusals are ours."""
+    try:
+        return call()
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _gym(path: str, config: DataConfig, seed: int) -> Source:
+    del seed  # near seeds would be the same items shifted
+    made = _refused(lambda: gym.source(path, short=config.prompt_format == "characters"))
+    questions = made.questions
+    made.questions = lambda split: _refused(lambda: questions(split))
+    return _source_of(made, f"gym:{path.partition('?')[0]}", made.SCORE, whole=True)
+
+
+def _table(name: str, path: str, config: DataConfig, seed: int) -> Source:
+    del seed
+    return math_sets.table_source(name, path, config)
+
+
+def sources() -> dict[str, Callable[[str, DataConfig, int], Source]]:
+    """What can stand before the colon of data.train and data.eval."""
+    tables = (*math_sets.LAYOUTS, *math_sets.TABLES)
+    made = {"ledger": _ledger, "gym": _gym}
+    return {**made, **{name: functools.partial(_table, name) for name in tables}}
+
+
+def own_source(spec: str) -> Source:
+    """The source of a Python file: `questions(split)`, and perhaps render, score, trace, STYLES.
+
+    UserError: it can't be loaded, has no `questions`, or a function of it stumbles.
+    """
+    try:
+        module = module_of_file("data", spec)
+    except (ImportError, SyntaxError) as error:
+        raise UserError(f"data: can't import {spec!r} ({error}); fix the file") from None
+    if not callable(getattr(module, "questions", None)):
+        raise UserError(f"data: {spec!r} has no function questions(split); write one")
+    if hasattr(module, "trace") and not getattr(module, "STYLES", ()):
+        raise UserError(f"data: {spec!r} has trace, but no STYLES; write them, short to long")
+    name = module.__name__.removeprefix("bacr_data_")
+    return _source_of(module, name, spec if hasattr(module, "score") else RULES)
+
+
+def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> Source:
+    """The source of an object with the functions of one."""
+    call = lambda function: (
+        lambda *given: guarded("data", name, function, lambda: getattr(module, function)(*given))
     )
-    levels = np.array([problem.level for problem in problems], np.int32)
-    return QuestionSet(
-        name="ledger",
-        questions=[problem.question for problem in problems],
-        answers=[problem.answer for problem in problems],
-        levels=levels,
-        groups=groups_from_levels(levels, num_groups=config.num_groups),
-        ids=[f"ledger-{split}-{index}" for index in range(size)],
+    return Source(
+        name,
+        lambda split: _as_rows(call("questions")(split), f"{name}-{split}", name),
+        render=call("render") if hasattr(module, "render") else question_of,
+        score=score,
+        whole=whole,
+        trace=call("trace") if hasattr(module, "trace") else None,
+        styles=tuple(getattr(module, "STYLES", ())),
     )
 
 
-def _load_table(
-    name: str, path: str, config: DataConfig, seed: int, split: ledger.Split
-) -> QuestionSet:
-    return math_sets.load_table(name, path, config, split)
+def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
+    """Rows of mappings: question, and perhaps id, answer, metadata, level."""
+    rows = []
+    for index, row in enumerate(found):
+        fields: dict[str, Any] = {"id": f"{prefix}-{index}", "answer": None}
+        fields |= row if isinstance(row, Mapping) else {"question": None}
+        try:
+            made = Row(**fields)
+        except TypeError:
+            made = None
+        texts = (made.question, made.id, made.answer or "") if made else (None,)
+        if made is None or not all(isinstance(text, str) for text in texts):
+            raise UserError(
+                f"data: row {index} of {spec!r} is {row!r:.60}; write a mapping with the text "
+                "question, and perhaps the texts id and answer, metadata (a mapping), level (1-5)"
+            )
+        rows.append(made)
+    return rows
 
 
-# What can stand before the colon of data.train and data.eval.
-LOADERS: dict[str, Loader] = {
-    "ledger": _load_ledger,
-    **{
-        name: functools.partial(_load_table, name)
-        for name in (*math_sets.LAYOUTS, *math_sets.TABLES)
-    },
-}
+def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> Source:
+    """The source that NAME, NAME:PATH or FILE.py stands for.
 
-
-def load_questions(spec: str, config: DataConfig, seed: int, split: ledger.Split) -> QuestionSet:
-    """Reads or makes the set NAME or NAME:PATH; the seed is that of sets that are made.
-
-    UserError: an unknown name, or whatever the loader finds wrong.
+    UserError: an unknown name, or whatever the source finds wrong.
     """
     name, _, path = spec.partition(":")
-    if name not in LOADERS:
-        near = difflib.get_close_matches(name, LOADERS, n=1, cutoff=0.0)
-        key = "data.train" if split == "train" else "data.eval"
+    if spec.endswith(".py"):
+        return own_source(spec)
+    known = sources()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise UserError(f"{key}: found {spec!r}; the nearest known name is {near[0]!r}")
-    return LOADERS[name](path, config, seed, split)
+    return known[name](path, config, seed)
+
+
+def load_questions(
+    spec: str | Sequence[str], config: DataConfig, seed: int, split: Split
+) -> QuestionSet:
+    """Reads or makes a set, or several with weights (`2*gym:gcd`) as one.
+
+    Args:
+      seed: of the ledger's problems.
+
+    Raises:
+      UserError: an unknown name, or whatever a source finds wrong.
+    """
+    key = "data.train" if split == "train" else "data.eval"
+    parts = [(w, open_source(name, config, seed, key)) for w, name in mixture(spec)]
+    return question_set(parts, config, split)
+
+
+def is_made(spec: str | Sequence[str]) -> bool:
+    """Whether its splits share no question by construction."""
+    return all(name.partition(":")[0] in ("ledger", "gym") for _, name in mixture(spec))
+
+
+def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:
+    """The tokenizer of a model made from scratch on this data; None: a folder has it."""
+    tokens = own_tokens(data)
+    if tokens == "ledger":
+        return ledger.ledger_tokenizer()
+    return CharacterTokenizer(VOCABULARY, longest=LONGEST) if tokens else None

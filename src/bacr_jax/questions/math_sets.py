@@ -7,23 +7,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
-from jaxtyping import Int
+from typing import Any
 
 from bacr_grading import parse_reference
 from bacr_grading.extract import last_box
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError, printable
-from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
-from bacr_jax.questions.question_set import LeftOut, QuestionSet
+from bacr_jax.questions import source
+from bacr_jax.questions.source import Source, Split
 from bacr_jax.questions.sources import SOURCES
 from bacr_jax.questions.tables import NotThere, Row, columns, read_rows
-
-# Reasons to leave a row out.
-NO_QUESTION = "no question"
-NO_GOLD = "no answer that could be graded"
 
 # Columns that hold a worked solution: only a box or a "####" line in them is an answer.
 SOLUTIONS = ("solution", "Solution")
@@ -83,22 +76,35 @@ LAYOUTS = {
 TABLES = ("jsonl", "json", "csv", "parquet")
 
 
-def load_table(
-    name: str, path: str, config: DataConfig, split: Literal["train", "test"]
-) -> QuestionSet:
-    """Reads a set from a file, a folder or the hub; rows without a usable answer are left out.
+def table_source(name: str, path: str, config: DataConfig) -> Source:
+    """The set of a file, a folder or the hub.
+
+    Answers are as `parse_reference` reads them, or as they stand in their column
+    (data.answers=verbatim). `questions` raises UserError for nothing readable there, a missing
+    column, or no usable row.
 
     Args:
       name: a key of `LAYOUTS`, or one of `TABLES`.
 
-    Returns:
-      The set. Answers are as `parse_reference` reads them, or as they stand in their column
-      (data.answers=verbatim).
+    Raises:
+      UserError: no path.
     """
-    where = f"{name}:{path}"
     if not path:
         raise UserError(f"{name}: found no path; write {name}:PATH")
     layout = _layout(name, config)
+    return Source(
+        name=name,
+        questions=lambda split: _rows_of(name, path, layout, config, split),
+        relative_tolerance=layout.relative_tolerance,
+        note=layout.note,
+    )
+
+
+def _rows_of(
+    name: str, path: str, layout: Layout, config: DataConfig, split: Split
+) -> list[source.Row]:
+    """Every row of a table; without a question or an answer where there is no usable one."""
+    where = f"{name}:{path}"
     try:
         rows = read_rows(
             path, base=config.dir, split=split, any_split=layout.any_split, where=where
@@ -112,37 +118,25 @@ def load_table(
     if not answers:
         _column(present, layout.answer, where, "answer", name)
     ids = _ids(rows, [column for column in layout.id if column in present], f"{name}-{split}")
-    texts = [_text(row.get(question)) for row in rows]
     read = _verbatim if config.answers == "verbatim" else _gold
-    references = [read(row, answers) for row in rows]
-    usable = [bool(text and gold) for text, gold in zip(texts, references, strict=True)]
-    kept = [i for i, good in enumerate(usable) if good]
-    left_out = tuple(
-        LeftOut(ids[i], NO_GOLD if texts[i] else NO_QUESTION)
-        for i, good in enumerate(usable)
-        if not good
-    )
-    if not kept:
-        counts = Counter(row.reason for row in left_out).items()
-        reasons = ", ".join(f"{count:,} with {reason}" for reason, count in counts)
+    found = [
+        source.Row(
+            ids[i],
+            _text(row.get(question)),
+            read(row, answers),
+            {"subject": _one_line(_first(row, layout.subject) or "")},
+            _level(_first(row, layout.level)),
+        )
+        for i, row in enumerate(rows)
+    ]
+    if not any(row.question and row.answer for row in found):
+        bad = Counter(source.NO_GOLD if row.question else source.NO_QUESTION for row in found)
+        reasons = ", ".join(f"{count:,} with {reason}" for reason, count in bad.items())
         raise UserError(
             f"{where}: none of its {len(rows):,} rows can be used ({reasons}, columns {question!r} "
             f"and {' or '.join(map(repr, answers))}); write a set with answers"
         )
-    levels = np.array([_level(_first(rows[i], layout.level)) for i in kept], np.int32)
-    chosen = [ids[i] for i in kept]
-    return QuestionSet(
-        name=name,
-        questions=[texts[i] for i in kept],
-        answers=[references[i] for i in kept],
-        levels=levels,
-        groups=_groups(levels, chosen, config, split),
-        ids=chosen,
-        subjects=[_one_line(_first(rows[i], layout.subject) or "") for i in kept],
-        left_out=left_out,
-        relative_tolerance=layout.relative_tolerance,
-        note=layout.note,
-    )
+    return found
 
 
 def how_to_get(spec: str, folder: str) -> str:
@@ -238,17 +232,3 @@ def _ids(rows: Sequence[Row], names: Sequence[str], prefix: str) -> list[str]:
         if len(own) == len(rows) == len(set(own)):
             return own
     return [f"{prefix}-{index}" for index in range(len(rows))]
-
-
-def _groups(
-    levels: Int[np.ndarray, "n"], ids: list[str], config: DataConfig, split: str
-) -> Int[np.ndarray, "n"]:
-    """Groups of the training questions; of test questions, only their levels are known."""
-    if config.groups == "solve_rate" and split == "train":
-        if config.labels is None:
-            raise UserError(
-                "data.groups=solve_rate: data.labels is null; write the file of measured rates"
-            )
-        rates = read_solve_rates(config.labels, ids)
-        return groups_from_solve_rate(rates, num_groups=config.num_groups)
-    return groups_from_levels(levels, num_groups=min(config.num_groups, 5))

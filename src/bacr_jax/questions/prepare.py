@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 from bacr_jax import documents
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
-from bacr_jax.questions.math_sets import LAYOUTS, load_table
+from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.math_sets import LAYOUTS
 from bacr_jax.questions.sources import SOURCES, Source, fingerprint
 from bacr_jax.questions.tables import HUB, SUFFIXES, Row, read_rows
 
@@ -102,7 +103,7 @@ def _described(
     path: Path, name: str, source: Source, split: Split, rows: int
 ) -> tuple[dict[str, Any], str]:
     """What the record says of a written file, and what a person is told of its fingerprint."""
-    questions = load_table(name, str(path.resolve()), DataConfig(), split)
+    questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
     digest, expected = fingerprint(questions.questions, questions.answers), None
     expected = source.fingerprints.get(split)
     known = "" if expected is None else ", of the known texts"

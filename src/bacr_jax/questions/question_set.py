@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-_PER_QUESTION = ("questions", "answers", "levels", "groups", "ids", "subjects", "duplicates")
+_PER_QUESTION = (
+    *("questions", "answers", "levels", "groups", "ids", "subjects", "rows", "duplicates"),
+)
 # Identifiers named in a summary; the set itself keeps all.
 _SHOWN = 3
 
@@ -32,9 +34,12 @@ class QuestionSet:
       groups: difficulty group, 0 (easy) .. K - 1.
       ids: identifiers, unique in the set.
       subjects: field or course, "" where the source gives none.
+      rows: (source, row) of each question, as `questions.source` has them; None where a set is
+        made without.
       duplicates: true for a near-duplicate of a question of `compared_with`.
       compared_with: training set in which near-duplicates were looked for; empty: in none.
       relative_tolerance: largest relative error of a numeric answer; 0: exact.
+      score: what scores its answers, see `questions.source.Source`.
       note: what a reader of its results should know.
     """
 
@@ -45,21 +50,30 @@ class QuestionSet:
     groups: Int[np.ndarray, "n"]
     ids: list[str]
     subjects: list[str] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     duplicates: Bool[np.ndarray, "n"] = field(default_factory=lambda: np.zeros(0, bool))
     compared_with: str = ""
     left_out: tuple[LeftOut, ...] = ()
     relative_tolerance: float = 0.0
+    score: str = "rules"
     note: str = ""
 
     def __post_init__(self) -> None:
         size = len(self.questions)
         if not self.subjects:
             object.__setattr__(self, "subjects", [""] * size)
+        if not self.rows:
+            object.__setattr__(self, "rows", [None] * size)
         if not len(self.duplicates):
             object.__setattr__(self, "duplicates", np.zeros(size, bool))
         sizes = {len(getattr(self, name)) for name in _PER_QUESTION}
         if len(sizes) != 1:
             raise ValueError(f"fields of different lengths: {sorted(sizes)}")
+
+    @property
+    def graded_by(self) -> tuple[str, float]:
+        """What its grader depends on: sets that have this in common have one grader."""
+        return self.score, self.relative_tolerance
 
     def __len__(self) -> int:
         """Number of questions."""

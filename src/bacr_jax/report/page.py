@@ -7,6 +7,7 @@ from typing import Any
 
 from bacr_jax import documents
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import mixture
 from bacr_jax.documents import write_atomically
 from bacr_jax.errors import UserError, printable
 from bacr_jax.evaluation.folder import finished_evaluations
@@ -27,6 +28,7 @@ from bacr_jax.report.table import (
     NONE,
     Table,
     comparison,
+    set_title,
     set_titles,
     title_without,
     without_near_duplicates,
@@ -66,7 +68,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("state", f"{state}, {steps:,} steps"),
         ("method", run.method),
         ("model", model),
-        ("trained on", set_titles([config.data.train])[config.data.train]),
+        ("trained on", ", ".join(set_title(name) for _, name in mixture(config.data.train))),
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),
         ("seed", str(config.seed)),
     ]

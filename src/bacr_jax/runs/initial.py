@@ -30,6 +30,14 @@ def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
     return with_adapters(key, policy, with_budget_module(key, policy, params))
 
 
+def plain_params(policy: Policy, path: str) -> Params:
+    """The plain model of a Hugging Face folder, fp32, to be trained as a whole."""
+    mesh = policy.learner.mesh
+    where = None if mesh is None else parallel.sharding_of(mesh)
+    _, params = load_policy(path, dtype=jnp.float32, sharding_of=where)
+    return {name: leaf for name, leaf in params.items() if name != "budget"}
+
+
 def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
     """The parameters with low-rank adapters on a base in its own type, if the policy has any."""
     settings, shape = policy.adapter, policy.learner.model

@@ -169,10 +169,11 @@ class SavedPolicy:
 
     def tokenizer(self) -> Any:
         """The tokenizer that it was trained with; UserError: its folder holds none."""
-        if self.step is not None and self.config.data.train == "ledger":
-            from bacr_jax.questions.ledger import ledger_tokenizer
+        from bacr_jax.questions.loaders import own_tokenizer
 
-            return ledger_tokenizer()
+        own = own_tokenizer(self.config.data) if self.step is not None else None
+        if own is not None:
+            return own
         folder = self.config.model.tokenizer or self.config.model.path
         return tokenizers.load_tokenizer(folder, where="model.tokenizer")
 

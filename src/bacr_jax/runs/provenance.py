@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.questions.question_set import QuestionSet
 
@@ -72,8 +73,8 @@ def check_same_questions(
     advice = "restore the file, or write another output.dir"
     if then["data_fingerprint"] != now["data_fingerprint"]:
         raise UserError(
-            f"data.train={config.data.train}: its questions are not those that the run in {run} "
-            f"was trained on; {advice}"
+            f"data.train={written(config.data.train)}: its questions are not those that the run in "
+            f"{run} was trained on; {advice}"
         )
     before, here = then["evaluated_fingerprints"], now["evaluated_fingerprints"]
     for name in sorted({*before, *here}):

@@ -23,15 +23,17 @@ from bacr_jax.prompts.environment import Environment, build_environment
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions import ledger
+from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.rollout import Listeners, Rows, Sampler, generate, sampling_params
 from bacr_jax.runs import checkpoint, initial, setup
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.ledger_warmup import styled_prompts, warm_up
 from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state
-from bacr_jax.types import Poll
+from bacr_jax.training.trace_lessons import TraceLessons
+from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
+from bacr_jax.types import Poll, Prompts
 
 
 class _Left(Exception):
@@ -182,8 +184,8 @@ def open_inputs(config: Config) -> Inputs:
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:
     """The tokenizer of a run and the number of embedding rows its model needs."""
-    if config.data.train == "ledger":
-        own = ledger.ledger_tokenizer()
+    own = own_tokenizer(config.data)
+    if own is not None:
         return own, len(own)
     folder = config.model.tokenizer or config.model.path
     tokenizer = load_tokenizer(folder, where="model.tokenizer")
@@ -268,6 +270,25 @@ def _warmed_up(
         if poll is not None:
             poll()
 
+    largest = config.budget.max
+    batches, styles = ledger_batches(config), tuple[str, ...]()
+    opened = lambda style: styled_prompts(
+        # The long style must be right where it matters most.
+        environment.train,
+        style,
+        ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level,
+        largest,
+    )
+    accuracy_of = lambda params: _accuracy(run, environment, params, key, poll)
+    style_accuracy_of = lambda params, style: _style_accuracy(
+        run, environment, params, *opened(style), key, poll
+    )
+    if config.data.train != "ledger":
+        lessons = TraceLessons(config, environment)
+        batches, styles = lessons.batch, lessons.styles
+        opened = lambda style: lessons.opened(style, largest)
+        accuracy_of = lambda params: style_accuracy_of(params, styles[-1])
+
     with (
         progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
         phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
@@ -277,10 +298,10 @@ def _warmed_up(
             config,
             run.policy,
             place,
-            accuracy_of=lambda params: _accuracy(run, environment, params, key, poll),
-            style_accuracy_of=lambda params, style: _style_accuracy(
-                run, environment, params, style, key, poll
-            ),
+            batches=batches,
+            styles=styles,
+            accuracy_of=accuracy_of,
+            style_accuracy_of=style_accuracy_of,
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             poll=poll_and_begin,
         )
@@ -312,16 +333,13 @@ def _style_accuracy(
     run: Run,
     environment: Environment,
     params: Params,
-    style: ledger.Style,
+    prompts: Prompts,
+    references: list[str],
     key: jax.Array,
     poll: Poll,
 ) -> float:
-    """Greedy accuracy of a trace style, on the level it is measured on."""
-    # The long style must be right where it matters most.
-    level = ledger.MAX_LEVEL if style == "steps" else run.config.warmup.style_level
-    largest = run.config.budget.max
-    prompts, references = styled_prompts(environment.train, style, level, largest)
-    budgets = np.full(len(references), largest, np.int32)
+    """Greedy accuracy on prompts that already hold a trace's first token."""
+    budgets = np.full(len(references), run.config.budget.max, np.int32)
     rollout = generate(
         run.policy.plain_decode_params(params),
         prompts,

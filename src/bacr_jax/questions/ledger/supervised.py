@@ -108,7 +108,7 @@ def _kinds(stage: Stage) -> dict[str, np.ndarray]:
     return {name: np.array(column) for name, column in zip(names, zip(*rows))}
 
 
-def _bucket(seed: int, step: int, probabilities: np.ndarray) -> int:
+def bucket_of_step(seed: int, step: int, probabilities: np.ndarray) -> int:
     """The bucket of a step: multiples of the golden ratio, which cover [0, 1) evenly.
 
     Independent draws would let the shares of styles and levels wander by a fifth for hundreds of
@@ -197,7 +197,7 @@ def warmup_batch(
     kinds = _kinds(stage)
     rows_in = batch_tokens // widths
     per_bucket = np.bincount(kinds["bucket"], kinds["probability"], len(BUCKETS)) / rows_in
-    bucket = _bucket(seed, step, per_bucket / per_bucket.sum())
+    bucket = bucket_of_step(seed, step, per_bucket / per_bucket.sum())
     here = np.flatnonzero(kinds["bucket"] == bucket)
     count = int(rows_in[bucket])
     weights = kinds["probability"][here]

@@ -10,7 +10,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions import ledger
-from bacr_jax.training import ledger_warmup as warmup
+from bacr_jax.training import warmup
 from methods_world import load
 
 TRADEOFF = (

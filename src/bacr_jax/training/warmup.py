@@ -1,4 +1,4 @@
-"""The supervised warm-up of the ledger: from random weights to a policy that can do it, at length.
+"""The supervised warm-up: from random weights to a policy that can do the task, at length.
 
 The finished weights lie in a folder of their own, with the settings that made
 them, so that several methods can start from the same policy. An unfinished warm-up lies there too:
@@ -25,13 +25,13 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from bacr_jax import documents
 from bacr_jax.config import Config, derived
@@ -47,11 +47,15 @@ from bacr_jax.prompts.environment import Questions
 from bacr_jax.questions import ledger
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import WarmupPaths, lock_folder
+from bacr_jax.runs.initial import plain_params
 from bacr_jax.runs.setup import Policy
 from bacr_jax.types import Poll, Prompts
 
 Params = dict[str, Any]
 
+
+# Tokens and loss mask of a step, counted from 0; true: with more of the short style.
+Batches = Callable[[int, bool], tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]]
 
 # Shape of the rate, found by trial: 50 steps up, constant, linear over the last 35 % down to 3 %.
 RISE, FALL_SHARE, FINAL_FRACTION = 50, 0.35, 0.03
@@ -76,6 +80,7 @@ class WarmUp:
     """
 
     config: Config
+    batches: Batches
     spec: LearnerSpec
     tx: Any
     params: Params
@@ -124,22 +129,12 @@ class WarmUp:
         return self.journal[self.measurements - 1]
 
     def advance(self, steps: int, rate: Callable[[int], float], *, practice: bool = False) -> None:
-        """`steps` steps at rate(0), rate(1), ..., on `ledger.PRACTICE` if told to."""
-        settings, task = self.config.warmup, self.config.data.ledger
+        """`steps` steps at rate(0), rate(1), ..., with more of the short style if told to."""
         for i in range(steps):
             if self.step < self.done:
                 self.step += 1
                 continue
-            tokens, loss_mask = ledger.warmup_batch(
-                self.config.seed,
-                self.step,
-                settings.steps,
-                variant=task.variant,
-                batch_tokens=settings.batch_tokens,
-                max_operand=task.max_operand,
-                told=told_budgets(self.config),
-                practice=practice,
-            )
+            tokens, loss_mask = self.batches(self.step, practice)
             self.params, self.opt_state, loss = supervised_step(
                 self.params,
                 self.opt_state,
@@ -157,6 +152,21 @@ class WarmUp:
                 self.save()
             if self.poll is not None:
                 self.poll()
+
+
+def ledger_batches(config: Config) -> Batches:
+    """The batches of the ledger's own curriculum."""
+    settings, task, told = config.warmup, config.data.ledger, told_budgets(config)
+    return lambda step, practice: ledger.warmup_batch(
+        config.seed,
+        step,
+        settings.steps,
+        variant=task.variant,
+        batch_tokens=settings.batch_tokens,
+        max_operand=task.max_operand,
+        told=told,
+        practice=practice,
+    )
 
 
 def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
@@ -185,10 +195,18 @@ def styled_prompts(
       Prompts of at most `STYLE_PROBLEMS` problems, and their answers.
     """
     index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
-    prompts = questions.at(index, np.full_like(index, budget))
     # A line of steps starts with its label, the other style with the start digit, which stands
     # after <bos> in the prompt.
-    first = ledger.ID["a"] if style == "steps" else np.asarray(prompts.tokens)[:, 1]
+    digits = np.asarray(questions.take(index).tokens)[:, 1]
+    first = np.full_like(digits, ledger.ID["a"]) if style == "steps" else digits
+    return opened_prompts(questions, index, first, budget)
+
+
+def opened_prompts(
+    questions: Questions, index: Int[np.ndarray, "n"], first: Int[np.ndarray, "n"], budget: int
+) -> tuple[Prompts, list[str]]:
+    """Prompts that already hold the first token of a trace, told a budget; and their answers."""
+    prompts = questions.at(index, np.full_like(index, budget))
     tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, 1)))
     tokens[np.arange(len(index)), np.asarray(prompts.lengths)] = first
     lengths: Any = np.asarray(prompts.lengths) + 1
@@ -245,7 +263,7 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
 
 def has_short_style(config: Config) -> bool:
     """Whether the warm-up teaches useless lines, and so a shorter style without them."""
-    return config.data.ledger.variant == "redundant"
+    return config.data.train == "ledger" and config.data.ledger.variant == "redundant"
 
 
 def _not_reached(run: WarmUp, found: dict[str, float]) -> str:
@@ -315,14 +333,18 @@ def until_style(
 
 def warmup_fingerprint(config: Config) -> str:
     """Identifies the warm-up that a config asks for."""
+    if config.data.train == "ledger":
+        task: tuple[str, ...] = (
+            "data.ledger.variant",
+            "data.ledger.max_operand",
+            "data.ledger.train_size",
+        )
+    else:
+        names = ("train", "dir", "prompt_format", "max_prompt_tokens", "question_column")
+        task = (*(f"data.{name}" for name in names), "eval.holdout")
     settings = config_io.fingerprint(
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
-        "seed",
-        "model",
-        "data.ledger.variant",
-        "data.ledger.max_operand",
-        "data.ledger.train_size",
-        "warmup",
+        *("seed", "model", *task, "warmup"),
     )
     told = told_budgets(config)
     if told is None:
@@ -335,8 +357,10 @@ def warm_up(
     policy: Policy,
     folder: Path,
     *,
+    batches: Batches,
+    styles: Sequence[str] = (),
     accuracy_of: Callable[[Params], float],
-    style_accuracy_of: Callable[[Params, ledger.Style], float],
+    style_accuracy_of: Callable[[Params, Any], float],
     on_progress: Callable[[int, int, float], None] | None = None,
     poll: Poll = None,
 ) -> Params:
@@ -344,6 +368,8 @@ def warm_up(
 
     Args:
       policy: settings of the policy; the warm-up trains the plain model inside it.
+      batches: what it is trained on.
+      styles: trace styles whose accuracy is noted at the end.
       accuracy_of: greedy accuracy of given weights at the largest budget.
       style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
         any other: on `warmup.style_level`); asked with `warmup.style` only.
@@ -358,10 +384,11 @@ def warm_up(
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
     random = lambda: qwen2.init(key, spec.model)
+    path = config.model.path
     paths = WarmupPaths(folder)
     if paths.identity.exists():
         return _read(config, paths, policy.blank(random))
-    params = policy.make(random)
+    params = policy.make(random) if path is None else plain_params(policy, path)
     if processes.is_first():
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -370,13 +397,16 @@ def warm_up(
         saved = Checkpoints(paths.progress(warmup_fingerprint(config)), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
-        run = WarmUp(config, spec, tx, params, opt_state, on_progress, poll, saved)
+        run = WarmUp(config, batches, spec, tx, params, opt_state, on_progress, poll, saved)
         run.resume()
         try:
             if config.warmup.style is not None:
                 measured = until_style(run, style_accuracy_of)
             else:
                 measured = until_accurate(run, accuracy_of)
+            for style in styles:
+                accuracy = run.measured(lambda: style_accuracy_of(run.params, style))  # noqa: B023
+                measured[f"{style}_accuracy"] = accuracy
         except Preempted:
             run.save()
             raise
@@ -391,7 +421,7 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     identity = _identity(paths.identity)
     if identity.get("fingerprint") != warmup_fingerprint(config):
         raise UserError(
-            f"{paths.path}: holds a warm-up with other settings (seed, model, data.ledger, warmup "
+            f"{paths.path}: holds a warm-up with other settings (seed, model, data, warmup "
             "or the budgets told in words differ); write another warmup.dir"
         )
     checkpoints = Checkpoints(paths.weights, keep=1)

@@ -1,0 +1,50 @@
+"""Files of one's own that a config names: loaded and called, and refused in one line."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.errors import UserError
+
+
+def module_of_file(key: str, name: str) -> Any:
+    """The module of a Python file; `key` names the config's key that names it.
+
+    Raises:
+      UserError: there is no such file.
+      ImportError, SyntaxError: its own, as by `guarded`.
+    """
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"{key}: no file {name!r}; write the path of a Python file")
+    spec = importlib.util.spec_from_file_location(f"bacr_{key}_{path.stem}", path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    run = spec.loader.exec_module
+    return guarded(key, name, "the import", lambda: run(module) or module)
+
+
+def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
+    """The result of somebody's code, or one line that says where it stumbled.
+
+    Raises:
+      ImportError, SyntaxError: its own.
+      UserError: it raised something else, or tried to end the process.
+    """
+    try:
+        return call()
+    except (ImportError, SyntaxError, UserError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if Path(frame.filename).name == Path(name).name]
+        last = [*frames, *theirs][-1]
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"{key}: {what} of {name!r} raised {type(error).__name__}: {reason} "
+            f"({Path(last.filename).name}, line {last.lineno}); fix the file"
+        ) from error

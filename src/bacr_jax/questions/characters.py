@@ -1,0 +1,94 @@
+"""Tokenizers of one token a character, for small models made from scratch."""
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+TAGS = ("<pad>", "<bos>", "<think>", "</think>", "<answer>", "</answer>")
+# Printable ASCII, and the letters of Latin-1.
+VOCABULARY = (*TAGS, *map(chr, range(0x20, 0x7F)), *map(chr, range(0xC0, 0x100)))
+LONGEST = 4096
+
+
+class CharacterTokenizer:
+    """One token for each character or tag.
+
+    What a run and a question need is said by its Rust part alone, since importing transformers
+    takes a second or more; whatever else is asked of it, transformers' own object says.
+    """
+
+    bos_token, eos_token, pad_token = "<bos>", "</answer>", "<pad>"
+    bos_token_id, eos_token_id, pad_token_id = map(TAGS.index, (bos_token, eos_token, pad_token))
+    # A run asks whether there is one.
+    chat_template = None
+
+    def __init__(self, vocabulary: Sequence[str], *, longest: int) -> None:
+        """Makes the Rust part, as transformers would.
+
+        Args:
+          vocabulary: `TAGS`, then characters.
+          longest: tokens of a text, for those who want to know.
+        """
+        self._vocabulary, self._longest = vocabulary, longest
+        self.backend_tokenizer = _rust_tokenizer(vocabulary)
+        # The end token is a tag, and there already.
+        self.backend_tokenizer.add_special_tokens([self.bos_token, self.pad_token])
+
+    @functools.cached_property
+    def whole(self) -> "PreTrainedTokenizerFast":
+        """The same tokenizer in Hugging Face form."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(
+            tokenizer_object=_rust_tokenizer(self._vocabulary),
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            pad_token=self.pad_token,
+            model_max_length=self._longest,
+        )
+
+    @property
+    def added_tokens_decoder(self) -> "dict[int, AddedToken]":
+        """Tags and special tokens by their ids."""
+        return self.backend_tokenizer.get_added_tokens_decoder()
+
+    def __len__(self) -> int:
+        """Number of ids."""
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def __call__(self, text: str | list[str], **options: Any) -> Any:
+        """Ids of a text or of several, as of a Hugging Face tokenizer."""
+        if not options.keys() <= _PLAIN:
+            return self.whole(text, **options)
+        texts = [text] if isinstance(text, str) else text
+        encoded = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        rows: dict[str, list[Any]] = {"input_ids": [row.ids for row in encoded]}
+        if options.get("return_offsets_mapping"):
+            rows["offset_mapping"] = [row.offsets for row in encoded]
+        return {name: row[0] for name, row in rows.items()} if isinstance(text, str) else rows
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is transformers'."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
+# Options under which ids and offsets are all that comes back.
+_PLAIN = {"add_special_tokens", "return_offsets_mapping", "verbose"}
+
+
+def _rust_tokenizer(vocabulary: Sequence[str]) -> "Tokenizer":
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    # Tags are atoms but not "special": decoding that skips special tokens must keep them.
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS[2:]])
+    return tokenizer

@@ -1,0 +1,141 @@
+"""A supervised warm-up on the traces of any source that has them, in a mixture of styles."""
+
+import difflib
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.formats import encode_text
+from bacr_jax.questions.ledger.supervised import CUT_SHARE, bucket_of_step
+from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, told_budgets
+from bacr_jax.types import NO_BUDGET, Prompts
+
+# The first steps teach the longest style alone: it is learned sooner without the others.
+LONGEST_ALONE = 0.3
+# Number of the random stream.
+_STREAM = 5
+# Batches have one of four widths, so that few shapes are compiled and little is padding.
+_QUANTILES, _MULTIPLE = (0.25, 0.5, 0.75, 1.0), 8
+
+
+class TraceLessons:
+    """Batches of a training set's traces; a batch is a function of the seed and the step alone.
+
+    An example is prompt, trace, suffix and answer. A tenth of them end their trace early, at any
+    token, and are answered all the same: the model learns to answer when its thinking is cut.
+    """
+
+    def __init__(self, config: Config, environment: Environment):
+        """Writes and tokenises every trace.
+
+        Raises:
+          UserError: a set without traces, a style it has not, or too small a batch.
+        """
+        self._config, self._told = config, told_budgets(config)
+        self._questions, tokenizer = environment.train, environment.tokenizer
+        asked, form = self._questions.set, environment.style
+        self.styles, self._weights = _styles(config, asked)
+        ids = lambda texts: tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        break_before, _, _ = form.forced_suffix.partition(form.think_close)
+        self._traces = [
+            ids([_trace(both, style) + break_before + form.think_close for both in asked.rows])
+            for style in self.styles
+        ]
+        blank = "\n" if form.natural_suffix.endswith("\n") else ""
+        self._answers = ids([f"{answer}{blank}{form.answer_close}" for answer in asked.answers])
+        suffixes = (form.natural_suffix, form.forced_suffix)
+        self._suffixes = [encode_text(tokenizer, text).tolist() for text in suffixes]
+        around = np.array([len(answer) for answer in self._answers]) + len(self._suffixes[1])
+        prompts = np.asarray(self._questions.prompts.lengths)
+        traces = np.array([[len(trace) for trace in row] for row in self._traces])
+        lengths = prompts + traces + around
+        widths = np.quantile(lengths, _QUANTILES, method="higher")
+        self._widths = np.unique(-(-widths.astype(int) // _MULTIPLE) * _MULTIPLE)
+        self._bucket = np.searchsorted(self._widths, lengths)
+        self._more = self._questions.told.rest if self._questions.told is not None else 0
+        longest, given = int(self._widths[-1]) + self._more, config.warmup.batch_tokens
+        if given < longest:
+            raise UserError(
+                f"warmup.batch_tokens: found {given}; write {longest} or more, the longest example"
+            )
+
+    def batch(
+        self, step: int, practice: bool = False
+    ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
+        """Tokens of a step, and which of them are learned."""
+        del practice  # no style is useless work
+        settings = self._config.warmup
+        rng = np.random.default_rng([self._config.seed, _STREAM, step])
+        weights = self._weights.copy()
+        if step < LONGEST_ALONE * settings.steps:
+            weights[:-1] = 0.0
+        rows_in = settings.batch_tokens // (self._widths + self._more)
+        each = np.broadcast_to(weights[:, None], self._bucket.shape).ravel()
+        bucket_of = self._bucket.ravel()
+        shares = np.bincount(bucket_of, each, len(self._widths)) / rows_in
+        bucket = bucket_of_step(self._config.seed, step, shares / shares.sum())
+        here = np.flatnonzero(bucket_of == bucket)
+        count = int(rows_in[bucket])
+        chosen = here[rng.choice(len(here), size=count, p=each[here] / each[here].sum())]
+        style, row = np.divmod(chosen, self._bucket.shape[1])
+        return self._written(style, row, int(self._widths[bucket]) + self._more, rng)
+
+    def _written(
+        self,
+        style: Int[np.ndarray, "B"],
+        row: Int[np.ndarray, "B"],
+        width: int,
+        rng: np.random.Generator,
+    ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
+        budgets = np.full(len(row), NO_BUDGET)
+        if self._told is not None:
+            budgets = rng.choice(self._told, size=len(row))
+        prompts = self._questions.at(row, budgets)
+        cut, share = rng.random(len(row)) < CUT_SHARE, rng.random(len(row))
+        tokens = np.zeros((len(row), width), np.int32)
+        learned = np.zeros((len(row), width), bool)
+        for i, (s, r) in enumerate(zip(style, row)):
+            begin, trace = int(prompts.lengths[i]), self._traces[s][r]
+            kept = trace[: int(share[i] * (len(trace) - 1))] if cut[i] else trace
+            suffix, answer = self._suffixes[int(cut[i])], self._answers[r]
+            said = begin + len(kept)
+            end = said + len(suffix) + len(answer)
+            tokens[i, :begin] = prompts.tokens[i, :begin]
+            tokens[i, begin:end] = [*kept, *suffix, *answer]
+            # The suffix is forced on the model.
+            learned[i, begin:said] = learned[i, end - len(answer) : end] = True
+        return tokens, learned
+
+    def opened(self, style: str, budget: int) -> tuple[Prompts, list[str]]:
+        """Training prompts that already hold the first token of a style, and their answers."""
+        index = np.arange(min(STYLE_PROBLEMS, len(self._questions)))
+        traces = self._traces[self.styles.index(style)]
+        first = np.array([traces[i][0] for i in index], np.int32)
+        return opened_prompts(self._questions, index, first, budget)
+
+
+def _styles(config: Config, asked: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
+    """Styles that are taught, from short to long, and their weights."""
+    source, _ = asked.rows[0]
+    if source.trace is None:
+        raise UserError(f"warmup.steps={config.warmup.steps}: {asked.name} has no traces; write 0")
+    wanted = config.warmup.styles or dict.fromkeys(source.styles, 1.0)
+    for style in wanted:
+        if style not in source.styles:
+            near = difflib.get_close_matches(style, source.styles, n=1, cutoff=0.0)[0]
+            raise UserError(f"warmup.styles: {asked.name} has no style {style!r}; write {near}")
+    taught = tuple(style for style in source.styles if style in wanted)
+    return taught, np.array([wanted[style] for style in taught])
+
+
+def _trace(both: Any, style: str) -> str:
+    source, row = both
+    text = source.trace(row, style)
+    if not isinstance(text, str) or not text:
+        raise UserError(f"{source.name}: trace of {row.id} in the style {style} is no text")
+    return text

@@ -1,0 +1,7 @@
+"""Tasks that others wrote, behind the protocol of question sources: no JAX, nothing of ours.
+
+Each module makes what a source file of one's own is: an object with `questions(split)`, rows as
+mappings, and perhaps `render(row)`, `trace(row, style)`, `STYLES`; `SCORE` is the file whose
+`score(answer, row)` is asked, in processes that can be killed. What can't be is a ValueError of one
+line.
+"""

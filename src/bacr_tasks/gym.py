@@ -1,0 +1,186 @@
+"""reasoning-gym's generators: `gym:NAME?field=value&field=value`, any of them and of its fields.
+
+Item i of a generator is drawn from Random(seed + i), so that two seeds near each other are the same
+items, shifted. All splits therefore have one seed: test items are those from index 0 on, training
+items those from `TRAIN_START` on, and an item whose question another split owns, by a hash of its
+text, is passed over. So a generator of few different items holds out a quarter of them as well.
+"""
+
+import difflib
+import hashlib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import yaml
+
+from bacr_tasks.gym_traces import SHORT, STYLES, in_words
+
+Split = Literal["train", "test"]
+SEED = 0
+# Items of a split where `size` says nothing; test items are all different.
+SIZES = {"train": 8192, "test": 500}
+TRAIN_START = 1 << 24
+# Test questions among all, in 256ths.
+TEST_SHARE = 64
+# Items looked at for one that is taken, before a set stays smaller.
+MOST_TRIES = 16
+NUM_LEVELS = 5
+SCORER = str(Path(__file__).with_name("gym_score.py"))
+
+
+def source(spec: str, *, short: bool) -> SimpleNamespace:
+    """The source that `gym:` and this name.
+
+    Args:
+      short: prompts are what the question is about, without its English (`gym_traces.SHORT`).
+
+    Raises:
+      ValueError: no reasoning-gym, no such generator or field, a value it can't have, or no short
+        form.
+    """
+    where = f"gym:{spec}"
+    generators = _generators(where)
+    name, _, query = spec.partition("?")
+    if name not in generators:
+        near = difflib.get_close_matches(name, generators, n=1, cutoff=0.0)
+        raise ValueError(f"{where}: no generator {name!r}; the nearest is {near[0]!r}")
+    form = SHORT.get(name)
+    if short and form is None:
+        raise ValueError(
+            f"{where}: data.prompt_format=characters has short prompts for {', '.join(SHORT)}; "
+            "write one of these, or another prompt format and model.path"
+        )
+    dataset_class, config_class = generators[name]
+    fields = _fields(where, query, config_class)
+    try:
+        dataset = dataset_class(config_class(**{"seed": SEED, **fields}))
+    # Their checks are assertions, and fields that contradict each other fail as they may.
+    except Exception as error:
+        raise ValueError(f"{where}: {error or type(error).__name__}; write other fields") from None
+
+    def questions(split: Split) -> list[dict[str, Any]]:
+        rows = []
+        for index, item in _items(where, dataset, split, fields.get("size", SIZES[split])):
+            metadata = {**item["metadata"], "reasoning_gym": (name, fields)}
+            answer = item["answer"]
+            if short and form is not None and form.answer is not None:
+                answer = form.answer(metadata)
+            level, id = level_of(metadata), f"{name}-{split}-{index}"
+            made = (id, item["question"], answer, metadata, level)
+            rows.append(dict(zip(("id", "question", "answer", "metadata", "level"), made)))
+        return rows
+
+    found = SimpleNamespace(questions=questions, SCORE=SCORER)
+    if short and form is not None:
+        found.render = form.prompt
+    if form is not None:
+        found.STYLES = STYLES
+        found.trace = (
+            form.trace if short else lambda row, style: in_words(form.trace(row, style), style)
+        )
+    return found
+
+
+def _generators(where: str) -> Mapping[str, tuple[Any, Any]]:
+    """Classes of data set and config by registered name."""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise ValueError(
+            f"{where}: needs reasoning-gym, which is not installed; write pip install "
+            "bacr_jax[gym], or in a clone pip install -e '.[gym]'"
+        ) from None
+    return dict(reasoning_gym.factory.DATASETS)
+
+
+def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
+    """The fields that are set, with values of their types."""
+    hints, fields = typing.get_type_hints(config_class), {}
+    for part in filter(None, query.split("&")):
+        name, _, text = part.partition("=")
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1, cutoff=0.0)
+            raise ValueError(f"{where}: no field {name!r}; the nearest is {near[0]!r}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        fits, fields[name] = _converted(hints[name], value)
+        if not fits:
+            wanted = getattr(hints[name], "__name__", hints[name])
+            raise ValueError(
+                f"{where}: {name} can't be {value!r:.60}; write a value of type {wanted}"
+            )
+    if not 1 <= fields.get("size", 1) <= TRAIN_START:
+        raise ValueError(f"{where}: size can't be {fields['size']}; write 1 to {TRAIN_START}")
+    return fields
+
+
+def _converted(hint: Any, value: Any) -> tuple[bool, Any]:
+    """Whether a value of YAML is one of a field's type, and it converted."""
+    origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        both = [_converted(member, value) for member in members]
+        return next((found for found in both if found[0]), (False, value))
+    if origin is Literal:
+        return value in members, value
+    if origin in (list, tuple, Sequence):
+        items = (
+            [_converted((*members, Any)[0], item) for item in value]
+            if isinstance(value, list)
+            else []
+        )
+        right = isinstance(value, list) and all(fits for fits, _ in items)
+        return right, (list if origin is list else tuple)(item for _, item in items)
+    if origin is float and type(value) in (int, str):
+        # YAML 1.1 reads 1e-3 as text.
+        try:
+            return True, float(value)
+        except ValueError:
+            return False, value
+    return origin is Any or type(value) is origin, value
+
+
+def _items(
+    where: str, dataset: Any, split: Split, size: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Items of a split by their index; all of the test split are different."""
+    start = 0 if split == "test" else TRAIN_START
+    seen: set[str] = set()
+    for index in range(start, start + MOST_TRIES * size):
+        try:
+            item = dataset[index]
+        except Exception as error:
+            raise ValueError(
+                f"{where}: its item {index} fails ({type(error).__name__}: {error}); write other "
+                "fields"
+            ) from None
+        text = " ".join(item["question"].split())
+        of_test = hashlib.sha256(text.encode()).digest()[0] < TEST_SHARE
+        if of_test != (split == "test") or (of_test and text in seen):
+            continue
+        # Training items are as often alike as the generator makes them.
+        seen.add(text if of_test else str(index))
+        yield index, item
+        if len(seen) == size:
+            return
+
+
+def level_of(metadata: Mapping[str, Any]) -> int:
+    """Where an item lies between its generator's ranges, as a level; 0: it doesn't say.
+
+    The difficulty names ranges, {"num_terms": (2, 6)}; the item has its own value of that name.
+    """
+    shares = []
+    for name, bounds in metadata.get("difficulty", {}).items():
+        ends = bounds if isinstance(bounds, tuple | list) and len(bounds) == 2 else (0, 0)
+        numbers = [x for x in (metadata.get(name), *ends) if isinstance(x, int | float)]
+        if len(numbers) == 3 and ends[0] < ends[1]:
+            shares.append((numbers[0] - ends[0]) / (ends[1] - ends[0]))
+    if not shares:
+        return 0
+    return 1 + min(max(int(NUM_LEVELS * sum(shares) / len(shares)), 0), NUM_LEVELS - 1)

@@ -1,0 +1,138 @@
+"""One way in for all questions: rows, mixtures by weight, files of one's own."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.config import Config, DataConfig
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.graders import open_graders
+from bacr_jax.questions.loaders import load_questions, open_source
+from bacr_jax.questions.source import BEYOND, Row, Source, question_set
+
+DATA = DataConfig(num_groups=1)
+OWN = """
+STYLES = ("at_once", "steps")
+
+def questions(split):
+    first = 0 if split == "train" else 100
+    for n in range(first, first + 10):
+        yield {"question": f"double {n}", "answer": str(2 * n), "metadata": {"n": n}, "level": 2}
+
+def render(row):
+    return f"2 x {row.metadata['n']} ="
+
+def score(answer, row):
+    if answer == "hang":
+        while True:
+            pass
+    return 1.0 if answer == row.answer else 0.5 * (int(answer) % 2 == 0)
+
+def trace(row, style):
+    n = row.metadata["n"]
+    return str(2 * n) if style == "at_once" else f"{n} + {n} = {2 * n}"
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "doubles.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_a_file_of_ones_own_is_a_set(own):
+    train, test = (load_questions(own, DATA, 0, split) for split in ("train", "test"))
+    assert train.questions[3] == "2 x 3 =" and train.answers[3] == "6"
+    assert train.ids[3] == "doubles-train-3" and set(train.levels) == {2}
+    assert set(train.questions).isdisjoint(test.questions)
+    source, row = test.rows[0]
+    assert source.trace(row, "steps") == "100 + 100 = 200" and source.styles == ("at_once", "steps")
+
+
+def test_its_score_is_asked_in_workers_that_can_be_killed(own):
+    questions = load_questions(own, DATA, 0, "train").take([1, 2, 3, 4])
+    grader = open_graders(Config(), [questions])[questions.graded_by]
+    grader._pool._deadline = 1.0
+    with grader:
+        texts = [f"<answer>{text}</answer>" for text in ("2", "8", "hang", "x")]
+        found = grader.grade(texts, questions.answers, questions=questions.questions)
+        counts = grader.counters()
+    assert [verdict.correct for verdict in found] == [1.0, 0.5, 0.0, 0.0]
+    assert (counts["failed_late"], counts["failed_raised"]) == (1, 1)
+    assert counts["score_percent"] == 150
+
+
+@pytest.mark.parametrize(
+    ("source", "fragment"),
+    [
+        ("x = 1", "has no function questions(split); write one"),
+        (
+            "def questions(split):\n    raise KeyError('n')",
+            "raised KeyError: 'n' (doubles.py, line 2)",
+        ),
+        ("def questions(split):\n    return [{'answer': '1'}]", "row 0 of 'doubles' is"),
+        ("def questions(split):\n    return [{'question': 1}]", "a mapping with the text question"),
+        ("def questions(split):\n    return []", "doubles: found no question"),
+        (OWN.replace("STYLES =", "OTHER ="), "has trace, but no STYLES"),
+        ("def questions(", "can't import"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, source, fragment):
+    path = tmp_path / "doubles.py"
+    path.write_text(source)
+    with pytest.raises(UserError) as error:
+        load_questions(str(path), DATA, 0, "train")
+    assert fragment in str(error.value) and str(error.value).isprintable()
+
+
+def test_the_file_on_its_page_works(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    section = page.split("## A source of your own\n")[1]
+    path = tmp_path / "mine.py"
+    path.write_text(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1])
+    questions = load_questions(str(path), DATA, 0, "test").take([0])
+    assert questions.questions == ["What is 400 squared? Write digits only."]
+    source, row = questions.rows[0]
+    assert source.trace(row, "steps") == "400 x 400 = 160000"
+    with open_graders(Config(), [questions])[questions.graded_by] as grader:
+        texts, asked = ["<answer>160,000</answer>"], questions.questions
+        assert grader.grade(texts, questions.answers, questions=asked)[0].correct == 1.0
+
+
+def rows(name, count, answer="1"):
+    return Source(
+        name, lambda split: [Row(f"{name}{i}", f"{name} {i}?", answer) for i in range(count)]
+    )
+
+
+def test_a_mixture_holds_of_each_set_what_its_weight_allows():
+    mixed = question_set([(2.0, rows("a", 10)), (1.0, rows("b", 40))], DATA, "train")
+    assert mixed.subjects.count("a") == 10 and mixed.subjects.count("b") == 5
+    assert len(set(mixed.ids)) == 15 and mixed.name == "a + b"
+    # Evenly spaced, and the others are accounted for.
+    assert [text for text in mixed.questions if text[0] == "b"] == [f"b {8 * i}?" for i in range(5)]
+    assert [row.reason for row in mixed.left_out] == [BEYOND] * 35
+
+
+def test_a_list_mixes_sets_with_weights(tmp_path):
+    for name in "ab":
+        lines = [json.dumps({"question": f"{name}{i}", "answer": "1"}) for i in range(6)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    spec = [f"jsonl:{tmp_path}/a.jsonl", f"0.5*jsonl:{tmp_path}/b.jsonl"]
+    mixed = load_questions(spec, DATA, 0, "train")
+    assert sorted(q[0] for q in mixed.questions) == ["a"] * 6 + ["b"] * 3
+
+
+def test_sets_that_are_scored_in_different_ways_are_not_mixed(own):
+    with pytest.raises(UserError, match="doubles and a are scored in different ways"):
+        question_set([(1.0, open_source(own, DATA, 0)), (1.0, rows("a", 3))], DATA, "train")
+
+
+def test_the_ledger_stands_behind_the_same_protocol():
+    found = load_questions("ledger", DATA, 0, "test").take([0])
+    (source, row), answer = found.rows[0], found.answers[0]
+    assert source.render(row) == row.question == found.questions[0]
+    assert all(source.trace(row, style).endswith(f"={answer}") for style in source.styles)

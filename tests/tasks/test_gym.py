@@ -1,0 +1,154 @@
+"""reasoning-gym's generators as a source: specs, splits, levels, scores."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from bacr_jax.config import Config, DataConfig
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.graders import open_graders
+from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.splits import identity
+from bacr_tasks import gym
+
+SHORT = DataConfig(prompt_format="characters")
+# Small spaces of items, which their index ranges alone would not keep apart.
+FEW = ("chain_sum?max_terms=2&max_digits=1", "count_bits?max_n=255", "gcd?max_value=12")
+
+# Generators of reasoning-gym 0.1.25 with something that docs/data.md says of them.
+NEEDS_MORE = {"composite"}
+WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+TAKES_ANYTHING = {"game_of_life_halting"}
+RAISES = {"prime_factorization"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "fragment"),
+    [
+        ("chian_sum", "no generator 'chian_sum'; the nearest is 'chain_sum'"),
+        ("chain_sum?min_term=2", "no field 'min_term'; the nearest is 'min_terms'"),
+        ("chain_sum?min_terms=two", "min_terms can't be 'two'; write a value of type int"),
+        ("chain_sum?min_terms=5&max_terms=2", "max_terms must be >= min_terms; write other fields"),
+        ("chain_sum?allow_negation=1", "allow_negation can't be 1; write a value of type bool"),
+        ("chain_sum?size=0", "size can't be 0; write 1 to"),
+        ("chain_sum?size", "size can't be None; write a value of type int"),
+        ("aiw", "data.prompt_format=characters has short prompts for path_star"),
+    ],
+)
+def test_what_can_not_be_made_is_refused_in_one_line(spec, fragment):
+    with pytest.raises(UserError) as error:
+        load_questions(f"gym:{spec}", SHORT, 0, "train")
+    assert fragment in str(error.value) and str(error.value).startswith("gym:")
+    assert str(error.value).isprintable()
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(UserError, match=r"needs reasoning-gym.*bacr_jax\[gym\]"):
+        load_questions("gym:chain_sum", SHORT, 0, "train")
+
+
+@pytest.mark.parametrize("spec", ["chain_sum", "letter_counting", *FEW])
+def test_no_item_is_in_two_splits_whatever_the_seeds(spec):
+    more = "&" if "?" in spec else "?"
+    made = [f"gym:{spec}{more}size=300&seed={seed}" for seed in (0, 1, 299)]
+    texts = lambda split: {
+        identity(text) for one in made for text in load_questions(one, SHORT, 0, split).questions
+    }
+    train, test = texts("train"), texts("test")
+    assert train and test and train.isdisjoint(test)
+
+
+def test_test_items_are_all_different_and_training_items_come_as_they_are_made():
+    test = load_questions(f"gym:{FEW[0]}", SHORT, 0, "test")
+    train = load_questions(f"gym:{FEW[0]}&size=1000", SHORT, 0, "train")
+    assert len(test) == len(set(test.questions)) < 100
+    # 200 sums of two digits, a quarter of them held out.
+    assert len(train) == 1000 and 100 < len(set(train.questions)) < 200
+
+
+def test_a_set_does_not_depend_on_the_runs_seed():
+    sets = [load_questions("gym:chain_sum?size=20", SHORT, seed, "train") for seed in (0, 1)]
+    assert sets[0].questions == sets[1].questions and len(set(sets[0].ids)) == 20
+
+
+def test_levels_say_where_an_item_lies_between_its_generators_ranges():
+    found = load_questions("gym:chain_sum?min_terms=2&max_terms=4&max_digits=1", SHORT, 0, "test")
+    terms = [1 + question.count("+") + question.count("-") for question in found.questions]
+    assert dict(zip(terms, found.levels.tolist())) == {2: 1, 3: 3, 4: 5}
+    assert set(load_questions("gym:circuit_logic?size=9", SHORT, 0, "test").levels) == {0}
+
+
+def test_a_big_model_reads_the_generators_own_question():
+    plain = load_questions("gym:gcd?size=5", DataConfig(), 0, "test")
+    short = load_questions("gym:gcd?size=5", SHORT, 0, "test")
+    assert all(text.startswith("Find the Greatest Common Divisor") for text in plain.questions)
+    assert plain.ids == short.ids and all("," in text for text in short.questions)
+
+
+def graded(spec, answers_of, config=SHORT):
+    """Verdicts on answers to a set of ten questions, and the grader's counters."""
+    questions = load_questions(spec, config, 0, "test")
+    whole = dataclasses.replace(Config(), data=config)
+    grader = open_graders(whole, [questions])[questions.graded_by]
+    with grader:
+        texts = [f"<answer>{answers_of(gold)}</answer>" for gold in questions.answers]
+        asked = {"questions": questions.questions}
+        return grader.grade(texts, questions.answers, **asked), grader.counters()
+
+
+def test_the_generators_scorer_decides_and_only_all_of_it_counts():
+    spec = "gym:chain_sum?min_terms=2&max_terms=3&size=10"
+    right, _ = graded(spec, lambda gold: f"{gold}.00")
+    assert [v.correct for v in right] == [True] * 10
+    # A tolerant scorer gives an answer that holds the right one a part of the score.
+    partly, counts = graded("gym:letter_counting?size=10", lambda gold: f"it is {gold}")
+    assert [v.correct for v in partly] == [False] * 10
+    assert counts["partly_correct"] == 10 and 0 < counts["score_percent"] < 500
+
+
+def test_a_scorer_that_raises_is_counted():
+    verdicts, counts = graded(
+        "gym:prime_factorization?size=10", lambda gold: "none", config=DataConfig()
+    )
+    assert {v.path for v in verdicts} == {"failed"} and counts["failed_raised"] == 10
+
+
+def score_of(dataset, answer, item):
+    try:
+        return dataset.score_answer(answer, item)
+    except Exception:
+        return "raises"
+
+
+@pytest.mark.slow
+def test_all_generators_but_those_that_the_docs_name():
+    from reasoning_gym.factory import DATASETS
+
+    found = {"without": set(), "anything": set(), "raises": set(), "needs more": set()}
+    for name, (dataset_class, config_class) in sorted(DATASETS.items()):
+        try:
+            source = gym.source(f"{name}?size=20", short=False)
+        except ValueError:
+            found["needs more"].add(name)
+            continue
+        rows = source.questions("test")
+        dataset = dataset_class(config_class(seed=gym.SEED))
+        assert len(rows) == 20 and all(row["question"].strip() for row in rows), name
+        for row in rows:
+            item = {key: row[key] for key in ("question", "answer", "metadata")}
+            if row["answer"] is None:
+                found["without"].add(name)
+            else:
+                assert score_of(dataset, row["answer"].strip(), item) == 1.0, (name, row["id"])
+            wrong = score_of(dataset, "definitely wrong", item)
+            if wrong == "raises":
+                found["raises"].add(name)
+            elif wrong >= 1.0:
+                found["anything"].add(name)
+    assert len(DATASETS) == 106
+    assert found == {
+        "without": WITHOUT_ANSWER, "anything": TAKES_ANYTHING, "raises": RAISES,
+        "needs more": NEEDS_MORE,
+    }  # fmt: skip

@@ -1,0 +1,105 @@
+"""Supervised examples made of any source's traces."""
+
+import numpy as np
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.environment import build_environment
+from bacr_jax.questions.loaders import own_tokenizer
+from bacr_jax.training.trace_lessons import TraceLessons
+from methods_world import load
+
+SUMS = "gym:chain_sum?min_terms=2&max_terms=3&max_digits=1&size=200"
+SETTINGS = (
+    f"data.train={SUMS}", f"data.eval=['{SUMS}']", "data.prompt_format=characters",
+    "warmup.steps=100", "warmup.batch_tokens=2000",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lessons_of(tmp_path_factory):
+    def make(*more):
+        config = load(tmp_path_factory.mktemp("run"), None, *SETTINGS, *more)
+        tokenizer = own_tokenizer(config.data)
+        environment = build_environment(config, tokenizer, len(tokenizer))
+        return TraceLessons(config, environment), tokenizer
+
+    return make
+
+
+def examples(lessons, tokenizer, step):
+    """Text of each row, and the text that is learned of it."""
+    tokens, learned = lessons.batch(step)
+    for row, mask in zip(tokens, learned):
+        yield tokenizer.decode(row).replace("<pad>", ""), tokenizer.decode(row[mask])
+
+
+def test_an_example_is_prompt_trace_and_answer_and_its_prompt_is_not_learned(lessons_of):
+    lessons, tokenizer = lessons_of()
+    cut = whole = 0
+    for text, learned in (e for step in range(40, 60) for e in examples(lessons, tokenizer, step)):
+        prompt, trace, answer = text.replace("</think>", "<think>").split("<think>")
+        expression = prompt.removeprefix("<bos>")
+        answer = answer.removeprefix("<answer>").removesuffix("</answer>")
+        assert int(answer) == eval(expression)
+        if "</think>" in learned:
+            whole += 1
+            assert trace.endswith(f"={answer}")
+            assert learned == f"{trace}</think>{answer}</answer>"
+        else:
+            cut += 1
+            assert learned == f"{trace}{answer}</answer>"
+    assert 0.05 < cut / (cut + whole) < 0.15
+
+
+def test_a_batch_is_a_function_of_the_step(lessons_of):
+    lessons, _ = lessons_of()
+    np.testing.assert_array_equal(lessons.batch(50)[0], lessons_of()[0].batch(50)[0])
+    assert not np.array_equal(
+        lessons.batch(50)[0], lessons.batch(51)[0][: len(lessons.batch(50)[0])]
+    )
+
+
+def styles_in(lessons, tokenizer, steps):
+    marks = {"=": "at_once", ":": "steps", "?": "checks"}
+    found = [
+        marks.get(text.partition("<think>")[2][0])
+        for step in steps
+        for text, _ in examples(lessons, tokenizer, step)
+    ]
+    return {style: found.count(style) for style in marks.values()}
+
+
+def test_the_longest_style_comes_first_and_then_all_by_their_weights(lessons_of):
+    lessons, tokenizer = lessons_of()
+    early = styles_in(lessons, tokenizer, range(20))
+    assert early["checks"] > 0 and early["at_once"] == early["steps"] == 0
+    lessons, tokenizer = lessons_of("warmup.styles={at_once: 3, steps: 1}")
+    late = styles_in(lessons, tokenizer, range(40, 140))
+    assert late["checks"] == 0 and 2.4 < late["at_once"] / late["steps"] < 3.6
+
+
+def test_prompts_tell_the_budget_where_it_is_told_in_words(lessons_of):
+    lessons, tokenizer = lessons_of("conditioning.told=words")
+    told = [text.partition("<think>")[0] for text, _ in examples(lessons, tokenizer, 50)]
+    assert {text.partition("~")[2] for text in told} <= {str(n) for n in range(4, 13)}
+
+
+def test_prompts_of_a_style_hold_its_first_token(lessons_of):
+    lessons, tokenizer = lessons_of()
+    prompts, answers = lessons.opened("steps", 12)
+    texts = [tokenizer.decode(row[:n]) for row, n in zip(prompts.tokens, prompts.lengths)]
+    assert len(answers) == len(texts) > 100 and all(text.endswith("<think>:") for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        (("warmup.styles={step: 1}",), "has no style 'step'; write steps"),
+        (("warmup.batch_tokens=80", "data.train=gym:letter_counting", "data.num_groups=1"),
+         "warmup.batch_tokens: found 80; write"),
+    ],
+)  # fmt: skip
+def test_lessons_that_can_not_be_given_are_refused(lessons_of, settings, fragment):
+    with pytest.raises(UserError, match=fragment):
+        lessons_of(*settings)
