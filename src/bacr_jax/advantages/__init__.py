@@ -24,7 +24,6 @@ from bacr_jax.advantages.group import (
 )
 from bacr_jax.advantages.optimal import (
     effective_traces as effective_traces,
-    optimal_advantage as optimal_advantage,
     optimal_moments as optimal_moments,
     optimal_shift as optimal_shift,
     optimal_slopes as optimal_slopes,

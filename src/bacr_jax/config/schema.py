@@ -211,8 +211,8 @@ class WarmupConfig:
     )
     short_accuracy: float = key(
         0.9,
-        "share of every level's problems whose trace without a redone line the warm-up must end "
-        "with, given its labels (variant redundant)",
+        "share of the short traces (no line redone, labels given) that the policy must write right "
+        "at every level when the warm-up ends (variant redundant)",
         "[0, 1]",
     )
     styles: Mapping[str, float] = key(

@@ -27,8 +27,7 @@ from bacr_jax.rollout.rows import (
     check_streams,
     refuse_broken,
 )
-from bacr_jax.rollout.scheduler import Scheduler
-from bacr_jax.rollout.simulation import positions_needed
+from bacr_jax.rollout.scheduler import Scheduler, positions_needed
 from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
 
 

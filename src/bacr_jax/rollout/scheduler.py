@@ -38,6 +38,22 @@ def smallest_holding(candidates: Sequence[int], count: int) -> int:
     return next(size for size in candidates if size >= count)
 
 
+def positions_needed(
+    prompts: Int[np.ndarray, "n"],
+    sampled: Int[np.ndarray, "n"],
+    limits: Int[np.ndarray, "n"],
+    ended: Bool[np.ndarray, "n"],
+    chunk: int,
+) -> int:
+    """Positions that caches must have for the next chunk.
+
+    Args:
+      limits: most tokens each may sample.
+    """
+    reach = np.minimum(sampled + np.where(ended, 0, chunk), limits)
+    return int((prompts + reach).max())
+
+
 def deal(slots: Int[np.ndarray, "n"], num_slots: int, shards: int) -> Int[np.ndarray, "n"]:
     """Slots in the order in which the longest rows take them: to and fro over the devices.
 

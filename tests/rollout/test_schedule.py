@@ -1,5 +1,8 @@
 """How many keys a rollout reads, and how many of them for nothing."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +12,10 @@ from jax.sharding import AbstractMesh
 from bacr_jax.model.sizes import preset
 from bacr_jax.parallel import AXES
 from bacr_jax.rollout import RolloutSpec
-from bacr_jax.rollout.simulation import simulate
 from rollout_world import make_prompts, make_rules, no_cuts
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "schedule.py"))
+simulate, math_like, on_devices = (SCRIPT[name] for name in ("simulate", "math_like", "on_devices"))
 
 SHAPE = preset("qwen2.5-7b")
 
@@ -56,26 +61,14 @@ def test_every_key_of_every_row_is_counted_once(rows, devices, per_device, windo
     assert 0 <= read.wasted_by_row <= read.wasted_by_window < 1 or read.by_window == 0
 
 
-def math_like():
-    """Prompts as long as MATH's with their instruction, 8 rows each; budgets N(1500, 512)."""
-    rng = np.random.default_rng(0)
-    prompts = np.clip(np.exp(rng.normal(4.75, 0.55, 64)), 40, 1024).astype(int)
-    budgets = rng.normal(1500, 512, 4096)
-    budgets = budgets[(budgets >= 256) & (budgets <= 4096)][:512].astype(int)
-    return np.repeat(prompts, 8), budgets
-
-
 def test_rows_of_math_leave_the_devices_with_equal_work():
     prompts, budgets = math_like()
-    settings = {"max_thinking": 4096, "chunk": 16, "windows": 4, "refill": 0.25}
-    read = simulate(prompts, budgets, budgets, spec=spec(512, 8, **settings), width=1024)
+    read = simulate(prompts, budgets, budgets, spec=on_devices(8), width=1024)
     assert read.device_tokens.max() < 1.01 * read.device_tokens.mean()
     assert read.wasted_by_row < 0.05
     # what windows cost, of all slots until the last row has ended
     assert read.wasted_by_window > 0.75
-    finer = simulate(
-        prompts, budgets, budgets, spec=spec(512, 8, **settings | {"windows": 16}), width=1024
-    )
+    finer = simulate(prompts, budgets, budgets, spec=on_devices(8, windows=16), width=1024)
     assert finer.by_row == read.by_row and finer.by_window < 0.85 * read.by_window
 
 

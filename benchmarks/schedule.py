@@ -1,17 +1,22 @@
-"""The keys that a rollout reads, counted by the scheduler alone: no model, no device.
+"""The keys that a rollout reads, counted by its scheduler alone: no model, no device.
+
+    python benchmarks/schedule.py
 
 A decoding step has to read the keys of its live rows. XLA's attention reads more: the caches' whole
 length for every slot. Attention by rows (`cudnn_decoding`) reads the live keys alone, but devices
 wait for the one that has most of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jax.sharding import AbstractMesh
+from jaxtyping import Int
 
-from bacr_jax.rollout.scheduler import Scheduler, smallest_holding
-from bacr_jax.rollout.spec import RolloutSpec
+from bacr_jax.model.sizes import preset
+from bacr_jax.parallel import AXES
+from bacr_jax.rollout import RolloutSpec
+from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_holding
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,6 @@ class KeysRead:
     def wasted_by_row(self) -> float:
         """Share of the keys that could have been read while devices wait, by rows."""
         return 1.0 - self.live / self.by_row if self.by_row else 0.0
-
-
-def positions_needed(
-    prompts: Int[np.ndarray, "n"],
-    sampled: Int[np.ndarray, "n"],
-    limits: Int[np.ndarray, "n"],
-    ended: Bool[np.ndarray, "n"],
-    chunk: int,
-) -> int:
-    """Positions that caches must have for the next chunk.
-
-    Args:
-      limits: most tokens each may sample.
-    """
-    reach = np.minimum(sampled + np.where(ended, 0, chunk), limits)
-    return int((prompts + reach).max())
 
 
 def _live_keys(
@@ -109,3 +98,50 @@ def simulate(
             ended[at] = sampled[inside] >= thinking[inside]
         scheduler.release(scheduler.ready(ended))
     return KeysRead(steps, live, by_window, by_row, device_tokens)
+
+
+def math_like() -> tuple[Int[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """Prompts as long as MATH's with their instruction, 8 rows each; budgets N(1500, 512)."""
+    rng = np.random.default_rng(0)
+    prompts = np.clip(np.exp(rng.normal(4.75, 0.55, 64)), 40, 1024).astype(int)
+    budgets = rng.normal(1500, 512, 4096)
+    budgets = budgets[(budgets >= 256) & (budgets <= 4096)][:512].astype(int)
+    return np.repeat(prompts, 8), budgets
+
+
+def on_devices(count: int, *, windows: int = 4) -> RolloutSpec:
+    """Rollouts of budgets up to 4,096 over some devices."""
+    mesh = AbstractMesh((1, count, 1), AXES)
+    return RolloutSpec(
+        preset("qwen2.5-7b"),
+        max_thinking=4096,
+        answer_tokens=1,
+        slots=512,
+        chunk=16,
+        windows=windows,
+        refill=0.25,
+        mesh=mesh,
+    )
+
+
+def main() -> None:
+    prompts, budgets = math_like()
+    spec = on_devices(8)
+    for windows in (4, 16):
+        finer = replace(spec, windows=windows)
+        read = simulate(prompts, budgets, budgets, spec=finer, width=1024)
+        print(f"{windows} windows: {read.wasted_by_window:.0%} of the keys read for nothing")
+    print(f"by rows: {read.wasted_by_row:.0%} of the time waited")
+    # What it would be if each device had the next rows of the order.
+    order = np.argsort(-budgets, kind="stable").reshape(8, -1)
+    lengths = np.arange(budgets.max())
+    keys = [
+        ((prompts[rows, None] + lengths + 1) * (lengths < budgets[rows, None])).sum(0)
+        for rows in order
+    ]
+    waited = 1.0 - np.sum(keys) / (8 * np.max(keys, axis=0).sum())
+    print(f"in the order itself: {waited:.0%}")
+
+
+if __name__ == "__main__":
+    main()
