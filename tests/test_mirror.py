@@ -24,8 +24,7 @@ WIRE = "a wire to files, processes or a server, asked from its end"
 DOOR = "a door of a few lines"
 DRAWN = "how a page, table or figure looks, asked of the finished one"
 ELSEWHERE = {
-    ("grading/test_strict.py", PART): "bacr_grading.lead_ins .statement .unit_words",
-    ("grading/test_grader.py", PART): "bacr_grading.pooled",
+    ("grading/test_strict.py", PART): "bacr_grading.statement",
     ("grading/test_verifier.py", WIRE): "bacr_grading.spelling .verifier_worker",
     ("grading/test_main.py", DOOR): "bacr_grading.command",
     ("test_documents.py", WIRE): "bacr_grading.documents",
@@ -60,10 +59,9 @@ ELSEWHERE = {
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths .seconds",
     ("study/test_results.py", DRAWN): (
-        "bacr_study.analyses .drawing .effects .figures .info .items .page .report .tables"
+        "bacr_study.analyses .effects .figures .info .items .page .tables"
     ),
     ("study/test_curves.py", PART): "bacr_study.grid",
-    ("study/test_spec_file.py", RECORD): "bacr_study.spec",
     ("study/test_main.py", WIRE): "bacr_study.work",
     ("study/test_variance.py", PART): (
         "bacr_study.variance.fitted_values .gradient_pool .measurement .pool_statistics"

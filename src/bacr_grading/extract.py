@@ -38,7 +38,7 @@ _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One closed box: its content and where the whole command starts and ends."""
+    """A closed box or tag: its content and where the whole of it starts and ends."""
 
     content: str
     start: int
@@ -130,21 +130,33 @@ def closed_answer(text: str) -> Extracted:
     the thinking. Of `<answer>...</answer>` and `\boxed{...}`, closed, the one that ends last
     counts. A box inside the last answer tag is the answer.
     """
+    said = after_thinking(text)
+    return Extracted("", "none", unclosed=True) if said is None else _closed(said)
+
+
+def after_thinking(text: str) -> str | None:
+    """What follows the last `</think>`; all of it without a tag; None: thinking never ended."""
     thought = text.rfind("</think>")
-    if thought < 0 and "<think>" in text:
-        return Extracted("", "none", unclosed=True)
-    return _closed(text if thought < 0 else text[thought + len("</think>") :])
+    if thought < 0:
+        return None if "<think>" in text else text
+    return text[thought + len("</think>") :]
+
+
+def last_tag(text: str) -> Box | None:
+    """The last closed answer tag."""
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    if begin < 0:
+        return None
+    return Box(text[begin + len("<answer>") : end].strip(), begin, end + len("</answer>"))
 
 
 def _closed(text: str) -> Extracted:
-    end = text.rfind("</answer>")
-    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    if begin >= 0:
-        content = text[begin + len("<answer>") : end].strip()
-        if "\\" not in text[begin:]:
-            return Extracted(content, "tag")
-        later = _boxed(text[end + len("</answer>") :])
-        return later or _boxed(content) or Extracted(content, "tag")
+    tag = last_tag(text)
+    if tag is not None:
+        if "\\" not in text[tag.start :]:
+            return Extracted(tag.content, "tag")
+        return _boxed(text[tag.end :]) or _boxed(tag.content) or Extracted(tag.content, "tag")
     return _boxed(text) or Extracted("", "none", unclosed="\\boxed" in text or "<answer>" in text)
 
 
@@ -236,3 +248,52 @@ def _last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
     if not matches:
         return None
     return _SENTENCE_END.split(matches[-1], maxsplit=1)[0].strip().strip("*").strip() or None
+
+
+# --- sentences around an answer, which say nothing themselves -------------------------------------
+
+_SUBJECT = r"""
+    (?:(?:the|my|our)\s)?(?:(?:final|correct)\s)?(?:answer|result|solution)
+    (?:\s(?:to|of|for)\s(?:the|this)\s(?:question|problem))?
+"""
+_CONNECTIVE = r"(?:so|thus|hence|therefore|finally|in\sconclusion),?\s"
+_VERB = r"(?:\s?is\s?(?:equal\sto|:|=)?|\sequals|\s?[:=])"
+_LEAD_IN = re.compile(
+    rf"""
+    (?:\\text\{{\s?)?(?:\*\*|\#+\s)?
+    (?:final\sanswer(?:\*\*)?:(?:\*\*)?\s(?=the\sfinal\sanswer))?
+    (?: (?:{_CONNECTIVE})?{_SUBJECT}(?:\*\*)?{_VERB}
+      | {_SUBJECT}(?=\s?(?:\$|\\\(|\\\[))
+      | (?:so|thus|hence|therefore),?(?=\s) )
+    (?:\*\*)?\s?(?P<close>\}})?\s?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_LEAD_OUT = re.compile(
+    r"(?:\s?is (?:the|our|my) (?:final )?answer|[.]\s?I hope (?:it|this) is correct)[.]?\Z",
+    re.IGNORECASE,
+)
+_FIRST = frozenset("*#\\aAfFhHiImMoOrRsStT")
+# The longest of the endings has fewer characters.
+_LAST = 40
+
+
+def without_lead_in(answer: str) -> str:
+    """Takes a fixed sentence from around an answer: "The final answer is 42." is "42.".
+
+    Only whole phrases of one fixed form go, once, and only from the start and the end, so that
+    whatever else the text (some thousand characters at most) says is still there to be compared.
+    """
+    if answer[:1] not in _FIRST and not answer[-1:].isalpha() and answer[-1:] != ".":
+        return answer
+    text = " ".join(answer.split())
+    match = _LEAD_IN.match(text) if text[:1] in _FIRST else None
+    rest = text[match.end() :] if match else text
+    if match and match.group().startswith("\\text") != bool(match["close"]):
+        return answer
+    ending = _LEAD_OUT.search(rest, max(len(rest) - _LAST, 0))
+    rest = rest[: ending.start()] if ending else rest
+    if match and "**" in match.group() and rest.endswith("**") and rest.count("**") == 1:
+        rest = rest[:-2]
+    changed = (match or ending) and rest.strip()
+    return rest.strip() if changed else answer

@@ -5,17 +5,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from bacr_grading.errors import UserError
+from bacr_grading.extract import last_tag
 from bacr_grading.judge import (
     EXTRACTED_CHARS,
     LENIENT,
-    MODES,
     STRICT,
     Undecided,
     Verdict,
     judge,
 )
 from bacr_grading.pool import Outcome, Request, WorkerPool
-from bacr_grading.pooled import PooledGrader, Texts
+from bacr_grading.pooled import PooledGrader, Texts, check_request
 
 # Seconds; a worker needs some hundredths for an answer that is no trouble at all.
 LEAST_DEADLINE = 0.05
@@ -73,8 +73,7 @@ class Grader(PooledGrader[Request, Outcome]):
         )
         # A worker that died may have been ended from outside, so that is worth another try. A
         # timeout is remembered: a run that meets the same text again should not wait again.
-        lasting = lambda outcome: not outcome.died
-        super().__init__(pool, pool.run, lasting=lasting, cache_size=cache_size)
+        super().__init__(pool, pool.run, lasting=lambda o: not o.died, cache_size=cache_size)
         self._tolerance = float(relative_tolerance)
 
     def grade(
@@ -120,15 +119,9 @@ class Grader(PooledGrader[Request, Outcome]):
             self._counts["mode_disagreements"] += sum(v.correct != v.strict for v in verdicts)
         return verdicts
 
-    def ahead(
-        self,
-        texts: Texts,
-        references: Texts,
-        *,
-        mode: str = STRICT,
-        questions: Texts | None = None,
-    ) -> None:
-        """See `PooledGrader.ahead`; questions are not looked at."""
+    def _finder(
+        self, texts: Texts, references: Texts, mode: str, questions: Texts | None
+    ) -> Callable[[], Iterator[Request]]:
         check_request(texts, references, mode)
         pairs, tolerance = list(zip(texts, references, strict=True)), self._tolerance
 
@@ -138,7 +131,7 @@ class Grader(PooledGrader[Request, Outcome]):
                 if isinstance(found, Undecided):
                     yield from found.requests
 
-        self._begin(find)
+        return find
 
     def counters(self) -> dict[str, int]:
         """Totals since the start, for metrics.
@@ -189,17 +182,6 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
         self.close()
 
 
-def check_request(texts: Texts, references: Texts, mode: str) -> None:
-    """Refuses an unknown mode, and texts without a reference each, by a UserError."""
-    if mode not in MODES:
-        raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
-    if len(texts) != len(references):
-        raise UserError(
-            f"grade: {len(texts)} texts and {len(references)} references; give one reference for "
-            "each text"
-        )
-
-
 def _judge(
     text: str | None, reference: str | None, mode: str, tolerance: float
 ) -> Verdict | Undecided | None:
@@ -229,12 +211,10 @@ def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
 def _exact(text: str | None, reference: str | None) -> Verdict:
     if not isinstance(text, str) or not isinstance(reference, str):
         return Verdict(False, None, "none")
-    thought = text.rfind("</think>") + 1
-    end = text.rfind("</answer>", thought)
-    begin = text.rfind("<answer>", thought, end) if end >= 0 else -1
-    if begin < 0:
+    tag = last_tag(text[text.rfind("</think>") + 1 :])
+    if tag is None:
         return Verdict(False, None, "none")
-    answer = text[begin + len("<answer>") : end].strip()
+    answer = tag.content
     correct = answer == reference.strip() and bool(answer)
     return Verdict(correct, answer, "string", strict=correct)
 

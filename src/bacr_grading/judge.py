@@ -15,9 +15,9 @@ from bacr_grading.extract import (
     open_answer,
     reference_answer,
     stated_answer,
+    without_lead_in,
 )
 from bacr_grading.guards import nesting, not_text, refuse
-from bacr_grading.lead_ins import without_lead_in
 from bacr_grading.normalize import clean
 from bacr_grading.numbers import PLACES, rounds_to
 from bacr_grading.pool import Request

@@ -4,15 +4,22 @@ import abc
 import collections
 import contextlib
 import hashlib
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Self
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
 
-from bacr_grading.ahead import Ahead, Asked, Run, Said
-from bacr_grading.judge import STRICT
+from bacr_grading.errors import UserError
+from bacr_grading.judge import MODES, STRICT
 from bacr_grading.pool import WorkerPool
 
 Texts = Sequence[str | None]
+Asked = TypeVar("Asked", bound=Hashable)
+Said = TypeVar("Said")
+
+# Runs requests, all different, and waits for them; the function is called meanwhile and may raise.
+Run = Callable[[list[Asked], Callable[[], object] | None], Mapping[Asked, Said]]
+POLL_SECONDS = 0.1
 
 _COUNTERS = (
     "timeouts",
@@ -22,6 +29,76 @@ _COUNTERS = (
     "worker_recycled",
     "worker_starts",
 )
+
+
+class _Dropped(Exception):
+    """The work is not wanted any more."""
+
+
+class Ahead(Generic[Asked, Said]):
+    """Requests that are run in threads beside the caller's, one thread at a time.
+
+    For one caller, who lets nothing else use the workers between `begin` and `finish`.
+    """
+
+    def __init__(self, run: Run[Asked, Said]):
+        self._run = run
+        self._turn = threading.Lock()
+        self._dropped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._said: dict[Asked, Said] = {}
+        self._failures: list[BaseException] = []
+
+    def begin(self, find: Callable[[], Iterable[Asked]]) -> None:
+        """Has a thread run what `find`, called there, gives, but nothing twice; returns at once."""
+        # The interpreter does not wait for it: `drop` is for whoever ends the workers.
+        thread = threading.Thread(target=self._work, args=(find,), daemon=True, name="grading")
+        self._threads.append(thread)
+        thread.start()
+
+    def finish(self, poll: Callable[[], object] | None = None) -> dict[Asked, Said]:
+        """Waits for all that was begun; what was said since the last call.
+
+        `poll` is called every tenth of a second. What it raises, or what running raised first, goes
+        on; the rest is dropped.
+        """
+        try:
+            for thread in self._threads:
+                while thread.is_alive():
+                    thread.join(POLL_SECONDS)
+                    if poll is not None:
+                        poll()
+            if self._failures:
+                raise self._failures[0]
+            return dict(self._said)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Ends the work under way and forgets what was said."""
+        self._dropped.set()
+        for thread in self._threads:
+            thread.join()
+        self._dropped.clear()
+        self._threads.clear()
+        self._said.clear()
+        self._failures.clear()
+
+    def _check(self) -> None:
+        if self._dropped.is_set():
+            raise _Dropped
+
+    def _work(self, find: Callable[[], Iterable[Asked]]) -> None:
+        with self._turn:
+            try:
+                self._check()
+                fresh = [one for one in dict.fromkeys(find()) if one not in self._said]
+                if fresh and not self._failures:
+                    self._said |= self._run(fresh, self._check)
+            except _Dropped:
+                pass
+            except BaseException as error:  # noqa: BLE001 - `finish` raises it
+                self._failures.append(error)
 
 
 class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Asked, Said]):
@@ -64,6 +141,11 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         self._finalizer()
 
     @abc.abstractmethod
+    def _finder(
+        self, texts: Texts, references: Texts, mode: str, questions: Texts | None
+    ) -> Callable[[], Iterable[Asked]]:
+        """What gives all that the workers will be asked of texts; it may not hold the grader."""
+
     def ahead(
         self,
         texts: Texts,
@@ -76,19 +158,17 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
 
         `grade` then waits only for what is left. It says the same; of the counters only the
         workers' own can differ. Calls may follow one another; the next `grade` ends them all. A
-        request that makes no sense is refused as by `grade`.
+        request that makes no sense is refused as by `grade`. Nothing is remembered sooner.
         """
-
-    def _begin(self, find: Callable[[], Iterable[Asked]]) -> None:
-        """Has the workers start on what `_ask` is asked next; nothing is remembered sooner."""
-        cache = self._cache
+        find, cache = self._finder(texts, references, mode, questions), self._cache
         self._ahead.begin(lambda: [one for one in find() if _key(one) not in cache])
 
     def _ask(self, asked: Sequence[Asked], poll: Callable[[], object] | None) -> dict[Asked, Said]:
         """What is said of everything asked; what is not remembered is looked at once."""
         early = self._ahead.finish(poll)
         keys = {one: _key(one) for one in asked}
-        known = self._recall(keys)
+        # What is remembered of them, until it is remembered anew.
+        known = {one: self._cache.pop(key) for one, key in keys.items() if key in self._cache}
         new = [one for one in keys if one not in known]
         self._counts["cache_hits"] += len(asked) - len(new)
         fresh = [one for one in new if one not in early]
@@ -96,22 +176,26 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         # In the order in which they were asked about.
         said = {one: early[one] if one in early else looked[one] for one in new}
         known |= said
-        self._remember({keys[one]: told for one, told in known.items() if self._lasting(told)})
-        return known
-
-    def _recall(self, keys: Mapping[Asked, bytes]) -> dict[Asked, Said]:
-        """What is remembered of the things asked, until it is remembered anew."""
-        return {one: self._cache.pop(key) for one, key in keys.items() if key in self._cache}
-
-    def _remember(self, said: Mapping[bytes, Said]) -> None:
-        """Keeps what was said as the newest, and forgets the oldest beyond the size."""
-        self._cache |= said
+        # The newest last; the oldest beyond the size are forgotten.
+        self._cache |= {keys[one]: told for one, told in known.items() if self._lasting(told)}
         for key in list(self._cache)[: max(len(self._cache) - self._cache_size, 0)]:
             del self._cache[key]
+        return known
 
     def _pool_counters(self) -> dict[str, int]:
         """timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory."""
         return {name: self._pool.counts[name] for name in _COUNTERS}
+
+
+def check_request(texts: Texts, references: Texts, mode: str) -> None:
+    """Refuses an unknown mode, and texts without a reference each, by a UserError."""
+    if mode not in MODES:
+        raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
+    if len(texts) != len(references):
+        raise UserError(
+            f"grade: {len(texts)} texts and {len(references)} references; give one reference for "
+            "each text"
+        )
 
 
 def _key(asked: Any) -> bytes:

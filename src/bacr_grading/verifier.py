@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 from bacr_grading import verifier_worker
 from bacr_grading.errors import UserError
-from bacr_grading.extract import last_box
-from bacr_grading.grader import Texts, check_request
+from bacr_grading.extract import after_thinking, last_box, last_tag
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
 from bacr_grading.pool import Program, WorkerPool
-from bacr_grading.pooled import PooledGrader
+from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.spelling import grader_problem
 
 # Why an answer got no score; counted as failed_late and so on.
@@ -117,17 +116,9 @@ def answer_of(text: str | None) -> str | None:
     """
     if not isinstance(text, str):
         return None
-    text = text[-MAX_CHARS:]
-    thought = text.rfind("</think>")
-    if thought < 0 and "<think>" in text:
-        return None
-    text = text[max(thought, 0) :]
-    end = text.rfind("</answer>")
-    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    if begin >= 0:
-        return text[begin + len("<answer>") : end].strip()
-    box = last_box(text)
-    return None if box is None else box.content.strip()
+    said = after_thinking(text[-MAX_CHARS:])
+    found = None if said is None else last_tag(said) or last_box(said)
+    return None if found is None else found.content.strip()
 
 
 class Row(NamedTuple):
@@ -195,8 +186,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             program=program,
         )
         run = functools.partial(_run, pool, batch if verifier.batch else 1)
-        lasting = lambda score: not score.fault
-        super().__init__(pool, run, lasting=lasting, cache_size=cache_size)
+        super().__init__(pool, run, lasting=lambda score: not score.fault, cache_size=cache_size)
         self.last_failure = ""
 
     def check(self) -> None:
@@ -223,19 +213,18 @@ class VerifierGrader(PooledGrader[Row, Score]):
         asked = _checked(texts, references, mode, questions)
         return self.score([answer_of(text) for text in texts], references, asked, poll)
 
-    def ahead(
-        self,
-        texts: Texts,
-        references: Texts,
-        *,
-        mode: str = STRICT,
-        questions: Texts | None = None,
-    ) -> None:
-        """See `PooledGrader.ahead`. Batches are made of what is there: they can be others."""
+    def _finder(
+        self, texts: Texts, references: Texts, mode: str, questions: Texts | None
+    ) -> Callable[[], list[Row]]:
+        # Batches are made of what is there: they can be others than those of `grade`.
         asked = _checked(texts, references, mode, questions)
         given = list(texts), list(references), list(asked)
-        rows = lambda: self._rows([answer_of(text) for text in given[0]], *given[1:])
-        self._begin(lambda: [row for row in rows() if row is not None])
+
+        def find() -> list[Row]:
+            rows = self._rows([answer_of(text) for text in given[0]], *given[1:])
+            return [row for row in rows if row is not None]
+
+        return find
 
     def score(
         self,
@@ -315,11 +304,12 @@ def _run(
     """What the verifier says of rows, `size` in a call."""
     requests = [Request(*zip(*rows[i : i + size])) for i in range(0, len(rows), size)]
     outcomes = pool.run(requests, poll)
-    said = lambda outcome: zip(outcome.scores, outcome.faults)
     return {
         Row(*row): Score(score or 0.0, fault, outcomes[request].said if fault else "")
         for request in requests
-        for row, (score, fault) in zip(zip(*request), said(outcomes[request]))
+        for row, score, fault in zip(
+            zip(*request), outcomes[request].scores, outcomes[request].faults
+        )
     }
 
 

@@ -91,9 +91,8 @@ def find(name: str) -> Device:
 
 def smallest_with(memory_gib: float) -> str:
     """The device with the least memory that is enough; the largest if none has it."""
-    size = lambda name: DEVICES[name].memory_gib
-    enough = [name for name in DEVICES if size(name) >= memory_gib]
-    return min(enough, key=size) if enough else max(DEVICES, key=size)
+    rising = sorted(DEVICES, key=lambda name: DEVICES[name].memory_gib)
+    return next((n for n in rising if DEVICES[n].memory_gib >= memory_gib), rising[-1])
 
 
 def target_config(device: Device) -> str:

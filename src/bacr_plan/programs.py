@@ -29,6 +29,7 @@ from bacr_jax.rollout import RolloutSpec, sampling_params, trunks
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.runs import initial, setup
+from bacr_plan.schedule import batch_shapes
 from bacr_plan.workload import SUFFIX_TOKENS, branches_per_trace
 
 
@@ -37,8 +38,15 @@ def _laid_out(tree: Any, shardings: Any) -> Any:
     if isinstance(shardings, Sharding):
         one = shardings
         shardings = jax.tree.map(lambda _: one, tree)
-    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    def struct(x: Any, where: Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
     return jax.tree.map(struct, tree, shardings)
+
+
+def _over(mesh: Mesh, *axes: Any) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:
@@ -166,14 +174,13 @@ class Programs:
             _decode_rules(self.learner.model.vocab_size),
         )
         by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
-        over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
         phi = state.phi
         if phi is not None and spec.tells_cuts:
             told = (*phi.shape[:-1], cuts.shape[1], phi.shape[-1])
             phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
         return dataclasses.replace(
-            _laid_out(dataclasses.replace(branches, cache=()), over(by_row)),
-            cache=_laid_out(branches.cache, over(by_row, tensor)),
+            _laid_out(dataclasses.replace(branches, cache=()), _over(mesh, by_row)),
+            cache=_laid_out(branches.cache, _over(mesh, by_row, tensor)),
             phi=phi,
         )
 
@@ -193,12 +200,13 @@ class Programs:
         )
         state = jax.eval_shape(lambda phi: empty(phi=phi), phi)
         mesh, by_row, tensor = self._decode_mesh(), parallel.AXES[:2], parallel.AXES[2]
-        over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
         per_layer = phi is not None and phi.ndim == 3
         return dataclasses.replace(
-            _laid_out(dataclasses.replace(state, cache=(), phi=None), over(by_row)),
-            cache=_laid_out(state.cache, over(by_row, tensor)),
-            phi=_laid_out(state.phi, over(None, by_row) if per_layer else over(by_row)),
+            _laid_out(dataclasses.replace(state, cache=(), phi=None), _over(mesh, by_row)),
+            cache=_laid_out(state.cache, _over(mesh, by_row, tensor)),
+            phi=_laid_out(
+                state.phi, _over(mesh, None, by_row) if per_layer else _over(mesh, by_row)
+            ),
             logits=_laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
         )
 
@@ -213,29 +221,17 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.row_sharding(self.mesh))
 
     def _batch(self, rows: int) -> Batch:
-        config, cuts = self.config, branches_per_trace(self.method)
-        thinking = config.budget.max + config.budget.grace
-        answer = config.rollout.answer_tokens
-        real = functools.partial(self._rows, rows, dtype="float32")
-        whole = functools.partial(self._rows, rows)
-        return Batch(
-            trunk=whole(config.data.max_prompt_tokens + thinking),
-            prompt_lengths=whole(),
-            question_start=whole(),
-            question_end=whole(),
-            sampled=whole(),
-            budgets=whole(),
-            cuts=whole(cuts),
-            branches=whole(cuts, SUFFIX_TOKENS + answer),
-            context=whole(cuts),
-            forced=whole(cuts),
-            answered=whole(cuts),
-            thinking_advantages=real(thinking),
-            answer_advantages=real(cuts),
-            returns=real(cuts),
-            thinking_logprobs=real(thinking),
-            answer_logprobs=real(cuts, answer),
+        config = self.config
+        shapes = batch_shapes(
+            rows,
+            prompt=config.data.max_prompt_tokens,
+            thinking=config.budget.max + config.budget.grace,
+            cuts=branches_per_trace(self.method),
+            answer=config.rollout.answer_tokens,
         )
+        real = ("returns", "advantages", "logprobs")
+        dtypes = {name: "float32" if name.endswith(real) else "int32" for name in shapes}
+        return Batch(**{n: self._rows(*shapes[n], dtype=dtypes[n]) for n in shapes})
 
     def _allowed_tokens(self) -> Any:
         return _whole(jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool), self.mesh)

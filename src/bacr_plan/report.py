@@ -147,13 +147,12 @@ def make_plan(
     smaller = search.fewer_eval_slots(work, layout, room)
     if smaller is not None:
         return dataclasses.replace(plan, suggestion=smaller)
-    suggest_on = lambda count: search.suggest(work, count, room)
-    suggestion = suggest_on(layout.num_devices)
+    suggestion = search.suggest(work, layout.num_devices, room)
     if suggestion is not None:
         own = suggestion.of(work)
         best, _ = search.fastest_decoding(own, suggestion.layout, room, device)
         return dataclasses.replace(plan, suggestion=search.with_layout(suggestion, best, own, room))
-    larger = (suggest_on(layout.num_devices * factor) for factor in LARGER)
+    larger = (search.suggest(work, layout.num_devices * factor, room) for factor in LARGER)
     return dataclasses.replace(
         plan,
         smaller=search.smaller_model(work, layout.num_devices, room),
@@ -244,8 +243,10 @@ def predictions(plan: Plan) -> dict[str, dict[str, float]]:
     own = next(name for name, device in DEVICES.items() if device == plan.device)
     if own not in names:
         names.insert(0, own)
-    of = lambda name: seconds.step_seconds(plan.work, plan.layout, DEVICES[name], plan.iteration)
-    return {name: of(name) for name in names}
+    return {
+        name: seconds.step_seconds(plan.work, plan.layout, DEVICES[name], plan.iteration)
+        for name in names
+    }
 
 
 def _choice(choice: Choice, work: Workload) -> dict[str, Any]:

@@ -125,8 +125,8 @@ class Counting(Engine):
         step = np.arange(spec.chunk)[:, None]
         keys = np.where(step < left, prompts + self._sampled + step + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
-        by_device = lambda x: x.reshape(spec.chunk, spec.row_shards, -1).sum(-1)
-        chunk = Chunk(spec.slots, self._length, by_device(keys), by_device(tiles))
+        live, whole = (x.reshape(spec.chunk, spec.row_shards, -1).sum(-1) for x in (keys, tiles))
+        chunk = Chunk(spec.slots, self._length, live, whole)
         self.schedule.chunks.append(chunk)
         self._sampled += np.clip(left, 0, spec.chunk)
 
@@ -227,39 +227,37 @@ def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
     ]
 
 
+def batch_shapes(
+    rows: int, *, prompt: int, thinking: int, cuts: int, answer: int
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every array of a learner's batch, by the fields of `Batch`."""
+    of_row = ("prompt_lengths", "question_start", "question_end", "sampled", "budgets")
+    of_cut = ("cuts", "context", "forced", "answered", "answer_advantages", "returns")
+    return {
+        "trunk": (rows, prompt + thinking),
+        "branches": (rows, cuts, SUFFIX_TOKENS + answer),
+        "answer_logprobs": (rows, cuts, answer),
+        **dict.fromkeys(of_row, (rows,)),
+        **dict.fromkeys(of_cut, (rows, cuts)),
+        **dict.fromkeys(("thinking_advantages", "thinking_logprobs"), (rows, thinking)),
+    }
+
+
 def _minibatches(work: Workload, size: int) -> Iterator[Batch]:
-    """Batches of the iteration's lengths; what is in them does not matter."""
-    everything = work.lengths
+    """Batches of the iteration's lengths; what else is in them does not matter."""
+    everything, answer = work.lengths, work.config.rollout.answer_tokens
     for start in range(0, work.rows, size):
         part = slice(start, start + size)
         prompts, sampled = everything.prompts[part], everything.thinking[part]
-        yield _batch(work, prompts, sampled, everything.answers[part])
-
-
-def _batch(work: Workload, prompts: Any, sampled: Any, answered: Any) -> Batch:
-    rows, cuts = answered.shape
-    thinking = work.trunk - work.prompt
-    whole: Any = lambda *shape: np.zeros((rows, *shape), np.int8)
-    ones: Any = lambda *shape: np.ones((rows, *shape), np.int8)
-    context: Any = np.repeat((prompts + sampled)[:, None], cuts, 1)
-    return Batch(
-        trunk=whole(work.trunk),
-        prompt_lengths=prompts,
-        question_start=whole(),
-        question_end=whole(),
-        sampled=sampled,
-        budgets=sampled,
-        cuts=whole(cuts),
-        branches=whole(cuts, work.branch),
-        context=context,
-        forced=ones(cuts) * (SUFFIX_TOKENS - 1),
-        answered=answered,
-        thinking_advantages=ones(thinking),
-        answer_advantages=ones(cuts),
-        returns=ones(cuts),
-        thinking_logprobs=whole(thinking),
-        answer_logprobs=whole(cuts, work.config.rollout.answer_tokens),
-    )
+        answered = everything.answers[part]
+        rows, cuts = answered.shape
+        thinking = work.trunk - work.prompt
+        shapes = batch_shapes(rows, prompt=work.prompt, thinking=thinking, cuts=cuts, answer=answer)
+        arrays: dict[str, Any] = {name: np.ones(shape, np.int8) for name, shape in shapes.items()}
+        arrays |= {"prompt_lengths": prompts, "sampled": sampled, "answered": answered}
+        arrays["context"] = np.repeat((prompts + sampled)[:, None], cuts, 1)
+        arrays["forced"] = np.full((rows, cuts), SUFFIX_TOKENS - 1, np.int8)
+        yield Batch(**arrays)
 
 
 def real_share(work: Workload, parts: list[list[Padded]]) -> float:

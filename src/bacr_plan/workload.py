@@ -217,7 +217,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     update = rows // train.minibatches
     scored = num_scored(config.loss.old_logprobs, train.minibatches)
     bfloat16 = model.compute_dtype == "bfloat16"
-    fused = lambda attention: attention == "cudnn" or (attention == "auto" and bfloat16)
+    fused = ("cudnn", "auto") if bfloat16 else ("cudnn",)
     work = Workload(
         config=config,
         model=shape,
@@ -232,7 +232,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),
         cuts=cuts,
         slots=min(rollout.slots or rows, rows),
-        own_keys=fused(rollout.attention),
+        own_keys=rollout.attention in fused,
         evaluated=_evaluated(config),
         eval_thinking=max(config.budget.max, derived.largest_evaluated(config))
         + config.budget.grace,
@@ -240,7 +240,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         eval_cuts=_eval_cuts(config),
         float_bytes=2 if bfloat16 else 4,
         remat=model.remat,
-        fused_attention=fused(model.attention),
+        fused_attention=model.attention in fused,
         moment_bytes=2 if config.optimizer.moment_dtype == "bfloat16" else 4,
     )
     if adapter.rank is not None:

@@ -22,8 +22,7 @@ from bacr_study.plan import (
     plan_runs,
     predicted_seconds,
 )
-from bacr_study.spec import Study
-from bacr_study.spec_file import kind_of, read_study
+from bacr_study.spec import Study, kind_of, read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
@@ -140,6 +139,14 @@ def compare(before: Mapping[str, Any], paths: StudyPaths) -> None:
     print(text)
 
 
+def write_report(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths) -> list[Path]:
+    """Writes results.json, tables, figures and study.html from the cells that are there."""
+    from bacr_study.configured import configured, study_info
+    from bacr_study.results import write_results
+
+    return write_results(paths.folder, study_info(study, runs), configured(study, runs))
+
+
 def run_study(
     study: Study,
     runs: Sequence[PlannedRun],
@@ -150,7 +157,6 @@ def run_study(
     """Makes every cell that is not there, then tables and figures; compares with earlier ones."""
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-    from bacr_study.report import write_report
 
     missing = [run for run in runs if not paths.has_cell(run)]
     # Cells that share a run come after it: training is done once.
@@ -229,8 +235,6 @@ def main(argv: Sequence[str] | None) -> int:
         for path in pack(paths.folder, arguments.pack):
             print(path)
     elif arguments.report:
-        from bacr_study.report import write_report
-
         for path in write_report(study, runs, paths):
             print(path)
         if before is not None:

@@ -1,6 +1,6 @@
 """Tables of a study's analyses: ablations, swept values, levels, times to an accuracy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bacr_jax.report.table import NONE, Item, Shown, Table
@@ -21,9 +21,8 @@ from bacr_study.items import (
 )
 
 
-def ablation_tables(results: Results, study: StudyInfo) -> list[Table]:
+def ablation_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Table 3 of the paper, and what each part does: a pair of tables for each task."""
-    tables = []
     for task in study.tasks:
         by_budget = results["ablation"].get(task.id, {})
         columns: list[list[Item]] = []
@@ -37,20 +36,17 @@ def ablation_tables(results: Results, study: StudyInfo) -> list[Table]:
             for arm in study.arms
         ]
         groups = [(budget_phrase(b), 2) for b in study.focus_budgets(task)]
-        tables.append(
-            Table(
-                f"Ablation: {task.label}",
-                [*study.parts, "marks", *["accuracy", "Δ"] * len(groups)],
-                [[*check, *items] for check, items in zip(checks, zip(*columns))],
-                groups=[("", len(study.parts) + 1), *groups],
-                words=len(study.parts) + 1,
-                caption=f"{what_is_shown(study)} Δ: percentage points from the row without any "
-                "part, with the 95 % interval over seeds and problems.",
-                name=f"ablation_{task.id}",
-            )
+        yield Table(
+            f"Ablation: {task.label}",
+            [*study.parts, "marks", *["accuracy", "Δ"] * len(groups)],
+            [[*check, *items] for check, items in zip(checks, zip(*columns))],
+            groups=[("", len(study.parts) + 1), *groups],
+            words=len(study.parts) + 1,
+            caption=f"{what_is_shown(study)} Δ: percentage points from the row without any "
+            "part, with the 95 % interval over seeds and problems.",
+            name=f"ablation_{task.id}",
         )
-        tables.append(_effects_table(by_budget, study, task))
-    return tables
+        yield _effects_table(by_budget, study, task)
 
 
 def _effects_table(by_budget: Results, study: StudyInfo, task: Task) -> Table:
@@ -80,9 +76,8 @@ def _effects_table(by_budget: Results, study: StudyInfo, task: Task) -> Table:
     )
 
 
-def sweep_tables(results: Results, study: StudyInfo) -> list[Table]:
+def sweep_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Table 4 of the paper, and the numbers of Fig. 5: arm by swept value."""
-    tables = []
     for task in study.tasks:
         for sweep in dict.fromkeys(s for arm in study.arms if (s := study.sweep_of(arm))):
             arms = [arm for arm in study.arms if study.sweep_of(arm) == sweep]
@@ -101,20 +96,17 @@ def sweep_tables(results: Results, study: StudyInfo) -> list[Table]:
                         [named, label, *[difference_item(entries.get(v)) for v in sweep.values]]
                     )
                 rules.append(len(rows) - 1)
-            tables.append(
-                Table(
-                    f"{sweep.label}: {task.label}",
-                    ["budget", "method", *map(str, sweep.values)],
-                    rows,
-                    groups=[("", 2), (sweep.label, len(sweep.values))],
-                    words=2,
-                    caption=f"{what_is_shown(study)} Δ: percentage points, paired by seed and "
-                    "problem, with 95 % intervals.",
-                    rules=rules,
-                    name=f"sweep_{task.id}_{_file_name(sweep.key)}",
-                )
+            yield Table(
+                f"{sweep.label}: {task.label}",
+                ["budget", "method", *map(str, sweep.values)],
+                rows,
+                groups=[("", 2), (sweep.label, len(sweep.values))],
+                words=2,
+                caption=f"{what_is_shown(study)} Δ: percentage points, paired by seed and "
+                "problem, with 95 % intervals.",
+                rules=rules,
+                name=f"sweep_{task.id}_{_file_name(sweep.key)}",
             )
-    return tables
 
 
 def _file_name(text: str) -> str:
@@ -149,9 +141,8 @@ def _sweep_differences(
     return rows
 
 
-def difficulty_tables(results: Results, study: StudyInfo) -> list[Table]:
+def difficulty_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Fig. 4b of the paper as numbers: differences from the reference arm, level by level."""
-    tables = []
     for task in study.tasks:
         for budget, by_variant in results["difficulty"].get(task.id, {}).items():
             levels = list(dict.fromkeys(level for found in by_variant.values() for level in found))
@@ -166,23 +157,19 @@ def difficulty_tables(results: Results, study: StudyInfo) -> list[Table]:
                     items.append(difference_item(entry["difference"]) if entry else NONE)
                 rows.append([row_name(study, variant), *items])
             reference = study.arm(study.references[0]).name if study.references else "none"
-            tables.append(
-                Table(
-                    f"Accuracy by level: {task.label}, {budget_phrase(budget)}",
-                    ["method", *["accuracy", "Δ"] * len(levels)],
-                    rows,
-                    groups=[("", 1), *[(f"level {k} ({counts[k]} problems)", 2) for k in levels]],
-                    caption=f"{what_is_shown(study)} Δ: percentage points from {reference}, paired "
-                    "by seed and problem, with 95 % intervals; not corrected for their number.",
-                    name=f"difficulty_{task.id}_{budget}",
-                )
+            yield Table(
+                f"Accuracy by level: {task.label}, {budget_phrase(budget)}",
+                ["method", *["accuracy", "Δ"] * len(levels)],
+                rows,
+                groups=[("", 1), *[(f"level {k} ({counts[k]} problems)", 2) for k in levels]],
+                caption=f"{what_is_shown(study)} Δ: percentage points from {reference}, paired "
+                "by seed and problem, with 95 % intervals; not corrected for their number.",
+                name=f"difficulty_{task.id}_{budget}",
             )
-    return tables
 
 
-def convergence_tables(results: Results, study: StudyInfo) -> list[Table]:
+def convergence_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Time until held-out accuracy reaches a share of the reference arm's gain."""
-    tables = []
     for task in study.tasks:
         records = results["convergence"].get(task.id, {}).get("thresholds", [])
         by = {(r["variant"], r["share"], r["axis"]): r for r in records}
@@ -200,21 +187,18 @@ def convergence_tables(results: Results, study: StudyInfo) -> list[Table]:
                     rows.append([level, name, reached, *items])
         if rows:
             reference = study.arm(study.references[0]).name
-            tables.append(
-                Table(
-                    f"Time to a held-out accuracy: {task.label}",
-                    ["level", "method", "seeds", *["time", "ratio"] * len(AXES)],
-                    rows,
-                    groups=[("", 3), *[(axis if axis != "step" else "steps", 2) for axis in AXES]],
-                    words=2,
-                    caption=f"Levels: shares of what {reference} gains in mean held-out accuracy. "
-                    "Time: mean ± half the 95 % t interval over seeds, where every seed reaches "
-                    f"the level. Ratio: to {reference}, geometric mean over seeds with its "
-                    "interval; below 1 is faster.",
-                    name=f"convergence_{task.id}",
-                )
+            yield Table(
+                f"Time to a held-out accuracy: {task.label}",
+                ["level", "method", "seeds", *["time", "ratio"] * len(AXES)],
+                rows,
+                groups=[("", 3), *[(axis if axis != "step" else "steps", 2) for axis in AXES]],
+                words=2,
+                caption=f"Levels: shares of what {reference} gains in mean held-out accuracy. "
+                "Time: mean ± half the 95 % t interval over seeds, where every seed reaches "
+                f"the level. Ratio: to {reference}, geometric mean over seeds with its "
+                "interval; below 1 is faster.",
+                name=f"convergence_{task.id}",
             )
-    return tables
 
 
 def _time_items(record: Mapping[str, Any] | None) -> list[Item]:
@@ -231,7 +215,7 @@ def _time_items(record: Mapping[str, Any] | None) -> list[Item]:
     return [shown, Shown(f"{ratio['mean']:.2f}{ends}", numbers)]
 
 
-def contrast_tables(results: Results, study: StudyInfo) -> list[Table]:
+def contrast_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """A row for each pair, with its difference and Holm's p at each budget in focus."""
     found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
     places = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
@@ -245,14 +229,12 @@ def contrast_tables(results: Results, study: StudyInfo) -> list[Table]:
         rows.append(row)
     heads = [text for _, budget in places for text in (budget_heading(budget), "Holm p")]
     tests = results["contrasts"][0]["tests"] if results["contrasts"] else 0
-    return [
-        Table(
-            CONTRASTS,
-            ["pair", "arm", "less", *heads],
-            rows,
-            words=3,
-            name="contrasts",
-            caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
-            f"random effects of seeds and problems); Holm p: over these {tests} tests.",
-        )
-    ]
+    yield Table(
+        CONTRASTS,
+        ["pair", "arm", "less", *heads],
+        rows,
+        words=3,
+        name="contrasts",
+        caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
+        f"random effects of seeds and problems); Holm p: over these {tests} tests.",
+    )

@@ -1,24 +1,28 @@
-"""What the configs of a study say that its cells don't: how arms train, what problems they get."""
+"""A study as its results are made: what its file and its configs say that its cells don't."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.methods.published import given_by
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_study import info
 from bacr_study.cells import Cell, ids_digest
-from bacr_study.info import Variant
+from bacr_study.info import StudyInfo, Variant
 from bacr_study.plan import PlannedRun
-from bacr_study.spec import Study
+from bacr_study.spec import Arm, Study, Sweep
 from bacr_study.work import hard_name
 
 # Sets that are made, and may hold a problem more than once; those that are read have no such rows.
 _MADE = ("ledger",)
+# The four parts of BACR in an ablation, as the paper calls them.
+PARTS = ("BUP", "CAS", "TDR", "BCAE")
+ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
 # What tables say of an arm's config, by its key.
 SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
 
@@ -39,10 +43,11 @@ class Problems:
 
     def counts(self) -> dict[str, Any]:
         """Rows and distinct problems, of all and by level."""
-        distinct = lambda keep: {
-            "rows": int(keep.sum()),
-            "distinct_problems": len(np.unique(self.number[keep])),
-        }
+
+        def distinct(keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
+            problems = len(np.unique(self.number[keep]))
+            return {"rows": int(keep.sum()), "distinct_problems": problems}
+
         levels = sorted(set(self.levels.tolist()))
         by_level = {str(level): distinct(self.levels == level) for level in levels}
         return {**distinct(np.ones(len(self.number), bool)), "levels": by_level}
@@ -94,3 +99,47 @@ def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
 def _numbered(asked: QuestionSet) -> Problems:
     number = np.unique(asked.questions, return_inverse=True)[1]
     return Problems(number, asked.levels, ids_digest(asked.ids))
+
+
+def study_info(study: Study, runs: Sequence[PlannedRun]) -> StudyInfo:
+    """The study as `results` reads it."""
+    sets = {run.task: run.config.data.eval[0] for run in runs}
+    tasks = []
+    for name, task in study.tasks.items():
+        main = task.data[0] if task.data else sets[name]
+        hard = hard_name(main, task.hard_levels) if task.hard_levels else ""
+        if "hard" in study.views and not hard:
+            hard = main
+        tasks.append(info.Task(name, task.label, main, hard, task.budgets))
+    return StudyInfo(
+        name=study.name,
+        title=f"{study.title} ({study.paper})" if study.paper else study.title,
+        tasks=tuple(tasks),
+        arms=tuple(_arm(study, name, arm) for name, arm in study.arms.items()),
+        seeds=study.seeds,
+        views=study.views,
+        references=study.reference,
+        sweep=_sweep(study.sweep),
+        parts=PARTS if "ablation" in study.views else (),
+        focus=study.focus,
+        size=study.size,
+        clustered=study.clustered,
+        contrasts=tuple((name, of, less) for name, (of, less) in study.contrasts.items()),
+    )
+
+
+def _arm(study: Study, name: str, arm: Arm) -> info.Arm:
+    return info.Arm(
+        id=name,
+        label=arm.label,
+        marks=("paper's row",) if arm.marked else (),
+        parts=arm.parts or (),
+        accounting=ACCOUNTING[arm.accounting] if arm.votes else "",
+        sweep=_sweep(arm.sweep),
+    )
+
+
+def _sweep(sweep: Sweep | None) -> info.Sweep | None:
+    if sweep is None:
+        return None
+    return info.Sweep(sweep.key, sweep.label or sweep.key, sweep.names, sweep.default)

@@ -1,6 +1,6 @@
 """What happened during training, averaged over seeds: curves, times to a level, the schedule."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -170,8 +170,9 @@ def _ratio(
     if not known or len(known) < len(pairs):
         return None
     logs = mean_interval([float(np.log(a / b)) for a, b in known])
-    back: Callable[[float | None], float | None] = lambda v: None if v is None else float(np.exp(v))
-    return {**asdict(logs), "mean": back(logs.mean), "low": back(logs.low), "high": back(logs.high)}
+    ends = {"mean": logs.mean, "low": logs.low, "high": logs.high}
+    back = {key: None if end is None else float(np.exp(end)) for key, end in ends.items()}
+    return {**asdict(logs), **back}
 
 
 def schedules(grid: Grid) -> dict[str, Any]:

@@ -93,24 +93,23 @@ def comparisons(grid: Grid) -> list[Entry]:
       and the number of tests of the family.
     """
     study = grid.study
-    budgets = lambda task: [str(budget) for budget in task.budgets]
-    settings = lambda name, keys_of: [
-        Setting(task.id, getattr(task, name), key)
-        for task in study.tasks
-        for key in keys_of(task)
-        if getattr(task, name)
-    ]
     found: list[Entry] = []
+    each = [(task, str(budget)) for task in study.tasks for budget in task.budgets]
+    main = [Setting(task.id, task.main, budget) for task, budget in each]
+    mean = [Setting(task.id, task.main, MEAN) for task in study.tasks]
+    hard = [Setting(task.id, task.hard, budget) for task, budget in each if task.hard]
     for reference in study.references:
         pairs = list(_pairs(study, reference))
         if {"accuracy", "efficiency", "scale", "ablation"} & set(study.views):
-            found += _family(grid, "accuracy", pairs, settings("main", budgets))
-            found += _family(grid, "anytime", pairs, settings("main", lambda _: [MEAN]))
+            found += _family(grid, "accuracy", pairs, main)
+            found += _family(grid, "anytime", pairs, mean)
         if "hard" in study.views:
-            found += _family(grid, "hard", pairs, settings("hard", budgets))
+            found += _family(grid, "hard", pairs, hard)
     if "sensitivity" in study.views:
         pairs = list(_default_pairs(study))
-        found += _family(grid, "sensitivity", pairs, settings("main", study.focus_budgets))
+        focus = [(task, key) for task in study.tasks for key in study.focus_budgets(task)]
+        where = [Setting(task.id, task.main, key) for task, key in focus]
+        found += _family(grid, "sensitivity", pairs, where)
     return found
 
 

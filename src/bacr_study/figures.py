@@ -1,28 +1,21 @@
 """The figures of a study, from its results.json."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.report import png
-from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Series, marker, shade, stepped
 from bacr_study.curves import AXES
-from bacr_study.drawing import (
-    Drawn,
-    accuracies,
-    accuracy_axis,
-    apart,
-    band,
-    budget_axis,
-    ends_of,
-    looks_of,
-    variant_label,
-)
 from bacr_study.info import StudyInfo, Sweep, Task, Variant, study_of
 from bacr_study.items import Results, budget_phrase, estimate_of
 
+# Of arms, which are told apart by colours first.
+_LINES = ("-", "--", ":")
+Estimate = Mapping[str, Any]
 # Cost and gain.
 Point = tuple[float | int, float | int]
 
@@ -39,6 +32,98 @@ _SCHEDULE = (
 )
 # Above the table and the figure of a study's contrasts.
 CONTRASTS = "Pairs that the study asks about"
+
+
+# --- how every figure draws arms, their numbers with intervals, and curves ------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure.
+
+    Attributes:
+      name: of its files.
+      title: above it.
+      caption: below it: what is shown.
+      rows: charts, as many in each row.
+      legend: columns of the legend below it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    rows: Sequence[Sequence[Chart]]
+    legend: int = 3
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an arm is drawn, in every figure alike."""
+
+    colour: str
+    marker: str
+    line: str
+
+    def series(self, label: str, x: Iterable[float], y: Iterable[float], **how: Any) -> Series:
+        """A curve of the arm; arms of one colour are told apart by their markers' filling, too."""
+        style = {"line": self.line, "marker": self.marker, "hollow": self.line != "-"}
+        return Series(label, list(x), list(y), self.colour, **{**style, **how})
+
+
+def looks_of(study: StudyInfo) -> dict[str, Look]:
+    """A look for every arm: no two of 27 alike, and the first reference in grey."""
+    ids = [arm.id for arm in study.arms]
+    first = [id_ for id_ in study.references[:1] if id_ in ids]
+    return {
+        id_: Look(f"s{i % len(COLOURS)}", marker(i), _LINES[i // len(COLOURS) % len(_LINES)])
+        for i, id_ in enumerate([*first, *(id_ for id_ in ids if id_ not in first)])
+    }
+
+
+def ends_of(estimate: Estimate, *, least: float = -math.inf) -> tuple[float, float]:
+    """An interval; a mean without one is its own."""
+    low, high = (estimate["mean"] if estimate[k] is None else estimate[k] for k in ("low", "high"))
+    return max(low, least), high
+
+
+def accuracies(look: Look, label: str, x: Iterable[float], estimates: Sequence[Estimate]) -> Series:
+    """Accuracies in % with their intervals, joined by a line."""
+    share = lambda end: 100 * min(max(end, 0.0), 1.0)
+    ends = [(share(low), share(high)) for low, high in map(ends_of, estimates)]
+    return look.series(label, x, [100 * e["mean"] for e in estimates], ends=ends)
+
+
+def band(curve: Mapping[str, Any], scale: float, draw: Callable[..., Series], label: str) -> Series:
+    """A curve with its interval as a shade."""
+    scaled = lambda key: [scale * value for value in curve[key]]
+    known = curve["low"] and curve["low"][0] is not None
+    ends = list(zip(scaled("low"), scaled("high"))) if known else None
+    return draw(label, curve["x"], scaled("mean"), ends=ends, kind="band")
+
+
+def apart(index: int, count: int) -> float:
+    """Factor that sets arms a little apart on a logarithmic axis."""
+    return float(2 ** (0.3 * (index - (count - 1) / 2) / max(count, 6)))
+
+
+def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)") -> Axis:
+    """An axis of doublings with a tick at each budget."""
+    ticks = [(float(budget), f"{budget:,}") for budget in budgets]
+    return Axis(label, log2=True, low=0.87 * min(budgets), high=1.15 * max(budgets), ticks=ticks)
+
+
+def variant_label(study: StudyInfo, variant: Variant) -> str:
+    """A variant in legends."""
+    name = study.arm(variant.arm).name
+    return name if variant.value is None else f"{name}, {variant.value}"
+
+
+def accuracy_axis(study: StudyInfo) -> Axis:
+    """An axis of accuracies."""
+    return Axis(f"accuracy (%, {study.mode} decoding)")
+
+
+# --- the figures ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -245,10 +330,12 @@ def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget:
     for arm in study.arms:
         if study.sweep_of(arm) != sweep:
             continue
-        of = lambda value, arm=arm: estimate_of(
-            results, study, task, task.main, Variant(arm.id, value), budget
-        )
-        measured = {value: e["accuracy"] for value in sweep.values if (e := of(value)) is not None}
+        measured = {}
+        for value in sweep.values:
+            variant = Variant(arm.id, value)
+            found = estimate_of(results, study, task, task.main, variant, budget)
+            if found is not None:
+                measured[value] = found["accuracy"]
         x = [places[value] for value in measured]
         series.append(accuracies(looks[arm.id], arm.name, x, list(measured.values())))
     known = sweep.default is not None

@@ -22,14 +22,14 @@ _render = renderer(Path(__file__).with_name("templates"))
 
 def page(results: Mapping[str, Any], tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
     """The HTML of a study, from results.json, and the tables and pictures made of it."""
-    encoded = lambda picture: base64.b64encode(picture.png.read_bytes()).decode()
+    encoded = [base64.b64encode(picture.png.read_bytes()).decode() for picture in pictures]
     return _render(
         "study.html",
         title=results["study"]["title"],
         facts="; ".join(_facts(results)),
         warnings=results["warnings"],
         tables=tables,
-        pictures=[(picture, encoded(picture)) for picture in pictures],
+        pictures=list(zip(pictures, encoded)),
         provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
         missing=results["missing"],
         **security(f"{STYLE}\n{_STYLE}"),

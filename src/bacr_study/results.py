@@ -121,13 +121,12 @@ def _timed(value: Any) -> bool:
 
 def times_of(results: Mapping[str, Any]) -> dict[str, Any]:
     """What `without_times` leaves out, as times.json."""
-    seconds = lambda by_task, pick: {
-        task: {variant: pick(entry) for variant, entry in found.items()}
-        for task, found in by_task.items()
-    }
     found: dict[str, Any] = {
         "date": results["provenance"]["date"],
-        "wall_seconds": seconds(results["costs"], lambda cost: cost["wall_seconds"]),
+        "wall_seconds": {
+            task: {variant: cost["wall_seconds"] for variant, cost in costs.items()}
+            for task, costs in results["costs"].items()
+        },
         "cells": {id_: cell["wall_seconds"] for id_, cell in results["cells"].items()},
     }
     if "convergence" in results:
@@ -140,9 +139,13 @@ def times_of(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_text(results: Mapping[str, Any]) -> str:
     """JSON with a line for each cell, comparison and the like: small, and easy to diff."""
-    dump = lambda value: json.dumps(
-        value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
-    )
+
+    def dump(value: Any) -> str:
+        separators = (",", ":")
+        return json.dumps(
+            value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=separators
+        )
+
     parts = []
     for key, value in sorted(results.items()):
         text = dump(value)

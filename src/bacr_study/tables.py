@@ -1,7 +1,7 @@
 """The tables of a study, from its results.json."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def write_table(folder: Path, table: Table) -> list[Path]:
 def tables_of(results: Results) -> list[Table]:
     """Every table that the study shows, in the order of its page."""
     study = study_of(results["study"])
-    makers: Mapping[str, Callable[[Results, StudyInfo], list[Table]]] = {
+    makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Table]]] = {
         "accuracy": accuracy_tables,
         "hard": hard_tables,
         "ablation": ablation_tables,
@@ -63,7 +63,7 @@ def tables_of(results: Results) -> list[Table]:
         "contrasts": contrast_tables,
     }
     made = dict.fromkeys(makers[view] for view in study.views if view in makers)
-    first, *rest = [make(results, study) for make in made] or [[]]
+    first, *rest = [list(make(results, study)) for make in made] or [[]]
     return [
         *first,
         # Beside the numbers, since it says what else they may come from.
@@ -92,7 +92,7 @@ def _accuracies(
     return columns
 
 
-def accuracy_tables(results: Results, study: StudyInfo) -> list[Table]:
+def accuracy_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Table 1 of the paper: arm by task and budget."""
     columns: list[list[Item]] = [[row_name(study, variant) for variant in study.variants()]]
     header, groups = ["method"], [("", 1)]
@@ -101,20 +101,18 @@ def accuracy_tables(results: Results, study: StudyInfo) -> list[Table]:
         columns += _accuracies(results, study, "accuracy", task, budgets)
         header += map(budget_heading, budgets)
         groups.append((task.label, len(budgets)))
-    return [
-        Table(
-            "Accuracy by budget",
-            header,
-            list(zip(*columns)),
-            groups=groups,
-            caption=f"{what_is_shown(study)} Budgets in thinking tokens; mean: over all budgets. "
-            f"Best in bold, second underlined.{marks_caption(study)}",
-            name="accuracy",
-        )
-    ]
+    yield Table(
+        "Accuracy by budget",
+        header,
+        list(zip(*columns)),
+        groups=groups,
+        caption=f"{what_is_shown(study)} Budgets in thinking tokens; mean: over all budgets. "
+        f"Best in bold, second underlined.{marks_caption(study)}",
+        name="accuracy",
+    )
 
 
-def hard_tables(results: Results, study: StudyInfo) -> list[Table]:
+def hard_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Table 2 of the paper: harder problems, with the tokens used at the largest budget."""
     variants = study.variants()
     columns: list[list[Item]] = [[row_name(study, variant) for variant in variants]]
@@ -127,21 +125,19 @@ def hard_tables(results: Results, study: StudyInfo) -> list[Table]:
             columns.append([tokens_item((entry or {}).get(key)) for entry in found])
         header += [*map(budget_heading, budgets), "thinking tok", "total tok"]
         groups.append((task.label, len(budgets) + 2))
-    return [
-        Table(
-            "Harder problems than any trained on",
-            header,
-            list(zip(*columns)),
-            groups=groups,
-            caption=f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
-            "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
-            f"{marks_caption(study)}",
-            name="hard",
-        )
-    ]
+    yield Table(
+        "Harder problems than any trained on",
+        header,
+        list(zip(*columns)),
+        groups=groups,
+        caption=f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
+        "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
+        f"{marks_caption(study)}",
+        name="hard",
+    )
 
 
-def difference_tables(results: Results, study: StudyInfo) -> list[Table]:
+def difference_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Every paired comparison with its p-values, a table for each reference arm."""
     labels = {variant.key: row_name(study, variant) for variant in study.variants()}
     tasks = {task.id: task.label for task in study.tasks}
@@ -149,7 +145,6 @@ def difference_tables(results: Results, study: StudyInfo) -> list[Table]:
     arms = {variant.key: variant.arm for variant in study.variants()}
     for entry in results["comparisons"]:
         by_reference.setdefault(arms[entry["reference"]], []).append(entry)
-    tables = []
     for reference, entries in by_reference.items():
         rows = [
             [
@@ -167,24 +162,21 @@ def difference_tables(results: Results, study: StudyInfo) -> list[Table]:
         ]
         header = ["method", "task", "budget", "points", "one new seed"]
         header += ["p", "Holm p", "tests", "seeds × problems"]
-        tables.append(
-            Table(
-                f"Differences from {study.arm(reference).name}",
-                header,
-                rows,
-                words=2,
-                caption="Percentage points, paired by seed and problem, with 95 % intervals "
-                "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
-                "freedom). One new seed: 95 % prediction interval of the difference that one more "
-                "seed would have on these problems. Holm p: corrected for the tests of the family. "
-                "One problem: only means over problems are known.",
-                name=f"differences_{reference}",
-            )
+        yield Table(
+            f"Differences from {study.arm(reference).name}",
+            header,
+            rows,
+            words=2,
+            caption="Percentage points, paired by seed and problem, with 95 % intervals "
+            "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
+            "freedom). One new seed: 95 % prediction interval of the difference that one more "
+            "seed would have on these problems. Holm p: corrected for the tests of the family. "
+            "One problem: only means over problems are known.",
+            name=f"differences_{reference}",
         )
-    return tables
 
 
-def arm_tables(results: Results, study: StudyInfo) -> list[Table]:
+def arm_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """What arms differ in besides their method: updates, entropy bonus, rate and tokens.
 
     None where no config is known.
@@ -198,20 +190,18 @@ def arm_tables(results: Results, study: StudyInfo) -> list[Table]:
             row += _arm_items(costs[task.id].get(variant.key, {}))
         rows.append(row)
     if not rows:
-        return []
-    return [
-        Table(
-            "How the arms were trained",
-            ["method", *["updates", "entropy coefficient", "learning rate", "tokens"] * len(known)],
-            rows,
-            groups=[("", 1), *[(task.label, 4) for task in known]],
-            caption="Updates: steps × train.minibatches, mean over seeds, without warm-up. Entropy "
-            "coefficient: loss.entropy_coef. Tokens: generated in training, mean over seeds. Equal "
-            "tokens are not equal updates: the fewer tokens a method's step takes, the more steps "
-            "it makes.",
-            name="arms",
-        )
-    ]
+        return
+    yield Table(
+        "How the arms were trained",
+        ["method", *["updates", "entropy coefficient", "learning rate", "tokens"] * len(known)],
+        rows,
+        groups=[("", 1), *[(task.label, 4) for task in known]],
+        caption="Updates: steps × train.minibatches, mean over seeds, without warm-up. Entropy "
+        "coefficient: loss.entropy_coef. Tokens: generated in training, mean over seeds. Equal "
+        "tokens are not equal updates: the fewer tokens a method's step takes, the more steps "
+        "it makes.",
+        name="arms",
+    )
 
 
 def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
@@ -225,7 +215,7 @@ def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
     return [Shown(form.format(value), (value,)) for form, value in zip(forms, values)]
 
 
-def decoding_tables(results: Results, study: StudyInfo) -> list[Table]:
+def decoding_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Differences from the references that are others greedily than sampled; none: all agree."""
     labels = {variant.key: row_name(study, variant) for variant in study.variants()}
     rows = [
@@ -242,24 +232,22 @@ def decoding_tables(results: Results, study: StudyInfo) -> list[Table]:
         if differs_by_mode(e)
     ]
     if not rows:
-        return []
+        return
     header = ["method", "less", "task", "budget", "sampled", "greedy", "greedy less sampled"]
-    return [
-        Table(
-            "Where greedy decoding says something else than sampling",
-            header,
-            rows,
-            words=3,
-            caption=f"{len(rows)} of {len(results['decoding'])} differences of two arms, in "
-            "percentage points, paired by seed and problem, with 95 % intervals, not corrected for "
-            "their number (about 5 % would be here by chance alone). Here are those whose two "
-            "forms are apart by more than the interval of their difference, and those with the "
-            "opposite sign, each by more than its interval. Read a row as: by so much is the "
-            "method ahead of the other if answers are sampled, by so much if they are greedy; a "
-            "claim that holds in one column alone is one about that decoding.",
-            name="decoding",
-        )
-    ]
+    yield Table(
+        "Where greedy decoding says something else than sampling",
+        header,
+        rows,
+        words=3,
+        caption=f"{len(rows)} of {len(results['decoding'])} differences of two arms, in "
+        "percentage points, paired by seed and problem, with 95 % intervals, not corrected for "
+        "their number (about 5 % would be here by chance alone). Here are those whose two "
+        "forms are apart by more than the interval of their difference, and those with the "
+        "opposite sign, each by more than its interval. Read a row as: by so much is the "
+        "method ahead of the other if answers are sampled, by so much if they are greedy; a "
+        "claim that holds in one column alone is one about that decoding.",
+        name="decoding",
+    )
 
 
 def cost_table(results: Results, study: StudyInfo) -> Table:

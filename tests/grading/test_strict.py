@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_grading import Grader
-from bacr_grading.lead_ins import without_lead_in
-from bacr_grading.unit_words import names_what_is_counted
+from bacr_grading.extract import without_lead_in
+from bacr_grading.statement import names_what_is_counted
 
 _FALSE = Path(__file__).with_name("false_answers.jsonl")
 

@@ -19,7 +19,7 @@ from bacr_study.plan import (
     predicted_seconds,
     settings_digest,
 )
-from bacr_study.spec_file import kind_of, read_study
+from bacr_study.spec import kind_of, read_study
 from study_world import STUDY, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -1,7 +1,7 @@
 """A study of two arms and two tasks on a ledger that nobody trains on."""
 
 from bacr_study.plan import paths_of, plan_runs
-from bacr_study.spec_file import read_study
+from bacr_study.spec import read_study
 
 BASE = """
 data: {train: ledger, eval: [ledger], ledger: {train_size: 64}}

@@ -74,12 +74,11 @@ def open_frozen(folder: Path, step: int, environment: Environment | None = None)
         tokenizer, rows = tokenizer_of(config)
         environment = build_environment(config, tokenizer, rows, style=format_for(config))
     policy = setup.make_policy(config, method, environment.vocab_size)
-    to_device = lambda tree: jax.tree.map(jnp.asarray, tree)
-    params = to_device(read_params(folder, step))
+    params = jax.tree.map(jnp.asarray, read_params(folder, step))
     head = None
     if method.uses_value:
         state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
-        head = to_device(read_part(state, "train", "head"))
+        head = jax.tree.map(jnp.asarray, read_part(state, "train", "head"))
     return Frozen(config, step, policy, params, head, environment)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from bacr_jax.advantages import score_statistics
 from bacr_study.variance import baselines, noise
@@ -106,11 +106,12 @@ def _scores(
         "norm": norms,
     }
     there = drawn.tokens.reshape(shape) > 0
-    # One group of every cell: P n batches.
-    batches = lambda x: jnp.asarray(
-        np.moveaxis(x[:, partition], 0, 2).reshape(-1, shape[0], partition.shape[-1], shape[-1]),
-        jnp.float32,
-    )
+
+    def batches(x: Float[np.ndarray, "C N M"]) -> Float[Array, "B C G M"]:
+        """One group of every cell: P n batches."""
+        batch = (shape[0], partition.shape[-1], shape[-1])
+        return jnp.asarray(np.moveaxis(x[:, partition], 0, 2).reshape(-1, *batch), jnp.float32)
+
     paid, found = batches(returns), {}
     for name, weights in stand_ins.items():
         of_batches = {key: np.asarray(x) for key, x in _statistics(paid, batches(weights)).items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bacr_grading import LENIENT, STRICT, Grader, VerifierGrader, load_verifier
-from bacr_grading.ahead import Ahead
+from bacr_grading.pooled import Ahead
 from bacr_jax.errors import UserError
 
 # Keeps sympy busy for much longer than the deadline.

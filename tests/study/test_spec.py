@@ -3,7 +3,7 @@
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_study.spec_file import read_study
+from bacr_study.spec import read_study
 from study_world import STUDY, planned, write_study
 
 
