@@ -145,6 +145,12 @@ def _converted(hint: Any, value: Any) -> tuple[bool, Any]:
     return origin is Any or type(value) is origin, value
 
 
+def is_test(question: str) -> bool:
+    """Whether a question belongs to the test split, by a hash of its text, blanks aside."""
+    text = " ".join(question.split())
+    return hashlib.sha256(text.encode()).digest()[0] < TEST_SHARE
+
+
 def _items(
     where: str, dataset: Any, split: Split, size: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -160,7 +166,7 @@ def _items(
                 "fields"
             ) from None
         text = " ".join(item["question"].split())
-        of_test = hashlib.sha256(text.encode()).digest()[0] < TEST_SHARE
+        of_test = is_test(text)
         if of_test != (split == "test") or (of_test and text in seen):
             continue
         # Training items are as often alike as the generator makes them.

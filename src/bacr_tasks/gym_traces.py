@@ -110,16 +110,18 @@ def _circuit_prompt(row: Row) -> str:
 
 
 def _circuit_work(row: Row, checks: bool) -> list[str]:
-    """Every term by its values, then the last gate."""
+    """Every term with its inputs' values, with checks as they enter the gate too; the last gate."""
     values, outs, steps = row.metadata["assignments"], [], []
     for term in row.metadata["term_strings"]:
         term = term.translate(_GATES)
         sign = next((c for c in term if c in "&|^"), "&")
         names = term.split(sign)
-        bits = [values[name.rstrip("'")] ^ name.endswith("'") for name in names]
+        plain = [name.rstrip("'") for name in names]
+        bits = [values[p] ^ (p != name) for p, name in zip(plain, names)]
         outs.append(_gate(sign, bits))
-        shown = sign.join(map(str, bits))
-        steps.append(f"{term + ':' if checks else ''}{shown}={outs[-1]}")
+        shown = sign.join(f"{p}{values[p]}{name[len(p) :]}" for p, name in zip(plain, names))
+        entering = f":{sign.join(map(str, bits))}" if checks else ""
+        steps.append(f"{shown}{entering}={outs[-1]}")
     return [*steps, _FINAL[row.metadata["final_gate"]].join(map(str, outs))]
 
 

@@ -15,7 +15,7 @@ from bacr_jax.questions import ledger, math_sets
 from bacr_jax.questions.characters import LONGEST, VOCABULARY, CharacterTokenizer
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES, Row, Source, Split, question_of, question_set
-from bacr_tasks import gym
+from bacr_tasks import gym, nemo_gym, verifiers_v1
 
 # Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
 LEDGER_TEST_SIZE = 2000
@@ -65,12 +65,19 @@ def _refused(call: Callable[[], Any]) -> Any:
         raise UserError(str(error)) from None
 
 
-def _gym(path: str, config: DataConfig, seed: int) -> Source:
-    del seed  # near seeds would be the same items shifted
-    made = _refused(lambda: gym.source(path, short=config.prompt_format == "characters"))
+def _others(package: str, path: str, config: DataConfig, seed: int) -> Source:
+    """A source of `bacr_tasks`, none of which depends on a run's seed."""
+    del seed
+    if package == "gym":
+        make = lambda: gym.source(path, short=config.prompt_format == "characters")
+    else:
+        module = {"nemo_gym": nemo_gym, "verifiers": verifiers_v1}[package]
+        make = lambda: module.source(path, base=config.dir)
+    made = _refused(make)
     questions = made.questions
     made.questions = lambda split: _refused(lambda: questions(split))
-    return _source_of(made, f"gym:{path.partition('?')[0]}", made.SCORE, whole=True)
+    name = f"{package}:{path.partition('?')[0]}"
+    return _source_of(made, name, made.SCORE, whole=package == "gym")
 
 
 def _table(name: str, path: str, config: DataConfig, seed: int) -> Source:
@@ -81,7 +88,11 @@ def _table(name: str, path: str, config: DataConfig, seed: int) -> Source:
 def sources() -> dict[str, Callable[[str, DataConfig, int], Source]]:
     """What can stand before the colon of data.train and data.eval."""
     tables = (*math_sets.LAYOUTS, *math_sets.TABLES)
-    made = {"ledger": _ledger, "gym": _gym}
+    packages = ("gym", "nemo_gym", "verifiers")
+    made: dict[str, Any] = {
+        "ledger": _ledger,
+        **{name: functools.partial(_others, name) for name in packages},
+    }
     return {**made, **{name: functools.partial(_table, name) for name in tables}}
 
 
@@ -171,7 +182,9 @@ def load_questions(
 
 def is_made(spec: str | Sequence[str]) -> bool:
     """Whether its splits share no question by construction."""
-    return all(name.partition(":")[0] in ("ledger", "gym") for _, name in mixture(spec))
+    return all(
+        name.partition(":")[0] in ("ledger", "gym", "verifiers") for _, name in mixture(spec)
+    )
 
 
 def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:

@@ -38,6 +38,8 @@ class TraceLessons:
         """
         self._config, self._told = config, told_budgets(config)
         self._questions, tokenizer = environment.train, environment.tokenizer
+        self._measured = environment.holdout if len(environment.holdout) else self._questions
+        self._tokenizer = tokenizer
         asked, form = self._questions.set, environment.style
         self.styles, self._weights = _styles(config, asked)
         ids = lambda texts: tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -112,11 +114,14 @@ class TraceLessons:
         return tokens, learned
 
     def opened(self, style: str, budget: int) -> tuple[Prompts, list[str]]:
-        """Training prompts that already hold the first token of a style, and their answers."""
-        index = np.arange(min(STYLE_PROBLEMS, len(self._questions)))
-        traces = self._traces[self.styles.index(style)]
-        first = np.array([traces[i][0] for i in index], np.int32)
-        return opened_prompts(self._questions, index, first, budget)
+        """Prompts that already hold the first token of a style, and their answers.
+
+        They are of held-out questions, where there are any: few different ones are soon memorised.
+        """
+        index = np.arange(min(STYLE_PROBLEMS, len(self._measured)))
+        texts = [_trace(self._measured.set.rows[i], style) for i in index]
+        first = np.array([encode_text(self._tokenizer, text)[0] for text in texts], np.int32)
+        return opened_prompts(self._measured, index, first, budget)
 
 
 def _styles(config: Config, asked: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:

@@ -1,0 +1,78 @@
+"""Tasks of the package verifiers, which the tests do not install: what it would give stands in."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from bacr_jax.config import DataConfig
+from bacr_jax.errors import UserError
+from bacr_jax.questions.loaders import load_questions
+from bacr_tasks import verifiers_v1
+
+DATA = DataConfig(num_groups=1)
+
+
+def reward(self, task, trace): ...
+def timed(self, task, trace, runtime): ...
+def offline(self, task, trace, runtime=None): ...
+
+
+class Task:
+    NEEDS_CONTAINER, config = False, None
+    tools, rewards, judges = [], [reward, offline], []
+
+    def __init__(self, n=0, image=None):
+        prompt = f"Double {n}."
+        self.data = SimpleNamespace(system_prompt="Digits.", prompt_text=prompt, image=image)
+
+    @classmethod
+    def toolsets(cls, config):
+        return cls.tools
+
+    def hooks(self, kind):
+        return self.rewards if kind == "reward" else []
+
+    def plugged_judges(self):
+        return self.judges
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    for name in ("verifiers", "verifiers.v1"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    return lambda made: monkeypatch.setattr(verifiers_v1, "tasks", lambda taskset: iter(made))
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(UserError, match="needs verifiers; write pip install verifiers==0.4.0"):
+        load_questions("verifiers:gsm8k", DATA, 0, "train")
+
+
+def test_tasks_are_split_by_their_text_and_say_where_they_stand(installed):
+    installed([Task(n) for n in range(60)])
+    train, test = (load_questions("verifiers:doubles", DATA, 0, s) for s in ("train", "test"))
+    assert len(train) + len(test) == 60 and 5 < len(test) < 30
+    assert set(train.questions).isdisjoint(test.questions)
+    assert all(text.startswith("Digits.\n\nDouble ") for text in train.questions)
+    for (_, row), text in zip(train.rows, train.questions):
+        assert text == f"Digits.\n\nDouble {row.metadata['place']}."
+        assert row.metadata["taskset"] == "doubles"
+
+
+@pytest.mark.parametrize(
+    ("task", "needs"),
+    [
+        (type("T", (Task,), {"rewards": [reward, timed]})(), "a runtime"),
+        (type("T", (Task,), {"tools": ["search"]})(), "tools"),
+        (type("T", (Task,), {"NEEDS_CONTAINER": True})(), "a container"),
+        (type("T", (Task,), {"judges": ["judge"]})(), "a judge"),
+        (type("T", (Task,), {"rewards": []})(), "a reward of its own"),
+        (Task(image="box"), "a container"),
+    ],
+)
+def test_what_can_not_be_scored_here_is_refused(installed, task, needs):
+    installed([Task(0), task])
+    with pytest.raises(UserError, match=f"verifiers:doubles: its task 1 needs {needs}; write"):
+        load_questions("verifiers:doubles", DATA, 0, "train")
