@@ -165,7 +165,7 @@ def run_study(
     with Progress() as progress, PreemptionHandler() as handler:
         for wave in (first, rest):
             scheduler = schedule.Scheduler(
-                command=schedule.child_command(again(arguments)),
+                command=[sys.executable, "-m", "bacr_jax.study", *again(arguments), "--only"],
                 paths=paths,
                 shares=schedule.shares(study.devices_per_run, arguments.jobs),
                 waiting=list(wave),

@@ -105,12 +105,8 @@ def sweep_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
                 caption=f"{what_is_shown(study)} Δ: percentage points, paired by seed and "
                 "problem, with 95 % intervals.",
                 rules=rules,
-                name=f"sweep_{task.id}_{_file_name(sweep.key)}",
+                name=f"sweep_{task.id}_{sweep.file_name}",
             )
-
-
-def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in text)
 
 
 def _sweep_differences(

@@ -318,7 +318,7 @@ def sweep_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
         ]
         default = " The shade marks the default." if sweep.default is not None else ""
         yield Drawn(
-            f"sweep_{''.join(c if c.isalnum() else '_' for c in sweep.key)}",
+            f"sweep_{sweep.file_name}",
             f"Accuracy by {sweep.label}",
             f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds.{default}",
             rows,

@@ -121,7 +121,9 @@ class Grid:
         sizes = {len(table[seed]) for table in tables for seed in seeds}
         values = np.zeros(())
         for table, (*_, weight) in zip(tables, terms):
-            rows = np.stack([_fit(table[seed], len(sizes) > 1) for seed in seeds])
+            rows = np.stack(
+                [table[s] if len(sizes) == 1 else table[s].mean(keepdims=True) for s in seeds]
+            )
             values = values + weight * rows
         return crossed_test(*self._by_problem(values, terms[0][0], terms[0][1]))
 
@@ -174,7 +176,3 @@ class Grid:
         scores = np.mean(rows, axis=0)[:, None]
         low, high = rate_intervals(scores)[0]
         return Estimate(estimate.mean, float(low), float(high), estimate.seeds, OVER_PROBLEMS)
-
-
-def _fit(rates: Float[np.ndarray, "n"], only_means: bool) -> np.ndarray:
-    return np.array([rates.mean()]) if only_means else rates

@@ -55,6 +55,11 @@ class Sweep:
     values: tuple[Value, ...]
     default: Value | None = None
 
+    @property
+    def file_name(self) -> str:
+        """The key as a part of names of files."""
+        return "".join(c if c.isalnum() else "_" for c in self.key)
+
 
 @dataclass(frozen=True)
 class Arm:

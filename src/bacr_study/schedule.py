@@ -253,8 +253,3 @@ def _trained_tokens(run: PlannedRun) -> int:
     lines = read_lines(RunPaths(run.folder).metrics)
     tokens = int(lines[-1]["rollout/tokens_total"]) if lines else 0
     return min(tokens, run.tokens or 0)
-
-
-def child_command(arguments: Sequence[str]) -> list[str]:
-    """What starts one run of the same study: this command with --only."""
-    return [sys.executable, "-m", "bacr_jax.study", *arguments, "--only"]

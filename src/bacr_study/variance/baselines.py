@@ -141,7 +141,6 @@ class Arm:
     Attributes:
       shrinks: the trace's own reward is part of what is subtracted from it; "unknown": in a way
         that has no exact factor, and the pool measures what is left of the gradient.
-      search: it was tried as a better baseline, and is no published method.
     """
 
     name: str
@@ -150,7 +149,6 @@ class Arm:
     value: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shrinks: Literal["no", "group", "brpo", "unknown"] = "no"
-    search: bool = False
 
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
         """Advantages of the groups."""
@@ -338,7 +336,7 @@ def _searched(
     loo: bool = False,
 ) -> Arm:
     options = {"features": features, "by_norm": by_norm, "loo": loo}
-    return Arm(name, label, _regressed, value, options, search=True)
+    return Arm(name, label, _regressed, value, options)
 
 
 ARMS = (

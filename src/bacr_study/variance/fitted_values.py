@@ -52,50 +52,19 @@ def _features(
     return np.concatenate(parts)[place.reshape(-1)]
 
 
-def _outcomes(
-    frozen: Frozen, head: Params, features: np.ndarray, spec: LearnerSpec
+def predicted_outcomes(
+    frozen: Frozen, head: Params, spec: LearnerSpec, questions: Questions, drawn: Drawn
 ) -> Float[np.ndarray, "B M"]:
-    """Probabilities of a right answer that the head's V implies."""
-    values = read_values(head, jnp.asarray(features), spec=spec)
-    return np.asarray(
-        correctness_from_value(values, coefficient=Setting(frozen.config).coefficient)
-    )
-
-
-def saved_values(frozen: Frozen, questions: Questions, drawn: Drawn) -> Float[np.ndarray, "B M"]:
-    """Outcomes that the value head predicts as it was at the checkpoint."""
-    assert frozen.head is not None and frozen.policy.learner.value is not None
-    spec = frozen.policy.learner
-    features = _features(frozen, questions, drawn, frozen.head, spec)
-    return _outcomes(frozen, frozen.head, features, spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class FittedValue:
-    """A value head fitted by regression on rollouts of training questions.
-
-    Attributes:
-      loss: mean squared error on the questions held out of the fit.
-      steps: Adam steps that were best for these.
-    """
-
-    head: Params
-    spec: LearnerSpec
-    loss: float
-    steps: int
-
-    def __call__(
-        self, frozen: Frozen, questions: Questions, drawn: Drawn
-    ) -> Float[np.ndarray, "B M"]:
-        """Predicted outcomes."""
-        features = _features(frozen, questions, drawn, self.head, self.spec)
-        return _outcomes(frozen, self.head, features, self.spec)
+    """Probabilities of a right answer at every cut that a head's V implies."""
+    features = _features(frozen, questions, drawn, head, spec)
+    values, setting = read_values(head, jnp.asarray(features), spec=spec), Setting(frozen.config)
+    return np.asarray(correctness_from_value(values, coefficient=setting.coefficient))
 
 
 def fit_value(
     frozen: Frozen, drawn: Drawn, kind: ValueInput, *, held_out: np.ndarray, seed: int
-) -> FittedValue:
-    """Regresses dense rewards on what a head of this kind reads (Eq. 12).
+) -> tuple[Params, LearnerSpec]:
+    """Regresses dense rewards on what a head of this kind reads (Eq. 12); it, and how it reads.
 
     Args:
       held_out: rows left out of the fit, which choose when it stops.
@@ -113,7 +82,7 @@ def fit_value(
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))
     adam = optax.adam(_RATE)
-    state, best = adam.init(head), (np.inf, 0, head)
+    state, best = adam.init(head), (np.inf, head)
     on_device = [jnp.asarray(x) for x in (features[fit], targets[fit])]
     aside = [jnp.asarray(x) for x in (features[held_out], targets[held_out])]
 
@@ -121,14 +90,14 @@ def fit_value(
     def error(head: Params) -> Array:
         return jnp.square(read_values(head, aside[0], spec=spec) - aside[1]).mean()
 
-    for step in range(_LOOK, _STEPS + 1, _LOOK):
+    for _ in range(_LOOK, _STEPS + 1, _LOOK):
         head, state = train_step.fit_value(
             head, state, *on_device, spec=spec, head_tx=adam, num_steps=_LOOK
         )
         loss = float(error(head))
         if loss < best[0]:
-            best = (loss, step, head)
-    return FittedValue(best[2], spec, best[0], best[1])
+            best = (loss, head)
+    return best[1], spec
 
 
 def smoothed_means(

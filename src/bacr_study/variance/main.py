@@ -7,6 +7,7 @@ same command goes on where it was stopped.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import subprocess
@@ -23,6 +24,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
+from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import finished_steps
@@ -30,7 +32,7 @@ from bacr_jax.runs.progress import Progress
 from bacr_study.variance import gradient_pool, measurement, noise, pool_statistics
 from bacr_study.variance import report as variance_report
 from bacr_study.variance.baselines import Setting
-from bacr_study.variance.fitted_values import fit_value, saved_values, smoothed_means
+from bacr_study.variance.fitted_values import fit_value, predicted_outcomes, smoothed_means
 from bacr_study.variance.gradient_pool import Drawn, Frozen, Pool, open_frozen
 from bacr_study.variance.measurement import Result
 from bacr_study.variance.pool_statistics import Values
@@ -219,12 +221,14 @@ def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tup
     traces = place.settings.calibration_traces
     # The second half chooses when fits stop, and gives moments and slopes.
     second = np.repeat(np.arange(place.settings.calibration) % 8 >= 4, traces)
-    of_pool = {"saved": saved_values(frozen, questions, pool.drawn)}
-    of_calibration = {"saved": saved_values(frozen, train, calibration)}
-    for kind in ("cut", "trace_and_cut"):
-        fitted = fit_value(frozen, calibration, kind, held_out=second, seed=place.seed)
-        of_pool[kind] = fitted(frozen, questions, pool.drawn)
-        of_calibration[kind] = fitted(frozen, train, calibration)
+    assert frozen.head is not None
+    heads = {"saved": (frozen.head, frozen.policy.learner)}
+    kinds: tuple[ValueInput, ...] = ("cut", "trace_and_cut")
+    for kind in kinds:
+        heads[kind] = fit_value(frozen, calibration, kind, held_out=second, seed=place.seed)
+    predicted = functools.partial(predicted_outcomes, frozen)
+    of_pool = {name: predicted(*read, questions, pool.drawn) for name, read in heads.items()}
+    of_calibration = {name: predicted(*read, train, calibration) for name, read in heads.items()}
     # Budgets of a list come again and again: an oracle needs no neighbours of theirs.
     bandwidth = place.settings.bandwidth if place.regime == "independent" else 1e-3
     drawn = pool.drawn

@@ -1,7 +1,7 @@
 """From a pool to the noise of every arm at every group size."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ def grouped(
         of_cells = x.reshape(-1, traces, *x.shape[1:])[:, partition]
         return of_cells.reshape(-1, partition.shape[-1], *x.shape[1:])
 
+    return _groups(drawn, values, split)
+
+
+def _groups(drawn: Drawn, values: Values, split: Callable[[np.ndarray], np.ndarray]) -> Groups:
     names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise", "energy")
     return Groups(
         **{name: split(getattr(drawn, name)) for name in names},
@@ -250,16 +254,7 @@ def _spread(
 
 def _cost(drawn: Drawn, measured: Variants) -> Float[np.ndarray, " variants"]:
     """Mean sampled tokens of a trace with its branches."""
-    everything = Groups(
-        by_answer=drawn.by_answer[:, None],
-        cuts=drawn.cuts[:, None],
-        thinking=drawn.thinking[:, None],
-        budgets=drawn.budgets[:, None],
-        tokens=drawn.tokens[:, None],
-        surprise=drawn.surprise[:, None],
-        energy=drawn.energy[:, None],
-        values={},
-    )
+    everything = _groups(drawn, {}, lambda x: x[:, None])
     of_thinking = drawn.tokens.sum(1).mean()
     sampled = drawn.sampled[:, None]
     cost = {
