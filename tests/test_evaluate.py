@@ -280,7 +280,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has 64 positions"),
         (["--budgets", "0", "--every", "4"], "largest budget 0"),
         (["--budgets", "8", "budget.grace=4"], "no line break"),
-        (["--budgets", "8", "data.closing_text=</think>"], "the ledger has its own tokens"),
+        (["--budgets", "8", "data.closing_text=</think>"], "has its own tokens; write null"),
         (["--budgets", "4,4"], "twice"),
         (["--budgets", "512"], "64 positions"),
         (["--budgets", "8", "--temperature", "0.7"], "--samples 0 is greedy"),

@@ -162,7 +162,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
         recycle_after: int = 2000,
         cache_size: int = 16384,
     ):
-        self.verifier, self._packed = verifier, rows
+        self.verifier, self.rows = verifier, rows
         setup: dict[str, Any] = {
             "path": verifier.path,
             "source": verifier.source,
@@ -271,8 +271,8 @@ class VerifierGrader(PooledGrader[Row, Score]):
     def _rows(self, answers: Texts, references: Texts, questions: Texts) -> list[Row | None]:
         """What the workers are shown; None is no answer."""
         golds: Texts = references
-        if self._packed is not None:
-            golds = [self._packed[q or "", r or ""] for q, r in zip(questions, references)]
+        if self.rows is not None:
+            golds = [self.rows[q or "", r or ""] for q, r in zip(questions, references)]
         return [
             None if answer is None else Row(question or "", answer, gold or "")
             for question, answer, gold in zip(questions, answers, golds, strict=True)

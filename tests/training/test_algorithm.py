@@ -9,7 +9,7 @@ import pytest
 
 from bacr_grading.pool import WorkerPool
 from bacr_grading.pooled import PooledGrader
-from bacr_grading.verifier import Score, VerifierGrader
+from bacr_grading.verifier import Score, Verifier, VerifierGrader
 from bacr_jax.config import io as config_io
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.questions import ledger
@@ -66,6 +66,7 @@ class Slow(VerifierGrader):
             lasting=lambda score: True,
             cache_size=0,
         )
+        self.verifier, self.rows = Verifier("sums.py:score", *4 * [""]), None
         self.notes, self.last_failure = [], ""
 
     def look(self, rows, poll):

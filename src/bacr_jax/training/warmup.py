@@ -289,7 +289,7 @@ def until_style(
     low, high = settings.style_accuracy
     styles: tuple[ledger.Style, ...] = ("steps", settings.style)
 
-    def measure(params: Params) -> dict[str, float]:
+    def measure(params: Any) -> dict[str, float]:
         return {style: style_accuracy_of(params, style) for style in styles}
 
     last_phase = ledger.WARMUP[run.config.data.ledger.variant][-2].until
