@@ -31,7 +31,7 @@ def test_slopes_are_those_of_weighted_least_squares():
 def test_before_any_batch_the_baseline_stays_as_it_is():
     slopes = advantages.optimal_slopes(jnp.zeros((3, 2, 2)), jnp.zeros((3, 2)), jnp.zeros(3))
     credit = jnp.arange(6.0).reshape(1, 2, 3)
-    np.testing.assert_array_equal(advantages.optimal_advantage(credit, credit, slopes), credit)
+    np.testing.assert_array_equal(credit - advantages.optimal_shift(credit, slopes), credit)
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.9, 0.98])
@@ -50,7 +50,7 @@ def test_it_leaves_the_least_noise_that_one_number_can(chance):
     expected = jnp.full_like(credit, mean)
     square, product, _ = advantages.optimal_moments(credit, expected, surprise[:, None])
     slopes = advantages.optimal_slopes(square, product, jnp.full(1, 1e9))
-    moved = advantages.optimal_advantage(credit, expected, slopes)
+    moved = credit - advantages.optimal_shift(expected, slopes)
     baseline = float(mean + (credit - moved)[0, 0, 0])
     best = (p * score**2 * paid).sum() / (p * score**2).sum()
     assert baseline == pytest.approx(best, abs=1e-3)

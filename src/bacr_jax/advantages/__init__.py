@@ -24,7 +24,6 @@ from bacr_jax.advantages.group import (
 )
 from bacr_jax.advantages.optimal import (
     effective_traces,
-    optimal_advantage,
     optimal_moments,
     optimal_shift,
     optimal_slopes,
@@ -62,7 +61,6 @@ __all__ = [
     "group_advantage",
     "grpo_advantage",
     "normalize",
-    "optimal_advantage",
     "optimal_moments",
     "optimal_shift",
     "optimal_slopes",

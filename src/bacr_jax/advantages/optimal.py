@@ -132,25 +132,6 @@ def optimal_shift(
     return jax.lax.stop_gradient(moved)
 
 
-def optimal_advantage(
-    credit: Float[Array, "Q G M"], expected: Float[Array, "Q G M"], slopes: Float[Array, "M 2"]
-) -> Float[Array, "Q G M"]:
-    """Advantage against a baseline moved to where scores want it.
-
-        A_s - (k_s0 + k_s1 V_s)
-
-    Args:
-      credit: A = G - V, one per segment.
-      expected: V, the return that the baseline expects.
-      slopes: k, of earlier batches (`optimal_slopes`).
-
-    Returns:
-      Advantages per segment.
-    """
-    chex.assert_equal_shape([credit, expected])
-    return credit - optimal_shift(expected, slopes)
-
-
 def token_baseline(
     returns: Float[Array, "Q G T"], path: Float[Array, "Q G T"]
 ) -> Float[Array, "Q one T"]:
