@@ -46,6 +46,8 @@ CONTENTS = {
         "studies/variance",
         "studies/variance-training",
         "studies/search",
+        "studies/rivals",
+        "studies/rivals-search",
     ],
     "Serve": ["serving"],
     "The paper": ["equations", "paper", "theory"],

@@ -11,6 +11,7 @@ import pytest
 from bacr_jax import curriculum
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
+from bacr_jax.methods.registry import advice
 from methods_world import credit_of, load
 
 
@@ -161,6 +162,68 @@ def test_a_constant_weighted_by_scores_is_the_weighted_mean(tmp_path):
     np.testing.assert_allclose(credit.thinking, r - best, atol=0.01 * abs(r.mean() - best) + 1e-4)
 
 
+RUNNING = [
+    *("advantage.baseline=constant", "advantage.normalise=none", "advantage.score_weighted=true"),
+    *("cuts.count=1", "cuts.weights=own_budget", "reward.dense=false"),
+]
+
+
+def test_each_doubling_of_the_budget_has_a_number_of_its_own(tmp_path):
+    """Budgets from 4 to 12: those below 8 and the others."""
+    own = ["budget.prior=uniform", "advantage.score_by_budget=true", "rollout.questions=16"]
+    config = load(tmp_path, "bacr-full", *RUNNING, *own)
+    method, batch, state, rewards, first, _ = credit_of(config)
+    r, w, small = (np.asarray(x) for x in (rewards, batch.surprise, batch.budgets < 8))
+    assert 0 < small.sum() < small.size
+    others = (r.sum((0, 1, 2)) - r.sum((1, 2))) / (r.size - r[0].size)
+    np.testing.assert_allclose(first.answers, r - others[:, None, None], atol=1e-6)
+    for _ in range(200):
+        state = method.update(state, batch, rewards, None)
+    credit = method.advantages(state, batch, rewards, None)
+    for inside in (small, ~small):
+        mean = r[inside].mean()
+        np.testing.assert_allclose(credit.answers[inside], r[inside] - mean, atol=1e-5)
+        best = (w * r)[inside].sum() / w[inside].sum()
+        off = 0.02 * abs(mean - best) + 1e-4
+        np.testing.assert_allclose(credit.thinking[inside], r[inside] - best, atol=off)
+
+
+def test_budgets_within_a_factor_of_two_share_their_numbers(tmp_path):
+    choices = ["budget.prior=choices", "budget.choices=[6,12]"]
+    found = []
+    for key in ("false", "true"):
+        config = load(tmp_path, "bacr-full", *RUNNING, *choices, f"advantage.score_by_budget={key}")
+        *_, credit, state = credit_of(config)
+        found.append(jax.tree.leaves((credit, state)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize(("offset", "baseline"), [(0.4, 1.0), (-1.4, 0.0), (0.04, 0.94)])
+def test_a_running_number_stays_within_what_can_be_returned(tmp_path, offset, baseline):
+    method, batch, state, rewards, *_ = credit_of(load(tmp_path, "bacr-full", *RUNNING))
+    # Weights of 1 on the offset alone; one part in two thousand is the ridge's.
+    state |= {
+        "reward_mean": jnp.array([0.9]), "reward_seen": jnp.array(1.0),
+        "optimal_square": jnp.array([[[1.0, 0.0], [0.0, 0.0]]]),
+        "optimal_product": jnp.array([[offset, 0.0]]), "optimal_spread": jnp.array([1e-9]),
+    }  # fmt: skip
+    credit = method.advantages(state, batch, rewards, None)
+    np.testing.assert_allclose(rewards - credit.thinking, np.full((4, 4, 1), baseline), atol=1e-3)
+    np.testing.assert_allclose(rewards - credit.answers, np.full((4, 4, 1), 0.9), atol=1e-6)
+
+
+def test_a_sampler_that_differs_is_to_be_bounded(tmp_path):
+    load_with = lambda *own: advice(load(tmp_path, "bacr-robust", "train.minibatches=1", *own))
+    assert load_with() == []
+    (line,) = load_with("train.minibatches=2")
+    assert "train.minibatches=2 sampler and learner differ" in line
+    assert line.endswith("write loss.importance_cap=2")
+    (line,) = load_with("model.compute_dtype=bfloat16")
+    assert "model.compute_dtype=bfloat16 sampler" in line
+    assert load_with("train.minibatches=2", "loss.importance_cap=2") == []
+    assert load_with("train.minibatches=2", "advantage.score_weighted=false") == []
+
+
 def test_the_optimal_token_baseline_differs_from_token_to_token(tmp_path):
     own = ["advantage.baseline=optimal_token", "advantage.normalise=none", "cuts.count=1"]
     own += ["cuts.weights=own_budget", "reward.dense=false"]
@@ -217,6 +280,7 @@ class TestSteepWeights:
         (["rollout.group_size=1"], "advantage.baseline=shrink compares the rollouts"),
         (["advantage.score_weighted=true", "advantage.normalise=group"], "normalise=batch_rms"),
         (["advantage.score_uniform=true"], "without advantage.score_weighted"),
+        (["advantage.score_by_budget=true"], "without advantage.score_weighted"),
         (["advantage.baseline=optimal_token", "advantage.score_weighted=true"], "weighted=false"),
         (["advantage.baseline=optimal_token", "advantage.credit=segment"], "write to_go"),
     ],

@@ -62,6 +62,20 @@ def test_a_finished_run_says_so(run):
     assert "finished, 3 steps" in found and "1,234" in found and "1m01s" in found
 
 
+def test_the_saving_of_score_weights_stands_beside_the_mean_advantage(run):
+    """Means of the later half of the steps; a run of an older version has neither."""
+    assert "mean advantage" not in page(run)
+    steps = [(0.9, -1.0), (0.9, -1.0), (0.125, 0.25), (0.375, 0.5)]
+    records = [
+        {"step": i + 1, "score/predicted_saving": saving, "advantage/mean": mean}
+        for i, (saving, mean) in enumerate(steps)
+    ]
+    lines(run / "metrics.jsonl", records)
+    found = page(run)
+    assert "25.0%" in found and "+0.375" in found
+    assert found.index("score weights save, predicted") < found.index("mean advantage")
+
+
 def test_validation_questions_stand_after_test_sets_and_are_marked(run):
     whens = [(0, "before", 0.2), (2, "during", 0.5), (3, "after", 0.6)]
     records = [evaluation(*when) for when in whens]

@@ -25,6 +25,10 @@ def test_a_healthy_run_hears_nothing():
         ({"policy/clipped_share": 0.9}, "optimizer.learning_rate or train.minibatches"),
         ({"process/grader_worker_deaths": 30.0}, "workers die"),
         ({"process/grader_timeouts": 30.0}, "run out of time"),
+        (
+            {"advantage/score_offset": -0.1, "advantage/mean": 0.6, "advantage/std": 1.0},
+            "the mean advantage is more than half of its deviation away from 0",
+        ),
         ({"mismatch/k3": 0.3}, "the sampler and the learner disagree"),
     ],
 )

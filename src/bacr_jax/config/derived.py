@@ -72,6 +72,14 @@ def drawn(config: Config) -> tuple[int, ...]:
     return budget.choices or asked
 
 
+def prior_range(config: Config) -> tuple[int, int]:
+    """The least and the largest budget that budget.prior draws."""
+    budget, choices = config.budget, drawn(config)
+    if budget.prior == "choices" and choices:
+        return min(choices), max(choices)
+    return budget.max if budget.prior == "fixed" else budget.min, budget.max
+
+
 def largest_evaluated(config: Config) -> int:
     """Most thinking tokens that an evaluation allows, a grace window aside."""
     without = [cap(config)] if config.eval.no_budget else []

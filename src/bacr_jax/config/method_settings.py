@@ -161,6 +161,11 @@ class AdvantageConfig:
         "with score_weighted: move all of a batch's baselines by the same number, the mean of what "
         "they would move by (a control: docs/studies/controls.md)",
     )
+    score_by_budget: bool = key(
+        False,
+        "with score_weighted: running numbers of their own for every doubling of the budget, for "
+        "long traces whose budgets span more than a factor of two",
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ budget-conditioned advantages      advantage.baseline: value | shrink | group | 
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
+from bacr_jax.methods.published import given_by
 
 # Decay per iteration of the moments behind `shrink` and `score_weighted`: about the last ten count.
 _MOMENT_DECAY = 0.9
@@ -121,8 +123,9 @@ def problems(config: Config) -> Iterator[str]:
             "for all questions, and advantage.normalise=group gives each its own; write "
             "advantage.normalise=batch_rms"
         )
-    if advantage.score_uniform and not advantage.score_weighted:
-        yield "advantage.score_uniform=true: moves nothing without advantage.score_weighted=true"
+    for name in ("score_uniform", "score_by_budget"):
+        if getattr(advantage, name) and not advantage.score_weighted:
+            yield f"advantage.{name}=true: moves nothing without advantage.score_weighted=true"
     if advantage.baseline == "optimal_token":
         if advantage.score_weighted:
             yield (
@@ -134,6 +137,18 @@ def problems(config: Config) -> Iterator[str]:
                 f"advantage.credit={advantage.credit}: advantage.baseline=optimal_token weighs "
                 "what comes after each token; write to_go"
             )
+
+
+def advice(config: Config) -> Iterator[str]:
+    """What these settings would do better with, one line each."""
+    half, several = config.model.compute_dtype != "float32", config.train.minibatches > 1
+    if config.advantage.score_weighted and config.loss.importance_cap is None and (half or several):
+        key = "model.compute_dtype" if half else "train.minibatches"
+        yield (
+            f"advantage.score_weighted=true: advantages are not 0 on average, and with {key}="
+            f"{written(given_by(config, key))} sampler and learner differ, which then biases the "
+            "gradient; write loss.importance_cap=2"
+        )
 
 
 def _steep_weights(config: Config) -> Iterator[str]:
@@ -246,7 +261,7 @@ def baselines(
         mean = lambda x: jnp.broadcast_to(advantages.token_baseline(x, weights), x.shape)
         return mean(reward), mean(batch.outcomes)
     if kind == "constant":
-        values = _running_mean(state, reward)
+        values = _running_mean(config, state, batch, reward)
     assert values is not None
     baseline = values
     if kind == "residual_loo":
@@ -265,13 +280,43 @@ def _path_at_cuts(batch: GroupBatch) -> PerCut:
     return jnp.where(within, batch.path[..., None, :], 0.0).max(-1)
 
 
-def _running_mean(state: State, reward: PerCut) -> PerCut:
+def _running_mean(config: Config, state: State, batch: GroupBatch, reward: PerCut) -> PerCut:
     """Mean reward at each cut of earlier batches; in the first, of the other questions."""
     assert state is not None
     others = jax.vmap(advantages.other_questions_mean, -1, -1)(reward[..., None, :])
+    if (bins := _num_bins(config)) > 1:
+        others = jnp.tile(others, bins)
     known = state["reward_mean"] / jnp.maximum(state["reward_seen"], 1e-6)
     mean = jnp.where(state["reward_seen"] > 0, known, others)
-    return jnp.broadcast_to(mean[:, None], reward.shape)
+    shape = (*reward.shape[:2], mean.shape[-1])
+    return _of_own_bin(config, batch, jnp.broadcast_to(mean[:, None], shape))
+
+
+def _num_bins(config: Config) -> int:
+    """Doublings of the budget that have running numbers of their own; 1: all budgets share them."""
+    low, high = derived.prior_range(config)
+    return max(math.ceil(math.log2(high / low)), 1) if config.advantage.score_by_budget else 1
+
+
+def _bins(config: Config, batch: GroupBatch) -> Float[Array, "Q G K one"]:
+    """1 for the doubling that a trace's budget is in."""
+    count, doublings = _num_bins(config), jnp.log2(batch.budgets / derived.prior_range(config)[0])
+    place = jnp.clip(jnp.floor(doublings), 0, count - 1).astype(jnp.int32)
+    return jax.nn.one_hot(place, count)[..., None]
+
+
+def _by_bin(config: Config, batch: GroupBatch, x: PerCut) -> Float[Array, "Q G N"]:
+    """Numbers per cut as numbers per doubling and cut, 0 for those that a trace is not in."""
+    if _num_bins(config) == 1:
+        return x
+    return (_bins(config, batch) * x[:, :, None]).reshape(*x.shape[:2], -1)
+
+
+def _of_own_bin(config: Config, batch: GroupBatch, x: Float[Array, "Q G N"]) -> PerCut:
+    """Numbers per cut of the doubling that each trace is in."""
+    if (count := _num_bins(config)) == 1:
+        return x
+    return (_bins(config, batch) * x.reshape(*x.shape[:2], count, -1)).sum(2)
 
 
 def returns_to_go(config: Config, reward: PerCut) -> PerCut:
@@ -330,7 +375,7 @@ def make_advantages(
     thinking = left.thinking
     returns = returns_to_go(config, reward)
     if settings.score_weighted:
-        thinking -= _score_shift(config, state, returns - thinking)
+        thinking -= _score_shift(config, state, batch, returns - thinking)
     return Advantages(
         thinking=thinking / scale,
         answers=answers / scale,
@@ -340,9 +385,17 @@ def make_advantages(
     )
 
 
-def _score_shift(config: Config, state: State, expected: PerCut) -> PerCut:
+def _score_shift(config: Config, state: State, batch: GroupBatch, expected: PerCut) -> PerCut:
     """How far scores move the baseline of each segment, from V or from a constant."""
-    shift = advantages.optimal_shift(_regressor(config, expected), _optimal_slopes(state))
+    known = _by_bin(config, batch, _regressor(config, expected))
+    shift = _of_own_bin(config, batch, advantages.optimal_shift(known, _optimal_slopes(state)))
+    if config.advantage.baseline == "constant":
+        # A running number lags behind its moments: their sum may leave what can be returned.
+        coefficient, weights = _coefficient(config), _weights(config)
+        worst = jnp.full_like(weights, -coefficient).at[0].set(0.0)
+        least = advantages.to_go(worst, weights)
+        most = advantages.to_go(jnp.full_like(weights, 1.0 + coefficient), weights)
+        shift = jnp.clip(shift, least - expected, most - expected)
     if config.advantage.score_uniform:
         return jnp.broadcast_to(shift.mean((0, 1)), shift.shape)
     return shift
@@ -381,17 +434,19 @@ def _optimal_slopes(state: State) -> Float[Array, "M 2"]:
 def init_state(config: Config, num_questions: int) -> State:
     """The moments before training."""
     state: dict[str, Array] = {}
+    count = config.cuts.count * _num_bins(config)
     if config.advantage.baseline == "shrink":
         # n0 = 0: until V's error is measured, the other traces alone are trusted.
         state |= {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
     if config.advantage.score_weighted:
         # Slopes of 0 until a batch was seen: the baseline as it is.
-        square = jnp.zeros((config.cuts.count, 2, 2), jnp.float32)
+        square = jnp.zeros((count, 2, 2), jnp.float32)
         state |= {"optimal_square": square, "optimal_product": square[..., 0]}
         state |= {"optimal_spread": square[..., 0, 0]}
     if config.advantage.baseline == "constant":
-        state |= {"reward_mean": jnp.zeros(config.cuts.count, jnp.float32)}
-        state |= {"reward_seen": jnp.float32(0.0)}
+        state |= {"reward_mean": jnp.zeros(count, jnp.float32)}
+        seen = () if _num_bins(config) == 1 else count
+        state |= {"reward_seen": jnp.zeros(seen, jnp.float32)}
     return state or None
 
 
@@ -409,10 +464,15 @@ def update(
     if config.advantage.score_weighted:
         thinking = residuals(config, state, batch, reward, values).thinking
         predicted = _regressor(config, returns_to_go(config, reward) - thinking)
-        weighted = advantages.optimal_moments(thinking, predicted, batch.surprise)
+        binned = (_by_bin(config, batch, x) for x in (thinking, predicted, batch.surprise))
+        weighted = advantages.optimal_moments(*binned)
         measured |= dict(zip(("optimal_square", "optimal_product", "optimal_spread"), weighted))
     if config.advantage.baseline == "constant":
-        measured |= {"reward_mean": reward.mean((0, 1)), "reward_seen": jnp.float32(1.0)}
+        seen = jnp.float32(1.0)
+        if _num_bins(config) > 1:
+            seen = _by_bin(config, batch, jnp.ones_like(reward)).mean((0, 1))
+        mean = _by_bin(config, batch, reward).mean((0, 1))
+        measured |= {"reward_mean": mean, "reward_seen": seen}
     return {name: _blended(name, state[name], measured[name]) for name in state}
 
 

@@ -59,6 +59,13 @@ def built_in_departures(config: Config) -> list[str]:
     return departures(config, load_method(config)) if ours else []
 
 
+def advice(config: Config) -> list[str]:
+    """What the settings of a method of this room would do better with; a run says it."""
+    if config.method not in built_in_methods():
+        return []
+    return list(getattr(_module(config.method), "advice", lambda _: ())(config))
+
+
 def problems(config: Config) -> Iterator[str]:
     """What is wrong with `config.method` and the settings that it reads, one line each.
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bacr_jax import documents
@@ -47,6 +48,11 @@ COMPARISON = "comparison.html"
 # What fields raise that no check has heard of: of a later version, or of somebody's own making.
 _ODD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 _WHAT = "accuracy in % [95 % interval], mean thinking tokens"
+# Of the later half of a run's steps: what it says of its baseline (docs/theory.md).
+_OF_CREDIT = (
+    ("gradient noise that score weights save, predicted", "score/predicted_saving", "{:.1%}"),
+    ("mean advantage", "advantage/mean", "{:+.3f}"),
+)
 # Of a section: what `report.html` shows, by the name that it has there.
 Part = dict[str, Any]
 
@@ -72,6 +78,11 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),
         ("seed", str(config.seed)),
     ]
+    later = records[len(records) // 2 :]
+    for name, key, form in _OF_CREDIT:
+        found = [float(record[key]) for record in later if key in record]
+        if found:
+            rows.append((name, form.format(fmean(found))))
     if tokens is not None:
         rows.append(("generated tokens", f"{tokens:,}"))
     if "wall_seconds" in summary:

@@ -18,6 +18,8 @@ CLIPPED = 0.5
 LOST_VERDICTS = 0.1
 # Nats per token between what the sampler and the learner say of the same tokens.
 MISMATCH = 0.05
+# Mean advantage over its deviation, of a baseline that scores have moved.
+OFF_CENTRE = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,16 @@ SYMPTOMS = {
         "the grader's workers die or run out of time on more than a tenth of the answers, or a "
         "verifier of your own gives them no score: they count as wrong. Look at the metrics "
         "process/grader_*, at the memory of the machine and at the answers in rollouts/",
+    ),
+    "off_centre": Symptom(
+        lambda m, _: (
+            "advantage/score_offset" in m
+            and abs(m["advantage/mean"]) > OFF_CENTRE * m["advantage/std"]
+        ),
+        "the mean advantage is more than half of its deviation away from 0: any difference between "
+        "sampler and learner then biases the gradient. Write loss.importance_cap=2, "
+        "advantage.score_by_budget=true where budgets differ much, or "
+        "advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
         lambda m, _: m.get("mismatch/k3", 0.0) > MISMATCH,

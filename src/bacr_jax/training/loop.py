@@ -17,6 +17,7 @@ from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.summary import Summary, anytime_score
 from bacr_jax.methods.published import departures
+from bacr_jax.methods.registry import advice
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.compile_cache import keep_programs
@@ -78,7 +79,7 @@ class Trainer:
         mesh = setup.mesh_shape(config, inputs.shape, jax.device_count())
         self.policy = make_policy(config, self.method, inputs.vocab_size, mesh)
         self.progress.say(f"method {self.method.name}")
-        for line in self.departures:
+        for line in (*self.departures, *advice(config)):
             self.progress.say(f"  {line}")
         for line in (*self.environment.describe_data(), kept.line):
             self.progress.say(line)
