@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,7 @@ def _by_budget(
     if (budgets > 0).all():
         for budget in np.unique(budgets):
             keep = budgets == budget
-            parts[str(budget)] = entries.each(lambda x, keep=keep: x[keep]), clusters[keep]
+            parts[str(budget)] = entries.each(operator.itemgetter(keep)), clusters[keep]
     else:
         bins = [list(result.by_group[group].bins.items()) for result in results]
         for place, (name, _) in enumerate(bins[0]):
