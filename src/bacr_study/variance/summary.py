@@ -1,8 +1,8 @@
 """Numbers of the variance study: what variance.json holds."""
 
 import dataclasses
-import functools
 import json
+import operator
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -134,9 +134,8 @@ def _by_budget(
     parts: dict[str, tuple[Noise, np.ndarray]] = {}
     if (budgets > 0).all():
         for budget in np.unique(budgets):
-            keep = np.flatnonzero(budgets == budget)
-            part = entries.each(functools.partial(np.take, indices=keep, axis=0))
-            parts[str(budget)] = part, clusters[keep]
+            keep = budgets == budget
+            parts[str(budget)] = entries.each(operator.itemgetter(keep)), clusters[keep]
     else:
         bins = [list(result.by_group[group].bins.items()) for result in results]
         for place, (name, _) in enumerate(bins[0]):
