@@ -143,8 +143,10 @@ class DataConfig:
         "gold answers: parsed from their column; verbatim: as they stand there (tests, a rubric "
         "..), for a grader of your own",
     )
-    prompt_format: Literal["auto", "think_answer", "boxed"] = key(
-        "auto", "think_answer: tags; boxed: untouched Instruct models; auto: the set's own, or tags"
+    prompt_format: Literal["auto", "think_answer", "boxed", "native"] = key(
+        "auto",
+        "think_answer: tags; boxed: untouched Instruct models; native: models trained to think, in "
+        "their own tags; auto: the set's own, or tags",
     )
     closing_text: str | None = key(
         None,

@@ -176,8 +176,9 @@ class SavedPolicy:
             from bacr_jax.questions.ledger import ledger_tokenizer
 
             return ledger_tokenizer()
-        folder = self.config.model.tokenizer or self.config.model.path
-        return tokenizers.load_tokenizer(folder, where="model.tokenizer")
+        model = self.config.model
+        folder = model.tokenizer or model.path
+        return tokenizers.load_tokenizer(folder, where="model.tokenizer", model=model.path)
 
 
 def open_policy(
