@@ -1,8 +1,12 @@
 """An exported folder in plain transformers says what this package says, token for token."""
 
+from dataclasses import replace
+
 import pytest
 
+from bacr_jax.model.sizes import RopeScaling
 from interop_world import (
+    QWEN,
     ledger_questions,
     ledger_run,
     math_questions,
@@ -169,9 +173,23 @@ def test_a_length_of_the_caller_stands_and_samples_are_held_too(tmp_path):
 RESPONSE = {"positions": "response", "sharing": "per_layer", "input": "log", "gate": "tanh"}
 
 
-@pytest.mark.parametrize("conditioning", [{}, RESPONSE, {"told": "words"}], ids=str)
-def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditioning):
-    run, out = qwen_run(tmp_path, qwen, conditioning)
+QWEN3 = replace(QWEN, head_dim=12, qkv_bias=False, qk_norm=True)
+LLAMA = replace(QWEN, qkv_bias=False, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 256))
+
+
+@pytest.mark.parametrize(
+    ("conditioning", "shape"),
+    [
+        ({}, QWEN),
+        (RESPONSE, QWEN),
+        ({"told": "words"}, QWEN),
+        (RESPONSE, QWEN3),
+        ({"told": "both"}, LLAMA),
+    ],
+    ids=["qwen2", "qwen2, response", "qwen2, words", "qwen3, response", "llama, both"],
+)
+def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditioning, shape):
+    run, out = qwen_run(tmp_path, qwen, conditioning, shape=shape)
     questions = math_questions(shared_data)
     folder, _, trunks = check(run, out, questions)
     # Budgets that cut inside the tokens of the tag: after `</`, and after `</think`.

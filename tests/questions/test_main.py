@@ -89,6 +89,7 @@ class TestShowPrompts:
             "\\n",
             "Think for at most 4096 tokens.\\n",
         ]
+        assert lines[-5].startswith("thinking begins here, opened by the chat template or else the")
         assert lines[-1] == "and the answer follows, up to: </answer>"
 
     def test_of_the_ledger_in_its_own_tokens(self, capsys):
@@ -106,7 +107,10 @@ class TestShowPrompts:
         lines = show(capsys, "--inspect", f"jsonl:{odd}", *options)
         assert lines[1].startswith("--- jsonl-train-0, ")
         assert "A\\x07 B\\u200b<|im_end|>\\n" in lines
-        assert lines[-7:-5] == ["<think>\\n", ""]
+        assert lines[-8:-6] == ["<think>\\n", ""]
+        assert lines[-5].startswith(
+            "thinking begins here, opened by the prompt format, and goes up"
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

@@ -149,10 +149,11 @@ class DataConfig:
         "gold answers: parsed from their column; verbatim: as they stand there (tests, a rubric "
         "..), for a grader of your own",
     )
-    prompt_format: Literal["auto", "think_answer", "boxed", "characters"] = key(
+    prompt_format: Literal["auto", "think_answer", "boxed", "native", "characters"] = key(
         "auto",
-        "think_answer: tags; boxed: untouched Instruct models; characters: one token each, for a "
-        "small model made from scratch; auto: the set's own, or tags",
+        "think_answer: tags; boxed: untouched Instruct models; native: models trained to think, in "
+        "their own tags; characters: one token each, for a small model made from scratch; auto: "
+        "the set's own, or tags",
     )
     closing_text: str | None = key(
         None,

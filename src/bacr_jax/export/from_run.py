@@ -46,7 +46,8 @@ def _tokenizer(config: Config, base: Path | None) -> tuple[Any, Any]:
     if tokenizer is not None:
         return tokenizer, tokenizer
     folder = config.model.tokenizer or base
-    return load_tokenizer(folder, where="model.tokenizer"), config.model.tokenizer
+    read = load_tokenizer(folder, where="model.tokenizer", model=base)
+    return read, config.model.tokenizer
 
 
 def _explained(

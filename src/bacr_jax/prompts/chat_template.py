@@ -16,16 +16,21 @@ MOST_CHARS = 1_000_000
 BASE = "base_template"
 
 
-def render(tokenizer: Any, system: str, user: str, *, template: str | None = None) -> str:
+def render(
+    tokenizer: Any, system: str, user: str, *, template: str | None = None, thinks: bool = True
+) -> str:
     """The text of a system and a user message, up to where the answer begins.
 
     Args:
+      system: empty: there is none.
+      thinks: where a template can leave thinking out (Qwen3's), whether it is to come.
       template: instead of the tokenizer's own.
 
     Raises:
       UserError: the template fails, loops, or writes more than a million characters.
     """
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": user})
     try:
         with at_most(SECONDS, f"takes more than {SECONDS:g} s"):
             content = tokenizer.apply_chat_template(
@@ -33,6 +38,7 @@ def render(tokenizer: Any, system: str, user: str, *, template: str | None = Non
                 tokenize=False,
                 add_generation_prompt=True,
                 chat_template=template,
+                enable_thinking=thinks,
                 **{BASE: True},
             )
         if len(content) > MOST_CHARS:

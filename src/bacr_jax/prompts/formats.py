@@ -9,7 +9,10 @@ the turn ended without closing it), `natural_suffix` where the model wrote `thin
 
 What is asked for stands in one place, the system message; the user's message is the question. There
 always is a system message, since Qwen2.5's templates write one of their own where none is given
-("You are Qwen ...", or in Qwen2.5-Math the one that asks for a box).
+("You are Qwen ...", or in Qwen2.5-Math the one that asks for a box). Models that were trained to
+think (R1, Qwen3) have none: `native` asks in the user's message.
+
+A chat template may open thinking itself, as R1's does; then `think_open` is not written again.
 """
 
 import dataclasses
@@ -29,6 +32,9 @@ from bacr_jax.types import Prompts
 
 # The prompt Qwen2.5's published MATH and GSM8K numbers were measured with.
 MATH_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
+
+# The thinking tags of models that were trained to think, one token each.
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 # Stands for the question while the chat template is rendered: a private-use character.
 _PLACEHOLDER = "\ue000"
@@ -159,6 +165,19 @@ FORMATS = {
             natural_suffix="\n\n**Final Answer**\n\\boxed{",
             turn_end=_QWEN_TURN_END,
         ),
+        # Models that were trained to think, in their own tags; asked as their model cards do, and
+        # closed as AnytimeReasoner (arXiv 2505.13438) closes R1-Distill.
+        PromptFormat(
+            name="native",
+            chat=True,
+            after=f"\n{MATH_SYSTEM}",
+            think_open=f"{THINK_OPEN}\n",
+            answer_open=r"\boxed{",
+            answer_close="\n\n",
+            forced_suffix=f"...\n\n...\n\n{THINK_CLOSE}\n\n**Final Answer**\n\\boxed{{",
+            natural_suffix="\n\n**Final Answer**\n\\boxed{",
+            turn_end=_QWEN_TURN_END,
+        ),
     )
 }
 
@@ -214,8 +233,26 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
 
     Raises:
       UserError: the format needs a chat template and the tokenizer has none, or one that does not
-        give the question back as it is.
+        give the question back as it is, or opens thinking that the format never closes.
     """
+    head, tail = _rendered(tokenizer, style, said)
+    return head, tail if _opens(tail) else tail + style.think_open
+
+
+def opener(tokenizer: Any, style: PromptFormat) -> str:
+    """Who opens thinking, in words."""
+    if _opens(_rendered(tokenizer, style, "")[1]):
+        return "the chat template"
+    return "the prompt format" if style.think_open else "no tag"
+
+
+def _opens(tail: str) -> bool:
+    """Whether the text behind the question ends by opening thinking."""
+    return tail.rstrip().endswith(THINK_OPEN)
+
+
+def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]:
+    """`frame` before the format opens thinking."""
     paragraph = "\n\n" if said and style.chat else ""
     content = style.before + _PLACEHOLDER + style.after + paragraph + said
     if style.chat:
@@ -224,7 +261,9 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
                 f"tokenizer: found no chat template, which the prompt format {style.name!r} needs; "
                 "write the folder of an Instruct model"
             )
-        content = render(tokenizer, style.system, content)
+        thinks = style.think_close == THINK_CLOSE
+        content = render(tokenizer, style.system, content, thinks=thinks)
+        _check_thinking(tokenizer, style, content)
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(
@@ -237,7 +276,22 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
             f"{content.count(style.system)} times, which says how to answer; write one that keeps "
             "it as it is"
         )
-    return pieces[0], pieces[1] + style.think_open
+    return pieces[0], pieces[1]
+
+
+def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
+    """Tags that the format takes for granted are there, and what the template opens is closed."""
+    tags = (THINK_OPEN, THINK_CLOSE) if style.name == "native" else ()
+    if missing := [tag for tag in tags if tag.encode() not in vocabulary(tokenizer).texts]:
+        raise UserError(
+            f"data.prompt_format=native: the tokenizer has no token {missing[0]}, so its model was "
+            "not trained to think in tags; write think_answer"
+        )
+    if _opens(content) and style.think_close != THINK_CLOSE:
+        raise UserError(
+            f"tokenizer: its chat template opens {THINK_OPEN}, which the prompt format "
+            f"{style.name!r} never closes; write data.prompt_format=native"
+        )
 
 
 def encode_prompts(
@@ -344,13 +398,14 @@ def with_declaration(prompts: Prompts, declaration: Int[np.ndarray, "n"]) -> Pro
 
 
 def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
-    """Ids that end the model's turn: the tokenizer's end token and the format's.
+    """Ids that end the model's turn: those its folder names, the tokenizer's and the format's.
 
     UserError: the tokenizer has none of them.
     """
     texts = vocabulary(tokenizer).texts
     wanted = {end.encode() for end in (*style.turn_end, tokenizer.eos_token or "") if end}
-    found = tuple(index for index, text in enumerate(texts) if text in wanted)
+    named = getattr(tokenizer, "turn_ends", ())
+    found = tuple(i for i, text in enumerate(texts) if text in wanted or i in named)
     if not found:
         raise UserError(
             f"tokenizer: found neither an end token nor any of {list(style.turn_end)}; set "

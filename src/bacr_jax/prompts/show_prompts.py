@@ -7,7 +7,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
-from bacr_jax.prompts.formats import PromptFormat, encode_prompts
+from bacr_jax.prompts.formats import PromptFormat, encode_prompts, opener
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
 from bacr_jax.questions.question_set import QuestionSet
@@ -41,8 +41,12 @@ def shown_prompts(
         yield f"--- {some.ids[place]}{head}"
         yield visible(text)
     yield "---"
+    opened = "the chat template or else the prompt format"
+    if tokenizer is not None:
+        opened = opener(tokenizer, style)
     close = style.think_close or "the end of the turn"
-    yield f"thinking follows, up to {visible(close, joined=True)} or the budget; then is put"
+    yield f"thinking begins here, opened by {opened}, and goes up to {visible(close, joined=True)}"
+    yield "or the budget; then is put"
     yield f"  where the budget cut it: {visible(style.forced_suffix, joined=True)}"
     yield f"  where it ended by itself: {visible(style.natural_suffix, joined=True)}"
     yield f"and the answer follows, up to: {visible(style.answer_close, joined=True)}"
@@ -63,7 +67,8 @@ def _messages(style: PromptFormat, question: str, said: str) -> str:
     user = style.before + question.strip() + style.after + paragraph + said
     if not style.chat:
         return user + style.think_open
-    return f"[system] {style.system}\n[user] {user}\n[assistant] {style.think_open}"
+    system = f"[system] {style.system}\n" if style.system else ""
+    return f"{system}[user] {user}\n[assistant] {style.think_open}"
 
 
 def prompt_ids(

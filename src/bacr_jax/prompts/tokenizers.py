@@ -11,26 +11,37 @@ from bacr_jax.prompts.stop_strings import vocabulary
 
 # Ids beyond this are slips, for which a table would be made all the same.
 MOST_IDS = 1 << 24
+_READ_AS_WRITTEN = ("PreTrainedTokenizer", "TokenizersBackend", "LlamaTokenizer", "GPT2Tokenizer")
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
-def load_tokenizer(folder: str | Path | None, *, where: str) -> Any:
+def load_tokenizer(
+    folder: str | Path | None, *, where: str, model: str | Path | None = None
+) -> Any:
     """The tokenizer of a Hugging Face folder; never of a name to download.
+
+    Its `turn_ends` are the ids that the model's folder says it ends with.
 
     Args:
       where: key or option that named it, for messages.
+      model: folder of the model, if that is another one.
     """
     if folder is None or not Path(folder).is_dir():
         raise UserError(f"{where}: no folder {str(folder)!r}; write a Hugging Face folder")
     _check_files(Path(folder), where)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    # For a Qwen2 model AutoTokenizer takes Qwen2's class even where the folder names the generic
-    # one, and that class adds a token of its own.
-    generic = _declared_class(Path(folder)) in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    # AutoTokenizer builds some classes anew, with the splitting of another model: Qwen2's for every
+    # Qwen2 model, whatever class its folder names (R1-Distill's names Llama's), and GPT-2's without
+    # the single digits of SmolLM2. What tokenizer.json says is read as it stands.
+    declared = _declared_class(Path(folder)) or ""
+    generic = declared.removesuffix("Fast") in _READ_AS_WRITTEN
+    generic = generic and (Path(folder) / "tokenizer.json").is_file()
     reader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
     try:
-        return reader.from_pretrained(str(folder))
+        tokenizer = reader.from_pretrained(str(folder))
+        tokenizer.turn_ends = _turn_ends(Path(model or folder))
+        return tokenizer
     # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
     # and the Rust reader raises plain Exception, or panics.
     except BaseException as error:
@@ -74,6 +85,19 @@ def _fault_of_ids(content: dict[str, Any]) -> str:
     ids += [token.get("id") for token in added]
     wrong = [number for number in ids if type(number) is not int or not 0 <= number < MOST_IDS]
     return f"the id {shown(wrong[0])}; ids are whole numbers below {MOST_IDS}" if wrong else ""
+
+
+def _turn_ends(folder: Path) -> tuple[int, ...]:
+    """What generation_config.json names as ends, or config.json where that names none."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            ends = documents.read_json(folder / name)["eos_token_id"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        ends = ends if isinstance(ends, list) else [ends]
+        if ends and all(type(end) is int for end in ends):
+            return tuple(ends)
+    return ()
 
 
 def _declared_class(folder: Path) -> str | None:

@@ -174,8 +174,9 @@ class SavedPolicy:
         own = own_tokenizer(self.config.data) if self.step is not None else None
         if own is not None:
             return own
-        folder = self.config.model.tokenizer or self.config.model.path
-        return tokenizers.load_tokenizer(folder, where="model.tokenizer")
+        model = self.config.model
+        folder = model.tokenizer or model.path
+        return tokenizers.load_tokenizer(folder, where="model.tokenizer", model=model.path)
 
 
 def open_policy(

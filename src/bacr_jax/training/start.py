@@ -188,7 +188,7 @@ def tokenizer_of(config: Config) -> tuple[Any, int]:
     if own is not None:
         return own, len(own)
     folder = config.model.tokenizer or config.model.path
-    tokenizer = load_tokenizer(folder, where="model.tokenizer")
+    tokenizer = load_tokenizer(folder, where="model.tokenizer", model=config.model.path)
     return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
 
 

@@ -1,0 +1,79 @@
+"""A model of every family is checked, trained, exported in its own class and asked."""
+
+import dataclasses
+import json
+
+import pytest
+
+import hf_world
+import thinking_world
+from bacr_jax import generate, train
+from bacr_jax.export.from_run import export
+from bacr_jax.model import hf
+from small_config import SMALL
+
+QUESTIONS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 17)]
+# Family and tokens: R1-Distill is an untied Qwen2.
+CASES = {
+    "r1": ("qwen2", {"tie_embeddings": False}, "r1"),
+    "qwen3": ("qwen3", {}, "qwen3"),
+    "llama": ("llama", {}, "qwen3"),
+}
+
+
+def arguments(place, kind, *more):
+    """Of a run of one step on sums, asked in the model's own tags."""
+    family, changes, tokens = CASES[kind]
+    shape = dataclasses.replace(hf_world.FAMILIES[family], **changes)
+    base = thinking_world.thinking_folder(place / "base", tokens, shape)
+    table = place / "sums.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    settings = {
+        "model.path": base,
+        "data.train": f"jsonl:{table}",
+        "data.eval": f"[jsonl:{table}]",
+        "data.prompt_format": "native",
+        "data.num_groups": 1,
+        "eval.every": "null",
+        "warmup.steps": 0,
+        "output.dir": place / "run",
+    }
+    written = [f"{key}={value}" for key, value in settings.items()]
+    return ["--config", str(SMALL), *written, *more]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ((), ""),
+        (("data.prompt_format=think_answer",), ""),
+        (
+            ("data.prompt_format=boxed",),
+            "which the prompt format 'boxed' never closes; write data.",
+        ),
+    ],
+)
+def test_a_run_of_r1_is_right_or_refused(tmp_path, capsys, changes, says):
+    code = train.main([*arguments(tmp_path, "r1", *changes), "--check"])
+    assert code == (2 if says else 0)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("adapter", [(), ("adapter.rank=2",)], ids=["whole", "adapters"])
+def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
+    assert train.main(arguments(tmp_path, kind, *adapter)) == 0
+    export(tmp_path / "run", tmp_path / "out")
+    before, after = (
+        json.loads((tmp_path / f / "config.json").read_text()) for f in ("base", "out")
+    )
+    family = CASES[kind][0]
+    assert after["model_type"] == before["model_type"] == family
+    assert after["architectures"] == [f"Bacr{family.capitalize()}ForCausalLM"]
+    assert hf.read_hf_config(tmp_path / "out") == hf.read_hf_config(tmp_path / "base")
+    close = thinking_world.small(CASES[kind][2]).convert_tokens_to_ids("</think>")
+    assert after["thinking"]["closing_ids"].count(close) == 1
+    capsys.readouterr()
+    assert generate.main(["--model", str(tmp_path / "out"), "--budget", "4", "What is 1+1?"]) == 0
+    assert "**Final Answer**" in capsys.readouterr().out
