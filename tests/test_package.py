@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTION = {"yaml": "pyyaml", "orbax": "orbax-checkpoint", "PIL": "pillow"}
 # Imported where they are there, with a refusal that says what to install, or by JAX's leave.
 OWN = {folder.name for folder in (ROOT / "src").iterdir()}
-OPTIONAL = {"wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}
+OPTIONAL = {"gguf", "wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}
 
 
 def third_party():

@@ -108,8 +108,10 @@ def read(path: Path) -> GgufFile:
     with path.open("rb") as file:
         cursor = _Cursor(file.read(min(size := path.stat().st_size, LARGEST_HEADER)))
     magic, version, *counts = cursor.take("4sIQQ")
-    if magic != b"GGUF" or version not in (2, 3) or max(counts) > MOST_ENTRIES:
-        raise Unusable(f"begins with {magic!r}, version {version}, {counts} tensors and settings")
+    if magic != b"GGUF":
+        raise Unusable(f"begins with {magic!r}, not with GGUF")
+    if version not in (2, 3) or max(counts) > MOST_ENTRIES:
+        raise Unusable(f"claims version {version}, {counts[0]} tensors and {counts[1]} settings")
     pairs = [(cursor.text(), cursor.value()) for _ in range(counts[1])]
     settings: dict[str, Any] = dict(pairs)
     relative = [cursor.tensor() for _ in range(counts[0])]

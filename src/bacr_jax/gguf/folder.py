@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -34,10 +35,7 @@ Ask it by `bacr generate --model FOLDER --budget 128 "..."`, or load it in trans
 
 
 def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
-    """Writes a new folder, which appears under its name when it is complete; what it holds.
-
-    Args:
-      dtype: float32, which holds every dequantised value exactly, or bfloat16.
+    """Writes a new folder, in float32 or rounded to bfloat16, whole or not at all; what it holds.
 
     Raises:
       ValueError: the file can't be used (`Unusable`; text that is not UTF-8), or `out` not be
@@ -48,14 +46,11 @@ def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
     config = weights.hf_config(file)
     stored = weights.tensors(file, config, dtype)
     backend, special = tokenizer.read(file, rows=config["vocab_size"])
-    ids = {f"{name}_token_id": index for name, index in special.items()}
+    ids = {f"{name}_token_id": index for name, index in special.items() if name != "unk"}
+    settings: dict[str, Any] = {f"{x}_token": backend.id_to_token(i) for x, i in special.items()}
     # The class takes tokenizer.json as it stands.
-    settings = {f"{name}_token": backend.id_to_token(i) for name, i in special.items()}
-    settings |= {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-    }
-    settings["model_max_length"] = config["max_position_embeddings"]
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"model_max_length": config["max_position_embeddings"]}
     kinds = Counter(tensor.kind.name for tensor in file.tensors.values()).most_common()
     held = f"{config['architectures'][0]} in {dtype}, dequantised from tensors of "
     held += ", ".join(f"{kind} ({count})" for kind, count in kinds)

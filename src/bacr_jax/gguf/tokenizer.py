@@ -1,6 +1,5 @@
 """The byte-level BPE of a GGUF file as a tokenizer of transformers."""
 
-import functools
 from typing import Any
 
 import tokenizers
@@ -27,7 +26,7 @@ def _cl100k(digits: str) -> list[Any]:
 
 # What the names of pre-tokenizers stand for, which files do not say.
 _GPT2 = pre.ByteLevel(add_prefix_space=False)
-STEPS = {
+STEPS: dict[str, list[Any]] = {
     "gpt-2": [_GPT2],
     "smollm": [pre.Digits(individual_digits=True), _GPT2],
     "qwen2": _cl100k(""),
@@ -66,8 +65,8 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
     backend.decoder = tokenizers.decoders.ByteLevel()
     special = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
     added = [(text, special[types[i]]) for text, i in vocab.items() if types[i] in special]
-    token = functools.partial(tokenizers.AddedToken, normalized=False)
-    backend.add_tokens([token(text, special=hidden) for text, hidden in added])
+    token = tokenizers.AddedToken
+    backend.add_tokens([token(text, special=x, normalized=False) for text, x in added])
     ids = {}
     for short, long in _SPECIAL.items():
         if (key := f"{_KEY}{long}_token_id") in file.settings:

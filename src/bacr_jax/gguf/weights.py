@@ -101,11 +101,11 @@ def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
     for source in sorted(needs.keys() | has.keys()):
         if (theirs := has.get(source)) != (ours := needs.get(source)):
             raise Unusable(f"{shown(source)} has axes {theirs}, and in a plain {kind} model {ours}")
-    found = []
+    found: list[Stored] = []
     for source, (name, _) in wanted.items():
         turned = kind == "llama" and source.endswith(("attn_q.weight", "attn_k.weight"))
         heads, tenth = has[source][0] // size * turned, len(wanted) // 10 + 1
-        said = "" if len(found) % tenth else f"dequantising tensor {len(found)} of {len(wanted)}"
+        said = "" if len(found) % tenth else f"dequantised {len(found)} of {len(wanted)} tensors"
         how = (DTYPES[dtype][1], heads, said)
         fetch = functools.partial(values, file.path, file.tensors[source], *how)
         found.append(Stored(name, has[source], DTYPES[dtype][0], fetch))
@@ -113,12 +113,7 @@ def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
 
 
 def values(path: Path, tensor: Tensor, dtype: Any, heads: int = 0, said: str = "") -> np.ndarray:
-    """Dequantised values of a tensor, after a word on stderr; Unusable: some are not finite.
-
-    Args:
-      heads: llama.cpp rotates neighbours, and stores rows i and i + H/2 of each head side by side;
-        of so many heads they are put back.
-    """
+    """Dequantised values of a tensor, after a word on stderr; Unusable: some are not finite."""
     if said:
         print(said, file=sys.stderr)
     rows = int(np.prod(tensor.shape[:-1]))
@@ -130,6 +125,7 @@ def values(path: Path, tensor: Tensor, dtype: Any, heads: int = 0, said: str = "
             found[at : at + step] = dequantize(np.array(raw[at : at + step]), tensor.kind)
     if not np.isfinite(found).all():
         raise Unusable(f"{tensor.name} holds values that are no finite {np.dtype(dtype)}")
+    # llama.cpp rotates neighbours, and so stores rows i and i + H/2 of each head side by side.
     if heads:
         found = found.reshape(heads, -1, 2, tensor.shape[-1]).swapaxes(1, 2)
     return found.reshape(tensor.shape)
