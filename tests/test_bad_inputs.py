@@ -85,6 +85,7 @@ BAD = [
     (PLAN + "--devices 0", "--devices: found '0'; write a number of GPUs, 1 to 100000", {}),
     (GRADE, "line 1: no field 'gold', found ['pred']", {"cases.jsonl": '{"pred": "1"}'}),
     (GRADE + "--deadline inf", "--deadline inf: write seconds, 0.05 or more", {}),
+    ("import --gguf {}/questions.jsonl --out {}/out", "begins with b'{\"qu', not with GGUF", {}),
     (EXPORT, "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
     (EXPORT + f"--out {{}}/{LONG}", "File name too long; make room or rights, or write", DAMAGED),
     (REPORT + "--out {}/none/x.html", "its folder does not exist; make it first", TRAINED),

@@ -36,7 +36,7 @@ FLOORS = {
     6: "runs",
     7: "evaluation",
     8: "report",
-    9: "export training",
+    9: "export training gguf",
     10: "train evaluate generate data plan study grading",
     11: "facade",
     12: "__main__",

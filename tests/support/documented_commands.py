@@ -181,6 +181,7 @@ NOT_RUN = {
     "serving/bin/": "integrations/vllm/test.sh",
     "curl": "vLLM",
     "integrations/vllm/test.sh": "minutes",
+    "bacr import": "weights",
     "python -m bacr_jax.generate --model": "weights",
 }
 
