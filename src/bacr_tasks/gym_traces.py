@@ -47,33 +47,30 @@ def in_words(trace: str, style: str) -> str:
     return f"{_OPENINGS[style]}{steps}{steps and chr(10)}The answer is {answer}."
 
 
-def _edges(row: Row) -> tuple[list[tuple[str, str]], str, str]:
-    """Edges, start and goal of a path-star graph."""
+def _edges(row: Row) -> tuple[dict[str, str], str, str]:
+    """Of a path-star graph: the node before each, start and goal; labels are of one width."""
     graph = row.question.rstrip().rpartition("\n")[2].removesuffix(" =")
     edges, _, ends = graph.partition("/")
     pairs = [edge.split() for edge in edges.split("|")[1:]]
-    first, last = ends.split()
-    return [(a, b) for a, b in pairs], first, last
+    width = max(len(label) for pair in pairs for label in pair)
+    first, last = (label.zfill(width) for label in ends.split())
+    return {b.zfill(width): a.zfill(width) for a, b in pairs}, first, last
 
 
 def _path_prompt(row: Row) -> str:
-    """Every edge from its end, as a walk back meets it."""
-    edges, first, last = _edges(row)
-    return f"{','.join(f'{b}<{a}' for a, b in edges)}/{first}>{last}"
+    """Every edge from its end, so that a walk back finds what follows a node."""
+    before, first, last = _edges(row)
+    return f"{','.join(f'{b}{a}' for b, a in before.items())}/{first}>{last}"
 
 
 def _path_work(row: Row, checks: bool) -> list[str]:
-    """Back from the goal, where every node has one edge into it."""
-    edges, *ends = _edges(row)
-    center = str(row.metadata["center"])
-    goal = ends[0] if ends[1] == center else ends[1]
-    before = {b: a for a, b in edges}
+    """Back from the goal, where every node has one edge into it; with checks edge by edge."""
+    before, *ends = _edges(row)
+    goal = ends[0] if int(ends[1]) == row.metadata["center"] else ends[1]
     nodes = [goal]
-    while nodes[-1] != center:
+    while nodes[-1] in before:
         nodes.append(before[nodes[-1]])
-    if checks:
-        return [f"{b}<{a}" for a, b in zip(nodes[1:], nodes)]
-    return ["<".join(nodes)]
+    return [f"{b}{a}" for b, a in zip(nodes, nodes[1:])] if checks else ["".join(nodes)]
 
 
 def _halvings(number: int) -> Iterator[int]:

@@ -135,7 +135,7 @@ def test_all_generators_but_those_that_the_docs_name():
             continue
         rows = source.questions("test")
         dataset = dataset_class(config_class(seed=gym.SEED))
-        assert len(rows) == 20 and all(row["question"].strip() for row in rows), name
+        assert 15 < len(rows) <= 20 and all(row["question"].strip() for row in rows), name
         for row in rows:
             item = {key: row[key] for key in ("question", "answer", "metadata")}
             if row["answer"] is None:

@@ -93,9 +93,12 @@ def test_traces_are_worked_out_as_by_hand(name):
 def test_a_path_is_walked_back_from_its_goal():
     row = Row("...\n|1 2|1 3|2 4|3 5/1 5 = \n", {"center": 1}, "1 3 5")
     form = gym_traces.SHORT["path_star"]
-    assert form.prompt(row) == "2<1,3<1,4<2,5<3/1>5"
-    assert form.trace(row, "steps") == ":5<3<1=1 3 5" and form.trace(row, "at_once") == "=1 3 5"
-    assert form.trace(row, "checks") == "?5<3;3<1=1 3 5"
+    assert form.prompt(row) == "21,31,42,53/1>5"
+    assert form.trace(row, "steps") == ":531=1 3 5" and form.trace(row, "at_once") == "=1 3 5"
+    assert form.trace(row, "checks") == "?53;31=1 3 5"
+    # Labels are of one width, or a pair of them could be read in two ways.
+    row = Row("...\n|1 12|12 3/1 3 = \n", {"center": 1}, "1 12 3")
+    assert form.prompt(row) == "1201,0312/01>03" and form.trace(row, "steps") == ":031201=1 12 3"
 
 
 def test_a_trace_in_words_keeps_its_steps_and_its_answer():

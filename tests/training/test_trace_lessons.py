@@ -74,6 +74,9 @@ def test_the_longest_style_comes_first_and_then_all_by_their_weights(lessons_of)
     lessons, tokenizer = lessons_of()
     early = styles_in(lessons, tokenizer, range(20))
     assert early["checks"] > 0 and early["at_once"] == early["steps"] == 0
+    # Sums of two terms are of level 1, of three of level 5.
+    first = [text for text, _ in examples(lessons, tokenizer, 0)]
+    assert all(len(text.partition("<think>")[0]) == len("<bos>1+2") for text in first)
     lessons, tokenizer = lessons_of("warmup.styles={at_once: 3, steps: 1}")
     late = styles_in(lessons, tokenizer, range(40, 140))
     assert late["checks"] == 0 and 2.4 < late["at_once"] / late["steps"] < 3.6

@@ -15,8 +15,9 @@ from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, told_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
 
-# The first steps teach the longest style alone: it is learned sooner without the others.
-LONGEST_ALONE = 0.3
+# The first steps teach the longest style alone, on easy questions where some are known to be: with
+# everything at once a small model stays on the plateau before induction for thousands of steps.
+FIRST, FIRST_LEVEL = 0.3, 3
 # Number of the random stream.
 _STREAM = 5
 # Batches have one of four widths, so that few shapes are compiled and little is padding.
@@ -73,11 +74,13 @@ class TraceLessons:
         del practice  # no style is useless work
         settings = self._config.warmup
         rng = np.random.default_rng([self._config.seed, _STREAM, step])
-        weights = self._weights.copy()
-        if step < LONGEST_ALONE * settings.steps:
-            weights[:-1] = 0.0
         rows_in = settings.batch_tokens // (self._widths + self._more)
-        each = np.broadcast_to(weights[:, None], self._bucket.shape).ravel()
+        weights = np.broadcast_to(self._weights[:, None], self._bucket.shape).copy()
+        if step < FIRST * settings.steps:
+            weights[:-1] = 0.0
+            levels = self._questions.set.levels
+            weights[:, levels > max(FIRST_LEVEL, levels.min())] = 0.0
+        each = weights.ravel()
         bucket_of = self._bucket.ravel()
         shares = np.bincount(bucket_of, each, len(self._widths)) / rows_in
         bucket = bucket_of_step(self._config.seed, step, shares / shares.sum())
