@@ -28,7 +28,8 @@ def planned_recipes():
 
 def test_every_gpu_preset_has_a_plan():
     named = {name for name, _ in planned_recipes()}
-    assert named == {path.stem for path in (ROOT / "configs").glob("qwen2.5-*.yaml")}
+    presets = [(ROOT / "configs").glob(f"{family}-*.yaml") for family in ("qwen2.5", "r1-distill")]
+    assert named == {path.stem for paths in presets for path in paths}
 
 
 @pytest.mark.parametrize(("name", "text"), planned_recipes())

@@ -33,8 +33,13 @@ def folder(tmp_path_factory):
     source = {"pretrained_model_name_or_path": str(Path(package.origin).parent), "gguf_file": FILE}
     out = tmp_path_factory.mktemp("smollm2")
     transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(out)
-    model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    model.save_pretrained(out)
+    read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # Its values are plain numbers by now, but transformers would not save them.
+    settings = read.config.to_dict()
+    settings.pop("quantization_config", None)
+    plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(out)
     return out
 
 

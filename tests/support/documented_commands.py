@@ -171,6 +171,7 @@ NOT_RUN = {
     "python -m bacr_jax.evaluate --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.report --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.evaluate --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.evaluate --run runs/r1-distill": "gpu, weights",
     "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.evaluate --model": "weights",

@@ -42,21 +42,14 @@ def arguments(place, kind, *more):
     return ["--config", str(SMALL), *written, *more]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ((), ""),
-        (("data.prompt_format=think_answer",), ""),
-        (
-            ("data.prompt_format=boxed",),
-            "which the prompt format 'boxed' never closes; write data.",
-        ),
-    ],
-)
-def test_a_run_of_r1_is_right_or_refused(tmp_path, capsys, changes, says):
-    code = train.main([*arguments(tmp_path, "r1", *changes), "--check"])
-    assert code == (2 if says else 0)
-    assert says in capsys.readouterr().err
+def test_a_run_of_r1_is_right_or_refused(tmp_path, capsys):
+    settings = arguments(tmp_path, "r1")
+    for right in ("native", "think_answer"):
+        with pytest.raises(SystemExit) as stop:
+            train.main([*settings, f"data.prompt_format={right}", "--check"])
+        assert not stop.value.code and "a good config" in capsys.readouterr().out
+    assert train.main([*settings, "data.prompt_format=boxed", "--check"]) == 2
+    assert "which the prompt format 'boxed' never closes; write data." in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -76,4 +69,6 @@ def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
     assert after["thinking"]["closing_ids"].count(close) == 1
     capsys.readouterr()
     assert generate.main(["--model", str(tmp_path / "out"), "--budget", "4", "What is 1+1?"]) == 0
-    assert "**Final Answer**" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\\boxed{" in said
+    assert f"[4 thinking tokens, {len(after['thinking']['closing_ids'])} forced, " in said
