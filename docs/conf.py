@@ -46,6 +46,8 @@ CONTENTS = {
         "studies/variance",
         "studies/variance-training",
         "studies/search",
+        "studies/elsewhere",
+        "studies/search-elsewhere",
         "studies/rivals",
         "studies/rivals-search",
     ],

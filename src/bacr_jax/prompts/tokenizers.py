@@ -11,7 +11,9 @@ from bacr_jax.prompts.stop_strings import vocabulary
 
 # Ids beyond this are slips, for which a table would be made all the same.
 MOST_IDS = 1 << 24
-_READ_AS_WRITTEN = ("PreTrainedTokenizer", "TokenizersBackend", "LlamaTokenizer", "GPT2Tokenizer")
+# Classes that are what tokenizer.json says, and those that AutoTokenizer would build anew.
+_GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
+_REBUILT = ("LlamaTokenizer", "GPT2Tokenizer")
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -34,10 +36,10 @@ def load_tokenizer(
     # AutoTokenizer builds some classes anew, with the splitting of another model: Qwen2's for every
     # Qwen2 model, whatever class its folder names (R1-Distill's names Llama's), and GPT-2's without
     # the single digits of SmolLM2. What tokenizer.json says is read as it stands.
-    declared = _declared_class(Path(folder)) or ""
-    generic = declared.removesuffix("Fast") in _READ_AS_WRITTEN
-    generic = generic and (Path(folder) / "tokenizer.json").is_file()
-    reader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
+    declared = (_declared_class(Path(folder)) or "").removesuffix("Fast")
+    written = declared in _REBUILT and (Path(folder) / "tokenizer.json").is_file()
+    as_written = written or declared in _GENERIC
+    reader: Any = PreTrainedTokenizerFast if as_written else AutoTokenizer
     try:
         tokenizer = reader.from_pretrained(str(folder))
         tokenizer.turn_ends = _turn_ends(Path(model or folder))
