@@ -33,6 +33,8 @@ CREDIT = [
     "loss.aggregate=constant (published: seq_mean_token_mean)",
     "loss.entropy_coef=0.02 (published: 0.01)",
 ]
+# Methods without a preset of their name.
+PRESET_OF = {"bacr": "bacr-paper", "l1": "l1_max", "length": "laser"}
 # What presets leave to the base config, so that methods compare at equally many updates a batch.
 OF_THE_BASE = {"train.minibatches"}
 ONE_UPDATE = ["train.minibatches=1 (published: 2)"]
@@ -143,7 +145,7 @@ def test_a_method_by_its_name_alone_says_what_it_is_not(tmp_path):
 
 @pytest.mark.parametrize("name", built_in_methods())
 def test_every_method_publishes_keys_that_exist_with_a_source(name):
-    config = over("quickstart", {"bacr": "bacr-paper", "l1": "l1_max"}.get(name, name))
+    config = over("quickstart", PRESET_OF.get(name, name))
     published = load_method(config).published
     assert published.keys() <= config_io.flatten(config).keys()
     assert all(setting.source for setting in published.values())

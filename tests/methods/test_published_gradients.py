@@ -145,6 +145,19 @@ def effort_reward(outcome, length):
     return outcome * (length - 1 <= (length - 1).mean(1, keepdims=True))
 
 
+def laser_reward(outcome, length):
+    """A target of two tokens."""
+    return np.where(outcome >= 1, 1 + 0.5 * (length <= 2), -0.5)
+
+
+def shorter_better_reward(outcome, length):
+    """The weight of 6 is that of two tokens."""
+    right = outcome >= 1
+    shortest = np.where(right, length, 99).min(1, keepdims=True)
+    optimal = np.where(right.any(1, keepdims=True), shortest, length.mean(1, keepdims=True))
+    return 2 * outcome - 3 * np.abs(length - optimal)
+
+
 def hapo_reward(outcome, length):
     """The shortest right answer so far had 2 tokens; a partial outcome of half or less is wrong."""
     f = np.cos(np.minimum(length / 2, 2) * np.pi / 2)
@@ -170,12 +183,19 @@ ONE_ADVANTAGE = {
     "l1_max": (lambda r, length: grpo(l1_reward(r, length)["l1_max"]), "token_mean"),
     "effort": (lambda r, length: grpo(effort_reward(r, length)), "seq_mean_token_mean"),
     "elastic": (lambda r, length: grpo(r), "token_mean"),
+    "laser": (lambda r, length: grpo(laser_reward(r, length)), "token_mean"),
+    "shorter_better": (lambda r, length: grpo(shorter_better_reward(r, length)), "token_mean"),
+    # Both of a pair are kept, and their deviation is that of two numbers.
+    "gfpo": (lambda r, length: grpo(r) * 2**0.5, "token_mean"),
 }
 # A miss by budget.max tokens costs 1; no entropy bonus here.
 OWN = {
     "l1_exact": ("l1.weight=1", "loss.entropy_coef=0"),
     "l1_max": ("l1.weight=1", "loss.entropy_coef=0"),
     "elastic": ("loss.entropy_coef=0",),
+    "laser": ("length.target=1", "loss.entropy_coef=0"),
+    "shorter_better": ("loss.entropy_coef=0",),
+    "gfpo": ("loss.entropy_coef=0",),
 }
 SETTINGS = ("budget.min=2", "budget.max=2", "eval.budgets=[2]", "curriculum.mu0=2")
 PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -10,6 +11,7 @@ import thinking_world
 from bacr_jax import generate, train
 from bacr_jax.export.from_run import export
 from bacr_jax.model import hf
+from methods_world import NAMES, PRESETS
 from small_config import SMALL
 
 QUESTIONS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 17)]
@@ -72,3 +74,42 @@ def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
     said = capsys.readouterr().out
     assert "\\boxed{" in said
     assert f"[4 thinking tokens, {len(after['thinking']['closing_ids'])} forced, " in said
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory):
+    """A folder of Qwen2.5's family whose tokens are bytes."""
+    place = tmp_path_factory.mktemp("qwen2")
+    tokenizer = hf_world.chat_tokenizer()
+    shape = dataclasses.replace(hf_world.TINY, vocab_size=len(tokenizer))
+    hf_world.make_folder(place / "base", shape, tokenizer=tokenizer)
+    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_trains_it_two_steps(qwen2, tmp_path, name):
+    settings = {
+        "model.path": qwen2 / "base",
+        "data.train": f"jsonl:{qwen2 / 'sums.jsonl'}",
+        "data.eval": f"[jsonl:{qwen2 / 'sums.jsonl'}]",
+        "data.prompt_format": "think_answer",
+        "data.num_groups": 1,
+        "warmup.steps": 0,
+        "train.steps": 2,
+        "eval.every": "null",
+        "selfbudgeter.cold_start_steps": 1,
+        "selfbudgeter.cold_start_questions": 2,
+        "output.dir": tmp_path / "run",
+    }
+    if name == "s_grpo":
+        settings["budget.min"] = 8  # eight exits
+    written = [f"{key}={value}" for key, value in settings.items()]
+    preset = str(PRESETS / f"{name}.yaml")
+    assert train.main(["--config", str(SMALL), "--config", preset, *written]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(math.isfinite(value) for step in steps for value in step.values())
+    assert all(abs(step["mismatch/k1"]) < 1e-3 for step in steps)

@@ -11,6 +11,7 @@ from bacr_jax.config.method_settings import (
     ElasticConfig as ElasticConfig,
     HapoConfig as HapoConfig,
     L1Config as L1Config,
+    LengthConfig as LengthConfig,
     LossConfig as LossConfig,
     RewardConfig as RewardConfig,
     SelfBudgeterConfig as SelfBudgeterConfig,

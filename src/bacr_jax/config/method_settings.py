@@ -273,6 +273,23 @@ class L1Config:
 
 
 @dataclass(frozen=True)
+class LengthConfig:
+    """Laser, ShorterBetter (arXiv 2505.15612, 2504.21370) and GFPO (2508.09726)."""
+
+    kind: Literal["laser", "shorter_better", "gfpo"] = key("laser", "what is paid for being short")
+    target: float = key(0.25, "kind laser: the target length, as a share of budget.max", "(0, 1]")
+    weight: float = key(
+        0.5,
+        "kind laser: bonus of a right response within the target; shorter_better: what "
+        "budget.max tokens away from the shortest right response cost",
+        "[0, inf)",
+    )
+    kept: float = key(
+        0.3333333333333333, "kind gfpo: share of a group, its shortest, that counts", "(0, 1]"
+    )
+
+
+@dataclass(frozen=True)
 class ElasticConfig:
     """Elastic Reasoning (arXiv 2505.05315); rollout.answer_tokens is its budget for solutions."""
 

@@ -22,6 +22,7 @@ from bacr_jax.config.method_settings import (
     ElasticConfig,
     HapoConfig,
     L1Config,
+    LengthConfig,
     LossConfig,
     RewardConfig,
     SelfBudgeterConfig,
@@ -382,7 +383,7 @@ class Config:
     method: str = key(
         "bacr",
         "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, s_grpo, l1, dler, elastic, "
-        "effort, or the path of your own: a Python file or module with make(config)",
+        "effort, length, or the path of your own: a Python file or module with make(config)",
     )
     grader: str | None = key(
         None,
@@ -413,6 +414,7 @@ class Config:
     hapo: HapoConfig = section(HapoConfig, "method hapo")
     selfbudgeter: SelfBudgeterConfig = section(SelfBudgeterConfig, "method selfbudgeter")
     l1: L1Config = section(L1Config, "method l1")
+    length: LengthConfig = section(LengthConfig, "method length")
     elastic: ElasticConfig = section(ElasticConfig, "method elastic")
     loss: LossConfig = section(LossConfig, "policy loss (Eq. 15-16)")
     rollout: RolloutConfig = section(RolloutConfig, "sampling during training")
