@@ -89,7 +89,7 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     for process in both:
         finish(process, code=75)
     steps = len(metrics.read_bytes().splitlines())
-    assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [steps]
+    assert max(int(path.name) for path in (folder / "checkpoints").iterdir()) == steps
     # The same command goes on.
     more = [f"train.steps={steps + 1}", "--allow-change", "train.steps"]
     for process in start_two(folder, *more):

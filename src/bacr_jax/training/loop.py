@@ -248,13 +248,15 @@ class Trainer:
         """
         if self.poll is not None:
             self.poll()
+        self.checkpoints.confirm()
         if step == 0 or self.finished(state, step):
             return
         due = lambda every: every is not None and step % every == 0
         if due(self.config.eval.every):
             self.evaluate(state, step, "during")
         improved = self.best is not None and self.best["step"] == step
-        if due(self.config.checkpoint.every) or improved:
+        # The first is made at once: whether it can be read is known before much is lost.
+        if step == 1 or due(self.config.checkpoint.every) or improved:
             self.save(state, step)
         most = self.config.train.max_skipped_updates
         skipped = int(state.train.skipped_in_a_row)
