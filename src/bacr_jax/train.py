@@ -176,17 +176,12 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     import numpy as np
 
     from bacr_jax.parallel import processes
+    from bacr_jax.runs.agreement import refuse_others, told_at_start
 
     path = run_path(config)
     if not processes.join():
         return open_run(path, config, resume=resume, allowed=allowed)
-    sets = ", ".join(config.data.eval)
-    of_first = processes.text_from_first(sets)
-    if sets != of_first:
-        raise UserError(
-            f"data.eval: the first process finds {of_first}, this one {sets}; write a data.dir "
-            "that all machines see"
-        )
+    refuse_others(told_at_start(config, {"--resume": resume, "--allow-change": sorted(allowed)}))
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)

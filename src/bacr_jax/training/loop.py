@@ -39,7 +39,7 @@ from bacr_jax.training.run import RunState, make_run, precompile, total_steps
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
-    open_inputs,
+    open_inputs_together,
     restore_files,
     untrained_state,
 )
@@ -73,7 +73,7 @@ class Trainer:
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         keep_freed_memory()
-        kept, inputs = keep_programs(config.output.compile_cache), open_inputs(config)
+        kept, inputs = keep_programs(config.output.compile_cache), open_inputs_together(config)
         self.method, self.environment = inputs.method, inputs.environment
         self.departures = departures(config, self.method)
         mesh = setup.mesh_shape(config, inputs.shape, jax.device_count())
