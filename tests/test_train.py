@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -222,9 +223,33 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     assert "metrics.jsonl: is not what the run had written by step 4 (4 records" in error
 
 
-def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
-    import jax
+def test_a_decode_copy_that_drifts_stops_the_run_before_its_evaluation_counts(
+    config, finished, tmp_path, capsys, monkeypatch
+):
+    from bacr_jax.train import main
+    from bacr_jax.training import loop
 
+    def evaluate_and_flip(decoder, *args, **kwargs):
+        found = evaluate_set(decoder, *args, **kwargs)
+        bits = np.array(decoder.params.final_norm).view(np.uint32)
+        bits[3] += 1  # Twice, as there are two sets.
+        norm = jax.device_put(bits.view(np.float32), decoder.params.final_norm.sharding)
+        object.__setattr__(decoder.params, "final_norm", norm)
+        return found
+
+    folder, evaluate_set = tmp_path / "run", loop.evaluate_set
+    shutil.copytree(finished, folder)
+    lines = (folder / "eval.jsonl").read_text().splitlines(keepends=True)
+    (folder / "eval.jsonl").write_text("".join(lines[:-1]))
+    monkeypatch.setattr(loop, "evaluate_set", evaluate_and_flip)
+    assert main(["--config", str(config), f"output.dir={folder}"]) == 1
+    error = capsys.readouterr().err
+    assert "stopped after step 4, since a device or its memory is at fault (final_norm" in error
+    assert "goes on from checkpoint 4" in error
+    assert (folder / "eval.jsonl").read_text() == "".join(lines[:-1])
+
+
+def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
     from bacr_jax.config import io as config_io
     from bacr_jax.runs.folder import open_run
     from bacr_jax.training.loop import Trainer

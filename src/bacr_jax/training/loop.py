@@ -26,7 +26,7 @@ from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
 from bacr_jax.runs import checkpoint, setup
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.digest import fingerprint
+from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
@@ -271,12 +271,27 @@ class Trainer:
             )
 
     def save(self, state: RunState, step: int) -> None:
-        """A checkpoint of everything, unless this step has one."""
+        """A checkpoint of everything, unless this step has one; copies that differ stop the run."""
         if self.checkpoints.latest != step:
+            with self._drifting(step):
+                check_replicas({"state": state, "base": self.run.frozen})
             meta = self.describe(step)
             if self.writes:
                 meta["history"] = checkpoint.written(self.folder, step, self.evaluated)
             self.checkpoints.save(step, state, meta)
+
+    @contextlib.contextmanager
+    def _drifting(self, step: int) -> Iterator[None]:
+        """Stops a run whose devices hold something else than they were given."""
+        try:
+            yield
+        except DigestMismatch as error:
+            kept = self.checkpoints.latest
+            raise TrainingFailed(
+                f"training: stopped after step {step}, since a device or its memory is at fault "
+                f"({error}); nothing was saved. The same command goes on from "
+                f"{'the start' if kept is None else f'checkpoint {kept}'}, on other devices"
+            ) from None
 
     def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
         """A last checkpoint, whole on disk, before the process ends; a finished run still logs."""
@@ -326,6 +341,11 @@ class Trainer:
                     on_progress=lambda done, total: phase.update(done, total=total),
                     poll=self.poll,
                 )
+        with self._drifting(step):
+            check_replicas(decoder.params)
+            used = digests(decoder.params)
+            del decoder  # Two copies at once might not fit.
+            verify(self.policy.decode_params(params), used)
         sets = {name: result["by_budget"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets}
         for part in ("anytime", "near_duplicates"):
