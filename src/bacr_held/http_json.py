@@ -68,8 +68,11 @@ async def request_json(
 
 async def _request(method: str, url: str, body: Any, key: str | None, patience: Patience) -> Any:
     """`request_json`, once."""
-    late = f"{url}: took more than {patience.whole:g} s"
-    status, raw = await _within(patience.whole, _exchange(method, url, body, key, patience), late)
+    try:
+        answer = _exchange(method, url, body, key, patience)
+        status, raw = await asyncio.wait_for(answer, patience.whole)
+    except TimeoutError:
+        raise EngineError(f"{url}: took more than {patience.whole:g} s") from None
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
@@ -79,14 +82,6 @@ async def _request(method: str, url: str, body: Any, key: str | None, patience: 
     if found is None:
         raise EngineError(f"{url}: answered with something else than JSON")
     return found
-
-
-async def _within(seconds: float, what: Awaitable[Any], late: str) -> Any:
-    """Waits; EngineError with these words: not so long."""
-    try:
-        return await asyncio.wait_for(what, seconds)
-    except TimeoutError:
-        raise EngineError(late) from None
 
 
 def said(text: str, most: int = 300) -> str:
@@ -107,17 +102,33 @@ async def _exchange(
     method: str, url: str, body: Any, key: str | None, patience: Patience
 ) -> tuple[int, bytes]:
     """Status and body of the answer; says in one line whatever went wrong on the way."""
-    first, between = patience.first, patience.between
-    mute = f"{url}: was silent for {between:g} s in the middle of an answer"
-    soon = lambda piece: _within(between, piece, mute)
-    writer = None
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    payload = b"" if body is None else json.dumps(body).encode()
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {parts.netloc.rpartition('@')[2]}",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(payload)}",
+        *([f"Authorization: Bearer {key}"] if key else []),
+    ]
+    late, writer = f"did not answer in {patience.first:g} s", None
     try:
-        began = _begun(method, url, body, key)
-        late = f"{url}: did not answer in {first:g} s"
-        reader, writer, head = await _within(first, began, late)
+        async with asyncio.timeout(patience.first):
+            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
+            writer.write("\r\n".join([*lines, "", ""]).encode() + payload)
+            await writer.drain()
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        late = f"was silent for {patience.between:g} s in the middle of an answer"
+        soon = lambda piece: asyncio.wait_for(piece, patience.between)
         pairs = (line.partition(":") for line in head[1:] if line)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         return int(head[0].split()[1]), await _body(reader, headers, soon)
+    except TimeoutError:
+        raise EngineError(f"{url}: {late}") from None
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
         raise Cut(f"{url}: left in the middle of an answer") from None
     except OSError as error:
@@ -128,34 +139,6 @@ async def _exchange(
     finally:
         if writer is not None:
             writer.close()
-
-
-async def _begun(
-    method: str, url: str, body: Any, key: str | None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list[str]]:
-    """The line of a request that was sent, and the lines with which its answer begins."""
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
-    try:
-        payload = b"" if body is None else json.dumps(body).encode()
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        lines = [
-            f"{method} {path} HTTP/1.1",
-            f"Host: {parts.netloc.rpartition('@')[2]}",
-            "Connection: close",
-            "Content-Type: application/json",
-            f"Content-Length: {len(payload)}",
-            *([f"Authorization: Bearer {key}"] if key else []),
-        ]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + payload)
-        await writer.drain()
-        head = await reader.readuntil(b"\r\n\r\n")
-    except BaseException:
-        writer.close()
-        raise
-    return reader, writer, head.decode("latin-1").split("\r\n")
 
 
 async def _body(

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -180,26 +180,39 @@ def _plainly_named(folder: Path) -> Iterator[Path]:
         yield link
 
 
-def read_whole(state: Path) -> None:
-    """Reads every array of a saved state, one after the other, and holds it against its digest.
+def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
+    """A saved state with the leaves that are wanted, on the host, held against their digests.
 
-    No other process of the run is asked. Anything can be raised for a damaged file.
+    No other process is asked. Whatever a damaged file raises passes.
+
+    Args:
+      place: where Orbax finds `state`.
+      wanted: says it of a leaf's path, such as "train/policy/embed".
     """
     _, expected = _unsealed(documents.read_object(state.parent / "meta" / "metadata"))
     reader = ocp.PyTreeCheckpointHandler()
-    saved = reader.metadata(epath.Path(state)).tree
-    leaves, shape = jax.tree.flatten_with_path(saved)
+    leaves, shape = jax.tree.flatten_with_path(reader.metadata(epath.Path(place)).tree)
     names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
-    if missing := set(expected) - set(names):
+    item = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if wanted(name) else ocp.PLACEHOLDER
+        for name, (_, leaf) in zip(names, leaves)
+    ]
+    on_host = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(item)
+    args = ocp.args.PyTreeRestore(
+        item=jax.tree.unflatten(shape, item), restore_args=jax.tree.unflatten(shape, on_host)
+    )
+    found = reader.restore(epath.Path(place), args=args)
+    read = {name: x for name, x in zip(names, jax.tree.leaves(found)) if wanted(name)}
+    if missing := {name for name in expected if wanted(name)} - read.keys():
         raise DigestMismatch(f"{min(missing)}: is not there")
-    for at, (name, (_, leaf)) in enumerate(zip(names, leaves)):
-        wanted: list[Any] = [ocp.PLACEHOLDER] * len(leaves)
-        wanted[at] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        item = jax.tree.unflatten(shape, wanted)
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        args = ocp.args.PyTreeRestore(item=item, restore_args=on_host)
-        found = jax.tree.leaves(reader.restore(epath.Path(state), args=args))[at]
-        verify({name: found}, expected)
+    verify(read, expected)
+    return found
+
+
+def read_whole(state: Path) -> None:
+    """Reads every array of a saved state, one after the other; a damaged one raises anything."""
+    for name in _unsealed(documents.read_object(state.parent / "meta" / "metadata"))[1]:
+        _read(state, state, name.__eq__)
 
 
 def read_part(state: Path, *path: str) -> Any:
@@ -209,27 +222,12 @@ def read_part(state: Path, *path: str) -> Any:
       state: folder `state` of a finished checkpoint.
       path: names that lead to the part, such as "train", "policy".
     """
-    with _plainly_named(state) as place:
-        return _read_part(state, place, path)
-
-
-def _read_part(state: Path, place: Path, path: Sequence[str]) -> Any:
-    """`read_part` of a state that Orbax finds at `place`."""
-    reader = ocp.PyTreeCheckpointer()
+    prefix = "".join(f"{name}/" for name in path)
     try:
-        saved = reader.metadata(place).item_metadata.tree
-        for name in path:
-            saved = saved[name]
-        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
-        for name in reversed(path):
-            item = {name: item}
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=on_host, partial_restore=True)
-        found = reader.restore(place, args=restore)
+        with _plainly_named(state) as place:
+            found = _read(state, place, lambda name: f"{name}/".startswith(prefix))
         for name in path:
             found = found[name]
-        _, expected = _unsealed(documents.read_object(state.parent / "meta" / "metadata"))
-        verify(found, expected, "".join(f"{name}/" for name in path))
     # A damaged file shows as almost any exception, by where the damage is.
     except Exception as error:
         raise damaged_policy(state, _reason(error)) from None
