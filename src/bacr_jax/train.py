@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
+from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -111,7 +111,8 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
       allowed: keys in which a run that is there may differ.
     """
     # Imports JAX, which no other check needs.
-    from bacr_jax.methods.registry import problems
+    with uninterrupted():
+        from bacr_jax.methods.registry import problems
 
     config_io.check(config, also=problems)
     for key in allowed:
@@ -281,8 +282,9 @@ def main(argv: Sequence[str] | None) -> int:
 def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
     quieten_orbax()
-    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-    from bacr_jax.training.loop import TrainingFailed
+    with uninterrupted():
+        from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
+        from bacr_jax.training.loop import TrainingFailed
 
     try:
         with PreemptionHandler() as interruption:
