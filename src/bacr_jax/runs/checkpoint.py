@@ -156,8 +156,9 @@ def _text_digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _unsealed(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The two parts of a sealed record; DigestMismatch: it is not what was saved."""
+def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What was saved beside a state, and its digests; DigestMismatch: it is not what was saved."""
+    record = documents.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
     if record.get("digest") != _text_digest(content):
         raise DigestMismatch("meta: not what was saved, or saved before checkpoints had digests")
@@ -189,7 +190,7 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
       place: where Orbax finds `state`.
       wanted: says it of a leaf's path, such as "train/policy/embed".
     """
-    _, expected = _unsealed(documents.read_object(state.parent / "meta" / "metadata"))
+    _, expected = _record(state)
     reader = ocp.PyTreeCheckpointHandler()
     leaves, shape = jax.tree.flatten_with_path(reader.metadata(epath.Path(place)).tree)
     names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
@@ -211,7 +212,7 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
 
 def read_whole(state: Path) -> None:
     """Reads every array of a saved state, one after the other; a damaged one raises anything."""
-    for name in _unsealed(documents.read_object(state.parent / "meta" / "metadata"))[1]:
+    for name in _record(state)[1]:
         _read(state, state, name.__eq__)
 
 
@@ -237,7 +238,7 @@ def read_part(state: Path, *path: str) -> Any:
 def read_meta(state: Path) -> dict[str, Any]:
     """What was saved beside a state (folder `state` of a checkpoint); UserError: it is damaged."""
     try:
-        return _unsealed(documents.read_object(state.parent / "meta" / "metadata"))[0]
+        return _record(state)[0]
     except Exception as error:
         raise damaged_policy(state, _reason(error)) from None
 
@@ -364,8 +365,7 @@ class Checkpoints:
     def meta(self, step: int) -> dict[str, Any]:
         """What was saved beside the state; UserError: the checkpoint is damaged."""
         with self._reading(step):
-            args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-            return _unsealed(self._manager.restore(step, args=args)["meta"])[0]
+            return _record(self._place / str(step) / "state")[0]
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
         """The state saved under `step` (the newest by default), shaped and placed like `like`.
@@ -380,11 +380,9 @@ class Checkpoints:
         on_host = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, on_host)
         with self._reading(at):
-            args = ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
-            )
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
             saved = self._manager.restore(at, args=args)
-            meta, expected = _unsealed(saved["meta"])
+            meta, expected = _record(self._place / str(at) / "state")
             verify(saved["state"], expected)
         free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
         return at, jax.tree.map(free, like, saved["state"]), meta

@@ -90,8 +90,8 @@ def _on_host(leaf: Any) -> np.ndarray | None:
     return np.asarray(leaf) if platforms == ["cpu"] else None
 
 
-def digests(tree: Any, prefix: str = "") -> dict[str, str]:
-    """The digest of every leaf, by its path behind `prefix`.
+def digests(tree: Any) -> dict[str, str]:
+    """The digest of every leaf, by its path.
 
     Leaves are arrays, keys and numbers; sharded arrays may lie on any mesh of all processes. On
     GPUs a digest reads its leaf once at the speed of memory; nothing is gathered or copied.
@@ -101,7 +101,7 @@ def digests(tree: Any, prefix: str = "") -> dict[str, str]:
     for keys, leaf in leaves:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        arrays[prefix + jax.tree_util.keystr(keys, simple=True, separator="/")] = leaf
+        arrays[jax.tree_util.keystr(keys, simple=True, separator="/")] = leaf
     hosts = {path: x for path, leaf in arrays.items() if (x := _on_host(leaf)) is not None}
     # One after the other: programs that meet on several devices must start in one order on all.
     found = {path: _device_digest(leaf) for path, leaf in arrays.items() if path not in hosts}
@@ -116,12 +116,12 @@ def fingerprint(tree: Any) -> str:
     return hashlib.sha256(json.dumps(digests(tree)).encode()).hexdigest()[:12]
 
 
-def verify(tree: Any, expected: Mapping[str, str], prefix: str = "") -> None:
+def verify(tree: Any, expected: Mapping[str, str]) -> None:
     """Holds a tree that was read back against `digests` of what was written.
 
     They may be of more leaves, too. DigestMismatch names the leaves that differ.
     """
-    found = digests(tree, prefix)
+    found = digests(tree)
     wrong = [name for name in found if found[name] != expected.get(name)]
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""

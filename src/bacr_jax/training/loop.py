@@ -286,11 +286,10 @@ class Trainer:
         try:
             yield
         except DigestMismatch as error:
-            kept = self.checkpoints.latest
             raise TrainingFailed(
                 f"training: stopped after step {step}, since a device or its memory is at fault "
-                f"({error}); nothing was saved. The same command goes on from "
-                f"{'the start' if kept is None else f'checkpoint {kept}'}, on other devices"
+                f"({error}); nothing was saved. On other devices the same command goes on from "
+                f"checkpoint {self.checkpoints.latest or 0}"
             ) from None
 
     def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
