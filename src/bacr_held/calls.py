@@ -116,10 +116,10 @@ class _Part(ABC):
             )
         for token in tokens:
             # True is a number for Python.
-            if type(token) is not int or not 0 <= token < self.rules.vocab_size:
-                raise ValueError(f"the engine answered with {token!r:.40}, which is no token's id")
-            if token in self.rules.unsampled:
-                raise ValueError(f"the engine answered with {token}, which can't be sampled")
+            known = type(token) is int and 0 <= token < self.rules.vocab_size
+            if not known or token in self.rules.never:
+                what = "can't be sampled" if known else "is no token's id"
+                raise ValueError(f"the engine answered with {token!r:.40}, which {what}")
         self.calls += 1
         for token in tokens:
             if self.done:

@@ -1,6 +1,5 @@
 """The section `thinking` of an exported folder's config.json, for whoever holds its budgets."""
 
-import functools
 import json
 import numbers
 from collections.abc import Mapping
@@ -87,16 +86,11 @@ class Rules:
     line_breaks: frozenset[int]
     closing: tuple[int, ...]
     natural: tuple[int, ...]
-    never: tuple[int, ...]
+    never: frozenset[int]
     cap: int
     grace: int
     answer_tokens: int
     vocab_size: int = LARGEST
-
-    @functools.cached_property
-    def unsampled(self) -> frozenset[int]:
-        """`never`, to look a token up."""
-        return frozenset(self.never)
 
     def limit(self, budget: int | None) -> int:
         """Most thinking tokens under a budget, or without one; the grace window comes on top."""
@@ -118,7 +112,7 @@ def read_rules(thinking: Mapping[str, Any], vocab_size: int = LARGEST) -> Rules:
         line_breaks=frozenset(numbers_in(thinking.get("line_breaks") or "")),
         closing=tuple(thinking["closing_ids"]),
         natural=tuple(thinking["answer_ids"]),
-        never=tuple(numbers_in(thinking["never_sampled"])),
+        never=frozenset(numbers_in(thinking["never_sampled"])),
         cap=thinking["cap"],
         grace=thinking["grace"],
         answer_tokens=thinking["answer_tokens"],

@@ -87,6 +87,13 @@ class Server:
         method = "GET" if body is None else "POST"
         return await request_json(method, self.url + path, body, key=self.key, patience=patience)
 
+    async def _part(self, path: str, body: Any, name: str, kind: type) -> Any:
+        found = await self._ask(path, body)
+        part = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(part, kind):
+            raise EngineError(f"{self.url}{path}: answers without {name!r}")
+        return part
+
     async def connect(self) -> None:
         """Finds the model, and makes sure that the plugin reads budgets there.
 
@@ -183,18 +190,12 @@ class Server:
             body["prompt"] = prompt
         else:
             body |= {"messages": list(prompt), "chat_template_kwargs": {"budget": budget}}
-        found = await self._ask("/tokenize", body)
-        ids = found.get("tokens") if isinstance(found, dict) else None
-        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-            raise EngineError(f"{self.url}: answers without the ids of a text")
-        return ids
+        return list(await self._part("/tokenize", body, "tokens", list))
 
     async def text(self, tokens: Sequence[int]) -> str:
         """Ids as text."""
-        found = await self._ask("/detokenize", {"model": self.model, "tokens": list(tokens)})
-        if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
-            raise EngineError(f"{self.url}: answers without the text of its ids")
-        return found["prompt"]
+        body = {"model": self.model, "tokens": list(tokens)}
+        return str(await self._part("/detokenize", body, "prompt", str))
 
     async def answer(
         self,

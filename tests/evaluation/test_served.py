@@ -127,6 +127,26 @@ def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.json", '"closing_ids": [', '"closing_ids": [9, '),
+        ("config.json", '"thinking":', '"no_thinking":'),
+        ("generation_config.json", '"do_sample": false', '"stop_strings": "5"'),
+    ],
+)
+def test_an_edited_folder_is_refused_before_a_server_is_asked(
+    folder, tmp_path, capsys, name, old, new
+):
+    own = tmp_path / "hf"
+    shutil.copytree(folder, own)
+    text = (own / name).read_text()
+    assert old in text
+    (own / name).write_text(text.replace(old, new))
+    line = refusal(capsys, own, tmp_path / "out", "--url", "http://127.0.0.1:9")
+    assert f"{own / name}: is not what was written, as manifest.json says" in line
+
+
+@pytest.mark.parametrize(
     ("lie", "said"),
     [
         ({"token_ids": [-1]}, "with -1, which is no token's id"),
@@ -202,6 +222,7 @@ def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):
     config = json.loads((other / "config.json").read_text())
     config["thinking"]["never_sampled"] = "0"
     (other / "config.json").write_text(json.dumps(config))
+    (other / "manifest.json").unlink()
     line = refusal(capsys, other, tmp_path / "out", "--url", "http://a")
     assert "leave prompt format and closing text as they are" in line
 

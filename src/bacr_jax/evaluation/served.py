@@ -35,6 +35,7 @@ from bacr_jax.evaluation.samples import (
     TraceSource,
 )
 from bacr_jax.model.hf import read_thinking
+from bacr_jax.model.hf.archive import check_files
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.stop_strings import compile_stop_strings, match
 from bacr_jax.prompts.thinking_section import describe
@@ -221,6 +222,7 @@ def _as_branches(rows: Sequence[Row]) -> Branches:
 
 def check_served(saved: SavedPolicy) -> None:
     """The folder says itself how it is asked, which is what its server goes by."""
+    check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
             f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
