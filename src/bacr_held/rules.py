@@ -77,6 +77,7 @@ class Rules:
       never: ids that are never sampled.
       cap: most thinking tokens of a row that is told no budget.
       grace: tokens for which a cut waits for a line break.
+      vocab_size: ids are below it.
     """
 
     think_close: StopString
@@ -85,10 +86,11 @@ class Rules:
     line_breaks: frozenset[int]
     closing: tuple[int, ...]
     natural: tuple[int, ...]
-    never: tuple[int, ...]
+    never: frozenset[int]
     cap: int
     grace: int
     answer_tokens: int
+    vocab_size: int = LARGEST
 
     def limit(self, budget: int | None) -> int:
         """Most thinking tokens under a budget, or without one; the grace window comes on top."""
@@ -101,7 +103,7 @@ class Rules:
         return self.limit(budget) + grace + forced + self.answer_tokens
 
 
-def read_rules(thinking: Mapping[str, Any]) -> Rules:
+def read_rules(thinking: Mapping[str, Any], vocab_size: int = LARGEST) -> Rules:
     """The rules that a section `thinking` holds; KeyError: one of them is missing."""
     return Rules(
         think_close=_stop_string(thinking["think_close"]),
@@ -110,10 +112,11 @@ def read_rules(thinking: Mapping[str, Any]) -> Rules:
         line_breaks=frozenset(numbers_in(thinking.get("line_breaks") or "")),
         closing=tuple(thinking["closing_ids"]),
         natural=tuple(thinking["answer_ids"]),
-        never=tuple(numbers_in(thinking["never_sampled"])),
+        never=frozenset(numbers_in(thinking["never_sampled"])),
         cap=thinking["cap"],
         grace=thinking["grace"],
         answer_tokens=thinking["answer_tokens"],
+        vocab_size=vocab_size,
     )
 
 
@@ -121,7 +124,8 @@ def read_folder(folder: Path | str) -> tuple[Rules, dict[str, int]]:
     """Rules and named budgets of an exported folder; ValueError: it is none of ours, or damaged."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text())
-        return read_rules(config["thinking"]), dict(config.get("budget_levels") or {})
+        rules = read_rules(config["thinking"], config["vocab_size"])
+        return rules, dict(config.get("budget_levels") or {})
     except OSError as error:
         raise ValueError(f"{folder}: can't read its config.json ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):

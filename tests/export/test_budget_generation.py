@@ -1,6 +1,7 @@
 """The rules that hold a budget in transformers: read, cut, forced, answered."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
 pytest.importorskip("transformers")
 
+from bacr_held.fingerprint import write_manifest  # noqa: E402
 from bacr_jax.export import budget_generation as held  # noqa: E402
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.
@@ -110,3 +112,14 @@ def test_numbers_in_text():
     assert held.numbers_in("3 7-9") == [3, 7, 8, 9]
     assert held.numbers_in("") == []
     assert json.loads(json.dumps(THINKING)) == THINKING
+
+
+def test_a_plain_folder_that_was_edited_does_not_generate(tmp_path):
+    (tmp_path / "generation_config.json").write_text("{}")
+    write_manifest(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"stop_strings": "5"}')
+    model = types.SimpleNamespace(name_or_path=str(tmp_path))
+    with pytest.raises(ValueError, match="generation_config.json: is not what was written"):
+        held.generate(model=model)
+    # A model of the hub has no folder to look at.
+    held.check_files("org/model")

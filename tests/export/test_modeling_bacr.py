@@ -1,11 +1,15 @@
 """The PyTorch model that an export brings along: the same policy, told the same budgets."""
 
+import shutil
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import hf_world
+from bacr_held.fingerprint import write_manifest
 from bacr_jax.config import ConditioningConfig
+from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
 from bacr_jax.model import budget, hf
 
@@ -101,6 +105,25 @@ def test_the_exported_model_generates_what_we_generate(told):
     phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
     found = hf_world.greedy(params, list(rows), config, 24, phi, how)
     np.testing.assert_array_equal(found, want.numpy())
+
+
+def test_a_flipped_exponent_bit_in_either_weight_file_is_refused(told, tmp_path):
+    """By our reader, and by the modelling file in transformers."""
+    folder = tmp_path / "hf"
+    shutil.copytree(told[-1], folder)
+    write_manifest(folder)
+    hf.load_policy(folder)
+    for path in sorted(folder.glob("*.safetensors")):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 0x20
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"^{path}: is not what was written"):
+            hf.load_policy(folder)
+        with pytest.raises(ValueError, match=f"^{path}: is not what was written"):
+            type(told[0]).from_pretrained(folder)
+        content[-1] ^= 0x20
+        path.write_bytes(content)
+    assert type(told[0]).from_pretrained(folder).files_checked
 
 
 def test_without_its_code_the_exported_model_refuses_budgets(told):

@@ -16,6 +16,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import append_line, read_lines, write_atomically, write_json
 from bacr_jax.errors import UserError
+from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import follow_run, open_run, read_config_file, write_config
 
 
@@ -362,3 +363,11 @@ class TestConfig:
         # Written by hand: there is nothing to hold it against.
         path.write_text("seed: 3\n")
         assert read_config_file(path).seed == 3
+
+
+def test_the_page_names_every_key_that_may_always_change():
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    named = page.split("Another config is refused")[1].split("may always")[0]
+    in_words = ("output.dir", "mesh.", "checkpoint.")
+    keys = [key for key in run_folder._MAY_DIFFER if not key.startswith(in_words)]
+    assert [key for key in keys if f"`{key}`" not in named] == []

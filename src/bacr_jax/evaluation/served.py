@@ -35,6 +35,7 @@ from bacr_jax.evaluation.samples import (
     TraceSource,
 )
 from bacr_jax.model.hf import read_thinking
+from bacr_jax.model.hf.archive import check_files
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.stop_strings import compile_stop_strings, match
 from bacr_jax.prompts.thinking_section import describe
@@ -221,6 +222,7 @@ def _as_branches(rows: Sequence[Row]) -> Branches:
 
 def check_served(saved: SavedPolicy) -> None:
     """The folder says itself how it is asked, which is what its server goes by."""
+    check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
             f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
@@ -246,7 +248,8 @@ def open_served(
     folders_own = read_thinking(saved.folder) or {}
     if section["never_sampled"] != folders_own.get("never_sampled"):
         raise UserError(_OTHER_FORMAT.format(saved.folder))
-    rules, key = read_rules(section), weights_fingerprint(saved.folder)
+    key = weights_fingerprint(saved.folder)
+    rules = read_rules(section, environment.vocab_size)
     with contextlib.ExitStack() as stack:
         url = engine.url
         if engine.python:
@@ -304,7 +307,7 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
         if process.poll() is not None:
             raise UserError(f"--engine-python: vLLM did not start ({_last_error(log)}); see {log}")
         try:
-            asyncio.run(request_json("GET", f"{url}/v1/models", timeout=_STOP_SECONDS))
+            asyncio.run(request_json("GET", f"{url}/v1/models"))
         except EngineError:
             time.sleep(_PATIENCE)
         else:

@@ -9,8 +9,12 @@ config.json says which tokens these are. None is told to the model as no budget 
 `thinking["cap"]` tokens. This file needs torch and transformers only.
 """
 
+import contextlib
 import copy
+import hashlib
+import json
 import numbers
+from pathlib import Path
 
 import torch
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
@@ -23,6 +27,22 @@ CACHE = "cache" if RENAMED else "past_key_values"
 NONE, LARGEST = -1, 2**31 - 1
 # What a row is doing.
 THINKING, FORCED, ANSWERING, DONE = range(4)
+
+
+def check_files(folder):
+    """ValueError: a file of a local folder is not what its manifest.json says it was."""
+    manifest = Path(folder) / "manifest.json"
+    expected = json.loads(manifest.read_text()) if manifest.is_file() else {}
+    for name, digest in expected.items():
+        found = hashlib.sha256()
+        with contextlib.suppress(OSError), (Path(folder) / name).open("rb") as file:
+            while piece := file.read(1 << 20):
+                found.update(piece)
+        if found.hexdigest() != digest and not name.endswith(".md"):
+            raise ValueError(
+                f"{Path(folder) / name}: is not what was written, as manifest.json says; copy the "
+                "folder again, or remove manifest.json if you changed the file yourself"
+            )
 
 
 def _read_one(budget, levels):
@@ -314,6 +334,9 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     Raises:
       ValueError: the budget or the batch can't be used.
     """
+    if not hasattr(model, "files_checked"):
+        check_files(model.name_or_path)
+        model.files_checked = True
     thinking = model.config.thinking
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:

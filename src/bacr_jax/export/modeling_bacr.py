@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from .budget_generation import CACHE, NONE, generate, read_budgets
+from .budget_generation import CACHE, NONE, check_files, generate, read_budgets
 
 
 class BudgetConfig:
@@ -96,6 +96,8 @@ class BudgetModel:
     _keep_in_fp32_modules_strict = ["budget"]
 
     def __init__(self, config):
+        check_files(config.name_or_path)
+        self.__dict__["files_checked"] = True
         super().__init__(config)
         layers = [self.layer_class(config, index) for index in range(config.num_hidden_layers)]
         self.model.layers = nn.ModuleList(layers)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bacr_held.fingerprint import write_manifest
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names, vocabulary
@@ -161,6 +162,7 @@ def _explain(folder: Path, explained: Explained, *, conditioned: bool) -> None:
         (folder / CUSTOM_GENERATE).parent.mkdir()
         source = Path(__file__).with_name(GENERATION_FILE)
         shutil.copyfile(source, folder / CUSTOM_GENERATE)
+    write_manifest(folder)
 
 
 def _describe(

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from bacr_held import fingerprint, read_rules
+from bacr_held import check_manifest, fingerprint, read_rules
 from bacr_vllm.requests import BudgetRequests, processor_name
 
 # Architectures of folders without an embedding, and of those with one, of which SERVED is served.
@@ -58,6 +58,20 @@ def check_thinking(thinking: Any) -> None:
         _refuse("config.json does not say how thinking is held (thinking); export the folder again")
 
 
+def check_files(model_config: Any) -> None:
+    """The files of a local folder are what was exported.
+
+    Raises:
+      ValueError: one of them is not.
+    """
+    folder = Path(model_config.model)
+    if folder.is_dir():
+        try:
+            check_manifest(folder)
+        except ValueError as error:
+            _refuse(str(error))
+
+
 def is_ours(config: Any) -> bool:
     """Whether the config of a plain folder was written by `python -m bacr_jax.export`."""
     thinking = getattr(config, "thinking", None)
@@ -102,6 +116,7 @@ class ConditionedChecks(VerifyAndUpdateConfig):
         Raises:
           ValueError: the folder can't be served.
         """
+        check_files(model_config)
         config = model_config.hf_config
         if config.architectures != [SERVED]:
             _refuse(
@@ -131,6 +146,7 @@ class PlainChecks(VerifyAndUpdateConfig):
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
         """As of `ConditionedChecks`."""
+        check_files(model_config)
         if is_ours(model_config.hf_config):
             check_thinking(model_config.hf_config.thinking)
             add_requests(model_config)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from bacr_held import check_manifest
 from bacr_jax import documents
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -73,6 +74,14 @@ def _files(folder: Path) -> dict[str, Path] | list[Path]:
                 "folder; download the file again"
             )
     return {name: folder / file for name, file in listed.items()}
+
+
+def check_files(folder: str | Path) -> None:
+    """Reads all files of a folder that has a manifest; UserError: one is not what was written."""
+    try:
+        check_manifest(Path(folder))
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def open_archive(folder: Path) -> Archive:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bacr_held.fingerprint import write_manifest
 from bacr_jax import parallel
 from bacr_jax.config import AdapterConfig
 from bacr_jax.config.values import shown
@@ -122,6 +123,7 @@ def save_adapter(
             archives.write_file(folder / BUDGET_FILE, [tensor(entry) for entry in beside])
             described = {"budget_module": hf_config.describe_module(module)}
             _write_json(folder / MODULE_FILE, described)
+        write_manifest(folder)
     return sorted(path.name for path in out.iterdir())
 
 
@@ -158,6 +160,7 @@ def load_adapter(
     folder: str | Path, config: Qwen2Config, settings: AdapterConfig, mesh: Mesh | None = None
 ) -> Params:
     """Adapters of a folder in PEFT's layout, fp32: `adapter` and `adapter_scale`."""
+    archives.check_files(folder)
     archive = check_adapter(folder, config, settings)
     assert settings.rank is not None
     stacks: dict[str, list[np.ndarray]] = {}

@@ -157,6 +157,7 @@ def load_policy(
     Raises:
       UserError: the folder can't be used; one line that names the file or tensor.
     """
+    archives.check_files(path)
     config, archive, entries = _checked(Path(path))
     params = _stream(
         archive, entries, num_layers=config.num_layers, dtype=dtype, sharding_of=sharding_of
