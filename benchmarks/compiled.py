@@ -94,9 +94,9 @@ class Case:
 
     @classmethod
     def of(cls, model: str, card: str, overrides: list[str]) -> "Case":
-        """The shipped config of a model (7b) with overrides."""
-        file = CONFIGS / f"qwen2.5-{model}-math.yaml"
-        config = config_io.load([file], overrides)
+        """The shipped config of a model (7b) by the paper's method, with overrides."""
+        files = [CONFIGS / f"qwen2.5-{model}-math.yaml", CONFIGS / "methods/bacr-paper.yaml"]
+        config = config_io.load(files, overrides)
         work, layout = sizes_of(config, DEVICES_OF_A_BOX)
         prompts = lengths.MATH.at_most(config.data.max_prompt_tokens)
         rows = lengths.rows_of(config, prompts, cuts=work.cuts)

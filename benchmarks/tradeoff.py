@@ -30,10 +30,12 @@ from scipy import stats
 from bacr_jax.report import charts
 from bacr_jax.runs.folder import RunPaths
 
+# The arms differ in what is paid for; V is their baseline.
+VALUE = ["advantage.baseline=value", "advantage.score_weighted=false"]
 ARMS = {
-    "own": [],
-    "final": ["cuts.count=4", "cuts.weights=[.12, .12, .16, .6]"],
-    "uniform": ["cuts.count=4", "cuts.weights=uniform"],
+    "own": VALUE,
+    "final": [*VALUE, "cuts.count=4", "cuts.weights=[.12, .12, .16, .6]"],
+    "uniform": [*VALUE, "cuts.count=4", "cuts.weights=uniform"],
     # The entropy bonus of the other arms, and one answer a cut: equal rollouts.
     "anytime": ["anytime.answers=1", "loss.entropy_coef=0.02"],
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The quickstart from nothing to the table and an exported folder; no download, no GPU.
+# The quickstart, bacr-robust, from nothing to the table and an exported folder; no download, no GPU.
 #
 #   recipes/quickstart.sh [--dry-run] [--out DIR] [key.sub=value ...]
 #

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
-# The config of the paper, with nothing but overrides: less of everything.
+# The shipped config, with nothing but overrides: less of everything.
 SMALL = [
     "model.compute_dtype=float32",
     "model.logprob_chunk=64",
@@ -18,9 +18,6 @@ SMALL = [
     "data.max_prompt_tokens=128",
     "budget.min=4",
     "budget.max=8",
-    "curriculum.mu0=6",
-    "curriculum.sigma=4",
-    "value.hidden_size=16",
     "rollout.questions=8",
     "rollout.group_size=4",
     "rollout.answer_tokens=8",
@@ -93,7 +90,7 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
         # the sampler and the learner see one model
         assert abs(line["mismatch/k1"]) < 1e-3
     trace = json.loads((run / "rollouts/000002.jsonl").read_text().splitlines()[0])
-    assert trace["prompt"].startswith("<|im_start|>system\n") and len(trace["answers"]) == 4
+    assert trace["prompt"].startswith("<|im_start|>system\n") and len(trace["answers"]) == 1
     opened = {"think_answer": "<answer>", "boxed": "\\boxed{"}[prompt_format]
     assert all(answer.startswith(opened) for answer in trace["answers"])
     for record in (run / "eval.jsonl").read_text().splitlines():

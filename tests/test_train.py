@@ -159,8 +159,8 @@ def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
     said = capsys.readouterr().out
     assert "validating on ledger, held out for validation: 6 questions" in said
     assert (
-        said.index("method BACR")
-        < said.index("  curriculum.clip_mu=true (published: false)")
+        said.index("method BACR, ")
+        < said.index(" settings unlike its publication (--check lists them)")
         < said.index("training on ledger")
     )
     for line in map(json.loads, (folder / "eval.jsonl").read_text().splitlines()):

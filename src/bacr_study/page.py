@@ -8,11 +8,14 @@ from typing import Any
 from bacr_jax.report.html_page import STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study.figures import Picture
+from bacr_study.info import MEAN, study_of
+from bacr_study.items import budget_phrase, difference_text, estimate_of, row_name
 
 _STYLE = """
 figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
 th.group { text-align: center; } th.group:empty { border-bottom: 0; }
 tr.rule td { border-bottom: 2px solid var(--soft); } sup { line-height: 0; }
+details > h3 { display: none; } details { margin: .4rem 0; }
 td.words { white-space: normal; min-width: 6rem; } .warning { border-left: 3px solid #d55e00;
   padding-left: .7rem; } nav a { margin-right: .9rem; white-space: nowrap; }
 li { overflow-wrap: anywhere; }
@@ -28,12 +31,35 @@ def page(results: Mapping[str, Any], tables: Sequence[Table], pictures: Sequence
         title=results["study"]["title"],
         facts="; ".join(_facts(results)),
         warnings=results["warnings"],
+        verdict=list(_verdict(results)),
         tables=tables,
         pictures=list(zip(pictures, encoded)),
         provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
         missing=results["missing"],
         **security(f"{STYLE}\n{_STYLE}"),
     )
+
+
+def _verdict(results: Mapping[str, Any]) -> Iterator[str]:
+    """Which arm leads each task at its smallest and largest budget and on average, and by what."""
+    study, pairs = study_of(results["study"]), dict[tuple[str, ...], Any]()
+    for entry in results["comparisons"]:
+        pairs.setdefault(tuple(entry[k] for k in ("task", "set", "budget", "variant")), entry)
+    names = {variant.key: row_name(study, variant) for variant in study.variants()}
+    for task in study.tasks:
+        for budget in (str(min(task.budgets)), str(max(task.budgets)), MEAN):
+            found = {
+                variant.key: estimate["accuracy"]["mean"]
+                for variant in study.variants()
+                if (estimate := estimate_of(results, study, task, task.main, variant, budget))
+            }
+            if found:
+                best = max(found, key=lambda key: found[key])
+                line = f"{task.label}, {budget_phrase(budget)}: {names[best]} leads with "
+                line += f"{100 * found[best]:.1f} %"
+                if entry := pairs.get((task.id, task.main, budget, best)):
+                    line += f", {difference_text(entry)} points from {names[entry['reference']]}"
+                yield line
 
 
 def _facts(results: Mapping[str, Any]) -> list[str]:

@@ -221,7 +221,9 @@ class TestFingerprint:
 
     def test_values_with_new_names_keep_the_fingerprints_of_older_runs(self):
         assert config_io.fingerprint(Config()) == "b6865888279c"
-        quickstart = config_io.load(["quickstart"])
+        keys = ["budget.prior=curriculum", "cuts.count=4", "cuts.weights=uniform"]
+        keys += ["advantage.baseline=value", "advantage.score_weighted=false"]
+        quickstart = config_io.load(["quickstart"], keys)
         assert config_io.fingerprint(quickstart) == "61c9b3032879"
 
     def test_an_unknown_section_is_a_mistake_of_the_caller(self):

@@ -6,8 +6,10 @@ import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.config import shipped
+from bacr_jax.config.checks import check
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError
+from bacr_jax.methods.registry import built_in_departures, problems
 
 REPOSITORY = Path(__file__).parents[2] / "configs"
 
@@ -87,3 +89,14 @@ def test_a_path_is_the_file_there(elsewhere):
 def test_what_is_not_there_is_refused_with_what_may_be_meant(written, advice):
     with pytest.raises(UserError, match=advice):
         config_io.load([written])
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_trains_by_the_recommended_method(path):
+    """Its preset over them changes nothing; the paper's method has all that it needs."""
+    alone, robust = config_io.load([path]), config_io.load([path, "bacr-robust"])
+    assert config_io.flatten(alone) == config_io.flatten(robust)
+    paper = config_io.load([path, "bacr-paper"])
+    updates = [line for line in built_in_departures(paper) if "train.minibatches" in line]
+    assert built_in_departures(paper) == updates
+    check(paper, also=problems)

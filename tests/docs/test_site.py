@@ -63,3 +63,11 @@ def test_the_reference_names_modules_that_exist():
     pages = {path.stem for path in (DOCS / "reference").glob("*.rst")} - {"index"}
     listed = re.findall(r"^ {3}(\w+)$", (DOCS / "reference/index.rst").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(pages)
+
+
+def test_no_two_pages_have_one_title():
+    """In search results and in a browser's tabs nothing else tells them apart."""
+    pages = [(DOCS / f"{name}.md").resolve() for name in contents() if name != "reference/index"]
+    pages += [DOCS / "index.md", *(DOCS / "reference").glob("*.rst")]
+    titles = [page.read_text().lstrip("# ").partition("\n")[0] for page in pages]
+    assert sorted(titles) == sorted(set(titles))

@@ -184,3 +184,11 @@ class TestSmoothing:
 def test_names_of_sets_for_files_are_plain_and_unique():
     found = figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
     assert list(found.values()) == ["gsm8k", "gsm8k_2", "my_set"]
+
+
+def test_a_legend_stays_within_a_picture_of_one_panel():
+    names = [f"a name of thirty letters or so, {i}" for i in range(4)]
+    series = [Series(name, [1.0, 2.0], [0.0, 1.0], "s1") for name in names]
+    made = png.figure("t", [[Chart("c", series, Axis("x"), Axis("y"))]], legend=3)
+    made.draw_without_rendering()
+    assert [legend.get_window_extent().x1 <= made.bbox.x1 for legend in made.legends] == [True]

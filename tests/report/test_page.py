@@ -109,6 +109,25 @@ def test_everything_that_was_measured_has_a_chart(whole):
     assert "Sampled budgets, difficulty group 2" in titles
 
 
+def test_the_first_screen_says_what_came_out(run):
+    """A sentence, the numbers before and after, and the chart stand before all else."""
+    lines(run / "eval.jsonl", [evaluation(0, "before", 0.2), evaluation(3, "after", 0.45)])
+    first = page(run).partition("<h2>Overview</h2>")[2].partition("<h3>In short</h3>")[0]
+    said = "Accuracy rose at 8, 16 and fell at no budget (intervals apart, greedy); thinking tokens"
+    assert f"{said} at 16 went from 9.0 to 9.0." in first
+    assert "20.0 [10.0, 30.0], 9.0 tok" in first and "45.0 [35.0, 55.0], 9.0 tok" in first
+    assert first.index("<table>") < first.index("Accuracy by budget, greedy</figcaption>")
+    lines(run / "eval.jsonl", [evaluation(0, "before", 0.2)])
+    assert "nothing to compare with yet" in page(run)
+
+
+def test_departures_are_folded_to_their_number(run):
+    config = config_io.override(Config(), ["method=grpo"])
+    (run / "config.yaml").write_text(config_io.to_yaml(config))
+    title = "4 settings depart from the method&#39;s publication"
+    assert f"<details><summary>{title}</summary>" in page(run)
+
+
 def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
     config = config_io.override(Config(), ["method=grpo", "loss.kl_kind=k3"])
     (run / "config.yaml").write_text(config_io.to_yaml(config))
@@ -151,6 +170,15 @@ class TestComparison:
         differing = found.partition("Settings that differ")[2].partition("</table>")[0]
         cells = re.findall(r"<td[^>]*>(.*?)</td>", differing)
         assert cells[:3] == ["method", "bacr", "grpo"] and "output.dir" not in cells
+
+    def test_rewards_that_count_different_things_are_not_to_be_compared(self, tmp_path):
+        one, two = self.folders(tmp_path)
+        found = write_comparison([one, two], [], None).read_text()
+        said = "Rewards are not comparable here, only accuracies: runs differ in method."
+        # In the overview and above the charts of training.
+        assert found.count(said) == 2
+        (two / "config.yaml").write_text((one / "config.yaml").read_text())
+        assert said not in write_comparison([one, two], [], None).read_text()
 
     def test_policies_that_began_otherwise_are_not_given_one_beginning(self, tmp_path):
         one, two = self.folders(tmp_path)

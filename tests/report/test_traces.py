@@ -57,6 +57,14 @@ def test_a_trace_of_today_tells_the_whole_story(tmp_path):
     assert "left it out of the loss" in shown(tmp_path, {**WHOLE_TRACE, "in_loss": False})
 
 
+def test_the_first_right_and_the_first_wrong_trace_stand_open_and_tints_are_explained():
+    wrong = {**TRACE, "outcomes": [1.0, 0.0]}
+    found = traces_section([("run", [wrong, wrong, TRACE, TRACE])])
+    traces = re.findall(r'<details class="trace"( open)?', found)
+    assert traces == [" open", "", " open", ""]
+    assert '<span class="up1">green</span> had a positive advantage' in found
+
+
 def test_several_answers_of_a_cut_share_its_value(tmp_path):
     # Two cuts with two answers each; the segments of a cut's further answers are empty.
     twice = {
@@ -73,7 +81,7 @@ def test_several_answers_of_a_cut_share_its_value(tmp_path):
 def test_thinking_that_was_not_split_is_shown_whole(tmp_path):
     whole = {key: value for key, value in TRACE.items() if key != "segments"}
     found = shown(tmp_path, whole)
-    assert "a&lt;script&gt;" in found and 'class="cut"' not in found
+    assert "a&lt;script&gt;" in found and 'class="cut"' not in found.partition("<details")[2]
 
 
 def test_no_text_of_a_model_is_markup(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -431,6 +432,10 @@ class TestWriting:
         tags = _Tags()
         tags.feed(text)
         assert tags.open == []
+        # The verdict and the figures first, tables folded below them.
+        order = [text.index(f'id="{name}"') for name in ("verdict", "figures", "tables")]
+        assert order == sorted(order) and text.count("<table>") == text.count("<details><summary>")
+        assert re.search(r"budget 8: .* leads with [\d.]+ %, .* points from ", text)
         assert all(link.startswith(("data:", "#")) for link in tags.links)
         assert "url(" not in text and "@import" not in text
         assert tags.seen["img"] == 6

@@ -14,7 +14,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 def _by_rows():
-    """The paper's 7B config with settings of memory whose numbers are easy to follow by hand."""
+    """The paper's method at 7B with settings of memory whose numbers are easy to follow by hand."""
     keys = (
         *("train.micro_batch_tokens=null", "train.micro_batch_rows=16"),
         *(
@@ -24,7 +24,9 @@ def _by_rows():
             "eval.slots=null",
         ),
     )
-    config = config_io.load([ROOT / "configs" / "qwen2.5-7b-math.yaml"], keys)
+    configs = ROOT / "configs"
+    method = configs / "methods" / "bacr-paper.yaml"
+    config = config_io.load([configs / "qwen2.5-7b-math.yaml", method], keys)
     file = Path(tempfile.mkdtemp()) / "qwen2.5-7b-math.yaml"
     file.write_text(config_io.to_yaml(config))
     return file

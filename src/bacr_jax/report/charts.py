@@ -174,12 +174,14 @@ def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[
 
 
 def doublings(low: float, high: float) -> list[float]:
-    """Powers of two from low to high: every second where there are many, halves where few."""
-    first, last = math.log2(low) - 1e-9, math.log2(high) + 1e-9
-    if math.floor(last) - math.ceil(first) < 2 and last - first > 1:
-        return [2.0 ** (k / 2) for k in range(math.ceil(2 * first), math.floor(2 * last) + 1)]
-    step = max(1, math.ceil((math.floor(last) - math.ceil(first) + 1) / _MOST_TICKS))
-    return [2.0**k for k in range(math.ceil(first), math.floor(last) + 1, step)] or [low]
+    """Powers of two from low to high, some of many; where few, halves and quarters between them."""
+    powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
+    for parts in ((4,), (4, 6), (4, 5, 6, 7)):
+        found = [2.0**k * part / 4 for k in powers for part in parts]
+        found = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(found) > 2:
+            break
+    return found[:: math.ceil(len(found) / _MOST_TICKS)] if found else [low]
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,11 @@ def _has(policies: Mapping[str, Summary], name: str) -> bool:
     return all(name in entry for summary in policies.values() for entry in entries(summary))
 
 
+def _apart(place: int, count: int) -> float:
+    """A factor, since the axis is logarithmic: policies stand 2.5 % of a doubling apart."""
+    return float(2 ** (0.025 * (place - count / 2)))
+
+
 def _by_budget(
     policies: Mapping[str, Summary],
     mode: str,
@@ -99,8 +104,7 @@ def _by_budget(
     for place, (label, summary) in enumerate(policies.items(), start):
         found = summary.get(mode, {})
         budgets = by_size(found)
-        # Factors, since the axis is logarithmic: policies stand 2.5 % of a doubling apart.
-        apart = 2 ** (0.025 * (place - len(policies) / 2))
+        apart = _apart(place, len(policies))
         series.append(
             Series(
                 label,
@@ -151,7 +155,7 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) 
 
 
 def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> Chart:
-    series, seen = [], list[float]()
+    series, seen, reached = [], list[float](), list[float]()
     for place, (label, summary) in enumerate(policies.items(), start):
         found = summary.get(mode, {})
         budgets = [b for b in by_size(found) if b != UNLIMITED and int(b) > 0]
@@ -164,10 +168,11 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
         ]
         mean = [max(entry["used"], 1.0) for entry in used]
         seen += asked
+        reached += [end for pair in ends for end in pair]
         series.append(
             Series(
                 label,
-                asked,
+                [budget * _apart(place, len(policies)) for budget in asked],
                 mean,
                 colour(place),
                 ends,
@@ -176,11 +181,14 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
             )
         )
     low, high = min(seen, default=1.0), max(seen, default=2.0)
+    # With room beyond the ends, which would seem to go on otherwise.
+    least, most = 0.93 * min(reached, default=1.0), 1.07 * max(reached, default=2.0)
+    thinking = Axis("thinking used (tokens)", log2=True, low=least, high=most)
     return Chart(
         f"Requested and used, {mode}",
         series,
         Axis("budget requested (tokens)", log2=True, low=0.93 * low, high=1.07 * high),
-        Axis("thinking used (tokens)", log2=True),
+        thinking,
         diagonal=True,
         note="mean, and 10 % to 90 % of the traces; on the dashed line all of the budget is used",
     )

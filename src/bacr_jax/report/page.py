@@ -1,7 +1,7 @@
 """report.html of a run, or of several beside each other: one file with everything in it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +28,8 @@ from bacr_jax.report.run_data import RunData, labels_of, read_run
 from bacr_jax.report.table import (
     NONE,
     Table,
+    budget_name,
+    by_size,
     comparison,
     set_title,
     set_titles,
@@ -90,9 +92,36 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     return rows
 
 
-def _departures(run: RunData) -> list[tuple[str, str]]:
+def _departures(run: RunData) -> list[Part]:
     found = run.summary.get("departures", built_in_departures(run.config))
-    return [("departs from its publication", line) for line in found]
+    title = f"{len(found)} settings depart from the method's publication"
+    inside = [{"note": line} for line in found]
+    return [{"fold": title, "closed": True, "inside": inside}] if found else []
+
+
+def _headline(run: RunData, name: str, title: str) -> list[Part]:
+    """What came out on a set, by its first decoding: a sentence, the numbers, and the chart."""
+    policies = _policies([run], name)
+    mode = next(iter(next(iter(policies.values()))))
+    of_mode = {label: {mode: found[mode]} for label, found in policies.items() if mode in found}
+    drawn = accuracy_charts(of_mode, _first_colour([run], of_mode))[:1]
+    table = comparison(f"{title}, {mode}: {_WHAT}", of_mode)
+    return [{"lead": _sentence(of_mode, mode)}, _table(table), *_charts(drawn)]
+
+
+def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
+    """Where accuracy rose or fell beyond the intervals, and what thinking came to."""
+    first, last = (list(policies.values())[place][mode] for place in (0, -1))
+    both = [budget for budget in by_size(last) if budget in first]
+    if len(policies) < 2 or not both:
+        return "Evaluated once so far: there is nothing to compare with yet."
+    above = lambda b, one, other: one[b]["ci95"][0] > other[b]["ci95"][1]
+    named = lambda *two: ", ".join(budget_name(b) for b in both if above(b, *two)) or "no budget"
+    name, (before, after) = both[-1], (x[both[-1]]["mean_thinking_tokens"] for x in (first, last))
+    return (
+        f"Accuracy rose at {named(last, first)} and fell at {named(first, last)} (intervals apart, "
+        f"{mode}); thinking tokens at {budget_name(name)} went from {before:,.1f} to {after:,.1f}."
+    )
 
 
 def _table(table: Table, style: str | None = None) -> Part:
@@ -109,8 +138,6 @@ def _facts_table(runs: Sequence[RunData]) -> Part:
     names = list(dict.fromkeys(name for facts in found for name in facts))
     rows = [[name, *(facts.get(name, NONE) for facts in found)] for name in names]
     header = ["", *(run.label if len(runs) > 1 else "" for run in runs)]
-    if len(runs) == 1:
-        rows += [list(row) for row in _departures(runs[0])]
     return _table(Table("In short", header, rows, words=len(header)), "facts")
 
 
@@ -193,18 +220,27 @@ def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[Table]:
     return tables
 
 
-def _overview(runs: Sequence[RunData], names: Sequence[str]) -> list[Part]:
-    parts = [_facts_table(runs)]
-    if len(runs) > 1:
-        parts.append(_differing_keys(runs))
-    drawn: list[Chart] = []
-    if names:
-        policies = _policies(runs, names[0])
-        drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1]
-    rewards = [run for run in runs if run.metrics]
-    if rewards:
+def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
+    parts, drawn, name = list[Part](), list[Chart](), next(iter(titles), "")
+    if len(runs) == 1:
+        parts = [*(_headline(runs[0], name, titles[name]) if name else []), _facts_table(runs)]
+        parts += _departures(runs[0])
+    else:
+        policies = _policies(runs, name) if name else {}
+        drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1] if name else []
+        parts = [_facts_table(runs), _differing_keys(runs), *_rewards_note(runs)]
+    if any(run.metrics for run in runs):
         drawn += (compared_charts(runs) if len(runs) > 1 else training_charts(runs[0].metrics))[:2]
     return [*parts, *_charts(drawn)]
+
+
+def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
+    """Says that rewards can't be compared, where runs differ in what is paid for."""
+    configs = [config_io.flatten(run.config) for run in runs]
+    paid = [key for key in configs[0] if key.partition(".")[0] in ("method", "reward", "cuts")]
+    differ = [key for key in paid if len({str(config.get(key)) for config in configs}) > 1]
+    text = f"Rewards are not comparable here, only accuracies: runs differ in {', '.join(differ)}."
+    return [{"note": text}] if differ else []
 
 
 def _config(run: RunData) -> list[Part]:
@@ -226,9 +262,9 @@ def page(runs: Sequence[RunData]) -> str:
         training += machinery_charts(runs, traces)
     sampled = traces_section(shown)
     sections: dict[str, list[Part]] = {
-        "Overview": _overview(runs, list(titles)),
+        "Overview": _overview(runs, titles),
         "Accuracy": [part for name, t in titles.items() for part in _accuracy(runs, name, t)],
-        "Training": _charts(training),
+        "Training": [*(_rewards_note(runs) if several and training else []), *_charts(training)],
         "Evaluations": [part for run in runs for part in _evaluations(run)],
         "Traces": [{"html": sampled}] if sampled else [],
         "Config": [] if several else _config(runs[0]),

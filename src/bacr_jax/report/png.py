@@ -127,7 +127,9 @@ def _legend(made: Any, axes: Sequence[Any], columns: int) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels()):
             found.setdefault(name, handle)
     if found:
-        columns = min(columns, len(found))
+        # A letter is about .075 inches wide, and what stands before a name half an inch.
+        fit = int(made.get_figwidth() / (0.5 + 0.075 * max(map(len, found))))
+        columns = max(min(columns, len(found), fit), 1)
         made.set_figheight(made.get_figheight() + 0.2 * -(-len(found) // columns))
         style = {"loc": "outside lower left", "ncols": columns, "frameon": False, "fontsize": 8.5}
         made.legend(found.values(), found.keys(), **style)

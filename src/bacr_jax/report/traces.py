@@ -140,7 +140,9 @@ def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
             values = sorted(values)
         filters.append((name, list(Counter(values).items())))
     traces = [_trace(trace, of, len(runs) > 1) for (_, trace), of in zip(shown, labels)]
-    return render("traces.html", filters=filters, traces=traces)
+    verdicts = [of["verdict"] for of in labels]
+    first = {verdicts.index(verdict) for verdict in set(verdicts)}
+    return render("traces.html", filters=filters, traces=traces, opened=first, strong=_STRONG)
 
 
 def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict[str, str]:

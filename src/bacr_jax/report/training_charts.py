@@ -113,6 +113,7 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     tokens = Axis("tokens", low=0.0)
     hard = "group 0 is the easiest"
+    drawn = f"{hard}; budgets are drawn from it where budget.prior is curriculum"
     return [
         Chart("Reward", _series(curves, "reward/mean", "", "s1"), _STEP, Axis("mean reward")),
         Chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
@@ -123,7 +124,7 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
             _STEP,
             Axis("nats a token", low=0.0),
         ),
-        Chart("Scheduled mean budget", groups("curriculum/mu_"), _STEP, tokens, note=hard),
+        Chart("Scheduled mean budget", groups("curriculum/mu_"), _STEP, tokens, note=drawn),
         Chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
     ]
 

@@ -78,8 +78,10 @@ class Trainer:
         self.departures = departures(config, self.method)
         mesh = setup.mesh_shape(config, inputs.shape, jax.device_count())
         self.policy = make_policy(config, self.method, inputs.vocab_size, mesh)
-        self.progress.say(f"method {self.method.name}")
-        for line in (*self.departures, *advice(config)):
+        count = len(self.departures)
+        where = f", {count} settings unlike its publication (--check lists them)" if count else ""
+        self.progress.say(f"method {self.method.name}{where}")
+        for line in advice(config):
             self.progress.say(f"  {line}")
         for line in (*self.environment.describe_data(), kept.line):
             self.progress.say(line)
