@@ -95,8 +95,10 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     config = with_sets_that_are_there(config)
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
+        from bacr_jax.training.start import check_inputs
 
-        check_inputs(config, arguments.resume, allowed)
+        check_run_folder(run_path(config), config, resume=arguments.resume, allowed=allowed)
+        check_inputs(config)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
         for departure in built_in_departures(config):
             print(f"  {departure}")
@@ -142,14 +144,6 @@ def with_sets_that_are_there(config: Config) -> Config:
     for line in lines:
         print(line, flush=True)
     return config
-
-
-def check_inputs(config: Config, resume: Resume, allowed: Sequence[str]) -> None:
-    """What training would refuse before it uses a device: folders, data, tokenizer, model."""
-    from bacr_jax.training.start import open_inputs
-
-    check_run_folder(run_path(config), config, resume=resume, allowed=allowed)
-    open_inputs(config).environment.close()
 
 
 def run_path(config: Config) -> Path:

@@ -137,6 +137,9 @@ RUN = {
     "mkdir -p studies": as_is,
     "cp -r docs/results/": as_is,
     "python examples/start_here.py": few,
+    "python examples/own_data.py own": as_is,
+    "python -m bacr_jax.data --inspect jsonl:own/train.jsonl": as_is,
+    "python -m bacr_jax.train --config configs/examples/own-data.yaml": few,
     "python docs/make_configuration.py": and_also("--check"),
 }
 # Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.

@@ -75,7 +75,7 @@ _LATER = frozenset(
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
-        "advantage.score_by_budget",
+        *("advantage.score_by_budget", "data.trace_column"),
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }

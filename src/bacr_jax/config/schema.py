@@ -144,6 +144,11 @@ class DataConfig:
     dir: str = key(".", "folder that relative paths of sets start from")
     question_column: str | None = key(None, "question column of a jsonl/parquet/csv set")
     answer_column: str | None = key(None, "answer column of a jsonl/parquet/csv set")
+    trace_column: str | tuple[str, ...] | None = key(
+        None,
+        "column with a way to the answer in a jsonl/parquet/csv set, for the warm-up; a list: one "
+        "for each style, from short to long",
+    )
     answers: Literal["parsed", "verbatim"] = key(
         "parsed",
         "gold answers: parsed from their column; verbatim: as they stand there (tests, a rubric "
@@ -217,7 +222,9 @@ class WarmupConfig:
         "[0, 1]",
     )
     styles: Mapping[str, float] = key(
-        FrozenMap(), "weights of the trace styles, but for the ledger; {}: all alike", "(0, inf)"
+        FrozenMap(),
+        "weights of the trace styles (columns of data.trace_column ..); {}: all alike",
+        "(0, inf)",
     )
     style: Literal["at_once", "steps"] | None = key(
         None,

@@ -182,6 +182,14 @@ def open_inputs(config: Config) -> Inputs:
     return Inputs(method, shape, vocab_size, environment)
 
 
+def check_inputs(config: Config) -> None:
+    """Reads what a run would before it uses a device, and refuses what it would refuse."""
+    environment = open_inputs(config).environment
+    if config.warmup.steps and config.data.train != "ledger":
+        TraceLessons(config, shared_format_environment(config, environment))
+    environment.close()
+
+
 def tokenizer_of(config: Config) -> tuple[Any, int]:
     """The tokenizer of a run and the number of embedding rows its model needs."""
     own = own_tokenizer(config.data)
@@ -232,7 +240,7 @@ def after_rejection_sft(
         params, method_state, tokens = rejection_sft(
             run.config,
             run.policy,
-            shared_format_environment(run),
+            shared_format_environment(run.config, run.environment),
             run.environment,
             run.params(fresh.train),
             fresh.method_state,
@@ -244,13 +252,12 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(run: Run) -> Environment:
+def shared_format_environment(config: Config, here: Environment) -> Environment:
     """The environment in the format that all methods share."""
-    shared = format_for(run.config)
-    here = run.environment
+    shared = format_for(config)
     if shared == here.style:
         return here
-    return build_environment(run.config, here.tokenizer, here.vocab_size, style=shared)
+    return build_environment(config, here.tokenizer, here.vocab_size, style=shared)
 
 
 def _warmed_up(
@@ -260,7 +267,7 @@ def _warmed_up(
     config = run.config
     place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     # Several runs may share a warm-up, whatever they are graded by.
-    environment = shared_format_environment(run).exactly_graded()
+    environment = shared_format_environment(config, run.environment).exactly_graded()
     goes_ahead = can_go_ahead(run) and not WarmupPaths(place).identity.exists()
 
     def poll_and_begin() -> None:
