@@ -15,7 +15,7 @@ from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
 from bacr_jax.config.reproducible import make_reproducible
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, faults_of
 from bacr_jax.oom import OutOfMemory
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
@@ -32,9 +32,7 @@ EPILOG = (
 
 def _parser() -> Parser:
     about = "Train a policy to reason within a token budget."
-    parser = Parser(
-        prog="python -m bacr_jax.train", description=about, epilog=EPILOG, add_help=False
-    )
+    parser = Parser(prog="bacr train", description=about, epilog=EPILOG, add_help=False)
     parser.add_argument(
         "--config",
         action="append",
@@ -91,18 +89,15 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         raise UserError("command line: no config; write --config quickstart")
     config, allowed = config_io.load(arguments.config, arguments.overrides), arguments.allow_change
     check(config, allowed)
-    config = with_local_model(config, download=arguments.download)
-    config = with_sets_that_are_there(config)
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
-        from bacr_jax.training.start import check_inputs
 
-        check_run_folder(run_path(config), config, resume=arguments.resume, allowed=allowed)
-        check_inputs(config)
+        check_inputs(config, arguments.resume, allowed, download=arguments.download)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
         for departure in built_in_departures(config):
             print(f"  {departure}")
         raise SystemExit(0)
+    config = with_sets_that_are_there(with_local_model(config, download=arguments.download))
     return config, arguments.resume, tuple(allowed)
 
 
@@ -144,6 +139,26 @@ def with_sets_that_are_there(config: Config) -> Config:
     for line in lines:
         print(line, flush=True)
     return config
+
+
+def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, download: bool) -> None:
+    """What training would refuse before it uses a device: folders, data, tokenizer, model.
+
+    UserError: with all that is wrong with them.
+    """
+    from bacr_jax.runs.metrics import check_wandb
+    from bacr_jax.training import start
+
+    found = [config]
+    faults = faults_of(
+        lambda: found.append(with_local_model(found[-1], download=download)),
+        lambda: found.append(with_sets_that_are_there(found[-1])),
+        lambda: check_run_folder(run_path(config), found[-1], resume=resume, allowed=allowed),
+        lambda: check_wandb(config),
+        lambda: start.check_inputs(found[-1]),
+    )
+    if faults:
+        raise UserError(*faults)
 
 
 def run_path(config: Config) -> Path:

@@ -353,9 +353,8 @@ def check_ranges(config: Config) -> None:
 def check(config: Config, *, also: Finder | None = None) -> None:
     """Refuses values out of range and impossible combinations; `also` as in `problems`.
 
-    UserError: with the first problem, and the number of others.
+    UserError: with all problems.
     """
     found = list(problems(config, also))
     if found:
-        more = f" ({len(found) - 1} more to fix)" if len(found) > 1 else ""
-        raise UserError(found[0] + more)
+        raise UserError(*found)

@@ -29,7 +29,7 @@ from bacr_jax.config.values import (
     shown,
     written,
 )
-from bacr_jax.config.yaml import Entry, entries, parse_file, parse_override
+from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
 from bacr_jax.errors import UserError
 
 __all__ = [
@@ -105,8 +105,19 @@ def schema() -> Mapping[str, Key]:
 
 
 def _read(found: Iterable[Entry]) -> dict[str, Any]:
-    """The values of entries, converted to the types of their keys; nothing for retired ones."""
-    values = {entry.key: _value(entry) for entry in found}
+    """The values of entries, converted to the types of their keys; nothing for retired ones.
+
+    UserError: with all entries that can't be read.
+    """
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for entry in found:
+        try:
+            values[entry.key] = _value(entry)
+        except UserError as error:
+            faults += error.lines
+    if faults:
+        raise UserError(*faults)
     return {name: value for name, value in values.items() if name not in _RETIRED}
 
 
@@ -150,12 +161,8 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
       UserError: a file that can't be read or parsed, an unknown key, a key given twice in one file,
         or a value of the wrong type.
     """
-    sections = {name for name, key in schema().items() if key.is_section}
-    values: dict[str, Any] = {}
-    for path in paths:
-        found = entries(parse_file(locate(path)), sections)
-        values |= _read(found)
-    return override(typing.cast(Config, _build(Config, "", values)), overrides)
+    parsed = [parse_file(locate(path)) for path in paths]
+    return _over({}, [*parsed, *_parsed(overrides)])
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -163,12 +170,18 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
     UserError: an unknown key, or a value of the wrong type.
     """
+    return _over(flatten(config), _parsed(overrides))
+
+
+def _parsed(overrides: Sequence[str]) -> list[Parsed]:
+    return [parse_override(text, COMMAND_LINE) for text in overrides]
+
+
+def _over(values: Mapping[str, Any], parsed: Sequence[Parsed]) -> Config:
+    """The config of values, and of what was parsed over them; of all that the last wins."""
     sections = {name for name, key in schema().items() if key.is_section}
-    values = flatten(config)
-    for text in overrides:
-        found = entries(parse_override(text, COMMAND_LINE), sections)
-        values |= _read(found)
-    return typing.cast(Config, _build(Config, "", values))
+    found = [entry for one in parsed for entry in entries(one, sections)]
+    return typing.cast(Config, _build(Config, "", {**values, **_read(found)}))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -19,7 +19,7 @@ DESCRIPTION = (
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(
-        prog="python -m bacr_jax.export",
+        prog="bacr export",
         description=DESCRIPTION,
         advice="write python -m bacr_jax.export --run DIR --out HFDIR",
     )

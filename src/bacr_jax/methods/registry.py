@@ -11,6 +11,7 @@ from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.own_code import guarded, module_of_file
+from bacr_jax.documents import nearest
 from bacr_jax.errors import UserError
 from bacr_jax.methods.method import Method
 from bacr_jax.methods.published import departures, redefinitions
@@ -110,7 +111,8 @@ def _name_problems(name: str) -> Iterator[str]:
         return
     if name.endswith(".py"):
         if not Path(name).is_file():
-            yield f"method: no file {name!r}; write the path of a Python file with make(config)"
+            write = nearest(Path(name), "the path of a Python file with make(config)")
+            yield f"method: no file {name!r}; write {write}"
         return
     parts = name.split(".")
     importable = False

@@ -1,6 +1,7 @@
 """Readers of the mathematics sets, and of anything with a question and an answer column."""
 
 import dataclasses
+import difflib
 import json
 import math
 import re
@@ -182,11 +183,9 @@ def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name
     for column in wanted:
         if column in found:
             return column
-    advice = (
-        f"write data.{kind}_column=NAME"
-        if name in TABLES
-        else f"write jsonl:PATH with data.{kind}_column=NAME"
-    )
+    near = difflib.get_close_matches(wanted[0], found, n=1)
+    advice = f"data.{kind}_column={near[0] if near else 'NAME'}"
+    advice = f"write {advice}" if name in TABLES else f"write jsonl:PATH with {advice}"
     raise UserError(
         f"{where}: no {kind} column {' or '.join(map(repr, wanted))}, found the columns "
         f"{', '.join(found) or '(none)'}; {advice}"

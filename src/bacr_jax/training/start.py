@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from bacr_grading import load_verifier
 from bacr_jax.config import Config
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.methods import Method, load_method
@@ -23,7 +25,8 @@ from bacr_jax.prompts.environment import Environment, build_environment
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions import ledger
-from bacr_jax.questions.loaders import own_tokenizer
+from bacr_jax.questions.loaders import load_questions, own_tokenizer
+from bacr_jax.questions.source import Split
 from bacr_jax.rollout import Listeners, Rows, Sampler, generate, sampling_params
 from bacr_jax.runs import checkpoint, initial, setup
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
@@ -183,11 +186,27 @@ def open_inputs(config: Config) -> Inputs:
 
 
 def check_inputs(config: Config) -> None:
-    """Reads what a run would before it uses a device, and refuses what it would refuse."""
-    environment = open_inputs(config).environment
-    if config.warmup.steps and config.data.train != "ledger":
-        TraceLessons(config, shared_format_environment(config, environment))
-    environment.close()
+    """Reads what a run would before it uses a device, and refuses what it would refuse.
+
+    UserError: with what is wrong with method, model, verifier and sets, each looked at by itself.
+    """
+    try:
+        environment = open_inputs(config).environment
+        if config.warmup.steps and config.data.train != "ledger":
+            TraceLessons(config, shared_format_environment(config, environment))
+        environment.close()
+    except UserError as error:
+        data, seed = config.data, config.seed
+        sets: list[tuple[Split, Any]] = [("train", data.train)]
+        sets += [("test", spec) for spec in data.eval]
+        grader = [functools.partial(load_verifier, config.grader)] if config.grader else []
+        by_itself = faults_of(
+            functools.partial(load_method, config),
+            functools.partial(tokenizer_of, config),
+            *grader,
+            *(functools.partial(load_questions, s, data, seed, split) for split, s in sets),
+        )
+        raise UserError(*dict.fromkeys([*error.lines, *by_itself])) from None
 
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:
@@ -196,7 +215,8 @@ def tokenizer_of(config: Config) -> tuple[Any, int]:
     if own is not None:
         return own, len(own)
     folder = config.model.tokenizer or config.model.path
-    tokenizer = load_tokenizer(folder, where="model.tokenizer", model=config.model.path)
+    where = "model.tokenizer" if config.model.tokenizer else "model.path"
+    tokenizer = load_tokenizer(folder, where=where, model=config.model.path)
     return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
@@ -33,9 +34,11 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
       commit, so that it says which weights they were.
 
     Raises:
-      UserError: a name of the hub that is not in the cache and is not to be got, or can't be.
+      UserError: no such folder, or a name of the hub that is not in the cache and is not to be
+        got, or can't be.
     """
     if not is_hub_name(path):
+        check_model_folder(path, where)
         return path
     name, _, revision = path.partition("@")
     _refuse_folder_of_released(path, name, where)
