@@ -61,11 +61,14 @@ _RETIRED: Mapping[str, Any] = {
     "curriculum.bandwidth": 0.5,
     "curriculum.strength": 4.0,
     "curriculum.forgetting": 0.995,
+    "dapo.overlong_filter": False,
     "curriculum.probe_size": 128,
     "curriculum.probe_budget": None,
     "rollout.compact": False,
     "train.drop_zero_advantage": False,
 }
+# Of these, options that another key has now.
+_MOVED = {"dapo.overlong_filter": "loss.overlong_filter"}
 # Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
 # ones, so that runs of those versions can be told.
 _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
@@ -75,7 +78,8 @@ _LATER = frozenset(
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
-        *("advantage.score_by_budget", "data.trace_column"),
+        *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
+        "export.every",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
@@ -123,6 +127,8 @@ def _read(found: Iterable[Entry]) -> dict[str, Any]:
 
 def _value(entry: Entry) -> Any:
     name = entry.key
+    if name in _MOVED and entry.value != _RETIRED[name]:
+        raise UserError(f"{entry.where}: {name}: is no key any more; write {_MOVED[name]}")
     if name in _RETIRED:
         if entry.value != _RETIRED[name]:
             raise UserError(
