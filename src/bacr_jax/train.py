@@ -244,13 +244,16 @@ def train(
         with trainer.training(state, step):
             # What a stopped run still owed to this step.
             trainer.maintain(state, step)
+            keep_export(trainer, state, step)
             while not trainer.finished(state, step):
                 state = trainer.iterate(state, step)
                 step += 1
                 reporter.step(step, trainer.steps, trainer.step_metrics)
                 trainer.maintain(state, step)
+                keep_export(trainer, state, step)
                 reporter.catch_up(trainer.evaluated)
         trainer.save(state, step)
+        keep_export(trainer, state, step, last=True)
         trainer.evaluate(state, step, "after")
         reporter.catch_up(trainer.evaluated)
     except (Preempted, CallbackRaised) as error:
@@ -264,6 +267,20 @@ def train(
     except CallbackRaised as raised:
         raise raised.error from None
     return done
+
+
+def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
+    """A Hugging Face folder of this step in exports/, if export.every is due or the run ends."""
+    every, out = trainer.config.export.every, trainer.folder.exports / str(step)
+    if every is None or step == 0 or out.exists() or (step % every and not last):
+        return
+    trainer.save(state, step)
+    trainer.checkpoints.wait()
+    if trainer.writes:
+        from bacr_jax.export.from_run import export
+
+        export(trainer.folder.path, out, step=step)
+        trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
 
 
 def _started(trainer: Any, folder: RunFolder) -> Any:

@@ -177,6 +177,7 @@ NOT_RUN = {
     "python -m bacr_jax.evaluate --run runs/r1-distill": "gpu, weights",
     "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.export --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.evaluate --model": "weights",
     "python -m bacr_jax.evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
     "python -m venv serving": "integrations/vllm/test.sh",

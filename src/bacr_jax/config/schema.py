@@ -367,6 +367,18 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    """Hugging Face folders of a run, beside its checkpoints."""
+
+    every: int | None = key(
+        None,
+        "steps between Hugging Face folders in exports/, which all stay, one of the end too; null: "
+        "none",
+        "[1, inf)",
+    )
+
+
+@dataclass(frozen=True)
 class MeshConfig:
     """How devices are laid out; the product must be the number of devices."""
 
@@ -427,4 +439,5 @@ class Config:
     train: TrainConfig = section(TrainConfig, "length and batching")
     eval: EvalConfig = section(EvalConfig, "accuracy by budget")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "saving and resuming")
+    export: ExportConfig = section(ExportConfig, "Hugging Face folders of a run")
     mesh: MeshConfig = section(MeshConfig, "layout of the devices")

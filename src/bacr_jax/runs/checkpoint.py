@@ -292,13 +292,14 @@ class Checkpoints:
         free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
         return at, jax.tree.map(free, like, saved["state"]), meta
 
-    def close(self) -> None:
-        """Waits for background writing and releases the folder.
-
-        UserError: no room or no right to write what was being saved.
-        """
+    def wait(self) -> None:
+        """Waits for background writing; UserError: no room or no right to write it."""
         with self._writing():
             self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """`wait`, and releases the folder."""
+        self.wait()
         self._manager.close()
 
     @contextlib.contextmanager

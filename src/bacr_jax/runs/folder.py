@@ -35,7 +35,7 @@ _DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # holds those that were) changes nothing that it learns.
 _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
-    *("checkpoint.every", "checkpoint.keep", "data.eval_missing"),
+    *("checkpoint.every", "checkpoint.keep", "export.every", "data.eval_missing"),
     *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
     *("output.compile_cache", "rollout.windows", "rollout.refill"),
 )
@@ -80,6 +80,7 @@ class RunPaths:
       later_evaluations: a folder per checkpoint that was evaluated afterwards.
       rollouts: folder of sampled traces, a file per logged step.
       checkpoints: folder of checkpoints, one subfolder per step.
+      exports: folder of Hugging Face folders, one per exported step.
       warmup: folder of the supervised warm-up, unless `warmup.dir` names another (`WarmupPaths`).
       wandb: folder of Weights & Biases' files, with the id of the run there.
       summary: result of the finished run.
@@ -98,6 +99,7 @@ class RunPaths:
         self.later_evaluations = path / "evaluation"
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
+        self.exports = path / "exports"
         self.warmup = path / "warmup"
         self.tensorboard = path / "tensorboard"
         self.wandb = path / "wandb"

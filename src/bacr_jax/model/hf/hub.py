@@ -71,6 +71,32 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
         ) from None
 
 
+def check_push(name: str) -> None:
+    """Refuses what is no OWNER/NAME to push to, by a UserError."""
+    if not _NAME.fullmatch(name) or "@" in name:
+        raise UserError(f"--push {name}: is no repository of the hub; write OWNER/NAME")
+    _hub(name, "--push")
+
+
+def push(folder: Path, name: str) -> str:
+    """Uploads a folder to a model repository of the hub, a private one if it is new; its address.
+
+    HF_TOKEN and HF_ENDPOINT are honoured. UserError: the hub doesn't take it; the folder stays.
+    """
+    try:
+        api = _hub(name, "--push").HfApi()
+        address = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+        return str(address)
+    # Its errors come from several libraries: no network, no token, no right.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--push {name}: the hub did not take {folder}, which is written ({reason}); run hf "
+            f"auth login, then hf upload {name} {folder}"
+        ) from None
+
+
 def _refuse_folder_of_released(path: str, name: str, where: str) -> None:
     """Refuses models/Qwen2.5-7B-Instruct, a folder that is not there: nobody's on the hub."""
     owner, _, released = name.partition("/")
