@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import bacr_jax
 import documented_metrics
+from bacr_jax.config import io as config_io
 from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs import open as saved_policy
@@ -397,3 +399,28 @@ def test_help_lists_every_key(capsys):
     text = capsys.readouterr().out
     for section in dataclasses.fields(Config):
         assert section.name in text
+
+
+def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path, monkeypatch):
+    done = []
+    trainer = SimpleNamespace(
+        config=config_io.load(["quickstart"], ["export.every=2"]),
+        folder=SimpleNamespace(path=tmp_path, exports=tmp_path / "exports"),
+        save=lambda state, step: done.append(f"save {step}"),
+        checkpoints=SimpleNamespace(wait=lambda: done.append("wait")),
+        writes=True,
+        progress=SimpleNamespace(say=lambda line: None),
+    )
+
+    def export(run, out, *, step):
+        done.append(f"export {step}")
+        out.mkdir(parents=True)
+
+    monkeypatch.setattr("bacr_jax.export.from_run.export", export)
+    for step in (0, 1, 2, 2, 3):
+        bacr_jax.train.keep_export(trainer, None, step)
+    bacr_jax.train.keep_export(trainer, None, 3, last=True)
+    assert done == ["save 2", "wait", "export 2", "save 3", "wait", "export 3"]
+    trainer.config = config_io.load(["quickstart"])
+    bacr_jax.train.keep_export(trainer, None, 4, last=True)
+    assert len(done) == 6

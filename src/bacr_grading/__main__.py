@@ -23,7 +23,7 @@ LARGEST_DEADLINE, MOST_WORKERS = 3600, 1024
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
-    parser = Parser(prog="python -m bacr_grading", description=__doc__)
+    parser = Parser(prog="bacr grade", description=__doc__)
     add = parser.add_argument
     add("--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold")
     add("--out", metavar="FILE", help="where the verdicts go (default: stdout)")

@@ -47,14 +47,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def refusal(error: UserError | OSError) -> int:
-    """Writes an error as one line on stderr; the exit code. Raises an OSError of no file."""
+    """Writes an error on stderr, a line a mistake; the exit code. Raises an OSError of no file."""
     if isinstance(error, OSError):
         if error.filename is None:
             raise error
         message = f"{error.filename}: {error.strerror}; make room or rights, or write another path"
+        _say(message)
     else:
-        message = str(error)
-    _say(message)
+        for line in error.lines:
+            _say(line)
     return BAD_INPUT
 
 

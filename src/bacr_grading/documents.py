@@ -4,6 +4,7 @@ The one reader of JSON. What it refuses are plain `OSError`s and `ValueError`s, 
 puts into a line with the name that the file has there.
 """
 
+import difflib
 import errno
 import json
 import os
@@ -33,6 +34,16 @@ class NotJson(ValueError):
         """Takes the words."""
         super().__init__(msg)
         self.msg = msg
+
+
+def nearest(path: Path, otherwise: str) -> str:
+    """What may be meant by the path of nothing: the name most like it there, else `otherwise`."""
+    try:
+        names = [entry.name for entry in path.absolute().parent.iterdir()]
+    except OSError:
+        return otherwise
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return str(path.with_name(close[0])) if close else otherwise
 
 
 def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:

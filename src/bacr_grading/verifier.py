@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bacr_grading import verifier_worker
+from bacr_grading.documents import nearest
 from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
@@ -72,7 +73,8 @@ def load_verifier(spec: str) -> Verifier:
     path, where = Path(file), f"grader={spec}"
     try:
         if not path.is_file():
-            raise UserError(f"{where}: no file {str(path)!r}; write the path of a Python file")
+            write = nearest(path, "the path of a Python file")
+            raise UserError(f"{where}: no file {str(path)!r}; write {write}")
         content = path.read_bytes()
         source = content.decode()
         if len(content) > MOST_SOURCE:

@@ -7,6 +7,7 @@ nothing on its standard input.
 
 import base64
 import contextlib
+import difflib
 import json
 import math
 import os
@@ -78,7 +79,8 @@ def load(setup: dict[str, Any]) -> Callable[..., Any]:
     exec(compile(setup["source"], setup["path"], "exec"), module.__dict__)
     function = module.__dict__.get(setup["name"])
     if not callable(function):
-        raise LookupError(f"it has no function {setup['name']}")
+        near = difflib.get_close_matches(setup["name"], module.__dict__, n=1)
+        raise LookupError(f"it has no function {'; write '.join([setup['name'], *near])}")
     if setup.get("of_rows"):
         return lambda question, answer, row: function(answer, unpacked(row))
     return function

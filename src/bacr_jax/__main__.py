@@ -1,5 +1,6 @@
 """`bacr COMMAND ...`, the same as `python -m bacr_jax.COMMAND ...`."""
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -27,10 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, (_, meaning) in COMMANDS.items():
             print(f"  {name:{width}}  {meaning}")
         return 0
+    if arguments == ["--version"]:
+        print(f"bacr_jax {importlib.import_module('bacr_jax').__version__}")
+        return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        print(f"error: no command {name!r}; write one of {known}", file=sys.stderr)
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        known = near[0] if near else f"one of {', '.join(COMMANDS)}"
+        print(f"error: no command {name!r}; write {known}", file=sys.stderr)
         return 2
     command = importlib.import_module(COMMANDS[name][0])
     return int(command.main(rest) or 0)

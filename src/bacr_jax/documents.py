@@ -13,6 +13,7 @@ from bacr_grading.documents import (
     LARGEST_TABLE,
     NotJson,
     check_regular,
+    nearest,
     parse_json,
     read_file,
     read_json,
@@ -27,7 +28,9 @@ __all__ = [
     "cannot_write",
     "check_regular",
     "keep_until",
+    "check_model_folder",
     "lines_until",
+    "nearest",
     "parse_json",
     "read_file",
     "read_json",
@@ -38,6 +41,14 @@ __all__ = [
     "write_json",
     "write_lines",
 ]
+
+
+def check_model_folder(path: str | Path, where: str) -> None:
+    """Refuses a path at which there is no folder; `where` is the key or option that named it."""
+    if not Path(path).is_dir():
+        between = " " if where.startswith("-") else "="
+        write = nearest(Path(path), "a Hugging Face folder")
+        raise UserError(f"{where}{between}{path}: no such folder; write {write}")
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

@@ -3,6 +3,6 @@
 The class is that of the grader, which needs it where there is no library: commands catch one.
 """
 
-from bacr_grading.errors import UserError, printable
+from bacr_grading.errors import UserError, faults_of, printable
 
-__all__ = ["UserError", "printable"]
+__all__ = ["UserError", "faults_of", "printable"]

@@ -71,7 +71,7 @@ _RANGES = {
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, its numbers checked."""
-    parser = Parser(prog="python -m bacr_jax.evaluate", description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser(prog="bacr evaluate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
     _add_asked(parser)

@@ -26,6 +26,7 @@ from bacr_jax.config.cli import (
     whole_number,
 )
 from bacr_jax.config.derived import NONE, level_problems, read_budgets
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
 
@@ -88,7 +89,7 @@ class Asking:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, its numbers checked; `question` is None where none was given."""
-    parser = Parser(prog="python -m bacr_jax.generate", description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser(prog="bacr generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
     add(
@@ -101,13 +102,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0, help="0, the default: the most likely tokens")
     add("--top-p", type=float, default=1.0, help="nucleus of a sampled answer")
     add("--seed", type=int, default=0, help="of a sampled answer")
-    add("words", nargs="*", metavar="question | key.sub=value", help="the question, then settings")
+    add("words", nargs="*", metavar="question | key.sub=value", help="the question, and settings")
     arguments = parser.parse_intermixed_args(argv)
     check_saved_policy(arguments)
-    words = arguments.words
-    asked = bool(words) and not _OVERRIDE.fullmatch(words[0])
-    arguments.question, arguments.overrides = words[0] if asked else None, words[asked:]
-    if asked and not arguments.question.strip():
+    questions = [word for word in arguments.words if not _OVERRIDE.fullmatch(word)]
+    if len(questions) > 1:
+        raise UserError(
+            f"question: found {shown(questions[0])} and {shown(questions[1])}; write one, in quotes"
+        )
+    arguments.question = questions[0] if questions else None
+    arguments.overrides = [word for word in arguments.words if word not in questions]
+    if questions and not arguments.question.strip():
         raise UserError("question: found an empty text; write a question")
     Asking((), arguments.temperature, arguments.top_p, arguments.seed).check()
     return arguments

@@ -15,7 +15,7 @@ from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, faults_of
 from bacr_jax.oom import OutOfMemory
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
@@ -32,9 +32,7 @@ EPILOG = (
 
 def _parser() -> Parser:
     about = "Train a policy to reason within a token budget."
-    parser = Parser(
-        prog="python -m bacr_jax.train", description=about, epilog=EPILOG, add_help=False
-    )
+    parser = Parser(prog="bacr train", description=about, epilog=EPILOG, add_help=False)
     parser.add_argument(
         "--config",
         action="append",
@@ -91,16 +89,15 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         raise UserError("command line: no config; write --config quickstart")
     config, allowed = config_io.load(arguments.config, arguments.overrides), arguments.allow_change
     check(config, allowed)
-    config = with_local_model(config, download=arguments.download)
-    config = with_sets_that_are_there(config)
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
 
-        check_inputs(config, arguments.resume, allowed)
+        check_inputs(config, arguments.resume, allowed, download=arguments.download)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
         for departure in built_in_departures(config):
             print(f"  {departure}")
         raise SystemExit(0)
+    config = with_sets_that_are_there(with_local_model(config, download=arguments.download))
     return config, arguments.resume, tuple(allowed)
 
 
@@ -145,12 +142,24 @@ def with_sets_that_are_there(config: Config) -> Config:
     return config
 
 
-def check_inputs(config: Config, resume: Resume, allowed: Sequence[str]) -> None:
-    """What training would refuse before it uses a device: folders, data, tokenizer, model."""
-    from bacr_jax.training.start import open_inputs
+def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, download: bool) -> None:
+    """What training would refuse before it uses a device: folders, data, tokenizer, model.
 
-    check_run_folder(run_path(config), config, resume=resume, allowed=allowed)
-    open_inputs(config).environment.close()
+    UserError: with all that is wrong with them.
+    """
+    from bacr_jax.runs.metrics import check_wandb
+    from bacr_jax.training import start
+
+    found = [config]
+    faults = faults_of(
+        lambda: found.append(with_local_model(found[-1], download=download)),
+        lambda: found.append(with_sets_that_are_there(found[-1])),
+        lambda: check_run_folder(run_path(config), found[-1], resume=resume, allowed=allowed),
+        lambda: check_wandb(config),
+        lambda: start.check_inputs(found[-1]),
+    )
+    if faults:
+        raise UserError(*faults)
 
 
 def run_path(config: Config) -> Path:
@@ -231,13 +240,16 @@ def train(
         with trainer.training(state, step):
             # What a stopped run still owed to this step.
             trainer.maintain(state, step)
+            keep_export(trainer, state, step)
             while not trainer.finished(state, step):
                 state = trainer.iterate(state, step)
                 step += 1
                 reporter.step(step, trainer.steps, trainer.step_metrics)
                 trainer.maintain(state, step)
+                keep_export(trainer, state, step)
                 reporter.catch_up(trainer.evaluated)
         trainer.save(state, step)
+        keep_export(trainer, state, step, last=True)
         trainer.evaluate(state, step, "after")
         reporter.catch_up(trainer.evaluated)
     except (Preempted, CallbackRaised) as error:
@@ -251,6 +263,20 @@ def train(
     except CallbackRaised as raised:
         raise raised.error from None
     return done
+
+
+def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
+    """A Hugging Face folder of this step in exports/, if export.every is due or the run ends."""
+    every, out = trainer.config.export.every, trainer.folder.exports / str(step)
+    if every is None or step == 0 or out.exists() or (step % every and not last):
+        return
+    trainer.save(state, step)
+    trainer.checkpoints.wait()
+    if trainer.writes:
+        from bacr_jax.export.from_run import export
+
+        export(trainer.folder.path, out, step=step)
+        trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
 
 
 def _started(trainer: Any, folder: RunFolder) -> Any:

@@ -46,7 +46,7 @@ class PlanRequest:
 
 def _parser(known_devices: Sequence[str]) -> Parser:
     parser = Parser(
-        prog="python -m bacr_jax.plan",
+        prog="bacr plan",
         description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -35,7 +35,7 @@ EPILOG = (
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(
-        prog="python -m bacr_jax.study",
+        prog="bacr study",
         description="Runs a study, and writes its tables, figures and study.html.",
         epilog=EPILOG,
     )

@@ -96,7 +96,8 @@ BAD_CONFIGS = [
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
-        "warmup.steps=5: needs traces, which the ledger, gym: and files",
+        "warmup.learning_rate=0.003: the default is for a small model made from scratch, not for "
+        "model.path=qwen; write 1e-5",
     ),
     (
         {"eval": {"select": "leger"}},

@@ -18,7 +18,7 @@ PAGES = sorted(
 # Where a path in a page may start.
 BASES = (ROOT, SOURCE, SOURCE / "bacr_jax")
 # What a run, not the repository, holds.
-RUN_FILES = ("runs/", "checkpoints/", "rollouts/", "tensorboard/", "wandb/", "warmup/")
+RUN_FILES = ("runs/", "checkpoints/", "exports/", "rollouts/", "tensorboard/", "wandb/", "warmup/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OURS = "|".join(path.name for path in SOURCE.iterdir() if path.is_dir())
 DOTTED = re.compile(rf"\b(?:{OURS})(?:\.\w+)+")
@@ -33,6 +33,8 @@ KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_0-9]+)+)(?![\w./-])")
 ENDINGS = ("py", "md", "json", "jsonl", "yaml", "html", "png", "tex", "safetensors")
 # Files that a reader is told to write.
 YOURS = {"brief_grpo.py", "mine.py", "FILE.py"}
+# And names that docs/errors.md misspells.
+YOURS |= {"examples/custom_metod.py", "examples/own_dat.py"}
 
 
 def text_of(page):

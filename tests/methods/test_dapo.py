@@ -39,7 +39,7 @@ class TestMethod:
         np.testing.assert_array_equal(method.dynamic_sampling.keep(batch), [True])
 
     def test_overlong_filtering_leaves_cut_traces_out_of_the_loss(self, tmp_path):
-        config = load(tmp_path, "dapo", "dapo.overlong_filter=true")
+        config = load(tmp_path, "dapo", "loss.overlong_filter=true")
         method = load_method(config)
         batch = group_batch(config)
         rewards = method.rewards(None, batch)

@@ -4,20 +4,25 @@ import dataclasses
 import subprocess
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import check
 from bacr_jax.errors import UserError
+from bacr_jax.methods import Advantages
 from bacr_jax.methods.registry import (
     EVALUATION_ONLY,
     built_in_methods,
     declares_budget,
+    load_method,
+    overlong_filtered,
     problems,
 )
 from config_world import changed, values_by_key, with_value
-from methods_world import PRESETS, load
+from methods_world import PRESETS, group_batch, load
 
 
 @pytest.mark.parametrize(
@@ -115,3 +120,17 @@ def test_any_typed_config_is_accepted_or_refused_never_a_crash(values):
         check(config, also=problems)
     except UserError as error:
         assert str(error).isprintable()
+
+
+@pytest.mark.parametrize("own", [None, [[True, False, False, True]]])
+def test_traces_that_the_budget_cut_can_be_left_out_of_the_loss_of_any_method(tmp_path, own):
+    none = jnp.zeros((1, 4, 1))
+    own = None if own is None else jnp.array(own)
+    config = load(tmp_path, "grpo")
+    method = load_method(config)
+    credit = Advantages(none, none, none, keep=own)
+    method = dataclasses.replace(method, advantages=lambda *_: credit)
+    closed = jnp.array([[True, True, False, False]])
+    batch = dataclasses.replace(group_batch(config), closed=closed)
+    found = overlong_filtered(method).advantages(None, batch, none, None)
+    np.testing.assert_array_equal(found.keep, closed if own is None else own & closed)

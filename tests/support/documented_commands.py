@@ -137,6 +137,9 @@ RUN = {
     "mkdir -p studies": as_is,
     "cp -r docs/results/": as_is,
     "python examples/start_here.py": few,
+    "python examples/own_data.py own": as_is,
+    "python -m bacr_jax.data --inspect jsonl:own/train.jsonl": as_is,
+    "python -m bacr_jax.train --config configs/examples/own-data.yaml": few,
     "python docs/make_configuration.py": and_also("--check"),
 }
 # Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.
@@ -174,6 +177,7 @@ NOT_RUN = {
     "python -m bacr_jax.evaluate --run runs/r1-distill": "gpu, weights",
     "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
     "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
+    "python -m bacr_jax.export --run runs/mine": "a run of the reader's own",
     "python -m bacr_jax.evaluate --model": "weights",
     "python -m bacr_jax.evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
     "python -m venv serving": "integrations/vllm/test.sh",

@@ -135,12 +135,12 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
 
 def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
     run, _ = world
-    assert start.shared_format_environment(run) is run.environment
+    assert start.shared_format_environment(run.config, run.environment) is run.environment
     here = run.environment
     own = build_environment(
         run.config, here.tokenizer, here.vocab_size, style=FORMATS["ledger_budget"]
     )
-    shared = start.shared_format_environment(dataclasses.replace(run, environment=own))
+    shared = start.shared_format_environment(run.config, own)
     assert shared.style is FORMATS["ledger"]
     assert shared.train.set.questions == own.train.set.questions
 

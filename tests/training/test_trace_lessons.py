@@ -1,5 +1,7 @@
 """Supervised examples made of any source's traces."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.training.trace_lessons import TraceLessons
 from methods_world import load
+from thinking_world import small
 
 SUMS = "gym:chain_sum?min_terms=2&max_terms=3&max_digits=1&size=200"
 SETTINGS = (
@@ -96,6 +99,86 @@ def test_prompts_of_a_style_hold_its_first_token(lessons_of):
     # They are held out: what is measured is not what was learned by heart.
     taught = {text.partition("<think>")[0] for s in range(40) for text, _ in examples(*made, s)}
     assert taught.isdisjoint(text.partition("<think>")[0] for text in texts)
+
+
+# A question without a trace, one without an answer, and two that are taught.
+TABLE = [
+    {"question": "2+2?", "answer": "4", "long": "Two and two.\nIs 4.", "short": "4"},
+    {"question": "1+2?", "answer": "3", "long": "", "short": "3"},
+    {"question": "0/0?", "answer": "", "long": "None.", "short": "?"},
+    {"question": "3+4?", "answer": "7", "long": "Three, and four.\nIs 7.", "short": "7"},
+]
+GSM8K = [{"question": "2+2?", "answer": "Two and two.\nIs <<2+2=4>>4.\n#### 4"}]
+
+
+def table_lessons(tmp_path, rows, kind, tokens, *more):
+    """Lessons of a table in the tokens and the chat template of a released model."""
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = f"{kind}:{tmp_path}/own.jsonl"
+    settings = (f"data.train={spec}", f"data.eval=['{spec}']", "data.num_groups=1")
+    model = ("model.tokenizer=here", "warmup.steps=10", "warmup.batch_tokens=2000")
+    config = load(tmp_path, None, *settings, *model, *more)
+    tokenizer = small(tokens)
+    return TraceLessons(config, build_environment(config, tokenizer, len(tokenizer))), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokens", "form", "opened", "end", "cut"),
+    [
+        ("qwen3", "think_answer", "<think>\n", "\n</think>\n<answer>\n4\n</answer>",
+         "\n</think>\n<answer>\n4\n</answer>"),
+        ("r1", "native", "<think>\n", "\n</think>\n\n**Final Answer**\n\\boxed{4}\n\n",
+         "...\n\n...\n\n</think>\n\n**Final Answer**\n\\boxed{4}\n\n"),
+    ],
+)  # fmt: skip
+def test_a_sets_own_solutions_are_taught_in_the_prompt_format(
+    tmp_path, tokens, form, opened, end, cut
+):
+    lessons, tokenizer = table_lessons(
+        tmp_path, GSM8K, "gsm8k", tokens, f"data.prompt_format={form}"
+    )
+    assert lessons.styles == ("solution",)
+    solution = "Two and two.\nIs <<2+2=4>>4."
+    written = [tokenizer.decode(row) for step in range(4) for row in lessons.batch(step)[0]]
+    responses = [text.partition(opened)[2].rstrip(tokenizer.decode(0)) for text in written]
+    whole = f"{solution}{end}"
+    assert whole in responses and sum(text == whole for text in responses) > len(responses) / 2
+    # The others were cut somewhere, and end as a cut trace does in training.
+    others = [text for text in responses if text != whole]
+    assert others and all(text.endswith(cut) for text in others)
+    assert all(solution.startswith(text.removesuffix(cut)) for text in others)
+
+
+def test_columns_of_a_table_are_styles_and_rows_without_them_are_left_out(tmp_path):
+    lessons, tokenizer = table_lessons(
+        tmp_path, TABLE, "jsonl", "qwen3", "data.trace_column=[short, long]"
+    )
+    assert lessons.styles == ("short", "long")
+    texts = [tokenizer.decode(row) for step in range(4, 8) for row in lessons.batch(step)[0]]
+    asked = {text.partition("?")[0][-3:] for text in texts}
+    assert asked == {"2+2", "3+4"}
+    assert {text.partition("<think>\n")[2][0] for text in texts} >= {"4", "7", "T"}
+
+
+def test_a_mixture_teaches_the_sets_that_have_traces(tmp_path):
+    (tmp_path / "other.jsonl").write_text('{"problem": "5+5?", "solution": "#### 10"}\n')
+    sets = f"data.train=['gsm8k:{tmp_path}/own.jsonl','jsonl:{tmp_path}/other.jsonl']"
+    lessons, tokenizer = table_lessons(tmp_path, GSM8K, "gsm8k", "qwen3", sets)
+    texts = [tokenizer.decode(row) for step in range(4) for row in lessons.batch(step)[0]]
+    assert texts and all("2+2?" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "fragment"),
+    [
+        (TABLE, (), "own.jsonl has no traces; write 0, or their column in data.trace_column"),
+        (TABLE, ("data.trace_column=lang",), "no trace column 'lang', found the columns question"),
+        (TABLE[1:3], ("data.trace_column=long",), "has an answer and a trace \\(long\\); write 0"),
+    ],
+)  # fmt: skip
+def test_a_table_without_traces_is_refused(tmp_path, rows, more, fragment):
+    with pytest.raises(UserError, match=fragment):
+        table_lessons(tmp_path, rows, "jsonl", "qwen3", *more)
 
 
 @pytest.mark.parametrize(

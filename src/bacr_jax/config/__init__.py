@@ -23,6 +23,7 @@ from bacr_jax.config.schema import (
     Config as Config,
     DataConfig as DataConfig,
     EvalConfig as EvalConfig,
+    ExportConfig as ExportConfig,
     GradingConfig as GradingConfig,
     LedgerConfig as LedgerConfig,
     MeshConfig as MeshConfig,

@@ -13,7 +13,7 @@ from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_p
 from bacr_jax.config.derived import adapter_problems, mixture, own_tokens, selection_problems
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
-from bacr_jax.config.schema import Config
+from bacr_jax.config.schema import Config, WarmupConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
@@ -24,6 +24,13 @@ NUM_LEVELS = 5
 
 # Stands for the number in `conditioning.words`.
 BUDGET = "{budget}"
+
+# Settings of a warm-up whose defaults would ruin a pretrained model, or ask too much of it.
+_FROM_SCRATCH = {
+    "learning_rate": "1e-5, or what suits the model",
+    "hold_accuracy": "0 for a fixed number of steps, or an accuracy within its reach",
+    "target_accuracy": "0 for none, or an accuracy within its reach",
+}
 
 # Finds problems of a config, one line each.
 Finder = Callable[[Config], Iterator[str]]
@@ -218,15 +225,16 @@ def _groups(config: Config) -> Iterator[str]:
 def _warmup(config: Config) -> Iterator[str]:
     data, warmup = config.data, config.warmup
     procedural = data.train == "ledger"
-    names = [name for _, name in mixture(data.train)]
-    traced = [_alone(name) or name.startswith("gym:") for name in names]
-    if warmup.steps and not all(traced):
-        yield (
-            f"warmup.steps={warmup.steps}: needs traces, which the ledger, gym: and files with "
-            f"trace(row, style) have, found data.train={written(data.train)}; write 0"
-        )
+    for name, instead in _FROM_SCRATCH.items() if warmup.steps and config.model.path else ():
+        if getattr(warmup, name) == getattr(WarmupConfig(), name):
+            yield (
+                f"warmup.{name}={getattr(warmup, name):g}: the default is for a small model made "
+                f"from scratch, not for model.path={config.model.path}; write {instead}"
+            )
     if warmup.steps and data.prompt_format == "boxed":
         yield "data.prompt_format=boxed: the warm-up ends its thinking by a tag; write think_answer"
+    if procedural and data.trace_column is not None:
+        yield "data.trace_column: the ledger makes its traces; leave it out"
     if procedural and warmup.styles:
         yield "warmup.styles: the ledger has stages of its own; leave it out"
     if not procedural and warmup.style is not None:
@@ -345,9 +353,8 @@ def check_ranges(config: Config) -> None:
 def check(config: Config, *, also: Finder | None = None) -> None:
     """Refuses values out of range and impossible combinations; `also` as in `problems`.
 
-    UserError: with the first problem, and the number of others.
+    UserError: with all problems.
     """
     found = list(problems(config, also))
     if found:
-        more = f" ({len(found) - 1} more to fix)" if len(found) > 1 else ""
-        raise UserError(found[0] + more)
+        raise UserError(*found)

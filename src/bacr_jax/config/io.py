@@ -29,7 +29,7 @@ from bacr_jax.config.values import (
     shown,
     written,
 )
-from bacr_jax.config.yaml import Entry, entries, parse_file, parse_override
+from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
 from bacr_jax.errors import UserError
 
 __all__ = [
@@ -61,11 +61,14 @@ _RETIRED: Mapping[str, Any] = {
     "curriculum.bandwidth": 0.5,
     "curriculum.strength": 4.0,
     "curriculum.forgetting": 0.995,
+    "dapo.overlong_filter": False,
     "curriculum.probe_size": 128,
     "curriculum.probe_budget": None,
     "rollout.compact": False,
     "train.drop_zero_advantage": False,
 }
+# Of these, options that another key has now.
+_MOVED = {"dapo.overlong_filter": "loss.overlong_filter"}
 # Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
 # ones, so that runs of those versions can be told.
 _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
@@ -75,7 +78,8 @@ _LATER = frozenset(
         *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
-        "advantage.score_by_budget",
+        *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
+        "export.every",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
@@ -106,13 +110,26 @@ def schema() -> Mapping[str, Key]:
 
 
 def _read(found: Iterable[Entry]) -> dict[str, Any]:
-    """The values of entries, converted to the types of their keys; nothing for retired ones."""
-    values = {entry.key: _value(entry) for entry in found}
+    """The values of entries, converted to the types of their keys; nothing for retired ones.
+
+    UserError: with all entries that can't be read.
+    """
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for entry in found:
+        try:
+            values[entry.key] = _value(entry)
+        except UserError as error:
+            faults += error.lines
+    if faults:
+        raise UserError(*faults)
     return {name: value for name, value in values.items() if name not in _RETIRED}
 
 
 def _value(entry: Entry) -> Any:
     name = entry.key
+    if name in _MOVED and entry.value != _RETIRED[name]:
+        raise UserError(f"{entry.where}: {name}: is no key any more; write {_MOVED[name]}")
     if name in _RETIRED:
         if entry.value != _RETIRED[name]:
             raise UserError(
@@ -151,12 +168,8 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
       UserError: a file that can't be read or parsed, an unknown key, a key given twice in one file,
         or a value of the wrong type.
     """
-    sections = {name for name, key in schema().items() if key.is_section}
-    values: dict[str, Any] = {}
-    for path in paths:
-        found = entries(parse_file(locate(path)), sections)
-        values |= _read(found)
-    return override(typing.cast(Config, _build(Config, "", values)), overrides)
+    parsed = [parse_file(locate(path)) for path in paths]
+    return _over({}, [*parsed, *_parsed(overrides)])
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -164,12 +177,18 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
     UserError: an unknown key, or a value of the wrong type.
     """
+    return _over(flatten(config), _parsed(overrides))
+
+
+def _parsed(overrides: Sequence[str]) -> list[Parsed]:
+    return [parse_override(text, COMMAND_LINE) for text in overrides]
+
+
+def _over(values: Mapping[str, Any], parsed: Sequence[Parsed]) -> Config:
+    """The config of values, and of what was parsed over them; of all that the last wins."""
     sections = {name for name, key in schema().items() if key.is_section}
-    values = flatten(config)
-    for text in overrides:
-        found = entries(parse_override(text, COMMAND_LINE), sections)
-        values |= _read(found)
-    return typing.cast(Config, _build(Config, "", values))
+    found = [entry for one in parsed for entry in entries(one, sections)]
+    return typing.cast(Config, _build(Config, "", {**values, **_read(found)}))
 
 
 class _Dumper(yaml.SafeDumper):

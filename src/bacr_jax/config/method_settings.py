@@ -219,7 +219,6 @@ class DapoConfig:
         "share of the longest response over which the punishment grows (published: 4096/20480)",
         "(0, 1]",
     )
-    overlong_filter: bool = key(False, "leave traces that the budget cut out of the loss")
 
 
 @dataclass(frozen=True)
@@ -324,6 +323,7 @@ class LossConfig:
         "largest weight p(learner)/p(sampler) of a token (truncated importance); null: off",
         "[1, inf)",
     )
+    overlong_filter: bool = key(False, "leave traces that the budget cut out of the loss")
     old_logprobs: Literal["scored", "learner", "sampler"] = key(
         "scored",
         "pi_old of the ratio: scored: a pass of the learner over all rows; learner: that of the "

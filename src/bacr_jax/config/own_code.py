@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.documents import nearest
 from bacr_jax.errors import UserError
 
 
@@ -19,8 +20,10 @@ def module_of_file(key: str, name: str) -> Any:
     """
     path = Path(name)
     if not path.is_file():
-        raise UserError(f"{key}: no file {name!r}; write the path of a Python file")
-    spec = importlib.util.spec_from_file_location(f"bacr_{key}_{path.stem}", path.resolve())
+        write = nearest(path, "the path of a Python file")
+        raise UserError(f"{key}: no file {name!r}; write {write}")
+    module_name = f"bacr_{key.partition('.')[0]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

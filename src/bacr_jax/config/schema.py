@@ -145,6 +145,11 @@ class DataConfig:
     dir: str = key(".", "folder that relative paths of sets start from")
     question_column: str | None = key(None, "question column of a jsonl/parquet/csv set")
     answer_column: str | None = key(None, "answer column of a jsonl/parquet/csv set")
+    trace_column: str | tuple[str, ...] | None = key(
+        None,
+        "column with a way to the answer in a jsonl/parquet/csv set, for the warm-up; a list: one "
+        "for each style, from short to long",
+    )
     answers: Literal["parsed", "verbatim"] = key(
         "parsed",
         "gold answers: parsed from their column; verbatim: as they stand there (tests, a rubric "
@@ -218,7 +223,9 @@ class WarmupConfig:
         "[0, 1]",
     )
     styles: Mapping[str, float] = key(
-        FrozenMap(), "weights of the trace styles, but for the ledger; {}: all alike", "(0, inf)"
+        FrozenMap(),
+        "weights of the trace styles (columns of data.trace_column ..); {}: all alike",
+        "(0, inf)",
     )
     style: Literal["at_once", "steps"] | None = key(
         None,
@@ -361,6 +368,18 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    """Hugging Face folders of a run, beside its checkpoints."""
+
+    every: int | None = key(
+        None,
+        "steps between Hugging Face folders in exports/, which all stay, one of the end too; null: "
+        "none",
+        "[1, inf)",
+    )
+
+
+@dataclass(frozen=True)
 class MeshConfig:
     """How devices are laid out; the product must be the number of devices."""
 
@@ -422,4 +441,5 @@ class Config:
     train: TrainConfig = section(TrainConfig, "length and batching")
     eval: EvalConfig = section(EvalConfig, "accuracy by budget")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "saving and resuming")
+    export: ExportConfig = section(ExportConfig, "Hugging Face folders of a run")
     mesh: MeshConfig = section(MeshConfig, "layout of the devices")

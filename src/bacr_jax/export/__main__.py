@@ -19,7 +19,7 @@ DESCRIPTION = (
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(
-        prog="python -m bacr_jax.export",
+        prog="bacr export",
         description=DESCRIPTION,
         advice="write python -m bacr_jax.export --run DIR --out HFDIR",
     )
@@ -53,6 +53,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="type of the weights; by default that of model.path if it holds every value exactly, "
         "else float32",
     )
+    parser.add_argument(
+        "--push",
+        metavar="OWNER/NAME",
+        help="then upload it to a model repository of the hub, which is made private if it is new",
+    )
     return parser.parse_args(argv)
 
 
@@ -63,9 +68,12 @@ def main(argv: Sequence[str] | None) -> None:
     arguments = parse(argv)
     # Imports JAX, which --help does not need.
     from bacr_jax.export.from_run import export, told_in, trained_style
+    from bacr_jax.model.hf import hub
     from bacr_jax.model.hf.hf_config import WORDS
     from bacr_jax.runs.open import read_config
 
+    if arguments.push is not None:
+        hub.check_push(arguments.push)
     files = export(
         arguments.run,
         arguments.out,
@@ -80,6 +88,8 @@ def main(argv: Sequence[str] | None) -> None:
     config = read_config(arguments.run)
     if words := told_in(config, trained_style(config)):
         print(f"its prompts tell the budget after the question: {words} (config.json, {WORDS})")
+    if arguments.push is not None:
+        print(f"pushed to {hub.push(arguments.out, arguments.push)}")
 
 
 if __name__ == "__main__":

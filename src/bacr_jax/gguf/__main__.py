@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None) -> None:
         "Writes the model of a GGUF file (Llama, Qwen2 or Qwen3, byte-level BPE) as a Hugging Face "
         "folder: weights dequantised, tokenizer, chat template, model card. Short: bacr import."
     )
-    parser = Parser(prog="python -m bacr_jax.gguf", description=description)
+    parser = Parser(prog="bacr import", description=description)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--gguf", type=Path, metavar="FILE", help="the GGUF file")
     source.add_argument("--from-package", metavar="NAME", help="an installed package that holds it")

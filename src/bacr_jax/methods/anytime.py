@@ -23,6 +23,7 @@ from bacr_jax.methods.grpo_family import (
     by_size,
     group_mean,
     largest_budget,
+    needs_a_group,
     told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -151,7 +152,9 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
 
 def problems(config: Config) -> Iterator[str]:
     """What is wrong with the settings of this method."""
-    return told_nothing(config)
+    yield from told_nothing(config)
+    if config.anytime.baseline == "v2":
+        yield from needs_a_group(config, "anytime.baseline=v2")
 
 
 def make(config: Config) -> Method:

@@ -26,7 +26,7 @@ PUBLISHED = {
     "dapo.max_rounds": Published(10, "its released recipe"),
     "dapo.overlong_penalty": Published(1.0, "Eq. 13"),
     "dapo.overlong_share": Published(0.2, "4096 of 20480 tokens"),
-    "dapo.overlong_filter": Published(False, "its released recipe; the publication filters too"),
+    "loss.overlong_filter": Published(False, "its released recipe; the publication filters too"),
 }
 
 
@@ -94,9 +94,6 @@ def make(config: Config) -> Method:
     def mixed(batch: GroupBatch) -> Bool[Array, "Q"]:
         return dynamic_keep(batch.outcomes[..., -1])
 
-    def complete(batch: GroupBatch) -> Bool[Array, "Q G"]:
-        return batch.closed
-
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
         return {
             "dapo/overlong_penalty": jnp.mean(punishment(batch)),
@@ -110,7 +107,6 @@ def make(config: Config) -> Method:
         "DAPO",
         advantages.grpo_advantage,
         reward=reward,
-        keep=complete if settings.overlong_filter else None,
         metrics=metrics,
         dynamic_sampling=resample,
         published=PUBLISHED,

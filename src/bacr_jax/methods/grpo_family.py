@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from bacr_jax import curriculum
 from bacr_jax.advantages import group_advantage
@@ -84,7 +84,6 @@ def grpo_family(
     *,
     centred: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]] = group_advantage,
     reward: TraceRewards = correctness,
-    keep: Callable[[GroupBatch], Bool[Array, "Q G"]] | None = None,
     **hooks: Any,
 ) -> Method:
     """A method that is never told its budget and trains at the largest one.
@@ -92,7 +91,6 @@ def grpo_family(
     Args:
       advantage: from the rewards [Q, G] to advantages [Q, G].
       centred: from the rewards to rewards minus the method's baseline, for the metrics.
-      keep: rollouts [Q, G] that count in the loss; all by default.
       **hooks: further fields of `Method`.
     """
 
@@ -107,7 +105,6 @@ def grpo_family(
             thinking=shared,
             answers=shared,
             baseline=rewards - centred(rewards[..., 0])[..., None],
-            keep=None if keep is None else keep(batch),
         )
 
     return Method(

@@ -11,8 +11,9 @@ from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.own_code import guarded, module_of_file
+from bacr_jax.documents import nearest
 from bacr_jax.errors import UserError
-from bacr_jax.methods.method import Method
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.published import departures, redefinitions
 
 # Methods that train nothing, and what to do with them.
@@ -45,7 +46,20 @@ def load_method(config: Config) -> Method:
     method = make_method(config)
     for problem in redefinitions(config, method.published):
         raise UserError(problem)
-    return method
+    return overlong_filtered(method) if config.loss.overlong_filter else method
+
+
+def overlong_filtered(method: Method) -> Method:
+    """The method without the traces in its loss that the budget cut (DAPO's overlong filtering)."""
+
+    def advantages(
+        state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
+    ) -> Advantages:
+        found = method.advantages(state, batch, rewards, values)
+        keep = batch.closed if found.keep is None else found.keep & batch.closed
+        return dataclasses.replace(found, keep=keep)
+
+    return dataclasses.replace(method, advantages=advantages)
 
 
 def declares_budget(config: Config) -> bool:
@@ -110,7 +124,8 @@ def _name_problems(name: str) -> Iterator[str]:
         return
     if name.endswith(".py"):
         if not Path(name).is_file():
-            yield f"method: no file {name!r}; write the path of a Python file with make(config)"
+            write = nearest(Path(name), "the path of a Python file with make(config)")
+            yield f"method: no file {name!r}; write {write}"
         return
     parts = name.split(".")
     importable = False

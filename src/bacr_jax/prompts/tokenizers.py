@@ -28,8 +28,8 @@ def load_tokenizer(
       where: key or option that named it, for messages.
       model: folder of the model, if that is another one.
     """
-    if folder is None or not Path(folder).is_dir():
-        raise UserError(f"{where}: no folder {str(folder)!r}; write a Hugging Face folder")
+    documents.check_model_folder(folder or "null", where)
+    assert folder is not None
     _check_files(Path(folder), where)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -39,7 +39,7 @@ _SHOWN_CHARS = 60
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m bacr_jax.data", description=DESCRIPTION)
+    parser = Parser(prog="bacr data", description=DESCRIPTION)
     parser.add_argument(
         "--inspect", metavar="NAME[:PATH]", help="the set, as in data.train; a config's by default"
     )

@@ -96,13 +96,13 @@ def sources() -> dict[str, Callable[[str, DataConfig, int], Source]]:
     return {**made, **{name: functools.partial(_table, name) for name in tables}}
 
 
-def own_source(spec: str) -> Source:
+def own_source(spec: str, key: str = "data") -> Source:
     """The source of a Python file: `questions(split)`, and perhaps render, score, trace, STYLES.
 
     UserError: it can't be loaded, has no `questions`, or a function of it stumbles.
     """
     try:
-        module = module_of_file("data", spec)
+        module = module_of_file(key, spec)
     except (ImportError, SyntaxError) as error:
         raise UserError(f"data: can't import {spec!r} ({error}); fix the file") from None
     if not callable(getattr(module, "questions", None)):
@@ -156,7 +156,7 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
     """
     name, _, path = spec.partition(":")
     if spec.endswith(".py"):
-        return own_source(spec)
+        return own_source(spec, key)
     known = sources()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)

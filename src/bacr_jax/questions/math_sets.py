@@ -1,12 +1,13 @@
 """Readers of the mathematics sets, and of anything with a question and an answer column."""
 
 import dataclasses
+import difflib
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bacr_grading import parse_reference
@@ -30,6 +31,7 @@ class Layout:
     Attributes:
       answer: columns of the gold answer; the first that can be graded in a row is its answer.
       level: columns of the level, 1 to 5.
+      traces: columns of ways to the answer, by the style they are taught as, from short to long.
       any_split: published as one piece, so a folder with only "train" files is that piece.
       relative_tolerance: largest relative error of a numeric answer.
       note: what a reader of its results should know.
@@ -38,6 +40,7 @@ class Layout:
     question: tuple[str, ...] = ("problem", "question", "Problem", "Question")
     answer: tuple[str, ...] = ("answer", "Answer", "final_answer", *SOLUTIONS)
     level: tuple[str, ...] = ("level", "Level")
+    traces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     subject: tuple[str, ...] = ("subject", "type", "Subject", "Type")
     id: tuple[str, ...] = ("unique_id", "id", "ID", "idx")
     any_split: bool = False
@@ -47,9 +50,11 @@ class Layout:
 
 LAYOUTS = {
     # openai/grade-school-math and hf://openai/gsm8k/main: question, answer ending in "#### 72".
-    "gsm8k": Layout(question=("question", "problem"), answer=("answer",)),
+    "gsm8k": Layout(
+        question=("question", "problem"), answer=("answer",), traces={"solution": ("answer",)}
+    ),
     # hendrycks/math (a folder of JSON files) and its copies: problem, level, type, solution.
-    "math": Layout(),
+    "math": Layout(traces={"solution": SOLUTIONS}),
     # openai/prm800k and hf://HuggingFaceH4/MATH-500: also subject and answer.
     "math500": Layout(
         any_split=True, note="MATH-500: 500 of MATH's 5,000 test problems, chosen by prm800k"
@@ -95,6 +100,8 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
     return Source(
         name=name,
         questions=lambda split: _rows_of(name, path, layout, config, split),
+        trace=_trace if layout.traces else None,
+        styles=tuple(layout.traces),
         relative_tolerance=layout.relative_tolerance,
         note=layout.note,
     )
@@ -117,6 +124,9 @@ def _rows_of(
     answers = [column for column in layout.answer if column in present]
     if not answers:
         _column(present, layout.answer, where, "answer", name)
+    if name in TABLES and split == "train":
+        for columns_of_style in layout.traces.values():
+            _column(present, columns_of_style, where, "trace", name)
     ids = _ids(rows, [column for column in layout.id if column in present], f"{name}-{split}")
     read = _verbatim if config.answers == "verbatim" else _gold
     found = [
@@ -124,7 +134,10 @@ def _rows_of(
             ids[i],
             _text(row.get(question)),
             read(row, answers),
-            {"subject": _one_line(_first(row, layout.subject) or "")},
+            {
+                "subject": _one_line(_first(row, layout.subject) or ""),
+                "traces": {s: _text(_first(row, names)) for s, names in layout.traces.items()},
+            },
             _level(_first(row, layout.level)),
         )
         for i, row in enumerate(rows)
@@ -153,18 +166,26 @@ def _layout(name: str, config: DataConfig) -> Layout:
         layout = dataclasses.replace(layout, question=(config.question_column,))
     if name in TABLES and config.answer_column is not None:
         layout = dataclasses.replace(layout, answer=(config.answer_column,))
+    if name in TABLES and config.trace_column is not None:
+        written = config.trace_column
+        styles = (written,) if isinstance(written, str) else written
+        layout = dataclasses.replace(layout, traces={style: (style,) for style in styles})
     return layout
+
+
+def _trace(row: source.Row, style: str) -> str:
+    """A way to the answer as its column holds it; of one with a "####" line what is before that."""
+    text: str = row.metadata["traces"][style]
+    return text.partition("####")[0].strip()
 
 
 def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name: str) -> str:
     for column in wanted:
         if column in found:
             return column
-    advice = (
-        f"write data.{kind}_column=NAME"
-        if name in TABLES
-        else f"write jsonl:PATH with data.{kind}_column=NAME"
-    )
+    near = difflib.get_close_matches(wanted[0], found, n=1)
+    advice = f"data.{kind}_column={near[0] if near else 'NAME'}"
+    advice = f"write {advice}" if name in TABLES else f"write jsonl:PATH with {advice}"
     raise UserError(
         f"{where}: no {kind} column {' or '.join(map(repr, wanted))}, found the columns "
         f"{', '.join(found) or '(none)'}; {advice}"

@@ -62,7 +62,8 @@ class Source:
       score: RULES, EXACT, or the file whose `score(answer, row)` is asked, in processes that can be
         killed.
       whole: an answer is right at a score of 1.0, and else wrong.
-      trace: (row, style) -> text between the thinking's tags, for a supervised warm-up.
+      trace: (row, style) -> text between the thinking's tags, for a supervised warm-up; "": the
+        row has none.
       styles: those that `trace` knows, from short to long.
       relative_tolerance: largest relative error of a numeric answer.
       note: what a reader of its results should know.
@@ -91,11 +92,10 @@ def question_set(
       UserError: nothing is left, sources are scored in different ways, or groups can't be made.
     """
     sources = [source for _, source in parts]
-    scored = {(s.score, s.whole, s.relative_tolerance, s.styles) for s in sources}
-    if len(scored) > 1:
+    if len({(s.score, s.whole, s.relative_tolerance) for s in sources}) > 1:
         raise UserError(
-            f"data: {sources[0].name} and {sources[1].name} are scored in different ways, or have "
-            "traces of different styles, and can't be mixed; write sets of one kind"
+            f"data: {sources[0].name} and {sources[1].name} are scored in different ways and can't "
+            "be mixed; write sets of one kind"
         )
     prefixes = [f"{place}-" if len(parts) > 1 else "" for place in range(len(parts))]
     asked: list[tuple[Source, Row]] = []

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import LARGEST_TABLE, NotJson, parse_json, read_file
+from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, read_file
 from bacr_jax.errors import UserError
 
 Row = dict[str, Any]
@@ -76,8 +76,8 @@ def find(path: str, *, base: str, where: str) -> Path:
     """
     local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
     if not local.is_dir() and not local.is_file():
-        advice = "write a path, or hf://OWNER/NAME for a dataset of the hub"
-        raise NotThere(where, f"no file or folder {str(local)!r}", advice)
+        write = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")
+        raise NotThere(where, f"no file or folder {str(local)!r}", f"write {write}")
     return local
 
 

@@ -12,7 +12,7 @@ from bacr_jax.errors import UserError
 def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
     parser = Parser(
-        prog="python -m bacr_jax.report",
+        prog="bacr report",
         description="Writes the report of a run, finished or under way, or one page that compares "
         "several; prints where it is.",
         advice="write python -m bacr_jax.report --run DIR",

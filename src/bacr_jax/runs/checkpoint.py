@@ -387,15 +387,19 @@ class Checkpoints:
         free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
         return at, jax.tree.map(free, like, saved["state"]), meta
 
-    def close(self) -> None:
-        """Waits for background writing and reading, and releases the folder.
+    def wait(self) -> None:
+        """Waits for background writing and reading.
 
         UserError: no room or no right to write what was being saved, or it can't be read.
         """
+        with self._writing():
+            self._manager.wait_until_finished()
+        self.confirm(wait=True)
+
+    def close(self) -> None:
+        """`wait`, and releases the folder."""
         with self._opened:
-            with self._writing():
-                self._manager.wait_until_finished()
-            self.confirm(wait=True)
+            self.wait()
             self._manager.close()
 
     @contextlib.contextmanager

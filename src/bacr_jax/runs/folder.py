@@ -1,11 +1,11 @@
 """The folder of a run: who may write into it, what lies where, what survives a resume."""
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
 import socket
+import tempfile
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ _DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # holds those that were) changes nothing that it learns.
 _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
-    *("checkpoint.every", "checkpoint.keep", "data.eval_missing"),
+    *("checkpoint.every", "checkpoint.keep", "export.every", "data.eval_missing"),
     *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
     *("output.compile_cache", "rollout.windows", "rollout.refill"),
 )
@@ -80,6 +80,7 @@ class RunPaths:
       later_evaluations: a folder per checkpoint that was evaluated afterwards.
       rollouts: folder of sampled traces, a file per logged step.
       checkpoints: folder of checkpoints, one subfolder per step.
+      exports: folder of Hugging Face folders, one per exported step.
       warmup: folder of the supervised warm-up, unless `warmup.dir` names another (`WarmupPaths`).
       wandb: folder of Weights & Biases' files, with the id of the run there.
       summary: result of the finished run.
@@ -98,6 +99,7 @@ class RunPaths:
         self.later_evaluations = path / "evaluation"
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
+        self.exports = path / "exports"
         self.warmup = path / "warmup"
         self.tensorboard = path / "tensorboard"
         self.wandb = path / "wandb"
@@ -332,15 +334,13 @@ def open_run(
 def check_run_folder(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> None:
-    """The UserError that `open_run` would raise, as far as it can be told without writing."""
+    """The UserError that `open_run` would raise; leaves nothing behind."""
     where = _named(path)
     with _usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
         there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        # Rights say less than writing does: of root's there are all, and a disk may be full.
+        Path(tempfile.mkdtemp(dir=there)).rmdir()
 
 
 def _named(path: Path) -> str:

@@ -1,6 +1,7 @@
 """A run's numbers: a line of metrics.jsonl per step, and TensorBoard and Weights & Biases."""
 
 import functools
+import importlib.util
 import math
 import os
 import sys
@@ -78,6 +79,15 @@ class TensorBoard:
             self._writer = None
 
 
+def check_wandb(config: Config) -> None:
+    """Refuses output.wandb where the package is not installed."""
+    if config.output.wandb and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            "output.wandb=true: wandb is not installed; write output.wandb=false, or in a clone "
+            'pip install -e ".[wandb]"'
+        )
+
+
 class Wandb:
     """The run of Weights & Biases that belongs to a run folder: a new one, or the one it had."""
 
@@ -87,13 +97,9 @@ class Wandb:
         WANDB_MODE is honoured. UserError: the package is not installed, or it can't start (no key,
         no network, a bad name).
         """
-        try:
-            import wandb
-        except ImportError:
-            raise UserError(
-                "output.wandb=true: wandb is not installed; write output.wandb=false, or in a "
-                'clone pip install -e ".[wandb]"'
-            ) from None
+        check_wandb(config)
+        import wandb
+
         kept, name = folder.wandb / "id", folder.path.absolute().name
         identity = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex[:8]
         try:

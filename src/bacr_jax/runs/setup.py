@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from bacr_jax import parallel
 from bacr_jax.config import AdapterConfig, Config
 from bacr_jax.config.derived import largest_evaluated, param_dtype
+from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods import Method
@@ -35,6 +36,7 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
     """
     model = config.model
     if model.path is not None:
+        check_model_folder(model.path, "model.path")
         return read_hf_config(model.path)
     if model.preset != "custom":
         return preset(model.preset)

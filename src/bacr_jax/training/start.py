@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from bacr_grading import load_verifier
 from bacr_jax.config import Config
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.by_budget import evaluate_by_budget
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.methods import Method, load_method
@@ -23,7 +25,8 @@ from bacr_jax.prompts.environment import Environment, build_environment
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions import ledger
-from bacr_jax.questions.loaders import own_tokenizer
+from bacr_jax.questions.loaders import load_questions, own_tokenizer
+from bacr_jax.questions.source import Split
 from bacr_jax.rollout import Listeners, Rows, Sampler, generate, sampling_params
 from bacr_jax.runs import checkpoint, initial, setup
 from bacr_jax.runs.agreement import refuse_others, told_of_inputs
@@ -196,13 +199,38 @@ def open_inputs_together(config: Config) -> Inputs:
     return inputs
 
 
+def check_inputs(config: Config) -> None:
+    """Reads what a run would before it uses a device, and refuses what it would refuse.
+
+    UserError: with what is wrong with method, model, verifier and sets, each looked at by itself.
+    """
+    try:
+        environment = open_inputs(config).environment
+        if config.warmup.steps and config.data.train != "ledger":
+            TraceLessons(config, shared_format_environment(config, environment))
+        environment.close()
+    except UserError as error:
+        data, seed = config.data, config.seed
+        sets: list[tuple[Split, Any]] = [("train", data.train)]
+        sets += [("test", spec) for spec in data.eval]
+        grader = [functools.partial(load_verifier, config.grader)] if config.grader else []
+        by_itself = faults_of(
+            functools.partial(load_method, config),
+            functools.partial(tokenizer_of, config),
+            *grader,
+            *(functools.partial(load_questions, s, data, seed, split) for split, s in sets),
+        )
+        raise UserError(*dict.fromkeys([*error.lines, *by_itself])) from None
+
+
 def tokenizer_of(config: Config) -> tuple[Any, int]:
     """The tokenizer of a run and the number of embedding rows its model needs."""
     own = own_tokenizer(config.data)
     if own is not None:
         return own, len(own)
     folder = config.model.tokenizer or config.model.path
-    tokenizer = load_tokenizer(folder, where="model.tokenizer", model=config.model.path)
+    where = "model.tokenizer" if config.model.tokenizer else "model.path"
+    tokenizer = load_tokenizer(folder, where=where, model=config.model.path)
     return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
 
 
@@ -246,7 +274,7 @@ def after_rejection_sft(
         params, method_state, tokens = rejection_sft(
             run.config,
             run.policy,
-            shared_format_environment(run),
+            shared_format_environment(run.config, run.environment),
             run.environment,
             run.params(fresh.train),
             fresh.method_state,
@@ -258,13 +286,12 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(run: Run) -> Environment:
+def shared_format_environment(config: Config, here: Environment) -> Environment:
     """The environment in the format that all methods share."""
-    shared = format_for(run.config)
-    here = run.environment
+    shared = format_for(config)
     if shared == here.style:
         return here
-    return build_environment(run.config, here.tokenizer, here.vocab_size, style=shared)
+    return build_environment(config, here.tokenizer, here.vocab_size, style=shared)
 
 
 def _warmed_up(
@@ -274,7 +301,7 @@ def _warmed_up(
     config = run.config
     place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     # Several runs may share a warm-up, whatever they are graded by.
-    environment = shared_format_environment(run).exactly_graded()
+    environment = shared_format_environment(config, run.environment).exactly_graded()
     goes_ahead = can_go_ahead(run) and not WarmupPaths(place).identity.exists()
 
     def poll_and_begin() -> None:

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.config import Config
+from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import encode_text
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, bucket_of_step
 from bacr_jax.questions.question_set import QuestionSet
@@ -29,6 +30,7 @@ class TraceLessons:
 
     An example is prompt, trace, suffix and answer. A tenth of them end their trace early, at any
     token, and are answered all the same: the model learns to answer when its thinking is cut.
+    Questions without a trace in every style that is taught, or without an answer, are left out.
     """
 
     def __init__(self, config: Config, environment: Environment):
@@ -38,19 +40,27 @@ class TraceLessons:
           UserError: a set without traces, a style it has not, or too small a batch.
         """
         self._config, self._told = config, told_budgets(config)
-        self._questions, tokenizer = environment.train, environment.tokenizer
-        self._measured = environment.holdout if len(environment.holdout) else self._questions
-        self._tokenizer = tokenizer
+        tokenizer = self._tokenizer = environment.tokenizer
+        self.styles, self._weights = _styles(config, environment.train.set)
+        self._questions = _traced(environment.train, self.styles)
+        held_out = _traced(environment.holdout, self.styles)
+        self._measured = held_out if len(held_out) else self._questions
         asked, form = self._questions.set, environment.style
-        self.styles, self._weights = _styles(config, asked)
+        if not len(asked):
+            raise UserError(
+                f"warmup.steps={config.warmup.steps}: no question of {asked.name} has an answer "
+                f"and a trace ({', '.join(self.styles)}); write 0, or another data.trace_column"
+            )
         ids = lambda texts: tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        break_before, _, _ = form.forced_suffix.partition(form.think_close)
+        # A closing text of its own, such as native's, is for thinking that was cut.
+        before, _, _ = form.forced_suffix.partition(form.think_close)
+        close = ("\n" if before.endswith("\n") else "") + form.think_close
         self._traces = [
-            ids([_trace(both, style) + break_before + form.think_close for both in asked.rows])
-            for style in self.styles
+            ids([_trace(both, style) + close for both in asked.rows]) for style in self.styles
         ]
-        blank = "\n" if form.natural_suffix.endswith("\n") else ""
-        self._answers = ids([f"{answer}{blank}{form.answer_close}" for answer in asked.answers])
+        end = "}" if form.answer_open.endswith("{") else ""
+        end += ("\n" if form.natural_suffix.endswith("\n") else "") + form.answer_close
+        self._answers = ids([answer + end for answer in asked.answers])
         suffixes = (form.natural_suffix, form.forced_suffix)
         self._suffixes = [encode_text(tokenizer, text).tolist() for text in suffixes]
         around = np.array([len(answer) for answer in self._answers]) + len(self._suffixes[1])
@@ -129,21 +139,36 @@ class TraceLessons:
 
 def _styles(config: Config, asked: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
     """Styles that are taught, from short to long, and their weights."""
-    source, _ = asked.rows[0]
-    if source.trace is None:
-        raise UserError(f"warmup.steps={config.warmup.steps}: {asked.name} has no traces; write 0")
-    wanted = config.warmup.styles or dict.fromkeys(source.styles, 1.0)
+    found = {source.styles for source, _ in asked.rows if source.trace is not None}
+    if len(found) != 1:
+        several = "traces of different styles" if found else "no traces"
+        raise UserError(
+            f"warmup.steps={config.warmup.steps}: data.train={written(config.data.train)} has "
+            f"{several}; write 0, or their column in data.trace_column"
+        )
+    (styles,) = found
+    wanted = config.warmup.styles or dict.fromkeys(styles, 1.0)
     for style in wanted:
-        if style not in source.styles:
-            near = difflib.get_close_matches(style, source.styles, n=1, cutoff=0.0)[0]
+        if style not in styles:
+            near = difflib.get_close_matches(style, styles, n=1, cutoff=0.0)[0]
             raise UserError(f"warmup.styles: {asked.name} has no style {style!r}; write {near}")
-    taught = tuple(style for style in source.styles if style in wanted)
+    taught = tuple(style for style in styles if style in wanted)
     return taught, np.array([wanted[style] for style in taught])
 
 
+def _traced(questions: Questions, styles: tuple[str, ...]) -> Questions:
+    """The questions that have an answer, and a trace in every style."""
+    has = [
+        bool(row.answer) and all(_trace((source, row), style) for style in styles)
+        for source, row in questions.set.rows
+    ]
+    return questions.part(np.flatnonzero(has), questions.set.name)
+
+
 def _trace(both: Any, style: str) -> str:
+    """The trace of a row, "" where its source has none."""
     source, row = both
-    text = source.trace(row, style)
-    if not isinstance(text, str) or not text:
+    text = source.trace(row, style) if source.trace is not None else ""
+    if not isinstance(text, str):
         raise UserError(f"{source.name}: trace of {row.id} in the style {style} is no text")
     return text

@@ -341,7 +341,7 @@ def warmup_fingerprint(config: Config) -> str:
         )
     else:
         names = ("train", "dir", "prompt_format", "max_prompt_tokens", "question_column")
-        task = (*(f"data.{name}" for name in names), "eval.holdout")
+        task = (*(f"data.{name}" for name in (*names, "trace_column")), "eval.holdout")
     settings = config_io.fingerprint(
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
         *("seed", "model", *task, "warmup"),

@@ -1,10 +1,15 @@
 """Models by their names on the hub: found in the cache, got when asked, else refused."""
 
+import base64
+import http.server
+import json
+import threading
+
 import huggingface_hub
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.model.hf.hub import is_hub_name, local_folder
+from bacr_jax.model.hf.hub import check_push, is_hub_name, local_folder, push
 
 NAME = "Qwen/Qwen2.5-1.5B-Instruct"
 
@@ -80,3 +85,59 @@ def test_a_folder_without_weights_is_no_cached_model(monkeypatch, tmp_path):
         local_folder(NAME, download=False, where="model.path")
     (tmp_path / "model.safetensors").touch()
     assert local_folder(NAME, download=False, where="model.path") == str(tmp_path)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A stand-in for the hub: what it was sent, by path of the request; 403 for what is closed."""
+    sent = {}
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            sent[self.path] = [json.loads(line) for line in body.splitlines()]
+            told, status = {"url": f"{address}/me/new"}, 200
+            if "closed" in self.path or b"closed" in body:
+                told, status = {"error": "no right to write"}, 403
+            elif "preupload" in self.path:
+                files = sent[self.path][0]["files"]
+                modes = {"uploadMode": "regular", "shouldIgnore": False}
+                told = {"files": [{"path": file["path"], **modes} for file in files]}
+            elif "commit" in self.path:
+                told = {"commitUrl": f"{address}/me/new/commit/1", "commitOid": "1"}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(told).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield sent
+    server.shutdown()
+
+
+def test_a_folder_is_pushed_to_a_private_repository(hub, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "budget.txt").write_text("phi")
+    assert push(tmp_path, "me/new").endswith("/me/new")
+    (made,) = hub["/api/repos/create"]
+    assert made["name"] == "new" and made["organization"] == "me" and "private" in json.dumps(made)
+    commit = hub["/api/models/me/new/commit/main"]
+    files = {one["value"]["path"]: one["value"] for one in commit if one["key"] == "file"}
+    assert {*files} == {"config.json", "sub/budget.txt"}
+    assert base64.b64decode(files["sub/budget.txt"]["content"]) == b"phi"
+
+
+def test_what_can_not_be_pushed_is_said_in_one_line(hub, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"--push me/closed: the hub did not take .*which is writt"):
+        push(tmp_path, "me/closed")
+    for name in ("new", "me/new@main", "a/b/c"):
+        with pytest.raises(UserError, match="is no repository of the hub; write OWNER/NAME"):
+            check_push(name)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
@@ -33,9 +34,11 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
       commit, so that it says which weights they were.
 
     Raises:
-      UserError: a name of the hub that is not in the cache and is not to be got, or can't be.
+      UserError: no such folder, or a name of the hub that is not in the cache and is not to be
+        got, or can't be.
     """
     if not is_hub_name(path):
+        check_model_folder(path, where)
         return path
     name, _, revision = path.partition("@")
     _refuse_folder_of_released(path, name, where)
@@ -65,6 +68,32 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
         raise UserError(
             f"{where}: can't get {path!r} from the hub ({reason}); check the name and the network, "
             "or write the path of a downloaded folder"
+        ) from None
+
+
+def check_push(name: str) -> None:
+    """Refuses what is no OWNER/NAME to push to, by a UserError."""
+    if not _NAME.fullmatch(name) or "@" in name:
+        raise UserError(f"--push {name}: is no repository of the hub; write OWNER/NAME")
+    _hub(name, "--push")
+
+
+def push(folder: Path, name: str) -> str:
+    """Uploads a folder to a model repository of the hub, a private one if it is new; its address.
+
+    HF_TOKEN and HF_ENDPOINT are honoured. UserError: the hub doesn't take it; the folder stays.
+    """
+    try:
+        api = _hub(name, "--push").HfApi()
+        address = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+        return str(address)
+    # Its errors come from several libraries: no network, no token, no right.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--push {name}: the hub did not take {folder}, which is written ({reason}); run hf "
+            f"auth login, then hf upload {name} {folder}"
         ) from None
 
 
