@@ -1,5 +1,6 @@
 """The quickstart model trained on eight devices, by one process and by two."""
 
+import json
 import os
 import re
 import signal
@@ -65,14 +66,14 @@ def records(folder):
     return without_timings(folder / "metrics.jsonl")
 
 
-def start_two(folder, *overrides):
-    """Two processes of one run, four devices each."""
+def start_two(folder, *overrides, apart=((), ())):
+    """Two processes of one run, four devices each; `apart`: what each alone is told."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
     joined = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
     return [
-        start(folder, *overrides, devices=4, **joined, JAX_PROCESS_ID=str(index))
+        start(folder, *overrides, *apart[index], devices=4, **joined, JAX_PROCESS_ID=str(index))
         for index in range(2)
     ]
 
@@ -89,12 +90,46 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     for process in both:
         finish(process, code=75)
     steps = len(metrics.read_bytes().splitlines())
-    assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [steps]
+    assert max(int(path.name) for path in (folder / "checkpoints").iterdir()) == steps
     # The same command goes on.
     more = [f"train.steps={steps + 1}", "--allow-change", "train.steps"]
     for process in start_two(folder, *more):
         finish(process)
     assert [line["step"] for line in records(folder)] == list(range(1, steps + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("seed", ("seed=0", "seed=1")),
+        ("train.steps", ("train.steps=3", "train.steps=4")),
+        (
+            "optimizer.learning_rate",
+            ("optimizer.learning_rate=1e-4", "optimizer.learning_rate=2e-4"),
+        ),
+        ("the questions of data.train", ("data.dir=one", "data.dir=two")),
+        ("", ("data.dir=one", "data.dir=none")),
+    ],
+)
+def test_processes_that_differ_are_refused_by_name_before_they_train(tmp_path, key, values):
+    for name, answer in (("one", 2), ("two", 3)):
+        (tmp_path / name).mkdir()
+        rows = [{"question": f"What is 1 + {i}?", "answer": str(answer)} for i in range(40)]
+        (tmp_path / name / "own.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    shared = []
+    if "data.dir" in values[0]:
+        shared = ["data.train=jsonl:own.jsonl", "data.eval=[jsonl:own.jsonl]", "warmup.steps=0"]
+        shared += ["eval.select=jsonl:own.jsonl", "data.prompt_format=characters"]
+        shared += ["data.num_groups=1"]
+        values = [value.replace("=", f"={tmp_path}/") for value in values]
+    both = start_two(tmp_path / "run", *shared, apart=[[value] for value in values])
+    for process in both:
+        _, err = finish(process, code=2)
+        line = [line for line in err.splitlines() if line.startswith("error: process 1 on ")]
+        assert len(line) == 1 and "Traceback" not in err, err[-2000:]
+        assert f"differs in {key} (" in line[0] if key else "own.jsonl" in line[0]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Budgets held by calls: what an engine writes in pieces becomes what a loop writes by itself."""
 
+import asyncio
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bacr_held as held
+from bacr_held import http_json
 from bacr_held.calls import answer_of
+from bacr_held.http_json import Patience, request_json
 from bacr_held.server import check_length, parameters, seed_of
+from served_world import answering
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.
 THINKING = {
@@ -86,6 +91,25 @@ class TestAnswers:
     def test_an_engine_that_writes_nothing_is_an_error(self):
         with pytest.raises(ValueError, match="without a token"):
             held.Thinking(held.read_rules(THINKING), [1], 9).take([])
+
+    @pytest.mark.parametrize(
+        ("tokens", "said"),
+        [
+            ([-1], "with -1, which is no token's id"),
+            ([10], "with 10, which is no token's id"),
+            ([1.0], "with 1.0, which is no token's id"),
+            ([True], "with True, which is no token's id"),
+            (["1"], "with '1', which is no token's id"),
+            ([float("nan")], "with nan, which is no token's id"),
+            ([1, 8], "with 8, which can't be sampled"),
+            ([1] * 5, "with 5 tokens where 4 were asked for"),
+        ],
+    )
+    def test_an_engine_that_writes_what_it_can_not_is_an_error(self, tokens, said):
+        part = held.Thinking(held.read_rules(THINKING, 10), [1], 4)
+        with pytest.raises(ValueError, match=re.escape(said)):
+            part.take(tokens)
+        assert part.tokens == [] and part.calls == 0
 
 
 @settings(max_examples=200, deadline=None)
@@ -184,3 +208,124 @@ def test_a_fingerprint_changes_with_config_and_weights(tmp_path):
     second = held.fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     assert len({first, second, held.fingerprint(tmp_path)}) == 3
+
+
+def whole(body, status="200 OK"):
+    return [f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body]
+
+
+def asked(url, **patience):
+    return asyncio.run(request_json("GET", url, patience=Patience(**patience)))
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+CLOSED = b"HTTP/1.1 200 OK\r\n\r\n"
+IN_PIECES = [
+    whole(b'{"a": 1}'),
+    [CLOSED, b'{"a"', b": 1}"],
+    [CLOSED + b'{"a"', b": 1}"],
+    [CHUNKED + b"4\r\n{", b'"a"', b"\r\n4;x\r\n: 1}\r\n0\r\n\r\n"],
+]
+
+
+@pytest.mark.parametrize("pieces", IN_PIECES)
+def test_an_answer_may_come_in_pieces_with_or_without_a_length(pieces):
+    with answering([pieces]) as (url, _):
+        assert asked(url) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (whole(b"[" * 100_000), "something else than JSON"),
+        (whole(b"\xff\xfe"), "something else than JSON"),
+        ([b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n"], "something else than HTTP"),
+        ([b"\0\0\r\n\r\n"], "something else than HTTP"),
+        ([CHUNKED + b"zz\r\n"], "something else than HTTP"),
+        ([CHUNKED + b"1" * 100_000], "something else than HTTP"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"], "something else than HTTP"),
+        (whole(b"", "99999999999999999999 X"), "answered with status 99999999999999999999"),
+        (whole(b"", "307 Elsewhere"), "answered with status 307"),
+    ],
+)
+def test_what_is_no_answer_is_one_line(pieces, said):
+    with answering([pieces]) as (url, _), pytest.raises(held.EngineError, match=said) as error:
+        asked(url)
+    assert str(error.value).isprintable() and str(error.value).startswith(url)
+
+
+def test_what_a_server_says_is_short_and_can_not_move_the_cursor():
+    body = json.dumps({"error": {"message": "\x1b[2Jred\u202e" + "x" * 9000}}).encode()
+    with answering([whole(body, "400 Bad")]) as (url, _), pytest.raises(held.Refused) as error:
+        asked(url)
+    assert str(error.value).startswith("\\x1b[2Jred\\u202exxx")
+    assert str(error.value).isprintable() and len(str(error.value)) == 300
+
+
+@pytest.mark.parametrize(
+    ("pieces", "limits", "said"),
+    [
+        ([None], {"first": 0.1}, "did not answer in 0.1 s"),
+        (
+            [CLOSED + b"1", None],
+            {"between": 0.1},
+            "was silent for 0.1 s in the middle of an answer",
+        ),
+        ([CLOSED, *[b" "] * 100], {"whole": 0.2}, "took more than 0.2 s"),
+    ],
+)
+def test_a_silent_or_dripping_server_has_its_limits(pieces, limits, said):
+    with answering([pieces]) as (url, tries), pytest.raises(held.EngineError, match=said):
+        asked(url, **limits)
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [whole(b"", "429 Busy"), whole(b"", "503 Busy"), [b""], [CHUNKED + b"4\r\n{"]]
+)
+def test_busy_servers_and_cut_lines_are_tried_again_and_not_for_ever(fault, monkeypatch):
+    monkeypatch.setattr(http_json, "BACK_OFF", (0.01, 0.02))
+    with answering([fault, fault, whole(b"[1]")]) as (url, tries):
+        assert asked(url) == [1]
+    assert len(tries) == 3
+    with answering([fault] * 4) as (url, tries), pytest.raises(held.EngineError):
+        asked(url)
+    assert len(tries) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        [],
+        {"choices": []},
+        {"choices": [{"token_ids": None}]},
+        {"choices": [{"token_ids": "abc"}]},
+        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [float("nan")]}}]},
+        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-1.0, float("inf")]}}]},
+        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": ["x"]}}]},
+    ],
+)
+def test_a_completion_without_ids_or_with_broken_numbers_is_one_line(body):
+    call = held.Call((1,), 3, (), (), 0)
+    said = pytest.raises(held.EngineError, match="answers without the ids|that are no numbers")
+    with answering([whole(json.dumps(body).encode())]) as (url, _), said:
+        asyncio.run(held.Server(url).complete(call, held.Sampling(), 0, {}))
+
+
+@pytest.mark.parametrize("body", [{}, [], 3, {"tokens": 3}, {"tokens": [1.5]}, {"prompt": [1]}])
+def test_texts_and_ids_of_a_server_are_looked_at(body):
+    answers = [whole(json.dumps(body).encode())] * 2
+    with answering(answers) as (url, _):
+        with pytest.raises(held.EngineError, match="without the ids of a text"):
+            asyncio.run(held.Server(url).tokens("a"))
+        with pytest.raises(held.EngineError, match="without the text of its ids"):
+            asyncio.run(held.Server(url).text([1]))
+
+
+@pytest.mark.parametrize("length", ["1e999", "true", "[]", "-4", '"x"'])
+def test_a_server_that_lies_about_its_length_is_no_server(length):
+    body = f'{{"data": [{{"id": "a", "max_model_len": {length}}}]}}'.encode()
+    said = pytest.raises(held.EngineError, match="is no OpenAI-compatible server")
+    with answering([whole(body)]) as (url, _), said:
+        asyncio.run(held.Server(url).connect())

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ import documented_metrics
 from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs import open as saved_policy
+from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.training import events
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
@@ -63,7 +65,7 @@ def test_callbacks_are_told_of_everything_in_its_order(told, finished):
         ("Finished", 4),
     ]
     # Written beside the training: told once it is whole.
-    assert sorted(step for name, step in kinds if name == "CheckpointSaved") == [2, 4]
+    assert sorted(step for name, step in kinds if name == "CheckpointSaved") == [1, 2, 4]
     steps = [event for event in told if isinstance(event, events.StepDone)]
     logged = read_lines(finished / "metrics.jsonl")
     assert [event.metrics["loss/total"] for event in steps] == [r["loss/total"] for r in logged]
@@ -210,9 +212,9 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     train(config, folder, "output.report=false")
     assert "eval.jsonl was not as the run had left it" in capsys.readouterr().out
     assert_same_run(folder, finished, 4)
-    seconds = lambda at: json.loads((at / "summary.json").read_text())["wall_seconds"]
     # The time of both legs.
-    assert seconds(folder) > seconds(finished)
+    before = read_meta(finished / "checkpoints" / "4" / "state")["wall_seconds"]
+    assert json.loads((folder / "summary.json").read_text())["wall_seconds"] > before
     # Nothing stands for metrics.
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[1:]))
@@ -221,9 +223,33 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     assert "metrics.jsonl: is not what the run had written by step 4 (4 records" in error
 
 
-def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
-    import jax
+def test_a_decode_copy_that_drifts_stops_the_run_before_its_evaluation_counts(
+    config, finished, tmp_path, capsys, monkeypatch
+):
+    from bacr_jax.train import main
+    from bacr_jax.training import loop
 
+    def evaluate_and_flip(decoder, *args, **kwargs):
+        found = evaluate_set(decoder, *args, **kwargs)
+        bits = np.array(decoder.params.final_norm).view(np.uint32)
+        bits[3] += 1  # Twice, as there are two sets.
+        norm = jax.device_put(bits.view(np.float32), decoder.params.final_norm.sharding)
+        object.__setattr__(decoder.params, "final_norm", norm)
+        return found
+
+    folder, evaluate_set = tmp_path / "run", loop.evaluate_set
+    shutil.copytree(finished, folder)
+    lines = (folder / "eval.jsonl").read_text().splitlines(keepends=True)
+    (folder / "eval.jsonl").write_text("".join(lines[:-1]))
+    monkeypatch.setattr(loop, "evaluate_set", evaluate_and_flip)
+    assert main(["--config", str(config), f"output.dir={folder}"]) == 1
+    error = capsys.readouterr().err
+    assert "stopped after step 4, since a device or its memory is at fault (final_norm" in error
+    assert "goes on from checkpoint 4" in error
+    assert (folder / "eval.jsonl").read_text() == "".join(lines[:-1])
+
+
+def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
     from bacr_jax.config import io as config_io
     from bacr_jax.runs.folder import open_run
     from bacr_jax.training.loop import Trainer

@@ -1,9 +1,12 @@
 """Command lines that refuse like everything else here: in one line."""
 
 import argparse
+import contextlib
 import functools
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from bacr_grading.errors import UserError, printable
@@ -63,6 +66,22 @@ def failure(message: str) -> int:
 
 def _say(message: str) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until what is inside is done: JAX's import may swallow it, or crash of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:

@@ -12,6 +12,7 @@ much is left out.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bacr_held.rules import Rules, StopString
 
@@ -102,10 +103,23 @@ class _Part(ABC):
         ends = tuple(sorted(self.rules.ends))
         return Call(whole, self._room(), self._stops(), ends, self.calls)
 
-    def take(self, tokens: Sequence[int]) -> None:
-        """Adds what the engine wrote, up to the end of the part; ValueError: it wrote nothing."""
+    def take(self, tokens: Sequence[Any]) -> None:
+        """Adds what the engine wrote, up to the end of the part.
+
+        ValueError: nothing, more than was asked for, or what is no id or can't be sampled.
+        """
         if not tokens:
             raise ValueError("the engine answered without a token")
+        if len(tokens) > self._room():
+            raise ValueError(
+                f"the engine answered with {len(tokens)} tokens where {self._room()} were asked for"
+            )
+        for token in tokens:
+            # True is a number for Python.
+            if type(token) is not int or not 0 <= token < self.rules.vocab_size:
+                raise ValueError(f"the engine answered with {token!r:.40}, which is no token's id")
+            if token in self.rules.unsampled:
+                raise ValueError(f"the engine answered with {token}, which can't be sampled")
         self.calls += 1
         for token in tokens:
             if self.done:

@@ -1,6 +1,7 @@
 """What makes an exported folder this one and no other."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Bytes of a weight file that are read to recognise it: many small pieces spread over the file.
@@ -24,6 +25,19 @@ def fingerprint(folder: Path) -> str:
                 file.seek(place)
                 digest.update(file.read(_PIECE_BYTES))
     return digest.hexdigest()[:12]
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file that lies right in a folder, by name; hidden files aside."""
+
+    def digest(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
+    # Hashing works outside of Python's lock.
+    with ThreadPoolExecutor() as pool:
+        return dict(zip([path.name for path in files], pool.map(digest, files)))
 
 
 def _places(last: int) -> list[int]:

@@ -1,5 +1,6 @@
 """The section `thinking` of an exported folder's config.json, for whoever holds its budgets."""
 
+import functools
 import json
 import numbers
 from collections.abc import Mapping
@@ -77,6 +78,7 @@ class Rules:
       never: ids that are never sampled.
       cap: most thinking tokens of a row that is told no budget.
       grace: tokens for which a cut waits for a line break.
+      vocab_size: ids are below it.
     """
 
     think_close: StopString
@@ -89,6 +91,12 @@ class Rules:
     cap: int
     grace: int
     answer_tokens: int
+    vocab_size: int = LARGEST
+
+    @functools.cached_property
+    def unsampled(self) -> frozenset[int]:
+        """`never`, to look a token up."""
+        return frozenset(self.never)
 
     def limit(self, budget: int | None) -> int:
         """Most thinking tokens under a budget, or without one; the grace window comes on top."""
@@ -101,7 +109,7 @@ class Rules:
         return self.limit(budget) + grace + forced + self.answer_tokens
 
 
-def read_rules(thinking: Mapping[str, Any]) -> Rules:
+def read_rules(thinking: Mapping[str, Any], vocab_size: int = LARGEST) -> Rules:
     """The rules that a section `thinking` holds; KeyError: one of them is missing."""
     return Rules(
         think_close=_stop_string(thinking["think_close"]),
@@ -114,6 +122,7 @@ def read_rules(thinking: Mapping[str, Any]) -> Rules:
         cap=thinking["cap"],
         grace=thinking["grace"],
         answer_tokens=thinking["answer_tokens"],
+        vocab_size=vocab_size,
     )
 
 
@@ -121,7 +130,8 @@ def read_folder(folder: Path | str) -> tuple[Rules, dict[str, int]]:
     """Rules and named budgets of an exported folder; ValueError: it is none of ours, or damaged."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text())
-        return read_rules(config["thinking"]), dict(config.get("budget_levels") or {})
+        rules = read_rules(config["thinking"], config["vocab_size"])
+        return rules, dict(config.get("budget_levels") or {})
     except OSError as error:
         raise ValueError(f"{folder}: can't read its config.json ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):

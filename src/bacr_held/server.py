@@ -1,17 +1,16 @@
 """An OpenAI-compatible server of vLLM with the plugin `bacr-vllm`, asked for token ids."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from bacr_held.calls import Answer, Call, Sampling, Thinking, answer_of
-from bacr_held.http_json import EngineError, Refused, request_json
+from bacr_held.http_json import SOON, EngineError, Patience, Refused, request_json, said
 from bacr_held.rules import LARGEST, Rules, read_budget
 
-# Seconds for what takes an instant.
-_SOON = 30.0
 # Sampling that a server might else take from generation_config.json.
 _PLAIN = {
     "top_k": 0,
@@ -46,6 +45,12 @@ def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
     }
 
 
+def patience_of(call: Call) -> Patience:
+    """How long a completion may take: it comes whole, and no server is slower than 2 tokens/s."""
+    first = 300.0 + call.max_tokens / 2
+    return Patience(first=first, between=60.0, whole=first + 300.0)
+
+
 def extras(budget: int | None, prompt_tokens: int) -> dict[str, int | str]:
     """What the plugin reads: the budget, and where the response begins."""
     return {"budget": "none" if budget is None else budget, "response_from": prompt_tokens}
@@ -78,9 +83,9 @@ class Server:
         self.key = os.environ.get("VLLM_API_KEY") if key is None else key
         self.model, self.length = "", LARGEST
 
-    async def _ask(self, path: str, body: Any, timeout: float | None = None) -> Any:
+    async def _ask(self, path: str, body: Any, patience: Patience = SOON) -> Any:
         method = "GET" if body is None else "POST"
-        return await request_json(method, self.url + path, body, key=self.key, timeout=timeout)
+        return await request_json(method, self.url + path, body, key=self.key, patience=patience)
 
     async def connect(self) -> None:
         """Finds the model, and makes sure that the plugin reads budgets there.
@@ -89,10 +94,13 @@ class Server:
           EngineError: no server, another kind of server, no plugin, or another folder.
         """
         try:
-            found = await self._ask("/v1/models", None, _SOON)
+            found = await self._ask("/v1/models", None)
             (served, *_) = [one for one in found["data"] if not one.get("parent")]
-            self.model = str(served["id"])
-            self.length = int(served.get("max_model_len") or LARGEST)
+            self.model, name = str(served["id"]), said(str(served["id"]), 80)
+            length = served.get("max_model_len")
+            self.length = LARGEST if length is None else length
+            if type(self.length) is not int or self.length < 1:
+                raise ValueError
         except Refused as refused:
             raise EngineError(
                 f"{self.url}: is no server that can be asked ({refused}); write the address of "
@@ -104,7 +112,7 @@ class Server:
         # No budget is called this: whoever reads budgets refuses it.
         if await self._refusal(one, {"budget": "?"}, "budget: ") is None:
             raise EngineError(
-                f"{self.url}: serves {self.model}, and no one there reads budgets; install the "
+                f"{self.url}: serves {name}, and no one there reads budgets; install the "
                 "plugin bacr-vllm beside vLLM, and serve a folder of python -m bacr_jax.export"
             )
         other = await self._refusal(one, {"budget": 0}, "folder: ")
@@ -114,7 +122,7 @@ class Server:
     async def _refusal(self, call: Call, xargs: Mapping[str, Any], start: str) -> str | None:
         """The refusal of a call, from where it says so; None: it is not refused."""
         try:
-            await self.complete(call, Sampling(), 0, xargs, timeout=_SOON)
+            await self.complete(call, Sampling(), 0, xargs, SOON)
         except Refused as refused:
             text = str(refused)
             if start not in text:
@@ -128,15 +136,15 @@ class Server:
         sampling: Sampling,
         part: int,
         xargs: Mapping[str, Any],
-        timeout: float | None = None,
-    ) -> list[int]:
-        """The tokens that follow a prompt.
+        patience: Patience | None = None,
+    ) -> list[Any]:
+        """The tokens that follow a prompt, for a part to take, which looks at them.
 
-        `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `timeout`:
-        seconds, None: as long as it takes.
+        `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `patience`:
+        by the length of the call by default.
 
         Raises:
-          EngineError: the server went away or says something else.
+          EngineError: the server went away, takes too long or says something else.
           Refused: it refuses the call.
         """
         of_folder = {"folder": self.folder} if self.folder else {}
@@ -145,14 +153,23 @@ class Server:
             "prompt": list(call.prompt),
             **parameters(call, sampling, part),
             "return_token_ids": True,
+            # Of the token that was drawn alone: weights that are broken show there.
+            "logprobs": 0,
             "vllm_xargs": {**of_folder, **xargs},
         }
-        found = await self._ask("/v1/completions", body, timeout)
+        found = await self._ask("/v1/completions", body, patience or patience_of(call))
         try:
-            tokens = found["choices"][0]["token_ids"]
-            return [int(token) for token in tokens]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise EngineError(f"{self.url}: answers without the ids of its tokens") from None
+            choice = found["choices"][0]
+            tokens, logprobs = choice["token_ids"], choice.get("logprobs") or {}
+            drawn = [x for x in logprobs.get("token_logprobs") or () if x is not None]
+            finite = all(map(math.isfinite, drawn))
+        except (KeyError, IndexError, TypeError, AttributeError):
+            tokens = None
+        if not isinstance(tokens, list):
+            raise EngineError(f"{self.url}: answers without the ids of its tokens")
+        if not finite:
+            raise EngineError(f"{self.url}: gives its tokens log-probabilities that are no numbers")
+        return tokens
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
         """A prompt as ids: ids stay, texts and chats (messages) are encoded by the server.
@@ -166,12 +183,18 @@ class Server:
             body["prompt"] = prompt
         else:
             body |= {"messages": list(prompt), "chat_template_kwargs": {"budget": budget}}
-        return list((await self._ask("/tokenize", body))["tokens"])
+        found = await self._ask("/tokenize", body)
+        ids = found.get("tokens") if isinstance(found, dict) else None
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            raise EngineError(f"{self.url}: answers without the ids of a text")
+        return ids
 
     async def text(self, tokens: Sequence[int]) -> str:
         """Ids as text."""
         found = await self._ask("/detokenize", {"model": self.model, "tokens": list(tokens)})
-        return str(found["prompt"])
+        if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
+            raise EngineError(f"{self.url}: answers without the text of its ids")
+        return found["prompt"]
 
     async def answer(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax
+from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -111,7 +111,8 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
       allowed: keys in which a run that is there may differ.
     """
     # Imports JAX, which no other check needs.
-    from bacr_jax.methods.registry import problems
+    with uninterrupted():
+        from bacr_jax.methods.registry import problems
 
     config_io.check(config, also=problems)
     for key in allowed:
@@ -176,17 +177,12 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     import numpy as np
 
     from bacr_jax.parallel import processes
+    from bacr_jax.runs.agreement import refuse_others, told_at_start
 
     path = run_path(config)
     if not processes.join():
         return open_run(path, config, resume=resume, allowed=allowed)
-    sets = ", ".join(config.data.eval)
-    of_first = processes.text_from_first(sets)
-    if sets != of_first:
-        raise UserError(
-            f"data.eval: the first process finds {of_first}, this one {sets}; write a data.dir "
-            "that all machines see"
-        )
+    refuse_others(told_at_start(config, {"--resume": resume, "--allow-change": sorted(allowed)}))
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)
@@ -286,8 +282,9 @@ def main(argv: Sequence[str] | None) -> int:
 def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
     quieten_orbax()
-    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-    from bacr_jax.training.loop import TrainingFailed
+    with uninterrupted():
+        from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
+        from bacr_jax.training.loop import TrainingFailed
 
     try:
         with PreemptionHandler() as interruption:

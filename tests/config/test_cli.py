@@ -1,6 +1,10 @@
 """Command lines: what is refused, and how a command ends."""
 
 import argparse
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +103,42 @@ def test_a_mistake_of_ours_keeps_its_traceback(capsys):
 
         with pytest.raises(type(mistake)):
             cli.entry_point(broken)(None)
+
+
+def test_ctrl_c_waits_for_an_import_that_would_swallow_it_and_is_not_lost():
+    done = []
+    with pytest.raises(KeyboardInterrupt), cli.uninterrupted():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("imported")
+        except KeyboardInterrupt:
+            done.append("swallowed")
+    assert done == ["imported"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(ImportError), cli.uninterrupted():
+        raise ImportError
+
+
+# What swallows it in truth is a weak reference's callback of the import system, at times.
+SWALLOWED = """
+import importlib.abc, os, signal, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "jax":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                print("swallowed", flush=True)
+sys.meta_path.insert(0, Finder())
+from bacr_jax.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_while_jax_is_imported_ends_train(tmp_path):
+    arguments = ["--config", "quickstart", f"output.dir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED, *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert done.stdout == "" and not (tmp_path / "run").exists()

@@ -11,6 +11,7 @@ import bacr_held as held
 import export_world
 import hf_world
 import served_world
+from bacr_held import http_json
 from bacr_jax import evaluate
 from bacr_jax.config import Config
 from bacr_jax.export import from_run, policy_folder
@@ -108,11 +109,12 @@ def test_samples_have_seeds_of_their_own_which_a_second_run_has_too(folder, key,
 
 
 def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
-    folder, key, tmp_path, capsys
+    folder, key, tmp_path, capsys, monkeypatch
 ):
     with Served(key) as server:
         assert command(folder, tmp_path / "whole", "--url", server.url) == 0
     out = tmp_path / "out"
+    monkeypatch.setattr(http_json, "BACK_OFF", (0.01,))
     with Served(key, dies_after=20) as server:
         line = refusal(capsys, folder, out, "--url", server.url)
     assert "left in the middle of an answer; what is done is kept, the same command goes on" in line
@@ -122,6 +124,27 @@ def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
         assert command(folder, out, "--url", server.url) == 0
     assert len(server.asked) < 6 * 7
     assert samples(out) == samples(tmp_path / "whole") and samples(out)[: len(done)] == done
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ({"token_ids": [-1]}, "with -1, which is no token's id"),
+        ({"token_ids": [10**6]}, "with 1000000, which is no token's id"),
+        ({"token_ids": [19.0]}, "with 19.0, which is no token's id"),
+        ({"token_ids": [True]}, "with True, which is no token's id"),
+        ({"token_ids": [0]}, "with 0, which can't be sampled"),
+        ({"token_ids": [19] * 50}, "with 50 tokens where"),
+        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are no numbers"),
+    ],
+)
+def test_a_server_that_lies_about_its_tokens_is_one_line_and_no_result(
+    folder, key, tmp_path, capsys, lie, said
+):
+    out = tmp_path / "out"
+    with Served(key, lie=lie) as server:
+        assert said in refusal(capsys, folder, out, "--url", server.url)
+    assert not (out / "results.json").exists()
 
 
 def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys):

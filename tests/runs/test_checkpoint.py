@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
+from bacr_jax.runs import checkpoint
 from bacr_jax.runs.checkpoint import Checkpoints, read_part
-from bacr_jax.runs.digest import digests
+from bacr_jax.runs.digest import DigestMismatch, digests
 
 # Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each
 # once it is collected.
@@ -57,6 +59,68 @@ def test_what_was_saved_comes_back(tmp_path):
         at, found, meta = checkpoints.restore(state(0), step)
         assert (at, meta, checkpoints.meta(step)) == (step, {"step": step}, {"step": step})
         assert_is(found, step)
+
+
+@pytest.mark.parametrize("name", ["run[1]", "lr=[1e-5]", "a*b", "a?b", "a\\b", "[!a] {é}%"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    # What a pattern of that name, or the name with a slash, would find.
+    for other in ("run1", "aXb", "a/b"):
+        filled(tmp_path / other, [9]).close()
+    folder = tmp_path / name
+    checkpoints = filled(folder, [1])
+    at, found, _ = checkpoints.restore(state(0))
+    assert (at, sorted(path.name for path in folder.iterdir())) == (1, ["1"])
+    assert_is(found, 1)
+    np.testing.assert_array_equal(read_part(folder / "1" / "state", "params")["w"][0, 0], 1)
+    checkpoints.close()
+
+
+def spoiled_once_written(monkeypatch, folder, step):
+    """A disk that gives back something else than it was given, of one step."""
+    read = checkpoint.read_whole
+
+    def spoil_and_read(state):
+        if state.parent.name == str(step):
+            path = max((folder / str(step)).rglob("d/*"), key=lambda path: path.stat().st_size)
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        read(state)
+
+    monkeypatch.setattr(checkpoint, "read_whole", spoil_and_read)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
+    tmp_path, monkeypatch, keep
+):
+    spoiled_once_written(monkeypatch, tmp_path, 3)
+    checkpoints = Checkpoints(tmp_path, keep=keep)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), {"step": step})
+    said = rf"{tmp_path}/3: was saved, but can't be read \(.*goes on from step 2"
+    with pytest.raises(UserError, match=said):
+        while True:
+            checkpoints.confirm()
+    checkpoints.close()
+    shutil.rmtree(tmp_path / "3")
+    at, found, _ = Checkpoints(tmp_path, keep=keep).restore(state(0))
+    assert at == 2
+    assert_is(found, 2)
+
+
+def test_every_array_is_read_back(tmp_path):
+    filled(tmp_path, [3]).close()
+    checkpoint.read_whole(tmp_path / "3" / "state")
+    path = tmp_path / "3" / "meta" / "metadata"
+    record = json.loads(path.read_text())
+    for name in record["digests"]:
+        wrong = record | {"digests": record["digests"] | {name: "0" * 16}}
+        seal = {part: wrong[part] for part in ("meta", "digests")}
+        wrong["digest"] = hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(DigestMismatch, match=f"^{name}: not what was saved"):
+            checkpoint.read_whole(tmp_path / "3" / "state")
 
 
 @pytest.mark.parametrize(

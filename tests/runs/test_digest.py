@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bacr_jax.parallel import processes
 from bacr_jax.runs import digest
-from bacr_jax.runs.digest import DigestMismatch, digests, host_words_digest, verify
+from bacr_jax.runs.digest import (
+    DigestMismatch,
+    check_replicas,
+    digests,
+    host_words_digest,
+    verify,
+)
+from devices_world import run_on_devices
 
 
 def by_hand(words):
@@ -79,3 +87,64 @@ def test_leaves_that_differ_are_named():
     del expected["train/w/a"]
     with pytest.raises(DigestMismatch, match="train/w/a"):
         verify(tree, expected, "train/")
+
+
+DRIFTED = """
+import jax, jax.numpy as jnp, numpy as np
+from bacr_jax import parallel
+from bacr_jax.parallel import MeshShape
+from bacr_jax.runs.digest import DigestMismatch, check_replicas
+
+def with_bit(leaf, device):
+    copies = [np.array(shard.data) for shard in leaf.addressable_shards]
+    copies[device].reshape(-1).view(np.uint32)[5] ^= 1
+    arrays = [jax.device_put(x, s.device) for x, s in zip(copies, leaf.addressable_shards)]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
+
+for shape in (MeshShape(2, 1, 1, 1), MeshShape(2, 2, 1, 1), MeshShape(1, 4, 1, 1)):
+    mesh = parallel.make_mesh(shape)
+    params = {
+        "layers": {"q_kernel": jnp.arange(64.0).reshape(2, 8, 4)},
+        "final_norm": jnp.ones(8),
+    }
+    placed = parallel.place(params, parallel.shardings(params, mesh)) | {"step": 3, "none": None}
+    check_replicas({"train": placed})
+    for name in ("layers/q_kernel", "final_norm"):
+        for device in range(shape.num_devices):
+            if name == "final_norm":
+                drifted = placed | {name: with_bit(placed[name], device)}
+            else:
+                wrong = with_bit(placed["layers"]["q_kernel"], device)
+                drifted = placed | {"layers": {"q_kernel": wrong}}
+            try:
+                check_replicas({"train": drifted})
+                print(shape.data, shape.fsdp, name, "passes")
+            except DigestMismatch as error:
+                print(error)
+"""
+
+
+def test_a_flipped_bit_of_one_copy_is_told_with_its_array_and_devices():
+    found = run_on_devices(DRIFTED, devices=4).splitlines()
+    copies = lambda name, *pairs: [
+        f"train/{name}: its copies on device {a} and device {b} differ" for a, b in pairs
+    ]
+    assert found == [
+        *copies("layers/q_kernel", (0, 1), (0, 1)),
+        *copies("final_norm", (0, 1), (0, 1)),
+        *copies("layers/q_kernel", (0, 2), (1, 3), (0, 2), (1, 3)),
+        *copies("final_norm", (0, 1), (0, 1), (0, 2), (0, 3)),
+        # Nobody has another copy of a shard.
+        *["1 4 layers/q_kernel passes"] * 4,
+        *copies("final_norm", (0, 1), (0, 1), (0, 2), (0, 3)),
+    ]
+
+
+def test_numbers_of_two_hosts_are_held_against_each_other(monkeypatch):
+    told = []
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "place_among_all", lambda: (len(told), 2))
+    monkeypatch.setattr(processes, "texts_of_all", lambda text: told.append(text) or told)
+    check_replicas({"mu": np.float32(1), "tokens": 7})
+    with pytest.raises(DigestMismatch, match=r"^tokens: its copies on process 0 and process 1"):
+        check_replicas({"mu": np.float32(1), "tokens": 8})

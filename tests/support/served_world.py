@@ -4,7 +4,9 @@ As a program it takes the command line that an evaluation starts vLLM with.
 """
 
 import argparse
+import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,6 +23,36 @@ def continuation(prompt, start):
     return ([WORD] * THOUGHT + [CLOSE])[len(written) :]
 
 
+@contextlib.contextmanager
+def answering(answers):
+    """A server that sends these bytes, an answer a request, piece by piece; None: nothing more.
+
+    Gives its address, and a list that grows by what is asked.
+    """
+    asked, left = [], threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            for pieces in answers:
+                try:
+                    line, _ = listening.accept()
+                except OSError:
+                    return  # Nobody asks any more.
+                with line, contextlib.suppress(OSError):
+                    asked.append(line.recv(1 << 16))
+                    for piece in pieces:
+                        if piece is None:
+                            left.wait(10)
+                            break
+                        line.sendall(piece)
+                        left.wait(0.02)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+        left.set()
+
+
 class Served:
     """A server in a thread; `with` starts and stops it.
 
@@ -28,11 +60,15 @@ class Served:
       asked: bodies of the requests so far, those of `connect` left out.
       plugin: reads budgets.
       dies_after: requests that are answered; None: all.
+      lie: what every completion says instead.
     """
 
-    def __init__(self, folder="", plugin=True, length=64, dies_after=None, port=0, models=None):
+    def __init__(
+        self, folder="", plugin=True, length=64, dies_after=None, port=0, models=None, lie=None
+    ):
         self.folder, self.plugin, self.length = folder, plugin, length
         self.dies_after, self.asked, self.models = dies_after, [], models
+        self.lie = lie
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -58,6 +94,8 @@ class Served:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        # A client that leaves is no error of ours.
+        self.server.handle_error = lambda *_: None
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def completion(self, body):
@@ -72,6 +110,8 @@ class Served:
         self.asked.append(body)
         if self.dies_after is not None and len(self.asked) > self.dies_after:
             return 500, None
+        if self.lie is not None:
+            return 200, {"choices": [self.lie]}
         found = continuation(body["prompt"], extra["response_from"])[: body["max_tokens"]]
         return 200, {"choices": [{"token_ids": found}]}
 

@@ -7,7 +7,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from bacr_grading.command import STOPPED, Parser, entry_point, failure, refusal
+from bacr_grading.command import STOPPED, Parser, entry_point, failure, refusal, uninterrupted
 from bacr_jax.errors import UserError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "failure",
     "quieten_orbax",
     "refusal",
+    "uninterrupted",
     "whole_number",
 ]
 

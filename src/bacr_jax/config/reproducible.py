@@ -43,6 +43,16 @@ def _given(flags: str) -> dict[str, str]:
     return found
 
 
+def shared_flags(flags: str) -> str:
+    """The flags that all processes of a run must have: without those that name files of each."""
+    try:
+        given = _given(flags)
+    except ValueError:
+        return flags
+    own = (DUMP, LOAD, "xla_dump_to")
+    return " ".join(f"--{name}={given[name]}" for name in sorted(given) if name not in own)
+
+
 def choices_file(folder: Path, process: int = 0) -> Path:
     """Where a run keeps the kernels XLA chose; another XLA has other kernels to choose from."""
     version = importlib.metadata.version("jaxlib")

@@ -246,7 +246,8 @@ def open_served(
     folders_own = read_thinking(saved.folder) or {}
     if section["never_sampled"] != folders_own.get("never_sampled"):
         raise UserError(_OTHER_FORMAT.format(saved.folder))
-    rules, key = read_rules(section), weights_fingerprint(saved.folder)
+    key = weights_fingerprint(saved.folder)
+    rules = read_rules(section, environment.vocab_size)
     with contextlib.ExitStack() as stack:
         url = engine.url
         if engine.python:
@@ -304,7 +305,7 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
         if process.poll() is not None:
             raise UserError(f"--engine-python: vLLM did not start ({_last_error(log)}); see {log}")
         try:
-            asyncio.run(request_json("GET", f"{url}/v1/models", timeout=_STOP_SECONDS))
+            asyncio.run(request_json("GET", f"{url}/v1/models"))
         except EngineError:
             time.sleep(_PATIENCE)
         else:

@@ -4,7 +4,11 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from bacr_jax import documents
 from bacr_jax.documents import lines_until, read_lines, write_lines
 from bacr_jax.errors import UserError
+from bacr_jax.parallel import processes
 from bacr_jax.runs.digest import DigestMismatch, digests, verify
 from bacr_jax.runs.folder import RunPaths
 
@@ -158,6 +164,57 @@ def _unsealed(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
+# Orbax reads a path with the first ones as a pattern, the array store the last one as a slash.
+_SPECIAL = re.compile(r"[*?\[\]\\]")
+
+
+@contextlib.contextmanager
+def _plainly_named(folder: Path) -> Iterator[Path]:
+    """The folder, which is there, or a link to it that Orbax takes for a path."""
+    if not _SPECIAL.search(str(folder.absolute())):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="bacr-") as place:
+        link = Path(place) / "link"
+        link.symlink_to(folder.absolute())
+        yield link
+
+
+def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
+    """A saved state with the leaves that are wanted, on the host, held against their digests.
+
+    No other process is asked. Whatever a damaged file raises passes.
+
+    Args:
+      place: where Orbax finds `state`.
+      wanted: says it of a leaf's path, such as "train/policy/embed".
+    """
+    _, expected = _unsealed(documents.read_object(state.parent / "meta" / "metadata"))
+    reader = ocp.PyTreeCheckpointHandler()
+    leaves, shape = jax.tree.flatten_with_path(reader.metadata(epath.Path(place)).tree)
+    names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
+    item = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if wanted(name) else ocp.PLACEHOLDER
+        for name, (_, leaf) in zip(names, leaves)
+    ]
+    on_host = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(item)
+    args = ocp.args.PyTreeRestore(
+        item=jax.tree.unflatten(shape, item), restore_args=jax.tree.unflatten(shape, on_host)
+    )
+    found = reader.restore(epath.Path(place), args=args)
+    read = {name: x for name, x in zip(names, jax.tree.leaves(found)) if wanted(name)}
+    if missing := {name for name in expected if wanted(name)} - read.keys():
+        raise DigestMismatch(f"{min(missing)}: is not there")
+    verify(read, expected)
+    return found
+
+
+def read_whole(state: Path) -> None:
+    """Reads every array of a saved state, one after the other; a damaged one raises anything."""
+    for name in _unsealed(documents.read_object(state.parent / "meta" / "metadata"))[1]:
+        _read(state, state, name.__eq__)
+
+
 def read_part(state: Path, *path: str) -> Any:
     """A part of a saved state, on the host, held against its digests.
 
@@ -165,21 +222,12 @@ def read_part(state: Path, *path: str) -> Any:
       state: folder `state` of a finished checkpoint.
       path: names that lead to the part, such as "train", "policy".
     """
-    reader = ocp.PyTreeCheckpointer()
+    prefix = "".join(f"{name}/" for name in path)
     try:
-        saved = reader.metadata(state).item_metadata.tree
-        for name in path:
-            saved = saved[name]
-        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
-        for name in reversed(path):
-            item = {name: item}
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=on_host, partial_restore=True)
-        found = reader.restore(state, args=restore)
+        with _plainly_named(state) as place:
+            found = _read(state, place, lambda name: f"{name}/".startswith(prefix))
         for name in path:
             found = found[name]
-        _, expected = _unsealed(documents.read_object(state.parent / "meta" / "metadata"))
-        verify(found, expected, "".join(f"{name}/" for name in path))
     # A damaged file shows as almost any exception, by where the damage is.
     except Exception as error:
         raise damaged_policy(state, _reason(error)) from None
@@ -213,12 +261,16 @@ class _Kept:
         self.best: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        recent = len(checkpoints) - self.newest
+        # The last is being saved: the one before stays until that one has been read.
+        recent = len(checkpoints) - max(self.newest, 2)
         return [i >= recent or info.step == self.best for i, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
-    """The newest checkpoints of a run and its best, saved in the background, swapped in whole."""
+    """The newest checkpoints of a run and its best, saved in the background, swapped in whole.
+
+    Each is read back in the background too, once it is whole, array by array.
+    """
 
     def __init__(self, folder: Path, *, keep: int):
         """Opens (or makes) the folder of a subfolder per step, of which the newest `keep` are kept.
@@ -230,8 +282,14 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             create=True, cleanup_tmp_directories=True, preservation_policy=policy
         )
+        self._opened = contextlib.ExitStack()
         with self._writing():
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._place = self._opened.enter_context(_plainly_named(self.folder))
+            self._manager = ocp.CheckpointManager(self._place, options=options)
+        self._reader = self._opened.enter_context(ThreadPoolExecutor(1, "reading back"))
+        self._read: Future[None] | None = None
+        self._saved: int | None = None
 
     @property
     def latest(self) -> int | None:
@@ -250,8 +308,10 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Saves `state` under `step`; returns while writing goes on in the background.
 
-        UserError: no room or no right to write; older checkpoints are as they were.
+        UserError: no room or no right to write, or the one before can't be read back; older
+        checkpoints are as they were.
         """
+        self.confirm(wait=True)
         if jax.process_count() > 1:
             # Process 0 writes arrays of the host; sharded ones are written by all.
             state = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, state)
@@ -263,6 +323,43 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(record)
                 ),
             )
+        self._saved = step
+        if processes.is_first():
+            self._read = self._reader.submit(self._read_back, step)
+
+    def _read_back(self, step: int) -> None:
+        """Reads what was saved, once it has its name; beside whatever the run does."""
+        place = self._place / str(step)
+        while not place.exists():
+            if not (self._manager.is_saving_in_progress() or place.exists()):
+                return  # Could not be written, as the next to wait for it will hear.
+            time.sleep(0.05)
+        read_whole(place / "state")
+
+    def confirm(self, *, wait: bool = False) -> None:
+        """Raises if the last save can't be read; with several processes all must call it.
+
+        Args:
+          wait: until it has been read; else what is not known yet is left for the next call.
+
+        Raises:
+          UserError: names the checkpoint, and the one before, which was not touched.
+        """
+        if self._saved is None:
+            return
+        known = wait or (self._read is not None and self._read.done())
+        if not processes.from_first(np.bool_(known)):
+            return
+        step, read, self._saved, self._read = self._saved, self._read, None, None
+        with self._writing():
+            self._manager.wait_until_finished()
+        error = None if read is None else read.exception()
+        reason = processes.text_from_first("" if error is None else _reason(error))
+        if reason:
+            raise UserError(self._unreadable(step, f"was saved, but can't be read ({reason})"))
+        for old in self.steps[: -self._kept.newest]:
+            if old != self._kept.best:
+                self._manager.delete(old)
 
     def meta(self, step: int) -> dict[str, Any]:
         """What was saved beside the state; UserError: the checkpoint is damaged."""
@@ -293,13 +390,15 @@ class Checkpoints:
         return at, jax.tree.map(free, like, saved["state"]), meta
 
     def close(self) -> None:
-        """Waits for background writing and releases the folder.
+        """Waits for background writing and reading, and releases the folder.
 
-        UserError: no room or no right to write what was being saved.
+        UserError: no room or no right to write what was being saved, or it can't be read.
         """
-        with self._writing():
-            self._manager.wait_until_finished()
-        self._manager.close()
+        with self._opened:
+            with self._writing():
+                self._manager.wait_until_finished()
+            self.confirm(wait=True)
+            self._manager.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -322,12 +421,16 @@ class Checkpoints:
             yield
         # A damaged file shows as almost any exception, by where the damage is.
         except Exception as error:
-            older = [other for other in self.steps if other < step]
-            instead = f"step {older[-1]}" if older else "the start"
             what = "damaged"
             if not isinstance(error, DigestMismatch):
                 what += ", or of another model than this config's"
-            raise UserError(
-                f"{self.folder / str(step)}: {what} ({_reason(error)}); take it away, and the "
-                f"same command goes on from {instead}"
-            ) from None
+            raise UserError(self._unreadable(step, f"{what} ({_reason(error)})")) from None
+
+    def _unreadable(self, step: int, what: str) -> str:
+        """What is wrong with a checkpoint, and what to do."""
+        older = [other for other in self.steps if other < step]
+        instead = f"step {older[-1]}" if older else "the start"
+        return (
+            f"{self.folder / str(step)}: {what}; take it away, and the same command goes on from "
+            f"{instead}"
+        )

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
+from bacr_jax.parallel import processes
+
 # Words digested at a time on the host: what fits a core's cache.
 _CHUNK = 1 << 16
 # Odd numbers that spread bits: of positions, then those of MurmurHash3's last step.
@@ -124,3 +126,30 @@ def verify(tree: Any, expected: Mapping[str, str], prefix: str = "") -> None:
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise DigestMismatch(f"{wrong[0]}{more}: not what was saved")
+
+
+def check_replicas(tree: Any) -> None:
+    """Holds copies of the same values, on several devices or hosts, against each other.
+
+    With several processes all must call it, with what belongs to each. DigestMismatch, in all of
+    them, names the first array whose copies differ, and where two of them lie.
+    """
+    where, parts = [], []
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        if isinstance(leaf, jax.Array) and leaf.sharding.num_devices > 1:
+            indices = leaf.sharding.devices_indices_map(leaf.shape).values()
+            if len(set(map(str, indices))) < leaf.sharding.num_devices:
+                for shard in leaf.addressable_shards:
+                    where.append((path, str(shard.index), f"device {shard.device.id}"))
+                    parts.append(shard.data)
+        elif processes.several():
+            where.append((path, "", f"process {processes.place_among_all()[0]}"))
+            parts.append(leaf)
+    own = [(*place, digest) for place, digest in zip(where, digests(parts).values())]
+    first: dict[tuple[str, str], tuple[str, str]] = {}
+    for text in processes.texts_of_all(json.dumps(own)):
+        for path, index, place, digest in json.loads(text):
+            other, expected = first.setdefault((path, index), (place, digest))
+            if digest != expected:
+                raise DigestMismatch(f"{path}: its copies on {other} and {place} differ")

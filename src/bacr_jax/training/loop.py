@@ -26,7 +26,7 @@ from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
 from bacr_jax.runs import checkpoint, setup
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.digest import fingerprint
+from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
@@ -39,7 +39,7 @@ from bacr_jax.training.run import RunState, make_run, precompile, total_steps
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
-    open_inputs,
+    open_inputs_together,
     restore_files,
     untrained_state,
 )
@@ -73,7 +73,7 @@ class Trainer:
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         keep_freed_memory()
-        kept, inputs = keep_programs(config.output.compile_cache), open_inputs(config)
+        kept, inputs = keep_programs(config.output.compile_cache), open_inputs_together(config)
         self.method, self.environment = inputs.method, inputs.environment
         self.departures = departures(config, self.method)
         mesh = setup.mesh_shape(config, inputs.shape, jax.device_count())
@@ -248,13 +248,15 @@ class Trainer:
         """
         if self.poll is not None:
             self.poll()
+        self.checkpoints.confirm()
         if step == 0 or self.finished(state, step):
             return
         due = lambda every: every is not None and step % every == 0
         if due(self.config.eval.every):
             self.evaluate(state, step, "during")
         improved = self.best is not None and self.best["step"] == step
-        if due(self.config.checkpoint.every) or improved:
+        # The first is made at once: whether it can be read is known before much is lost.
+        if step == 1 or due(self.config.checkpoint.every) or improved:
             self.save(state, step)
         most = self.config.train.max_skipped_updates
         skipped = int(state.train.skipped_in_a_row)
@@ -269,12 +271,27 @@ class Trainer:
             )
 
     def save(self, state: RunState, step: int) -> None:
-        """A checkpoint of everything, unless this step has one."""
+        """A checkpoint of everything, unless this step has one; copies that differ stop the run."""
         if self.checkpoints.latest != step:
+            with self._drifting(step):
+                check_replicas({"state": state, "base": self.run.frozen})
             meta = self.describe(step)
             if self.writes:
                 meta["history"] = checkpoint.written(self.folder, step, self.evaluated)
             self.checkpoints.save(step, state, meta)
+
+    @contextlib.contextmanager
+    def _drifting(self, step: int) -> Iterator[None]:
+        """Stops a run whose devices hold something else than they were given."""
+        try:
+            yield
+        except DigestMismatch as error:
+            kept = self.checkpoints.latest
+            raise TrainingFailed(
+                f"training: stopped after step {step}, since a device or its memory is at fault "
+                f"({error}); nothing was saved. The same command goes on from "
+                f"{'the start' if kept is None else f'checkpoint {kept}'}, on other devices"
+            ) from None
 
     def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
         """A last checkpoint, whole on disk, before the process ends; a finished run still logs."""
@@ -324,6 +341,11 @@ class Trainer:
                     on_progress=lambda done, total: phase.update(done, total=total),
                     poll=self.poll,
                 )
+        with self._drifting(step):
+            check_replicas(decoder.params)
+            used = digests(decoder.params)
+            del decoder  # Two copies at once might not fit.
+            verify(self.policy.decode_params(params), used)
         sets = {name: result["by_budget"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets}
         for part in ("anytime", "near_duplicates"):

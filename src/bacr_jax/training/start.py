@@ -26,6 +26,7 @@ from bacr_jax.questions import ledger
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.rollout import Listeners, Rows, Sampler, generate, sampling_params
 from bacr_jax.runs import checkpoint, initial, setup
+from bacr_jax.runs.agreement import refuse_others, told_of_inputs
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.algorithm import iterate
@@ -180,6 +181,19 @@ def open_inputs(config: Config) -> Inputs:
     setup.check_model(config, shape, environment.longest_prompt)
     environment.check_verifier()
     return Inputs(method, shape, vocab_size, environment)
+
+
+def open_inputs_together(config: Config) -> Inputs:
+    """`open_inputs` in every process of a run; UserError in all: of one, or they read others."""
+    if not processes.several():
+        return open_inputs(config)
+    try:
+        inputs = open_inputs(config)
+    except UserError as error:
+        refuse_others({}, error)
+        raise
+    refuse_others(told_of_inputs(config, inputs.environment))
+    return inputs
 
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:

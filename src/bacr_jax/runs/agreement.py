@@ -1,0 +1,134 @@
+"""What the processes of one run must have in common, compared before any of them trains.
+
+Each would go on with its own learning rate or its own questions, and the numbers be those of no
+run at all.
+"""
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+import bacr_jax
+from bacr_held.fingerprint import file_digests
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.config.reproducible import VARIABLE, shared_flags
+from bacr_jax.errors import UserError
+from bacr_jax.parallel import processes
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.runs.provenance import VERSIONED, data_fingerprint
+
+# Places on a machine's own disk. What lies there is compared in their stead, or is a cache.
+FREE = ("model.path", "model.tokenizer", "adapter.path", "data.dir", "output.compile_cache")
+# Differences named in a refusal, and characters of a value in it.
+_MOST_NAMED, _LONGEST = 4, 60
+
+Told = dict[str, str]
+
+
+def told_at_start(config: Config, options: Mapping[str, object]) -> Told:
+    """What decides a run and is known before anything is read.
+
+    Args:
+      options: of the command, by name.
+    """
+    keys = {key: value for key, value in config_io.flatten(config).items() if key not in FREE}
+    told = {name: json.dumps(value, default=str) for name, value in {**keys, **options}.items()}
+    if Path(config.method).is_file():
+        told[f"the file {config.method}"] = _digest(Path(config.method).read_bytes())
+    told |= {name: version(name) for name in VERSIONED}
+    told["the code of bacr_jax"] = _code_digest()
+    told["the backend"] = jax.devices()[0].client.platform_version.split("\n")[0]
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.is_file():
+        told["the driver"] = driver.read_text().split("\n")[0]
+    told[VARIABLE] = shared_flags(os.environ.get(VARIABLE, ""))
+    return told | {name: os.environ[name] for name in os.environ if name.startswith("BACR_")}
+
+
+def told_of_inputs(config: Config, environment: Environment) -> Told:
+    """Digests of what was read: questions, a verifier's source, tokenizer and starting weights."""
+    sets = {"data.train": environment.train, **environment.eval}
+    told = {f"the questions of {name}": data_fingerprint(one.set) for name, one in sets.items()}
+    told["the verifier's source"] = str(environment.verifier_digest)
+    folders = {
+        "model.path": config.model.path,
+        "model.tokenizer": config.model.tokenizer,
+        "adapter.path": config.adapter.path,
+    }
+    for key, folder in folders.items():
+        found = {} if folder is None else file_digests(Path(folder))
+        told |= {f"{key}/{name}": digest for name, digest in found.items()}
+    return told
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _code_digest() -> str:
+    """Of all source files of the packages that train."""
+    src = Path(bacr_jax.__file__).parents[1]
+    files = sorted(path for path in src.glob("bacr_*/**/*.py"))
+    return _digest(b"".join(bytes(path.relative_to(src)) + path.read_bytes() for path in files))
+
+
+def disagreement(told: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
+    """The refusal of processes that were told different things; None: all agree with the first.
+
+    Args:
+      told: of each process, in their order; not all need have the same names.
+      hosts: on which each runs.
+    """
+    for place, other in enumerate(told):
+        names = [*told[0], *(name for name in other if name not in told[0])]
+        differing = [name for name in names if told[0].get(name) != other.get(name)]
+        if differing:
+            first, here = f"process 0 on {hosts[0]}", f"process {place} on {hosts[place]}"
+            named = ", ".join(
+                f"{name} ({_short(told[0].get(name))} there, {_short(other.get(name))} here)"
+                for name in differing[:_MOST_NAMED]
+            )
+            more = len(differing) - _MOST_NAMED
+            return (
+                f"{here}: is not of the run of {first}, and differs in {named}"
+                f"{f' and {more} more' if more > 0 else ''}; start all processes with the same "
+                "command, files, versions and environment"
+            )
+    return None
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "none"
+    return (
+        value if len(value) <= _LONGEST else f"{value[: _LONGEST - 12]}...{_digest(value.encode())}"
+    )
+
+
+def refuse_others(told: Told, refused: UserError | None = None) -> None:
+    """Compares what the processes were told; all must call it at the same places.
+
+    Args:
+      refused: why this process can't go on, which all then hear.
+
+    Raises:
+      UserError: in all of them, with the same line.
+    """
+    own = {"host": socket.gethostname(), "told": told, "refused": refused and str(refused)}
+    all_told = [json.loads(text) for text in processes.texts_of_all(json.dumps(own))]
+    for place, one in enumerate(all_told):
+        if one["refused"]:
+            alone = len(all_told) == 1
+            raise UserError(
+                one["refused"] if alone else f"process {place} on {one['host']}: {one['refused']}"
+            )
+    line = disagreement([one["told"] for one in all_told], [one["host"] for one in all_told])
+    if line is not None:
+        raise UserError(line)

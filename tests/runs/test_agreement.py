@@ -1,0 +1,82 @@
+"""Processes that were told different things are not of one run."""
+
+import dataclasses
+
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.runs import agreement
+from bacr_jax.runs.agreement import FREE, disagreement, told_at_start
+
+CONFIG = Config()
+KEYS = list(config_io.flatten(CONFIG))
+OPTIONS = {"--resume": "auto", "--allow-change": []}
+HOSTS = ["one", "two", "three"]
+
+
+@pytest.fixture(scope="module")
+def told():
+    return told_at_start(CONFIG, OPTIONS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key, monkeypatch):
+    others = config_io.flatten(CONFIG) | {key: "another"}
+    monkeypatch.setattr(config_io, "flatten", lambda _: others)
+    other = told_at_start(CONFIG, OPTIONS)
+    line = disagreement([told, told, other], HOSTS)
+    if key in FREE:
+        assert line is None
+    else:
+        before = told[key] if len(told[key]) <= 60 else told[key][:48]
+        assert line.startswith(
+            f"process 2 on three: is not of the run of process 0 on one, and differs in {key} "
+            f"({before}"
+        )
+        assert '"another" here)' in line
+
+
+def test_free_keys_are_keys():
+    assert set(FREE) <= set(KEYS)
+
+
+def test_options_versions_flags_and_variables_are_compared(told, monkeypatch):
+    for name in ("jax", "the code of bacr_jax", "the backend"):
+        assert name in told
+    monkeypatch.setenv("BACR_DETERMINISTIC", "1")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_gpu_dump_autotune_results_to=/x-0 --xla_b=2")
+    other = told_at_start(CONFIG, {"--resume": "auto", "--allow-change": ["train.steps"]})
+    assert other["XLA_FLAGS"] == "--xla_a=1 --xla_b=2"
+    line = disagreement([told, other], HOSTS)
+    for part in (
+        '--allow-change ([] there, ["train.steps"] here)',
+        "XLA_FLAGS (",
+        "BACR_DETERMINISTIC (none there, 1 here)",
+    ):
+        assert part in line
+
+
+def test_the_content_of_a_method_of_ones_own_counts(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("a = 1")
+    config = dataclasses.replace(CONFIG, method=str(path))
+    one = told_at_start(config, OPTIONS)
+    path.write_text("a = 2")
+    assert f"the file {path}" in disagreement([one, told_at_start(config, OPTIONS)], HOSTS)
+
+
+def test_long_values_and_many_differences_stay_one_line():
+    one = {f"key{i}": "a" * 500 for i in range(9)}
+    line = disagreement([one, dict.fromkeys(one, "a" * 499)], HOSTS)
+    assert len(line) < 900 and "and 5 more" in line
+
+
+def test_what_one_process_can_not_use_all_hear(monkeypatch):
+    monkeypatch.setattr(
+        "bacr_jax.parallel.processes.texts_of_all",
+        lambda text: ['{"host": "far", "told": {}, "refused": "data.dir=x: is gone"}', text],
+    )
+    with pytest.raises(UserError, match=r"^process 0 on far: data\.dir=x: is gone$"):
+        agreement.refuse_others({})
