@@ -77,6 +77,7 @@ _LATER = frozenset(
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
         "advantage.score_by_budget",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
+        *("rollout.engine", "rollout.urls", "rollout.weights_dir"),
         *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
