@@ -36,10 +36,11 @@ FLOORS = {
     6: "runs",
     7: "evaluation",
     8: "report",
-    9: "export training gguf",
-    10: "train evaluate generate data plan study grading",
-    11: "facade",
-    12: "__main__",
+    9: "export gguf",
+    10: "training",
+    11: "train evaluate generate data plan study grading",
+    12: "facade",
+    13: "__main__",
 }
 MATHS = "curriculum rewards advantages losses"
 

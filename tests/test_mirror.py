@@ -54,6 +54,7 @@ ELSEWHERE = {
     ("report/test_evaluation.py", DRAWN): "bacr_jax.report.evaluation_charts",
     ("report/test_figures.py", DRAWN): "bacr_jax.report.png",
     ("report/test_page.py", DRAWN): "bacr_jax.report.html_page",
+    ("rollout/test_fleet.py", PART): "bacr_jax.rollout.served",
     ("rollout/test_rollouts.py", RECORD): "bacr_jax.rollout.precompile .rows",
     ("training/test_adapter_runs.py", PART): "bacr_jax.runs.base",
     ("training/test_start.py", PART): "bacr_jax.runs.initial",

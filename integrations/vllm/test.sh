@@ -42,7 +42,7 @@ tests() {
   "$venv/bin/python" -m pytest --durations=3 -rP "$@" 2>&1 | grep -v '^$\|Captured\|^---\|^___\|Loading\|NUMA'
 }
 tests tests/test_offline.py > "$BACR_VLLM_WORLD/offline.log" &
-tests tests/test_refusals.py tests/test_server.py || failed=1
+tests tests/test_refusals.py tests/test_server.py tests/test_training.py || failed=1
 wait $! || failed=1
 cat "$BACR_VLLM_WORLD/offline.log"
 exit "${failed:-0}"

@@ -76,6 +76,7 @@ class _Part(ABC):
     def __init__(self, rules: Rules, prompt: Sequence[int], stop: StopString):
         self.rules, self.prompt, self.stop = rules, tuple(prompt), stop
         self.tokens: list[int] = []
+        self.logprobs: list[float] = []
         self.state = self.calls = 0
         self.by_tag = self.by_turn = False
 
@@ -103,10 +104,11 @@ class _Part(ABC):
         ends = tuple(sorted(self.rules.ends))
         return Call(whole, self._room(), self._stops(), ends, self.calls)
 
-    def take(self, tokens: Sequence[Any]) -> None:
-        """Adds what the engine wrote, up to the end of the part.
+    def take(self, tokens: Sequence[Any], logprobs: Sequence[float] = ()) -> None:
+        """Adds what the engine wrote, up to the end of the part, and its log-probabilities if any.
 
-        ValueError: nothing, more than was asked for, or what is no id or can't be sampled.
+        ValueError: nothing, more than was asked for, or what is no id or can't be sampled; other
+        than one log-probability for each token.
         """
         if not tokens:
             raise ValueError("the engine answered without a token")
@@ -120,11 +122,16 @@ class _Part(ABC):
             if not known or token in self.rules.never:
                 what = "can't be sampled" if known else "is no token's id"
                 raise ValueError(f"the engine answered with {token!r:.40}, which {what}")
+        if logprobs and len(logprobs) != len(tokens):
+            raise ValueError(
+                f"the engine answered with {len(tokens)} tokens, {len(logprobs)} log-probabilities"
+            )
         self.calls += 1
-        for token in tokens:
+        for place, token in enumerate(tokens):
             if self.done:
                 return
             self.tokens.append(token)
+            self.logprobs += logprobs[place : place + 1]
             self.state = self.stop.after(self.state, token)
             self.by_tag = self.state == self.stop.seen
             self.by_turn = not self.by_tag and token in self.rules.ends

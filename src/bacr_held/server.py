@@ -19,6 +19,8 @@ _PLAIN = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+# Rows in flight are waited for, and a large model is read from a disk.
+LOADING = Patience(first=1800.0, between=1800.0, whole=3600.0)
 # A number of our own for every call of a row.
 _APART = 1_000_003
 
@@ -144,8 +146,10 @@ class Server:
         part: int,
         xargs: Mapping[str, Any],
         patience: Patience | None = None,
-    ) -> list[Any]:
+    ) -> tuple[list[Any], list[float]]:
         """The tokens that follow a prompt, for a part to take, which looks at them.
+
+        With their log-probabilities, where the server gives any.
 
         `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `patience`:
         by the length of the call by default.
@@ -176,7 +180,36 @@ class Server:
             raise EngineError(f"{self.url}: answers without the ids of its tokens")
         if not finite:
             raise EngineError(f"{self.url}: gives its tokens log-probabilities that are no numbers")
-        return tokens
+        return tokens, drawn
+
+    async def load(self, folder: str, version: str) -> None:
+        """Makes the server read a folder's weights and call them `version`.
+
+        Rows in flight end first. After an error the server stays paused: what it holds is unknown.
+
+        Raises:
+          EngineError: it can't, or says that it holds another version.
+        """
+        try:
+            await self._ask("/pause?mode=wait", {}, LOADING)
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+            await self._ask("/collective_rpc", reload, LOADING)
+            # Keys and values of the weights before.
+            await self._ask("/reset_prefix_cache", {})
+            await self._ask("/update_weight_version", {"new_version": version})
+            found = await self._ask("/weight_info", None)
+            held = found.get("weight_version") if isinstance(found, dict) else None
+            if held != version:
+                raise EngineError(f"{self.url}: holds weights {held!r:.40}, not {version!r}")
+            await self._ask("/resume", {})
+        except Refused as refused:
+            if refused.status == 404:
+                raise EngineError(
+                    f"{self.url}: takes no weights; start it with VLLM_SERVER_DEV_MODE=1"
+                ) from None
+            raise EngineError(
+                f"{self.url}: could not take the weights of {folder} ({refused})"
+            ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
         """A prompt as ids: ids stay, texts and chats (messages) are encoded by the server.
@@ -222,10 +255,10 @@ class Server:
         xargs = extras(told, len(ids))
         thinking = Thinking(rules, ids, rules.limit(told))
         while (call := thinking.call()) is not None:
-            thinking.take(await self.complete(call, drawn, 0, xargs))
+            thinking.take(*await self.complete(call, drawn, 0, xargs))
         answering = thinking.answering()
         while (call := answering.call()) is not None:
-            answering.take(await self.complete(call, drawn, 1, xargs))
+            answering.take(*await self.complete(call, drawn, 1, xargs))
         said = answer_of(thinking, answering)
         return dataclasses.replace(said, text=await self.text(said.tokens))
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -43,15 +44,18 @@ def engine_of(folder, **how):
 
 
 @contextlib.contextmanager
-def server_of(folder, log, *options):
-    """A server in a process of its own; gives its address."""
+def server_of(folder, log, *options, port=0):
+    """A server in a process of its own, to which weights can be sent; gives its address."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", port))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"]
     with log.open("wb") as file:
-        process = subprocess.Popen([*words, *OPTIONS, *options], stdout=file, stderr=file)
+        settings = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+        process = subprocess.Popen(
+            [*words, *OPTIONS, *options], env=settings, stdout=file, stderr=file
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + 240

@@ -287,6 +287,22 @@ def _batches(config: Config) -> Iterator[str]:
         )
 
 
+def _servers(config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.engine == "vllm" and not rollout.urls:
+        yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
+    if rollout.engine == "vllm" and config.conditioning.tells_cuts:
+        yield (
+            "conditioning.branches=cut: a server tells an answer the budget of its thinking; write "
+            "trace, or rollout.engine=own"
+        )
+    if rollout.engine == "own" and rollout.urls:
+        yield (
+            f"rollout.urls={list(rollout.urls)}: is read with rollout.engine=vllm only; write that "
+            "too, or []"
+        )
+
+
 def _loss(config: Config) -> Iterator[str]:
     loss, value = config.loss, config.value
     if config.optimizer.single_rate and value.inner_steps:
@@ -326,6 +342,7 @@ _GENERAL: tuple[Finder, ...] = (
     budget_problems,
     curriculum_problems,
     _batches,
+    _servers,
     _loss,
     selection_problems,
 )

@@ -258,6 +258,16 @@ class RolloutConfig:
         "attention of decoded tokens: cudnn reads each row's own keys, xla the caches' whole "
         "length; auto: cudnn on GPUs in bfloat16",
     )
+    engine: Literal["own", "vllm"] = key(
+        "own", "what samples: this package's decoder, or servers of vLLM with the plugin bacr-vllm"
+    )
+    urls: tuple[str, ...] = key(
+        (), "engine vllm: addresses of the servers, such as [http://127.0.0.1:8000]"
+    )
+    weights_dir: str = key(
+        "/dev/shm/bacr",
+        "engine vllm: folder, read by the servers too, in which each step's policy is handed over",
+    )
 
 
 @dataclass(frozen=True)

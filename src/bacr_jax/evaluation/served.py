@@ -9,54 +9,34 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
-from bacr_held import Answering, EngineError, Rules, Sampling, Server, Thinking, read_rules
+from bacr_held import EngineError, Rules, Sampling, Server, read_rules
 from bacr_held.http_json import request_json
-from bacr_held.server import extras
 from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import declaration, open_decoder
-from bacr_jax.evaluation.samples import (
-    CLOSE_NAMES,
-    GREEDY,
-    Asked,
-    Drawing,
-    EvalSetting,
-    TraceSource,
-)
+from bacr_jax.evaluation.samples import GREEDY, Asked, Drawing, EvalSetting, TraceSource
 from bacr_jax.model.hf import read_thinking
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.prompts.environment import Environment, Questions
-from bacr_jax.prompts.stop_strings import compile_stop_strings, match
 from bacr_jax.prompts.thinking_section import describe
+from bacr_jax.rollout.served import AskedRow, Asking, as_branches, as_trunks, together, without_tag
 from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
-from bacr_jax.types import NO_BUDGET, Branches, Poll, Trunks
+from bacr_jax.types import NO_BUDGET, Branches, Trunks
 
-_CODES = {name: code for code, name in CLOSE_NAMES.items()}
-# Seconds between two calls of `poll`, and between two questions to a server that starts.
+# Seconds between two questions to a server that starts.
 _PATIENCE = 0.5
 _OTHER_FORMAT = (
     "data.prompt_format: an engine samples what {} was trained to write; leave prompt format and "
     "closing text as they are"
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row that has ended: its thinking, and an answer per cut."""
-
-    thinking: Thinking
-    answers: list[Answering]
 
 
 class ServedDecoder:
@@ -71,56 +51,35 @@ class ServedDecoder:
 
     def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
         """As of `Decoder`; sampled answers are others than there, and the same at every call."""
-        environment = drawing.environment
-        drawn = [row for part in parts for row in self._rows(part, drawing)]
+        asking = Asking(self.rules, without_tag(drawing.environment))
+        drawn = [
+            asking.row(row, self.server.complete)
+            for part in parts
+            for row in self._rows(part, drawing)
+        ]
+        on_rows = drawing.on_rows
+        count = None if on_rows is None else lambda places: on_rows(len(places))
         try:
-            ended = asyncio.run(_together(drawn, self.at_once, drawing.poll, drawing.on_rows))
+            ended = asyncio.run(together(drawn, self.at_once, drawing.poll, count))
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
         ends = np.cumsum([0, *[len(part.rows) for part in parts]])
         of_parts = [ended[start:stop] for start, stop in zip(ends, ends[1:])]
-        return [(_as_trunks(environment, rows), _as_branches(rows)) for rows in of_parts]
+        return [(as_trunks(rows), as_branches(rows)) for rows in of_parts]
 
-    def _rows(self, part: Asked, drawing: Drawing) -> list[Coroutine[Any, Any, Row]]:
-        """A part's rows, not begun."""
+    def _rows(self, part: Asked, drawing: Drawing) -> list[AskedRow]:
+        """A part's rows."""
         setting = part.settings[0]
         budget = None if setting.budget == NO_BUDGET else setting.budget
-        cuts = [s.cut for s in part.settings]
+        limit, cuts = self.rules.limit(budget), [s.cut for s in part.settings]
         ids = [
             np.asarray(tokens)[:length].tolist()
             for tokens, length in zip(part.prompts.tokens, np.asarray(part.prompts.lengths))
         ]
         return [
-            self._row(drawing.environment, prompt, budget, cuts, _sampling(drawing, setting, row))
+            AskedRow(prompt, budget, limit, cuts, _sampling(drawing, setting, row))
             for prompt, row in zip(ids, part.rows.tolist())
         ]
-
-    async def _row(
-        self,
-        environment: Environment,
-        prompt: list[int],
-        budget: int | None,
-        cuts: Sequence[int | None],
-        draw: Sampling,
-    ) -> Row:
-        """Thinks, and answers at each cut; cuts behind the thinking share their answer."""
-        xargs = extras(budget, len(prompt))
-        thinking = Thinking(self.rules, prompt, self.rules.limit(budget))
-        await self._finish(thinking, draw, 0, xargs)
-        length = _without_tag(environment, thinking)
-        places = [length if cut is None else min(cut, length) for cut in cuts]
-        answers: dict[int, Answering] = {}
-        for place in dict.fromkeys(places):
-            whole = place == length
-            answers[place] = thinking.answering() if whole else thinking.answering_at(place)
-            await self._finish(answers[place], draw, len(answers), xargs)
-        return Row(thinking, [answers[place] for place in places])
-
-    async def _finish(
-        self, part: Thinking | Answering, draw: Sampling, number: int, xargs: dict[str, Any]
-    ) -> None:
-        while (call := part.call()) is not None:
-            part.take(await self.server.complete(call, draw, number, xargs))
 
 
 def _sampling(drawing: Drawing, setting: EvalSetting, row: int) -> Sampling:
@@ -131,93 +90,6 @@ def _sampling(drawing: Drawing, setting: EvalSetting, row: int) -> Sampling:
     words = [*key, setting.budget % 2**32, row]
     seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     return Sampling(drawing.config.temperature, drawing.config.top_p, seed)
-
-
-async def _together(
-    rows: Sequence[Coroutine[Any, Any, Row]],
-    at_once: int,
-    poll: Poll,
-    on_rows: Callable[[int], None] | None,
-) -> list[Row]:
-    """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them."""
-    gate = asyncio.Semaphore(at_once)
-
-    async def admitted(row: Coroutine[Any, Any, Row]) -> Row:
-        async with gate:
-            return await row
-
-    tasks = [asyncio.ensure_future(admitted(row)) for row in rows]
-    pending = set(tasks)
-    try:
-        while pending:
-            done, pending = await asyncio.wait(
-                pending, timeout=_PATIENCE, return_when=asyncio.FIRST_EXCEPTION
-            )
-            for task in done:
-                task.result()
-            if on_rows is not None and done:
-                on_rows(len(done))
-            if poll is not None:
-                poll()
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for row in rows:
-            row.close()
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Int[np.ndarray, "B S"]:
-    width = max(map(len, rows), default=0)
-    found = np.zeros((len(rows), width), np.int32)
-    for row, ids in enumerate(rows):
-        found[row, : len(ids)] = ids
-    return found
-
-
-def _as_trunks(environment: Environment, rows: Sequence[Row]) -> Trunks:
-    """Thinking as rollouts give it."""
-    thoughts = [row.thinking for row in rows]
-    whole: Any = _padded([(*thought.prompt, *thought.tokens) for thought in thoughts])
-    numbers = lambda values: np.array(values, np.int32)
-    arrays: dict[str, Any] = {
-        "prompt_lengths": numbers([len(thought.prompt) for thought in thoughts]),
-        "sampled": numbers([len(thought.tokens) for thought in thoughts]),
-        "thinking": numbers([_without_tag(environment, thought) for thought in thoughts]),
-        "close": numbers([_CODES[thought.closed_by] for thought in thoughts]),
-        "budgets": numbers([thought.limit for thought in thoughts]),
-        "logprobs": np.zeros((len(rows), 0), np.float32),
-    }
-    return Trunks(tokens=whole, **arrays)
-
-
-def _without_tag(environment: Environment, thought: Thinking) -> int:
-    """Thinking tokens without those of the tag that closed it."""
-    if not thought.by_tag:
-        return len(thought.kept)
-    table = compile_stop_strings(
-        environment.tokenizer, [environment.style.think_close], vocab_size=environment.vocab_size
-    )
-    return match(table, thought.tokens)[1]
-
-
-def _as_branches(rows: Sequence[Row]) -> Branches:
-    """Answers as rollouts give them: [rows, cuts]."""
-    cuts = len(rows[0].answers)
-    flat = [answer for row in rows for answer in row.answers]
-    table = lambda values, kind: np.array(values, kind).reshape(len(rows), cuts)
-    whole = _padded([(*answer.forced, *answer.tokens) for answer in flat])
-    arrays: dict[str, Any] = {
-        "tokens": whole.reshape(len(rows), cuts, -1),
-        "context": table([len(answer.prompt) - len(answer.forced) for answer in flat], np.int32),
-        "forced": table([len(answer.forced) for answer in flat], np.int32),
-        "sampled": table([len(answer.tokens) for answer in flat], np.int32),
-        "finished": table([answer.finished for answer in flat], bool),
-        "source": np.tile(np.arange(cuts, dtype=np.int32), (len(rows), 1)),
-        "logprobs": np.zeros((len(rows), cuts, 0), np.float32),
-    }
-    return Branches(**arrays)
 
 
 def check_served(saved: SavedPolicy) -> None:

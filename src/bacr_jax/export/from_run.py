@@ -108,22 +108,39 @@ def export(
         raise UserError(
             f"{base}: holds no config.json; write --base with the folder the run started from"
         )
-    tokenizer, written = _tokenizer(config, base)
-    module = None
-    if "budget" in params:
-        module = hf.BudgetModule(config.conditioning, config.budget.max)
-    shape, style = _shape(config, base, params), trained_style(config)
     if adapter == "peft":
+        shape, module = _shape(config, base, params), _module(config, params)
         return peft.save_adapter(
             out, params, config=shape, settings=config.adapter, module=module, base=base
         )
-    words = told_in(config, style)
-    about = Exported(run, number, config, style, words, base, merge_told_words)
+    style = trained_style(config)
+    about = Exported(run, number, config, style, told_in(config, style), base, merge_told_words)
+    return write_params(out, params, about, dtype=dtype)
+
+
+def _module(config: Config, params: Params) -> hf.BudgetModule | None:
+    if "budget" not in params:
+        return None
+    return hf.BudgetModule(config.conditioning, config.budget.max)
+
+
+def write_params(
+    out: Path, params: Params, about: Exported, *, dtype: str | None = None
+) -> list[str]:
+    """Writes a policy's parameters, adapters merged, as a folder that says how it is asked.
+
+    Arguments and errors as of `export`.
+    """
+    config, base = about.config, about.base
+    tokenizer, written = _tokenizer(config, base)
+    shape = _shape(config, base, params)
     return policy_folder.save_policy(
         out,
         adapters.merge(params),
         config=shape,
-        budget=policy_folder.BudgetInput(module, words or None, config.budget.levels),
+        budget=policy_folder.BudgetInput(
+            _module(config, params), about.words or None, config.budget.levels
+        ),
         source=base,
         tokenizer=written,
         dtype=dtype,

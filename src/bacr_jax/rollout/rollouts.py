@@ -248,29 +248,36 @@ def slot_sizes(engine: Engine) -> dict[str, int]:
     }
 
 
+def sampled_counters(trunks: Trunks, branches: Branches) -> dict[str, int | float]:
+    """The counters that say what was sampled."""
+    distinct = branches.source == np.arange(branches.source.shape[1])
+    return {
+        "tokens": int(trunks.sampled.sum()) + int((branches.sampled * distinct).sum()),
+        "forced_share": float((trunks.close == CLOSED_BY_BUDGET).mean()),
+        "thinking_mean": float(trunks.thinking.mean()),
+        "thinking_max": int(trunks.thinking.max()),
+        "excess_mean": float(np.maximum(trunks.thinking - trunks.budgets, 0).mean()),
+    }
+
+
 def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:
     """See `Rollout`."""
-    thinking = int(trunks.sampled.sum())
-    distinct = branches.source == np.arange(branches.source.shape[1])
-    answers = int((branches.sampled * distinct).sum())
+    found = sampled_counters(trunks, branches)
+    thinking, tokens = int(trunks.sampled.sum()), found["tokens"]
     prefill = int(trunks.prompt_lengths.sum())
     steps = work["slot_steps"] + work["lane_steps"]
     share = lambda part, whole: part / whole if whole else 1.0
     per_second = lambda amount, seconds: amount / seconds if seconds else 0.0
     return {
+        **found,
         "row_steps": steps,
-        "useful_steps": thinking + answers,
+        "useful_steps": tokens,
         "occupancy": share(thinking, work["slot_steps"]),
-        "wasted_share": 1.0 - share(thinking + answers, steps),
-        "tokens": thinking + answers,
+        "wasted_share": 1.0 - share(tokens, steps),
         "prefill_tokens": prefill,
         "prefill_s": work["prefill_s"],
         "decode_s": work["decode_s"],
         "answer_s": work["answer_s"],
         "prefill_tokens_per_s": per_second(prefill, work["prefill_s"]),
         "decode_tokens_per_s": per_second(thinking, work["decode_s"]),
-        "forced_share": float((trunks.close == CLOSED_BY_BUDGET).mean()),
-        "thinking_mean": float(trunks.thinking.mean()),
-        "thinking_max": int(trunks.thinking.max()),
-        "excess_mean": float(np.maximum(trunks.thinking - trunks.budgets, 0).mean()),
     }

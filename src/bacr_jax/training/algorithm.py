@@ -111,7 +111,7 @@ def sample_round(
     prompts = run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
     clock.lap("plan")
     # 9: a trace under each budget, and an answer at each of its truncation points.
-    rollout = stages.generate_traces(run, state, plan, prompts, rollout_key, poll)
+    rollout = stages.generate_traces(run, state, step, plan, prompts, rollout_key, poll)
     plan = stages.placed_cuts(run.method, plan, rollout)
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: is each answer correct?

@@ -20,6 +20,8 @@ from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
 Metrics = dict[str, float]
+# Counters of a rollout in slots of our own decoder.
+_OF_SLOTS = ("occupancy", "wasted_share")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def method_metrics(
 
 def rollout_metrics(first: Round) -> dict[str, Any]:
     """Accuracy by cut and lengths of a round that nothing was chosen from."""
+    counters = first.rollout.counters
     trunks, branches = first.rollout.trunks, first.rollout.branches
     cuts = np.asarray(first.group_batch.outcomes).mean((0, 1))
     return {
@@ -89,11 +92,10 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
         "rollout/closed_answers": float(np.mean(branches.finished)),
         "rollout/forced_tokens_mean": float(np.mean(branches.forced)),
         "rollout/answer_tokens_mean": float(np.mean(branches.sampled)),
-        "rollout/excess_mean": first.rollout.counters["excess_mean"],
+        "rollout/excess_mean": counters["excess_mean"],
         "budget/mean": float(np.mean(np.asarray(first.plan.budgets))),
         **budgets_by_group(np.asarray(first.plan.groups), np.asarray(first.plan.budgets)),
-        "rollout/occupancy": first.rollout.counters["occupancy"],
-        "rollout/wasted_share": first.rollout.counters["wasted_share"],
+        **{f"rollout/{name}": counters[name] for name in _OF_SLOTS if name in counters},
     }
 
 

@@ -36,6 +36,7 @@ from bacr_jax.runs.setup import make_policy
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.output import evaluation_notes, evaluation_numbers, publish, write_traces
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
+from bacr_jax.training.served import with_servers
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
@@ -86,7 +87,8 @@ class Trainer:
         for line in (*self.environment.describe_data(), kept.line):
             self.progress.say(line)
         self.steps = total_steps(config, len(self.environment.train))
-        self.run = make_run(config, self.environment, self.method, self.policy, self.steps)
+        run = make_run(config, self.environment, self.method, self.policy, self.steps)
+        self.run = with_servers(run, folder.path, self.progress.say)
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)

@@ -24,10 +24,11 @@ from bacr_jax.methods import Method
 from bacr_jax.model import adapters
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.questions.stream import QuestionStream
-from bacr_jax.rollout import Sampler, sampling_params
+from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
 from bacr_jax.rollout import precompile as precompile_rollout
+from bacr_jax.rollout.fleet import SampleTraces
 from bacr_jax.runs.setup import Policy
-from bacr_jax.types import pytree
+from bacr_jax.types import Prompts, pytree
 
 Params = dict[str, Any]
 
@@ -64,6 +65,7 @@ class Run:
       group_of: difficulty group of each training question.
       group_sizes: questions in each group.
       stream: order of the questions within their groups; None: drawn anew.
+      sample: makes training rollouts.
       frozen: base of the adapters, which no update changes; empty where all weights are trained.
     """
 
@@ -80,6 +82,7 @@ class Run:
     group_of: Int[Array, "n"]
     group_sizes: Int[Array, "K"]
     stream: QuestionStream | None
+    sample: SampleTraces
     frozen: Params = dataclasses.field(default_factory=dict)
 
     def params(self, train: TrainState) -> Params:
@@ -124,7 +127,23 @@ def make_run(
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
         stream=stream,
+        sample=functools.partial(decoded, policy),
     )
+
+
+def decoded(
+    policy: Policy,
+    params: Params,
+    version: int,
+    prompts: Prompts,
+    rows: Rows,
+    key: Array,
+    sampler: Sampler,
+    listeners: Listeners,
+) -> Rollout:
+    """Traces by this package's decoder; arguments as of `SampleTraces`."""
+    del version  # it always has the parameters that it is given
+    return generate(policy.decode_params(params), prompts, rows, key, sampler, listeners)
 
 
 def total_steps(config: Config, questions: int) -> int:
@@ -173,14 +192,15 @@ def precompile(
     cuts = jax.eval_shape(run.method.cuts, run.key, one_trace).shape[-1]
     rollout = settings.rollout
     rows = rollout.questions * rollout.group_size
-    precompile_rollout(
-        run.policy.decode_params(params),
-        prompts,
-        cuts,
-        run.sampler(params),
-        rows=rows,
-        on_program=tell("rollouts"),
-    )
+    if rollout.engine == "own":
+        precompile_rollout(
+            run.policy.decode_params(params),
+            prompts,
+            cuts,
+            run.sampler(params),
+            rows=rows,
+            on_program=tell("rollouts"),
+        )
     batch = empty_batch(
         rows,
         prompt=prompts.tokens.shape[1],

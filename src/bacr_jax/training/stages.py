@@ -20,7 +20,7 @@ from bacr_jax.model import value
 from bacr_jax.oom import phase_memory
 from bacr_jax.questions.stream import QuestionStream
 from bacr_jax.rewards import cuts_of_trace
-from bacr_jax.rollout import Listeners, Rollout, Rows, generate
+from bacr_jax.rollout import Listeners, Rollout, Rows
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.run import Run, RunState
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, pytree
@@ -78,13 +78,18 @@ def in_stream_order(
 
 
 def generate_traces(
-    run: Run, state: RunState, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
+    run: Run, state: RunState, step: int, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
 ) -> Rollout:
-    """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile."""
+    """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile.
+
+    Args:
+      step: names the parameters of `state`.
+    """
     params, (references, questions) = run.params(state.train), _references(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
-    return generate(
-        run.policy.decode_params(params),
+    return run.sample(
+        params,
+        step,
         prompts,
         Rows(
             budgets,

@@ -16,9 +16,13 @@ import torch
 from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
 from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 # Added to the mean square where the gate reads a normalised stream.
@@ -105,6 +109,19 @@ class BudgetLayer(Qwen2DecoderLayer):
         return budget.conditioned(stream, layer, phi), stream
 
 
+class TiedHead(UnquantizedEmbeddingMethod):
+    """A head that is the embedding itself.
+
+    On a CPU vLLM would pack a copy of it when it first loads, which weights that are loaded later
+    do not reach.
+    """
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Keeps no copy."""
+        if current_platform.is_cpu():
+            layer.cpu_linear = nn.functional.linear
+
+
 @support_torch_compile(
     dynamic_arg_dims={
         "input_ids": {0: "b"},
@@ -170,6 +187,8 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         )
         if config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+            if isinstance(self.lm_head.quant_method, UnquantizedEmbeddingMethod):
+                self.lm_head.quant_method = TiedHead()
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self.at_response = config.budget_module["positions"] == "response"

@@ -1,0 +1,269 @@
+"""Training rollouts by servers of vLLM: the learner's weights go out, rows come back."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from bacr_held import Call, EngineError, Refused, Sampling, Server
+from bacr_held.server import extras
+from bacr_jax.errors import UserError
+from bacr_jax.parallel.preemption import Preempted
+from bacr_jax.rollout.rollouts import Rollout, sampled_counters
+from bacr_jax.rollout.rows import Listeners, Rows, Sampler, check_rows
+from bacr_jax.rollout.served import (
+    AnsweredRow,
+    AskedRow,
+    Asking,
+    as_branches,
+    as_trunks,
+    together,
+)
+from bacr_jax.types import NO_BUDGET, Poll, Prompts
+
+Params = dict[str, Any]
+# Seconds between two questions to a server that starts, and until one is given up.
+_BETWEEN, _STARTING = 2.0, 3600.0
+# Tokens that are asked for after new weights were read, and how far off their log-probabilities
+# may be, by the servers' type.
+_PROBE, _BOUNDS = 4, {"float32": 1e-3, "bfloat16": 0.1}
+
+
+class ServersLost(Preempted):
+    """No server is left: the run is saved, and the same command goes on with it."""
+
+
+@runtime_checkable
+class SampleTraces(Protocol):
+    """What samples the traces of training: the decoder of this package, or servers."""
+
+    def __call__(
+        self,
+        params: Params,
+        version: int,
+        prompts: Prompts,
+        rows: Rows,
+        key: jax.Array,
+        sampler: Sampler,
+        listeners: Listeners,
+    ) -> Rollout:
+        """As `generate`, under the learner's parameters, which a version names."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A prompt whose continuation is known to the learner.
+
+    Attributes:
+      score: from parameters and the tokens that follow the prompt to their log-probabilities.
+    """
+
+    prompt: Sequence[int]
+    budget: int | None
+    score: Callable[[Params, Sequence[int]], np.ndarray]
+
+
+@dataclass
+class Fleet:
+    """Servers that hold the policy of one version; stands where the decoder does.
+
+    A row that a server did not end is sampled again by another, under the same seed. A server that
+    is lost is asked again when the next weights go out.
+
+    Attributes:
+      write: writes parameters as a Hugging Face folder that does not exist yet.
+      folder: where such folders go, one for each version; the servers read it too.
+      dtype: type in which the servers compute.
+      held: version that the servers hold; None: not known.
+      alive: servers that can be asked.
+    """
+
+    servers: Sequence[Server]
+    asking: Asking
+    probe: Probe
+    write: Callable[[Params, Path], Any]
+    folder: Path
+    dtype: str
+    say: Callable[[str], None]
+    held: int | None = None
+    alive: list[Server] = field(default_factory=list)
+    _load: dict[str, int] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        params: Params,
+        version: int,
+        prompts: Prompts,
+        rows: Rows,
+        key: jax.Array,
+        sampler: Sampler,
+        listeners: Listeners = Listeners(),
+    ) -> Rollout:
+        """See `SampleTraces`.
+
+        Raises:
+          ServersLost: none is left.
+          UserError: a server refuses a row, or holds other weights than it says.
+        """
+        if self.held != version:
+            self.load(params, version, listeners.poll)
+        spec, whole = sampler.spec, rows.complete(sampler.spec)
+        check_rows(prompts, whole, sampler)
+        started = time.perf_counter()
+        asked = _asked_rows(prompts, rows, key, sampler)
+        done: list[AnsweredRow | None] = [None] * len(asked)
+        width = sampler.rules.suffix_length + spec.answer_tokens
+        shapes = {"sampled": spec.max_sampled, "width": prompts.tokens.shape[1] + spec.max_sampled}
+        of_answers = {"sampled": spec.answer_tokens, "width": width}
+
+        def ended(places: list[int]) -> None:
+            some = [row for place in places if (row := done[place]) is not None]
+            if listeners.on_rows is not None:
+                parts = as_trunks(some, **shapes), as_branches(some, **of_answers)
+                listeners.on_rows(np.array(places), *parts)
+
+        async def one(place: int) -> AnsweredRow:
+            done[place] = await self._sampled(asked[place])
+            return done[place]
+
+        work = [one(place) for place in range(len(asked))]
+        try:
+            found = asyncio.run(together(work, spec.slots, listeners.poll, ended))
+        except (Refused, ValueError) as error:
+            raise UserError(f"rollout.urls: {error}") from None
+        trunks, branches = as_trunks(found, **shapes), as_branches(found, **of_answers)
+        seconds = time.perf_counter() - started
+        return Rollout(trunks, branches, sampled_counters(trunks, branches) | {"served_s": seconds})
+
+    async def _sampled(self, asked: AskedRow) -> AnsweredRow:
+        """A row by the server with the least to do, and by another if that is lost."""
+        while True:
+            if not self.alive:
+                raise ServersLost("rollout.urls: no server is left")
+            server = min(self.alive, key=lambda one: self._load.get(one.url, 0))
+            self._load[server.url] = self._load.get(server.url, 0) + asked.limit
+            try:
+                return await self.asking.row(asked, server.complete)
+            except Refused:
+                raise
+            except EngineError as error:
+                self._lose(server, error)
+            finally:
+                self._load[server.url] -= asked.limit
+
+    def _lose(self, server: Server, error: Exception) -> None:
+        if server in self.alive:
+            self.alive.remove(server)
+            rest = f"{len(self.alive)} of {len(self.servers)} go on"
+            self.say(f"WARNING, rollout.urls: {error}; {rest}")
+
+    def load(self, params: Params, version: int, poll: Poll = None) -> None:
+        """Sends the weights to every server, and looks whether those are what it samples with.
+
+        Raises:
+          ServersLost: none is there.
+          UserError: a server samples with others, or the folder can't be written.
+        """
+        path = self.folder / f"version-{version}"
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            self.write(params, path)
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise UserError(
+                f"rollout.weights_dir={self.folder}: can't hold the policy ({error.strerror}); "
+                "write a folder with more room"
+            ) from None
+        first, self.held = self.held is None and not self.alive, None
+        if first:
+            self._wait(path, poll)
+        self.alive = list(self.servers)
+        asyncio.run(self._push(path, version))
+        if not self.alive:
+            raise ServersLost("rollout.urls: no server took the weights")
+        self._check(params)
+        self.held = version
+        for old in self.folder.glob("version-*"):
+            if old != path:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _wait(self, path: Path, poll: Poll) -> None:
+        """Until one server answers: those that are started with the run read its first folder."""
+        until, told = time.monotonic() + _STARTING, False
+        while time.monotonic() < until:
+            found = asyncio.run(self._connected())
+            if not any(isinstance(one, Exception) for one in found):
+                return
+            if not told:
+                self.say(
+                    f"waiting for servers of {path}: {'; '.join(map(str, filter(None, found)))}"
+                )
+                told = True
+            if poll is not None:
+                poll()
+            time.sleep(_BETWEEN)
+        raise ServersLost(f"rollout.urls: not there after {_STARTING:g} s")
+
+    async def _connected(self) -> list[Any]:
+        return await asyncio.gather(
+            *(server.connect() for server in self.servers), return_exceptions=True
+        )
+
+    async def _push(self, path: Path, version: int) -> None:
+        loads = [server.load(str(path.absolute()), str(version)) for server in self.servers]
+        for server, found in zip(
+            self.servers, await asyncio.gather(*loads, return_exceptions=True)
+        ):
+            if isinstance(found, EngineError):
+                self._lose(server, found)
+            elif isinstance(found, BaseException):
+                raise found
+
+    def _check(self, params: Params) -> None:
+        """Compares log-probabilities of a fixed prompt with the learner's own."""
+        probe, bound = self.probe, _BOUNDS.get(self.dtype, max(_BOUNDS.values()))
+        call = Call(tuple(probe.prompt), _PROBE, (), (), 0)
+        told = extras(probe.budget, len(probe.prompt))
+        for server in list(self.alive):
+            try:
+                tokens, theirs = asyncio.run(server.complete(call, Sampling(1.0, 1.0, 0), 0, told))
+            except EngineError as error:
+                self._lose(server, error)
+                continue
+            if len(theirs) != len(tokens):
+                raise UserError(
+                    f"rollout.urls: {server.url} gives no log-probabilities; start it with "
+                    "--logprobs-mode processed_logprobs"
+                )
+            off = float(np.abs(probe.score(params, tokens) - np.array(theirs)).max())
+            if not off <= bound:
+                raise UserError(
+                    f"rollout.urls: {server.url} does not sample with the weights it was sent: "
+                    f"log-probabilities of a fixed prompt differ by {off:.2g} (at most {bound:g}); "
+                    "start it again, with --logprobs-mode processed_logprobs and --dtype "
+                    f"{self.dtype}"
+                )
+
+
+def _asked_rows(prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler) -> list[AskedRow]:
+    """Rows as servers are asked for them; a row's seed is that of the key and its id."""
+    whole = rows.complete(sampler.spec)
+    words = np.asarray(jax.random.key_data(key)).ravel().tolist()
+    temperature = float(np.asarray(sampler.sampling.temperature))
+    tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
+    columns: Mapping[str, list[Any]] = {
+        name: getattr(whole, name).tolist() for name in ("budgets", "limits", "cuts", "ids")
+    }
+    found = []
+    for prompt, length, budget, limit, cuts, row in zip(tokens, lengths, *columns.values()):
+        seed = int(np.random.SeedSequence([*words, row]).generate_state(1)[0])
+        told = None if budget == NO_BUDGET else budget
+        drawn = Sampling(temperature, 1.0, seed)
+        found.append(AskedRow(prompt[:length].tolist(), told, limit, cuts, drawn))
+    return found

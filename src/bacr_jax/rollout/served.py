@@ -1,0 +1,227 @@
+"""Rows that servers elsewhere sample: thinking, then an answer at every cut, call by call."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Int
+
+from bacr_held import Answering, Call, Rules, Sampling, Thinking
+from bacr_held.calls import BY_BUDGET, BY_END_OF_TURN, BY_TAG
+from bacr_held.server import extras
+from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.stop_strings import compile_stop_strings, match
+from bacr_jax.rewards import cuts_of_trace
+from bacr_jax.types import (
+    CLOSED_BY_BUDGET,
+    CLOSED_BY_EOS,
+    CLOSED_BY_TAG,
+    Branches,
+    Poll,
+    Trunks,
+)
+
+_T = TypeVar("_T")
+# Asks a server: (call, sampling, part, extras) -> token ids and their log-probabilities.
+Complete = Callable[
+    [Call, Sampling, int, Mapping[str, Any]], Awaitable[tuple[list[Any], list[float]]]
+]
+_CLOSE = {BY_BUDGET: CLOSED_BY_BUDGET, BY_TAG: CLOSED_BY_TAG, BY_END_OF_TURN: CLOSED_BY_EOS}
+# Seconds between two calls of `poll`.
+_PATIENCE = 0.5
+
+
+@dataclass(frozen=True)
+class AskedRow:
+    """What is asked for in a row.
+
+    Attributes:
+      budget: that the policy is told; None: none.
+      limit: most thinking tokens.
+      cuts: thinking tokens kept at each cut; None: all of them.
+    """
+
+    prompt: Sequence[int]
+    budget: int | None
+    limit: int
+    cuts: Sequence[int | None]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class AnsweredRow:
+    """A row that has ended.
+
+    Attributes:
+      kept: thinking tokens, without those of the tag that closed it.
+      answers: at each cut, one after the other where there are several.
+      source: place of the answer that serves each place.
+    """
+
+    thinking: Thinking
+    kept: int
+    answers: list[Answering]
+    source: list[int]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How rows are asked for; the fields of `RolloutSpec` by the same names.
+
+    Attributes:
+      without_tag: from the tokens of a thinking that its tag closed to how many are not the tag's.
+    """
+
+    rules: Rules
+    without_tag: Callable[[Sequence[int]], int]
+    answers: int = 1
+    own_cuts: bool = False
+
+    async def row(self, asked: AskedRow, complete: Complete) -> AnsweredRow:
+        """Thinks, and answers at each cut; cuts at the same place share their answer, if it is one.
+
+        ValueError: a server answers with what can't be.
+        """
+        thinking = Thinking(self.rules, asked.prompt, asked.limit)
+        told = extras(asked.budget, len(asked.prompt))
+        await _finish(thinking, asked.sampling, 0, told, complete)
+        kept = self.without_tag(thinking.tokens) if thinking.by_tag else len(thinking.kept)
+        places = [kept if cut is None else min(cut, kept) for cut in self._cuts(asked, kept)]
+        found, made = list[Answering](), dict[Any, int]()
+        source = []
+        for cut, place in enumerate(places):
+            for number in range(self.answers):
+                key = place if self.answers == 1 else (cut, number)
+                if key in made:
+                    found.append(found[made[key]])
+                else:
+                    made[key] = len(found)
+                    whole = place == kept
+                    one = thinking.answering() if whole else thinking.answering_at(place)
+                    await _finish(one, asked.sampling, len(made), told, complete)
+                    found.append(one)
+                source.append(made[key])
+        return AnsweredRow(thinking, kept, found, source)
+
+    def _cuts(self, asked: AskedRow, kept: int) -> Sequence[int | None]:
+        if not self.own_cuts:
+            return asked.cuts
+        cuts, ends, limits = (np.array([x]) for x in (asked.cuts, kept, asked.limit))
+        return cuts_of_trace(cuts, ends, limits)[0].tolist()
+
+
+def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
+    """How many tokens of a thinking that its tag closed are not the tag's, in a prompt format."""
+    table = compile_stop_strings(
+        environment.tokenizer, [environment.style.think_close], vocab_size=environment.vocab_size
+    )
+    return lambda tokens: match(table, tokens)[1]
+
+
+async def _finish(
+    part: Thinking | Answering,
+    sampling: Sampling,
+    number: int,
+    told: Mapping[str, Any],
+    complete: Complete,
+) -> None:
+    while (call := part.call()) is not None:
+        part.take(*await complete(call, sampling, number, told))
+
+
+async def together(
+    rows: Sequence[Coroutine[Any, Any, _T]],
+    at_once: int,
+    poll: Poll,
+    on_rows: Callable[[list[int]], None] | None,
+) -> list[_T]:
+    """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them.
+
+    Args:
+      on_rows: called with the places of rows that have ended.
+    """
+    gate = asyncio.Semaphore(at_once)
+
+    async def admitted(row: Coroutine[Any, Any, _T]) -> _T:
+        async with gate:
+            return await row
+
+    tasks = [asyncio.ensure_future(admitted(row)) for row in rows]
+    place = {task: number for number, task in enumerate(tasks)}
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=_PATIENCE, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in done:
+                task.result()
+            if on_rows is not None and done:
+                on_rows([place[task] for task in done])
+            if poll is not None:
+                poll()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for row in rows:
+            row.close()
+
+
+def _padded(rows: Sequence[Sequence[Any]], width: int | None, kind: Any = np.int32) -> np.ndarray:
+    """Rows of numbers with zeros after them, as wide as the longest by default."""
+    longest = max(map(len, rows), default=0)
+    found = np.zeros((len(rows), longest if width is None else width), kind)
+    for row, numbers in enumerate(rows):
+        found[row, : len(numbers)] = numbers
+    return found
+
+
+def _numbers(values: Sequence[int]) -> Int[np.ndarray, "n"]:
+    return np.array(values, np.int32)
+
+
+def as_trunks(
+    rows: Sequence[AnsweredRow], *, width: int | None = None, sampled: int | None = None
+) -> Trunks:
+    """Thinking as rollouts give it.
+
+    Args:
+      width: of the tokens; None: of the longest row.
+      sampled: of the log-probabilities; None: of the longest row.
+    """
+    thoughts = [row.thinking for row in rows]
+    arrays: dict[str, Any] = {
+        "tokens": _padded([(*thought.prompt, *thought.tokens) for thought in thoughts], width),
+        "prompt_lengths": _numbers([len(thought.prompt) for thought in thoughts]),
+        "sampled": _numbers([len(thought.tokens) for thought in thoughts]),
+        "thinking": _numbers([row.kept for row in rows]),
+        "close": _numbers([_CLOSE[thought.closed_by] for thought in thoughts]),
+        "budgets": _numbers([thought.limit for thought in thoughts]),
+        "logprobs": _padded([thought.logprobs for thought in thoughts], sampled, np.float32),
+    }
+    return Trunks(**arrays)
+
+
+def as_branches(
+    rows: Sequence[AnsweredRow], *, width: int | None = None, sampled: int | None = None
+) -> Branches:
+    """Answers as rollouts give them: [rows, cuts]; arguments as in `as_trunks`."""
+    flat = [answer for row in rows for answer in row.answers]
+    shape = (len(rows), len(rows[0].answers))
+    table = lambda values, kind: np.array(values, kind).reshape(shape)
+    tokens = _padded([(*answer.forced, *answer.tokens) for answer in flat], width)
+    logprobs = _padded([answer.logprobs for answer in flat], sampled, np.float32)
+    arrays: dict[str, Any] = {
+        "tokens": tokens.reshape(*shape, -1),
+        "context": table([len(answer.prompt) - len(answer.forced) for answer in flat], np.int32),
+        "forced": table([len(answer.forced) for answer in flat], np.int32),
+        "sampled": table([len(answer.tokens) for answer in flat], np.int32),
+        "finished": table([answer.finished for answer in flat], bool),
+        "source": _numbers([place for row in rows for place in row.source]).reshape(shape),
+        "logprobs": logprobs.reshape(*shape, -1),
+    }
+    return Branches(**arrays)

@@ -1,0 +1,101 @@
+"""Training whose traces servers of vLLM sample: the run's facts, handed to `rollout.fleet`."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bacr_held import Server, read_rules
+from bacr_jax.errors import UserError
+from bacr_jax.export.from_run import told_in, write_params
+from bacr_jax.export.model_card import Exported
+from bacr_jax.learner.scoring import response_logprobs
+from bacr_jax.parallel import processes
+from bacr_jax.prompts.thinking_section import describe
+from bacr_jax.rollout.fleet import Fleet, Probe
+from bacr_jax.rollout.served import Asking, without_tag
+from bacr_jax.training.run import Run
+from bacr_jax.types import NO_BUDGET
+
+Params = dict[str, Any]
+
+
+def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
+    """The run, sampled by the servers of `rollout.urls` if `rollout.engine` says so.
+
+    Raises:
+      UserError: several processes train, or an address is none.
+    """
+    config = run.config
+    if config.rollout.engine == "own":
+        return run
+    if processes.several():
+        raise UserError(
+            "rollout.engine=vllm: several processes train, and one alone can send weights; train "
+            "in one process with all devices of a machine, or write rollout.engine=own"
+        )
+    try:
+        servers = [Server(url) for url in config.rollout.urls]
+    except ValueError as error:
+        raise UserError(f"rollout.urls: {error}") from None
+    environment, spec = run.environment, run.policy.rollout
+    section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
+    asking = Asking(
+        read_rules(section, environment.vocab_size),
+        without_tag(environment),
+        answers=spec.answers,
+        own_cuts=spec.own_cuts,
+    )
+    where = Path(config.rollout.weights_dir) / folder.absolute().name
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"rollout.weights_dir={config.rollout.weights_dir}: can't be written "
+            f"({error.strerror}); write another folder"
+        ) from None
+    dtype = config.model.compute_dtype
+    fleet = Fleet(servers, asking, _probe(run), _writer(run, folder), where, dtype, say)
+    return dataclasses.replace(run, sample=fleet)
+
+
+def _writer(run: Run, folder: Path) -> Callable[[Params, Path], Any]:
+    """Writes parameters as the run's export would, in the type that is sampled in."""
+    config, style = run.config, run.environment.style
+    base = None if config.model.path is None else Path(config.model.path)
+    words = told_in(config, style)
+
+    def write(params: Params, out: Path) -> None:
+        about = Exported(folder, 0, config, style, words, base, False)
+        write_params(out, params, about, dtype=config.model.compute_dtype)
+
+    return write
+
+
+def _probe(run: Run) -> Probe:
+    """The first training question at the largest budget, and what the learner makes of it."""
+    config, spec = run.config, run.policy.learner
+    told = config.budget.max if run.method.conditioned else NO_BUDGET
+    budgets = np.array([config.budget.max])
+    prompts = run.environment.train.at(np.zeros(1, int), budgets)
+    length = int(np.asarray(prompts.lengths)[0])
+    prompt = np.asarray(prompts.tokens)[0, :length].tolist()
+
+    def score(params: Params, tokens: Sequence[int]) -> np.ndarray:
+        row = jnp.array([[*prompt, *tokens]], jnp.int32)
+        found = response_logprobs(
+            params,
+            row,
+            jnp.array([length]),
+            jnp.array([row.shape[1]]),
+            jnp.array([told]),
+            run.environment.rules.allowed_tokens,
+            spec=dataclasses.replace(spec, temperature=1.0),
+        )
+        return np.asarray(jax.device_get(found))[0, length:]
+
+    return Probe(prompt, None if told == NO_BUDGET else told, score)

@@ -1,0 +1,237 @@
+"""Traces that servers sample: the decoder's own numbers, and what becomes of servers that fail."""
+
+import asyncio
+import dataclasses
+import errno
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_held import EngineError, Rules, Server
+from bacr_held.rules import StopString
+from bacr_jax.errors import UserError
+from bacr_jax.model import qwen2
+from bacr_jax.model.budget import Conditioned
+from bacr_jax.rollout import Rows, Sampler, sampling_params
+from bacr_jax.rollout.fleet import Fleet, Probe, ServersLost
+from bacr_jax.rollout.rows import Listeners
+from bacr_jax.rollout.served import Asking
+from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
+from rollout_world import (
+    ANSWER,
+    ANSWER_CLOSE,
+    CLOSE,
+    EOS,
+    LEGAL,
+    VOCAB,
+    make_prompts,
+    make_rules,
+    quarters,
+)
+
+WIDTH = 5 + 12 + 2 + 3
+
+
+def rules():
+    one = lambda token: StopString("", {token: 1}, {}, 1)
+    never = frozenset(np.flatnonzero(~LEGAL).tolist())
+    return Rules(
+        think_close=one(CLOSE), answer_close=one(ANSWER_CLOSE), ends=frozenset({EOS}),
+        line_breaks=frozenset(), closing=(CLOSE, ANSWER), natural=(ANSWER,), never=never,
+        cap=12, grace=0, answer_tokens=3, vocab_size=VOCAB,
+    )  # fmt: skip
+
+
+class Local(Server):
+    """A server in this process: the most likely tokens, by whole forward passes of the model.
+
+    Attributes:
+      dies_after: completions that it answers; None: all.
+      stale: it says that it read new weights, and keeps its own.
+    """
+
+    def __init__(self, world, url="http://one", dies_after=None, stale=False):
+        super().__init__(url)
+        self.world, self.dies_after, self.stale = world, dies_after, stale
+        self.params, self.loaded, self.answered = None, [], 0
+
+        @jax.jit
+        def scores(params, tokens, length, budget):
+            given = Conditioned(
+                world.phi_of(budget[None]),
+                params["budget"]["gate"],
+                settings=world.conditioning,
+            )
+            hidden = qwen2.forward(params, tokens[None], config=world.shape, conditioned=given)
+            logits = qwen2.logits(params, hidden)[0, length - 1]
+            return jax.nn.log_softmax(jnp.where(LEGAL, logits, -jnp.inf))
+
+        self.scores = scores
+
+    async def connect(self):
+        pass
+
+    async def load(self, folder, version):
+        if self.params is None or not self.stale:
+            self.params = WRITTEN[folder]
+        self.loaded.append(version)
+
+    async def complete(self, call, sampling, part, told, patience=None):
+        if self.dies_after is not None and self.answered >= self.dies_after:
+            raise EngineError(f"{self.url}: no server answers there")
+        self.answered += 1
+        await asyncio.sleep(0)
+        tokens, logprobs = list(call.prompt), []
+        for _ in range(call.max_tokens):
+            row = np.zeros(WIDTH, np.int32)
+            row[: len(tokens)] = tokens
+            found = self.scores(self.params, row, len(tokens), np.int32(told["budget"]))
+            tokens.append(int(found.argmax()))
+            logprobs.append(float(found.max()))
+        return tokens[len(call.prompt) :], logprobs
+
+
+WRITTEN = {}
+
+
+def fleet(world, servers, tmp_path, answers=1, **changes):
+    def write(params, out):
+        out.mkdir()
+        WRITTEN[str(out.absolute())] = params
+
+    def score(params, tokens):
+        local, prompt, found = Local(world), [6, 7], []
+        for token in tokens:
+            row = np.zeros(WIDTH, np.int32)
+            row[: len(prompt)] = prompt
+            found.append(float(local.scores(params, row, len(prompt), np.int32(12))[token]))
+            prompt.append(token)
+        return np.array(found)
+
+    without_tag = lambda tokens: len(tokens) - 1
+    given = {
+        "asking": Asking(rules(), without_tag, answers=answers),
+        "probe": Probe([6, 7], 12, score),
+        "write": write,
+        "folder": tmp_path,
+        "dtype": "float32",
+        "say": lambda line: None,
+    }
+    return Fleet(servers, **{**given, **changes})
+
+
+def rows_of():
+    budgets = np.array([12, 3, 0, 7, 12, 5])
+    return make_prompts([5, 3, 4, 1, 2, 5], 5), Rows(budgets, quarters(budgets))
+
+
+def rolled(world, made, version=0, params=None, answers=1, listeners=Listeners()):
+    prompts, rows = rows_of()
+    spec = world.spec(answers=answers)
+    sampler = Sampler(spec, make_rules(), sampling_params(0.0), world.phi_of)
+    given = world.params if params is None else params
+    return made(given, version, prompts, rows, jax.random.key(3), sampler, listeners)
+
+
+def same(found, want):
+    """The decoder calls what it takes greedily certain: log-probabilities are not looked at."""
+    for one, other in ((found.trunks, want.trunks), (found.branches, want.branches)):
+        for field in dataclasses.fields(one):
+            a, b = (np.asarray(getattr(x, field.name)) for x in (one, other))
+            assert a.shape == b.shape and a.dtype == b.dtype, field.name
+            if field.name != "logprobs":
+                np.testing.assert_array_equal(a, b, err_msg=field.name)
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_a_fleet_gives_what_the_decoder_gives(world, tmp_path, answers):
+    prompts, rows = rows_of()
+    want = world.roll(
+        prompts, rows.budgets, cuts=rows.cuts, temperature=0.0, spec=world.spec(answers=answers)
+    )
+    assert (want.trunks.close == CLOSED_BY_TAG).any() and (want.trunks.close == 0).any()
+    found = rolled(world, fleet(world, [Local(world)], tmp_path, answers), answers=answers)
+    same(found, want)
+    for name in ("tokens", "forced_share", "thinking_mean", "thinking_max", "excess_mean"):
+        assert found.counters[name] == pytest.approx(want.counters[name])
+
+
+def test_rows_are_heard_of_as_they_end(world, tmp_path):
+    heard = []
+    listeners = Listeners(on_rows=lambda places, trunks, branches: heard.append((places, trunks)))
+    found = rolled(world, fleet(world, [Local(world)], tmp_path), listeners=listeners)
+    places = np.concatenate([places for places, _ in heard])
+    assert sorted(places) == list(range(6))
+    tokens = np.concatenate([trunks.tokens for _, trunks in heard])
+    np.testing.assert_array_equal(tokens[np.argsort(places)], found.trunks.tokens)
+
+
+def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world, tmp_path):
+    said = []
+    want = rolled(world, fleet(world, [Local(world)], tmp_path))
+    servers = [Local(world), Local(world, "http://two", dies_after=3)]
+    made = fleet(world, servers, tmp_path, say=said.append)
+    same(rolled(world, made), want)
+    assert said == ["WARNING, rollout.urls: http://two: no server answers there; 1 of 2 go on"]
+    # It is asked again with the next weights.
+    servers[1].dies_after = None
+    same(rolled(world, made, version=1), want)
+    assert servers[1].loaded == ["0", "1"] and len(made.alive) == 2
+
+
+def test_without_a_server_the_run_is_to_be_saved(world, tmp_path):
+    with pytest.raises(ServersLost, match="no server is left"):
+        rolled(world, fleet(world, [Local(world, dies_after=4)], tmp_path))
+
+
+def test_weights_go_out_once_a_version_and_old_ones_are_removed(world, tmp_path):
+    server = Local(world)
+    made = fleet(world, [server], tmp_path)
+    for version in (0, 0, 1):
+        rolled(world, made, version)
+    assert server.loaded == ["0", "1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
+
+
+def test_a_server_that_keeps_its_old_weights_is_an_error(world, tmp_path):
+    made = fleet(world, [Local(world, stale=True)], tmp_path)
+    rolled(world, made)
+    other = {**world.params, "embed": world.params["embed"] * 1.1}
+    with pytest.raises(UserError, match="does not sample with the weights it was sent"):
+        rolled(world, made, 1, params=other)
+
+
+def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
+    def write(params, out):
+        out.mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = fleet(world, [Local(world)], tmp_path, write=write)
+    with pytest.raises(UserError, match="can't hold the policy .No space left on device."):
+        rolled(world, made)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
+    class Lying(Local):
+        async def complete(self, call, sampling, part, told, patience=None):
+            tokens, logprobs = await super().complete(call, sampling, part, told)
+            return ([0, *tokens[1:]] if part else tokens), logprobs
+
+    with pytest.raises(UserError, match="answered with 0, which can't be sampled"):
+        rolled(world, fleet(world, [Lying(world)], tmp_path))
+
+
+def test_a_row_without_a_budget_is_asked_for_so(world, tmp_path):
+    from bacr_jax.rollout.fleet import _asked_rows
+
+    sampler = Sampler(world.spec(), make_rules(), sampling_params(0.7), world.phi_of)
+    prompts = make_prompts([2, 3], 5)
+    rows = Rows(np.array([NO_BUDGET, 4]), np.zeros((2, 0), int), ids=np.array([7, 9]))
+    one, two = _asked_rows(prompts, rows, jax.random.key(0), sampler)
+    assert (one.budget, one.limit, two.budget, two.limit) == (None, 12, 4, 4)
+    assert one.sampling.temperature == pytest.approx(0.7) and one.sampling.seed != two.sampling.seed
+    again = _asked_rows(prompts, rows, jax.random.key(1), sampler)[0]
+    assert again.sampling.seed != one.sampling.seed and again.prompt == one.prompt

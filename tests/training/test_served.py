@@ -1,0 +1,99 @@
+"""A run's facts as a fleet needs them, with a server that reads the folder that the run writes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_held import Server
+from bacr_jax.config.checks import check
+from bacr_jax.errors import UserError
+from bacr_jax.model import budget, hf, qwen2
+from bacr_jax.model.budget import Conditioned
+from bacr_jax.questions import ledger
+from bacr_jax.training import served
+from bacr_jax.training.algorithm import iterate
+from methods_world import Odd, load, run_of
+
+
+class FromFolder(Server):
+    """Samples nothing: the most likely tokens of the policy in the folder that it was sent.
+
+    Attributes:
+      loaded: versions that it was sent.
+    """
+
+    def __init__(self, url):
+        super().__init__(url)
+        self.loaded = []
+
+    async def connect(self):
+        pass
+
+    async def load(self, folder, version):
+        self.shape, self.params = hf.load_policy(folder)
+        self.module = hf.read_budget_module(folder)
+        self.loaded.append(version)
+
+    async def complete(self, call, sampling, part, told, patience=None):
+        tokens, logprobs = list(call.prompt), []
+        conditioned = None
+        if self.module is not None:
+            phi = budget.embed(
+                self.params["budget"],
+                jnp.array([told["budget"]]),
+                conditioning=self.module.conditioning,
+                b_max=self.module.b_max,
+            )
+            conditioned = Conditioned(
+                phi, self.params["budget"]["gate"], settings=self.module.conditioning
+            )
+        for _ in range(call.max_tokens):
+            row = jnp.array([tokens])
+            hidden = qwen2.forward(self.params, row, config=self.shape, conditioned=conditioned)
+            logits = qwen2.logits(self.params, hidden)[0, -1]
+            allowed = np.ones(len(logits), bool)
+            allowed[sorted(FromFolder.never)] = False
+            found = jax.nn.log_softmax(jnp.where(allowed, logits, -jnp.inf))
+            tokens.append(int(found.argmax()))
+            logprobs.append(float(found.max()))
+        return tokens[len(call.prompt) :], logprobs
+
+
+@pytest.fixture
+def served_run(tmp_path, monkeypatch):
+    own = ledger.ledger_tokenizer()
+    config = load(
+        tmp_path, "bacr-robust", "rollout.engine=vllm", "rollout.urls=[http://one:1]",
+        f"rollout.weights_dir={tmp_path / 'weights'}", "rollout.questions=2",
+        "rollout.group_size=2",
+    )  # fmt: skip
+    monkeypatch.setattr(served, "Server", FromFolder)
+    run, state = run_of(config, (own, len(own)), Odd())
+    run = served.with_servers(run, tmp_path / "run", print)
+    FromFolder.never = run.sample.asking.rules.never
+    return run, state
+
+
+def test_two_iterations_by_a_server_that_gets_each_update(served_run):
+    """Its log-probabilities are the learner's own: the folder holds the policy that learns."""
+    run, state = served_run
+    for step in range(2):
+        state, done = iterate(run, state, step)
+        assert abs(done.metrics["mismatch/k1"]) < 1e-5
+        assert done.metrics["rollout/thinking_max"] <= 12
+    (server,) = run.sample.servers
+    assert server.loaded == ["0", "1"]
+
+
+def test_settings_that_contradict_each_other(tmp_path):
+    for overrides, says in (
+        (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
+        (["rollout.urls=[http://one:1]"], "is read with rollout.engine=vllm only"),
+        (
+            ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "conditioning.branches=cut"],
+            "conditioning.branches=cut: a server tells an answer the budget of its thinking",
+        ),
+    ):
+        with pytest.raises(UserError, match=says):
+            check(load(tmp_path, "bacr-robust", *overrides))
