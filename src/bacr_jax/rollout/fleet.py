@@ -129,8 +129,8 @@ class Fleet:
                 listeners.on_rows(np.array(places), *parts)
 
         async def one(place: int) -> AnsweredRow:
-            done[place] = await self._sampled(asked[place])
-            return done[place]
+            row = done[place] = await self._sampled(asked[place])
+            return row
 
         work = [one(place) for place in range(len(asked))]
         try:
