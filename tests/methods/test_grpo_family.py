@@ -1,7 +1,5 @@
 """What methods at one budget share: questions alike, the largest budget, one outcome a trace."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,20 +46,16 @@ def test_one_advantage_a_trace_serves_its_thinking_and_its_answer(config):
     assert (method.conditioned, method.uses_value, method.answers) == (False, False, 1)
 
 
-def test_reward_and_choice_of_traces_can_be_a_methods_own(config):
+def test_the_reward_can_be_a_methods_own(config):
     method = family.grpo_family(
         config,
         "mine",
         lambda rewards: rewards,
         reward=lambda state, batch: batch.outcomes[..., -1] - state,
-        keep=lambda batch: batch.closed,
     )
     batch = group_batch(config, outcomes=np.array([[[1.0], [0.0], [0.5]]]))
-    batch = dataclasses.replace(batch, closed=jnp.array([[True, False, True]]))
     rewards = method.rewards(2.0, batch)
     np.testing.assert_array_equal(rewards[..., 0], [[-1.0, -2.0, -1.5]])
-    credit = method.advantages(None, batch, rewards, None)
-    np.testing.assert_array_equal(credit.keep, [[True, False, True]])
 
 
 def test_correctness_is_the_outcome_at_the_last_cut(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
-from bacr_jax.training import algorithm, stages, start, warmup
+from bacr_jax.training import algorithm, start, warmup
 from bacr_jax.training import run as runs
 from methods_world import load, run_of
 
@@ -30,7 +30,7 @@ def asked(monkeypatch):
         found.append((jax.tree.map(np.asarray, prompts), rows, sampler))
         raise Stopped
 
-    for module in (stages, start):
+    for module in (runs, start):
         monkeypatch.setattr(module, "generate", spy)
 
     def spy_of_programs(params, prompts, num_cuts, sampler, **_):

@@ -171,7 +171,7 @@ def test_a_mixture_teaches_the_sets_that_have_traces(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "more", "fragment"),
     [
-        (TABLE, (), "own.jsonl has no traces; write 0, or their column in data.trace_column"),
+        (TABLE, (), "has no traces; write 0, or their column in data.trace_column"),
         (TABLE, ("data.trace_column=lang",), "no trace column 'lang', found the columns question"),
         (TABLE[1:3], ("data.trace_column=long",), "has an answer and a trace \\(long\\); write 0"),
     ],

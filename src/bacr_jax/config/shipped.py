@@ -22,7 +22,7 @@ from bacr_jax.errors import UserError
 
 ENDINGS = (".yaml", ".yml")
 # Where a name without a folder is looked for, in this order.
-CONFIGS, STUDIES = ("", "methods", "examples"), ("studies",)
+CONFIGS, STUDIES = ("", "methods", "examples", "studies/tasks"), ("studies",)
 _FOLDER = "configs"
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
