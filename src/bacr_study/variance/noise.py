@@ -234,8 +234,7 @@ def squared_error(
 
         v^2 = mean_q [ (mean_i (R_i - V_i))^2 - var_i(R_i - V_i) / N ]
 
-    Returns:
-      v^2, its standard error over questions, and sigma^2 = mean_q var_i(R_i - V_i).
+    With it its standard error over questions, and sigma^2 = mean_q var_i(R_i - V_i).
     """
     residual = np.asarray(returns, np.float64) - values
     spread = residual.var(1, ddof=1)
@@ -248,12 +247,8 @@ def intraclass_correlation(
 ) -> tuple[float, float, float]:
     """ICC = tau^2 / (tau^2 + s^2): how much of a return's variance its budget explains.
 
-    Args:
-      values: expected return under each trace's budget, as good as there is.
-
-    Returns:
-      ICC, tau^2 (variance of the expectation over budgets) and s^2 (variance at one budget), means
-      over questions.
+    With it tau^2 (variance over budgets of the expected return, of which `values` are as good as
+    there are) and s^2 (variance at one budget), means over questions.
     """
     tau2 = float(np.var(values, axis=1, ddof=1).mean())
     within = float(np.square(np.asarray(returns, np.float64) - values).mean())
