@@ -98,19 +98,6 @@ class Request(NamedTuple):
     golds: tuple[str, ...]
 
 
-class Scores(NamedTuple):
-    """What became of a request.
-
-    Attributes:
-      faults: why there is none, one of FAULTS; "": there is one.
-      said: what the first fault was, for people.
-    """
-
-    scores: tuple[float | None, ...]
-    faults: tuple[str, ...]
-    said: str = ""
-
-
 def answer_of(text: str | None) -> str | None:
     """What the last closed tag, or else box, after `</think>` holds, without blanks around it.
 
@@ -306,13 +293,8 @@ def _run(
     """What the verifier says of rows, `size` in a call."""
     requests = [Request(*zip(*rows[i : i + size])) for i in range(0, len(rows), size)]
     outcomes = pool.run(requests, poll)
-    return {
-        Row(*row): Score(score or 0.0, fault, outcomes[request].said if fault else "")
-        for request in requests
-        for row, score, fault in zip(
-            zip(*request), outcomes[request].scores, outcomes[request].faults
-        )
-    }
+    scored = [pair for request in requests for pair in zip(zip(*request), outcomes[request])]
+    return {Row(*row): score for row, score in scored}
 
 
 def _verdict(answer: str, score: Score, whole: bool) -> Verdict:
@@ -335,11 +317,11 @@ def _named(answer: str) -> str:
     return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
 
 
-def _read(reply: dict[str, Any]) -> Scores:
-    return Scores(tuple(reply["scores"]), tuple(reply["faults"]), reply["said"])
+def _read(reply: dict[str, Any]) -> list[Score]:
+    pairs, said = zip(reply["scores"], reply["faults"]), reply["said"]
+    return [Score(score or 0.0, fault, said if fault else "") for score, fault in pairs]
 
 
-def _lost(request: Request, timed_out: bool) -> Scores:
-    count = len(request.answers)
+def _lost(request: Request, timed_out: bool) -> list[Score]:
     said = "it took longer than grading.deadline" if timed_out else "its worker process died"
-    return Scores((None,) * count, ("late" if timed_out else "died",) * count, said)
+    return [Score(0.0, "late" if timed_out else "died", said)] * len(request.answers)

@@ -32,18 +32,6 @@ MOST_DEVICES = 100_000
 MOST_GIB = 1e6
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanRequest:
-    """A command line that makes sense."""
-
-    config: Config
-    num_devices: int
-    device: str
-    memory_gib: float
-    compiler: str
-    as_json: bool
-
-
 def _parser(known_devices: Sequence[str]) -> Parser:
     parser = Parser(
         prog="bacr plan",
@@ -78,8 +66,11 @@ def _parser(known_devices: Sequence[str]) -> Parser:
     return parser
 
 
-def parse(argv: Sequence[str] | None) -> PlanRequest:
-    """The command line, checked; UserError: it can't be used, SystemExit: help was asked for."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked: a config that is resolved, and numbers of devices and of GiB.
+
+    UserError: it can't be used, SystemExit: help was asked for.
+    """
     from bacr_plan.devices import DEVICES, find, smallest_with
 
     arguments = _parser(tuple(DEVICES)).parse_intermixed_args(argv)
@@ -91,26 +82,18 @@ def parse(argv: Sequence[str] | None) -> PlanRequest:
             f"--devices: found {shown(arguments.devices)}; write a number of GPUs, 1 to "
             f"{MOST_DEVICES}"
         )
-    name = arguments.device
-    if name is not None:
-        find(name)
-    memory_gib = _memory(arguments.device_memory)
-    if name is None:
-        name = "a100-80" if memory_gib is None else smallest_with(memory_gib)
+    memory_gib, arguments.devices = _memory(arguments.device_memory), num_devices
+    if arguments.device is None:
+        arguments.device = "a100-80" if memory_gib is None else smallest_with(memory_gib)
+    device = find(arguments.device)
+    arguments.device_memory = device.memory_gib if memory_gib is None else memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
     # Imports JAX, which no other check needs.
     from bacr_jax.methods.registry import problems
 
     config_io.check(config, also=problems)
-    config = with_local_shape(config, download=arguments.download)
-    return PlanRequest(
-        config=config,
-        num_devices=num_devices,
-        device=name,
-        memory_gib=find(name).memory_gib if memory_gib is None else memory_gib,
-        compiler=arguments.compile,
-        as_json=arguments.json,
-    )
+    arguments.config = with_local_shape(config, download=arguments.download)
+    return arguments
 
 
 def with_local_shape(config: Config, *, download: bool) -> Config:
@@ -159,8 +142,8 @@ def _muted() -> Iterator[None]:
         os.close(kept)
 
 
-def answer(request: PlanRequest) -> "Plan":
-    """The plan of a run; UserError: none can be made (`sizes_of`), or the compiler refused it."""
+def answer(request: argparse.Namespace) -> "Plan":
+    """The plan of what `parse` gives; UserError: there is none, or the compiler refused it."""
     with _muted():
         import jax
 
@@ -173,11 +156,10 @@ def answer(request: PlanRequest) -> "Plan":
     from bacr_plan.report import make_plan
     from bacr_plan.workload import sizes_of
 
-    work, layout = sizes_of(request.config, request.num_devices)
-    compilation = compile_run(
-        work, num_devices=request.num_devices, device=request.device, compiler=request.compiler
-    )
-    device, memory_gib = find(request.device), request.memory_gib
+    work, layout = sizes_of(request.config, request.devices)
+    where = {"num_devices": request.devices, "device": request.device}
+    compilation = compile_run(work, compiler=request.compile, **where)
+    device, memory_gib = find(request.device), request.device_memory
     return make_plan(work, layout, device=device, memory_gib=memory_gib, compilation=compilation)
 
 
@@ -188,7 +170,7 @@ def main(argv: Sequence[str] | None) -> None:
     plan = answer(request)
     from bacr_plan.report import as_object, as_text
 
-    print(json.dumps(as_object(plan)) if request.as_json else as_text(plan))
+    print(json.dumps(as_object(plan)) if request.json else as_text(plan))
 
 
 if __name__ == "__main__":

@@ -103,14 +103,10 @@ def compile_run(work: Workload, *, num_devices: int, device: str, compiler: str)
         raise UserError(
             f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
         )
-    programs = measure(
-        work.config,
-        work.model,
-        num_devices=num_devices,
-        device=device,
-        backend=backend,
-        fused_attention=work.fused_attention and backend == "gpu",
-    )
+    fused = work.fused_attention and backend == "gpu"
+    config = described(work.config, work.model, fused_attention=fused)
+    vocab_size = work.model.vocab_size
+    programs = measure(config, vocab_size, num_devices=num_devices, device=device, backend=backend)
     return Compilation(source, programs, exact=backend == "gpu")
 
 
@@ -134,18 +130,12 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
 
 
 def measure(
-    config: Config,
-    shape: Qwen2Config,
-    *,
-    num_devices: int,
-    device: str,
-    backend: str,
-    fused_attention: bool,
+    config: Config, vocab_size: int, *, num_devices: int, device: str, backend: str
 ) -> dict[str, Measured]:
-    """Compiles the programs of a run in another process, one after the other to spare memory.
+    """Compiles the programs of a `described` run in another process.
 
-    `backend` is gpu or cpu; `device`, a name in `DEVICES`, only matters on gpu; `fused_attention`:
-    cuDNN for the trunk's attention. UserError: the compiler refused.
+    One after the other, to spare memory. `backend` is gpu or cpu; `device`, a name in `DEVICES`,
+    only matters on gpu. UserError: the compiler refused.
     """
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if backend == "gpu":
@@ -156,12 +146,10 @@ def measure(
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
-        file.write_text(
-            config_io.to_yaml(described(config, shape, fused_attention=fused_attention))
-        )
+        file.write_text(config_io.to_yaml(config))
         request = {
             "config": str(file),
-            "vocab_size": shape.vocab_size,
+            "vocab_size": vocab_size,
             "num_devices": num_devices,
             "device": device,
             "backend": backend,

@@ -89,11 +89,16 @@ def scored_tokens(work: Workload, made: Padded) -> float:
     return min(work.thinking, made.trunk) + made.branches - suffixes
 
 
-def forward_flops(work: Workload, made: Padded) -> float:
-    """The learner's forward pass over a micro-batch."""
+def _row_flops(work: Workload, made: Padded) -> tuple[float, float]:
+    """The learner's forward pass over a row of a micro-batch: layers, and output head."""
     positions = made.trunk + made.branches
     layers = positions * forward_flops_per_token(work.model) + attention_flops(work, made)
-    head = scored_tokens(work, made) * output_flops_per_token(work.model)
+    return layers, scored_tokens(work, made) * output_flops_per_token(work.model)
+
+
+def forward_flops(work: Workload, made: Padded) -> float:
+    """The learner's forward pass over a micro-batch."""
+    layers, head = _row_flops(work, made)
     return made.rows * (layers + head)
 
 
@@ -104,33 +109,27 @@ def train_flops(work: Workload, made: Padded) -> float:
     gradient of its own: one of the two backward products is left out, and the adapters' are small
     beside it.
     """
-    positions = made.trunk + made.branches
-    layers = positions * forward_flops_per_token(work.model) + attention_flops(work, made)
-    head = scored_tokens(work, made) * output_flops_per_token(work.model)
+    layers, head = _row_flops(work, made)
     weights = 0 if work.adapters else 1
     recomputed = 1 if work.remat == "full" else 0
     return made.rows * (layers * (2 + weights + recomputed) + head * (3 + weights))
 
 
-def decode_flops_per_token(work: Workload, cache: float) -> float:
-    """One token with `cache` earlier ones in the window."""
-    model = work.model
-    attention = 4 * model.num_layers * model.num_heads * model.head_dim * cache
-    return forward_flops_per_token(model) + output_flops_per_token(model) + attention
+def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:
+    """Operations of sampled tokens that see so many keys, all of them together."""
+    attention = 4 * model.num_layers * model.num_heads * model.head_dim * keys
+    return tokens * (forward_flops_per_token(model) + output_flops_per_token(model)) + attention
 
 
 def chunk_flops(work: Workload, chunk: Chunk) -> float:
     """Operations of a chunk of decoding, all devices: every slot's token, and live rows' keys."""
-    model = work.model
-    tokens = chunk.steps * chunk.slots
-    keys = 4 * model.num_layers * model.num_heads * model.head_dim * float(chunk.live.sum())
-    return tokens * (forward_flops_per_token(model) + output_flops_per_token(model)) + keys
+    return _decode_flops(work.model, chunk.steps * chunk.slots, float(chunk.live.sum()))
 
 
 def answer_flops(work: Workload, rows: int, steps: int) -> float:
     """Operations of answers at every cut of so many rows, all devices."""
     at_end = float((work.lengths.prompts + work.lengths.thinking).mean())
-    return rows * steps * work.cuts * decode_flops_per_token(work, at_end)
+    return rows * steps * work.cuts * _decode_flops(work.model, 1, at_end)
 
 
 def prefill_flops(work: Workload, rows: int, width: int) -> float:
@@ -230,12 +229,6 @@ def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, step
     fixed = weight_bytes(work, layout) + logits_bytes(work, layout, mine * work.cuts)
     positions = answer_positions(work, length)
     return steps * (fixed + mine * positions * key_bytes(work, layout, work.cuts))
-
-
-def decode_bytes(work: Workload, layout: MeshShape, rollout: Schedule) -> float:
-    """Bytes that the slowest device moves in an iteration's decoding."""
-    trunks = sum(chunk_bytes(work, layout, chunk) for chunk in rollout.chunks)
-    return trunks + sum(answer_bytes(work, layout, *one) for one in rollout.answers)
 
 
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:

@@ -33,7 +33,11 @@ class MemoryPhase:
     @property
     def peak(self) -> float:
         """Bytes at the worst moment."""
-        return self.resident + self.own + self.temporaries
+        return self.peak_with(1.0)
+
+    def peak_with(self, factor: float) -> float:
+        """The same with so many times the temporaries, where a compiler knows them better."""
+        return self.resident + self.own + factor * self.temporaries
 
 
 def parameter_bytes(work: Workload, layout: MeshShape) -> float:
@@ -68,16 +72,14 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
     return masters + moments + head_bytes(work) + frozen_bytes(work, layout)
 
 
-def branch_scores(work: Workload, layout: MeshShape, rows: int) -> float:
-    """One fp32 array of scores of all branches over their trunks, one layer."""
-    heads = work.model.num_heads / layout.tensor
-    return rows * heads * work.cuts * work.branch * work.trunk * FP32
+def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
+    """One fp32 array of scores, one layer: of all branches over their trunks, and of the trunks.
 
-
-def trunk_scores(work: Workload, layout: MeshShape, rows: int) -> float:
-    """The same for the trunk; a fused kernel never makes it."""
+    A fused kernel never makes those of the trunks.
+    """
     heads = work.model.num_heads / layout.tensor
-    return 0.0 if work.fused_attention else rows * heads * work.trunk**2 * FP32
+    trunks = 0.0 if work.fused_attention else rows * heads * work.trunk**2 * FP32
+    return rows * heads * work.cuts * work.branch * work.trunk * FP32 + trunks
 
 
 def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
@@ -94,15 +96,14 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
     tokens = rows * work.row_tokens
     if work.remat == "full":
         return float(model.num_layers * tokens * model.hidden_size * work.float_bytes)
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     if work.remat == "selective":
-        heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         split = (heads + 2 * model.intermediate_size) * work.float_bytes
         split += 2 * model.num_heads * FP32
         stream = (2 + work.conditioned) * model.hidden_size * work.float_bytes
         return model.num_layers * tokens * (stream + split / layout.tensor)
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     width = 6 * model.hidden_size + (heads + 6 * model.intermediate_size) / layout.tensor
-    scores = 2.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    scores = 2.25 * attention_scores(work, layout, rows)
     return model.num_layers * (tokens * width * work.float_bytes + scores)
 
 
@@ -118,7 +119,7 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
     tokens = rows * work.row_tokens
     mlp = 5 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = 6 * tokens * model.hidden_size * work.float_bytes
-    scores = 3.25 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    scores = 3.25 * attention_scores(work, layout, rows)
     each = 2.0 * work.float_bytes + FP32
     if work.adapters:
         in_place = layout.fsdp == 1 and work.frozen_bytes == work.float_bytes
@@ -167,12 +168,11 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
     """The model.remat that recomputes least among those whose update fits; full if none does.
 
-    `limit`: bytes of a device that may be used; `temporaries`: factor of the update's, where a
-    compiler knows them better.
+    `limit`: bytes of a device that may be used; `temporaries`: factor of the update's.
     """
     for remat in ("none", "selective"):
         phase = update_phase(dataclasses.replace(work, remat=remat), layout)
-        if phase.peak + (temporaries - 1.0) * phase.temporaries <= limit:
+        if phase.peak_with(temporaries) <= limit:
             return remat
     return "full"
 
@@ -186,7 +186,7 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     tokens = rows * work.row_tokens
     mlp = 3 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = tokens * model.hidden_size * work.float_bytes
-    scores = 2 * (branch_scores(work, layout, rows) + trunk_scores(work, layout, rows))
+    scores = 2 * attention_scores(work, layout, rows)
     weights = costs.layer_matrices(model) / layout.tensor * work.float_bytes
     alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
     return MemoryPhase(state_bytes(work, layout), 0.0, stream + alive)

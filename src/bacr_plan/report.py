@@ -32,7 +32,8 @@ class Plan:
       larger: what would fit on more such devices, if nothing fits on these.
       card: the known device with the least memory on as many of which it fits, likewise.
       faster: a layout with which decoding takes less, and its seconds, if there is one that fits.
-      remat: the model.remat that recomputes less and fits, if there is one.
+      remat: the model.remat that recomputes less and fits, if there is one, and the seconds of an
+        iteration's updates with it.
     """
 
     work: Workload
@@ -50,7 +51,7 @@ class Plan:
     larger: Choice | None = None
     card: tuple[str, Choice] | None = None
     faster: tuple[MeshShape, float] | None = None
-    remat: Remat | None = None
+    remat: tuple[Remat, float] | None = None
 
     @functools.cached_property
     def iteration(self) -> Iteration:
@@ -139,11 +140,11 @@ def make_plan(
     )
     if plan.fits:
         remat = memory.least_remat(work, layout, limit, room.update)
-        return dataclasses.replace(
-            plan,
-            faster=_faster(plan, room),
-            remat=None if remat in (work.remat, "full") else remat,
-        )
+        if remat in (work.remat, "full"):
+            return dataclasses.replace(plan, faster=_faster(plan, room))
+        less = dataclasses.replace(work, remat=remat)
+        updates = seconds.step_seconds(less, layout, device, plan.iteration)["update"]
+        return dataclasses.replace(plan, faster=_faster(plan, room), remat=(remat, updates))
     smaller = search.fewer_eval_slots(work, layout, room)
     if smaller is not None:
         return dataclasses.replace(plan, suggestion=smaller)
@@ -151,7 +152,9 @@ def make_plan(
     if suggestion is not None:
         own = suggestion.of(work)
         best, _ = search.fastest_decoding(own, suggestion.layout, room, device)
-        return dataclasses.replace(plan, suggestion=search.with_layout(suggestion, best, own, room))
+        peak = search.peak_of(own, best, room)
+        suggestion = dataclasses.replace(suggestion, layout=best, peak=peak)
+        return dataclasses.replace(plan, suggestion=suggestion)
     larger = (search.suggest(work, layout.num_devices * factor, room) for factor in LARGER)
     return dataclasses.replace(
         plan,
@@ -160,12 +163,6 @@ def make_plan(
         larger=next((choice for choice in larger if choice is not None), None),
         card=_larger_card(work, layout.num_devices, memory_gib, room),
     )
-
-
-def updates_in(plan: Plan, remat: Remat) -> float:
-    """Seconds of an iteration's updates with another model.remat."""
-    work = dataclasses.replace(plan.work, remat=remat)
-    return seconds.step_seconds(work, plan.layout, plan.device, plan.iteration)["update"]
 
 
 # What a change of layout must save before a plan speaks of it: it is a prediction.
@@ -215,26 +212,22 @@ def parts(plan: Plan) -> dict[str, float]:
     return bytes_of
 
 
+def operations(plan: Plan) -> dict[str, float]:
+    """Operations of an iteration by phase, on all devices."""
+    return costs.step_flops(plan.work, plan.iteration.rollout, plan.iteration.updates)
+
+
 def traffic(plan: Plan) -> dict[str, float]:
     """Bytes that one device moves in an iteration."""
-    work, layout = plan.work, plan.layout
+    work, layout, rollout = plan.work, plan.layout, plan.iteration.rollout
     parts, minibatches = sum(map(len, plan.iteration.updates)), work.config.train.minibatches
+    trunks = sum(costs.chunk_bytes(work, layout, chunk) for chunk in rollout.chunks)
     return {
-        "decode": costs.decode_bytes(work, layout, plan.iteration.rollout),
+        "decode": trunks + sum(costs.answer_bytes(work, layout, *one) for one in rollout.answers),
         "optimizer": minibatches * costs.optimizer_bytes(work, layout),
         "links": parts * costs.gathered_bytes(work, layout)
         + minibatches * costs.copied_bytes(work, layout),
     }
-
-
-def operations(plan: Plan) -> dict[str, float]:
-    """Operations of an iteration by phase."""
-    return costs.step_flops(plan.work, plan.iteration.rollout, plan.iteration.updates)
-
-
-def real_share(plan: Plan) -> float:
-    """Share of the learner's positions that hold a token."""
-    return schedule.real_share(plan.work, plan.iteration.updates)
 
 
 def predictions(plan: Plan) -> dict[str, dict[str, float]]:
@@ -285,14 +278,14 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "links": ASSUMED.links,
         },
         "prompts": work.lengths.source,
-        "positions_real": round(real_share(plan), 3),
+        "positions_real": round(schedule.real_share(work, plan.iteration.updates), 3),
         "faster": plan.faster
         and {
             "mesh.decode_tensor": plan.faster[0].decode_tensor,
             "rollout_s": round(plan.faster[1], 1),
         },
         "less_remat": plan.remat
-        and {"model.remat": plan.remat, "update_s": round(updates_in(plan, plan.remat), 1)},
+        and {"model.remat": plan.remat[0], "update_s": round(plan.remat[1], 1)},
         "max_micro_batch": plan.max_micro_batch,
         "max_slots": plan.max_slots,
         "max_eval_slots": plan.max_eval_slots,
@@ -382,13 +375,6 @@ def _largest(plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def _adapters(work: Workload) -> str:
-    """What is trained beside the frozen base, and what the sampler reads."""
-    million = costs.trained_parameters(work) / 1e6
-    read = "the base where it lies" if work.beside else "a copy with the adapters merged in"
-    return f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
-
-
 def as_text(plan: Plan) -> str:
     """The plan for a terminal."""
     work, layout = plan.work, plan.layout
@@ -414,21 +400,26 @@ def as_text(plan: Plan) -> str:
     lines += ["", *_verdict(plan)]
     lines.append(_largest(plan))
     if work.adapters:
-        lines.append(_adapters(work))
+        million = costs.trained_parameters(work) / 1e6
+        read = "the base where it lies" if work.beside else "a copy with the adapters merged in"
+        lines.append(
+            f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
+        )
     return "\n".join([*lines, "", *_work(plan), "", *_seconds(plan)])
 
 
 def _work(plan: Plan) -> list[str]:
     """Operations and bytes of an iteration."""
-    flops, moved = operations(plan), traffic(plan)
+    flops, moved, work = operations(plan), traffic(plan), plan.work
+    share = schedule.real_share(work, plan.iteration.updates)
     return [
         f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("
         + ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
         + ")",
         "Bytes moved by each device: "
         + ", ".join(f"{name} {value:.2g}" for name, value in moved.items()),
-        f"Of the positions that the learner computes {real_share(plan):.0%} hold a token; prompts: "
-        + plan.work.lengths.source,
+        f"Of the positions that the learner computes {share:.0%} hold a token; prompts: "
+        + work.lengths.source,
     ]
 
 
@@ -455,8 +446,8 @@ def _seconds(plan: Plan) -> list[str]:
         layout, taken = plan.faster
         ways.append(f"mesh.decode_tensor={layout.decode_tensor} (a rollout in {taken:.0f} s)")
     if plan.remat is not None:
-        taken = updates_in(plan, plan.remat)
-        ways.append(f"model.remat={plan.remat} (updates in {taken:.0f} s)")
+        remat, taken = plan.remat
+        ways.append(f"model.remat={remat} (updates in {taken:.0f} s)")
     if ways:
         lines.append(f"Faster here, and it fits: {', '.join(ways)}")
     if work.evaluated:

@@ -9,7 +9,6 @@ from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
 from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
-from bacr_plan.memory import MemoryPhase
 from bacr_plan.workload import Workload
 
 
@@ -28,11 +27,11 @@ class Room:
 
     def of_update(self, work: Workload, layout: MeshShape) -> float:
         """Bytes of an update at its worst moment."""
-        return _corrected(memory.update_phase(work, layout), self.update)
+        return memory.update_phase(work, layout).peak_with(self.update)
 
     def of_rollout(self, work: Workload, layout: MeshShape) -> float:
         """Bytes of a rollout at its worst moment."""
-        return _corrected(memory.rollout_phase(work, layout), self.rollout)
+        return memory.rollout_phase(work, layout).peak_with(self.rollout)
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,6 @@ class Choice:
             **({"adapter.decode": "beside"} if self.beside else {}),
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())
-
-
-def _corrected(phase: MemoryPhase, factor: float) -> float:
-    return phase.resident + phase.own + factor * phase.temporaries
 
 
 def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
@@ -213,11 +208,6 @@ def _eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
         return work.eval_slots
     most = min(largest_eval_slots(work, layout, room), wanted)
     return max(most // shards, 1) * shards
-
-
-def with_layout(choice: Choice, layout: MeshShape, work: Workload, room: Room) -> Choice:
-    """The same portions on another layout of the decode copy; `work` has the choice's."""
-    return dataclasses.replace(choice, layout=layout, peak=peak_of(work, layout, room))
 
 
 def fastest_decoding(

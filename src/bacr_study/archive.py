@@ -92,10 +92,7 @@ def archived_cells(folder: Path) -> list[Any]:
 
 
 def unpack(folder: Path) -> int:
-    """Makes a file of every archived cell that has none; reading them checks what they hold.
-
-    Returns:
-      How many were made.
+    """Makes a file of every archived cell that has none, and says how many; reading checks them.
 
     UserError: the archive can't be read, or something in it has no name that a cell can have.
     """

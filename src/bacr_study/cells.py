@@ -133,26 +133,23 @@ def read_cell(path: Path) -> Cell:
     """Reads one cell; UserError: the file is damaged, lacks a field, or contradicts itself."""
     again = "remove it and run the study again"
     try:
-        record = documents.read_json(path)
-    except ValueError:
-        raise UserError(f"{path}: is damaged; {again}") from None
+        record = documents.read_object(path)
+    except ValueError as error:
+        raise UserError(f"{path}: is damaged ({error}); {again}") from None
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from None
     fields = {f.name: f for f in dataclasses.fields(Cell)}
-    if not isinstance(record, Mapping):
-        raise UserError(f"{path}: holds no object; {again}")
     for name, f in fields.items():
         if name not in record and f.default_factory is dataclasses.MISSING:
             raise UserError(f"{path}: lacks the field {name!r}; {again}")
-    unknown = sorted(set(record) - set(fields))
-    if unknown:
-        raise UserError(f"{path}: has the unknown field {unknown[0]!r}; {again}")
+    for name in sorted(record.keys() - fields):
+        raise UserError(f"{path}: has the unknown field {name!r}; {again}")
     try:
         cell = Cell(**record)
         _check(cell, path)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError):
         raise UserError(f"{path}: has a field of another form; {again}") from None
     return cell
 
@@ -228,21 +225,16 @@ def read_cells(folder: Path, study: StudyInfo) -> Reading:
     cells = {id_: read_cell(paths[id_]) for id_ in expected if id_ in paths}
     if not cells:
         raise UserError(f"{folder / 'cells'}: found no finished run of study {study.name}")
-    _check_sizes(cells, study, folder)
-    _check_problems(cells, folder)
-    strangers = sorted(paths[id_].name for id_ in paths.keys() - set(expected))
-    return Reading(cells, [id_ for id_ in expected if id_ not in cells], strangers)
-
-
-def _check_sizes(cells: Mapping[str, Cell], study: StudyInfo, folder: Path) -> None:
-    first = next(iter(cells.values()))
-    size = study.size or first.study_size
+    size = study.size or next(iter(cells.values())).study_size
     for cell in cells.values():
         if cell.study_size != size:
             raise UserError(
                 f"{folder / 'cells'}: found {cell.id} of size {cell.study_size!r} in a study of "
                 f"size {size!r}; give every size a folder of its own"
             )
+    _check_problems(cells, folder)
+    strangers = sorted(paths[id_].name for id_ in paths.keys() - set(expected))
+    return Reading(cells, [id_ for id_ in expected if id_ not in cells], strangers)
 
 
 def _check_problems(cells: Mapping[str, Cell], folder: Path) -> None:

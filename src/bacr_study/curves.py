@@ -76,11 +76,8 @@ def _accuracies(runs: Sequence[Series]) -> dict[str, list[Any]] | None:
 def convergence(grid: Grid) -> dict[str, Any]:
     """Reward and held-out accuracy against steps, tokens and seconds, and times to a level.
 
-    Args:
-      grid: the cells; arms that were not trained are left out.
-
-    Returns:
-      By task: `curves` by variant, `reward` or `accuracy`, and axis; `thresholds`, see `_times`.
+    By task: `curves` by variant, `reward` or `accuracy`, and axis, without arms that were not
+    trained; `thresholds`, see `_times`.
     """
     found: dict[str, Any] = {}
     for task in grid.study.tasks:
@@ -102,11 +99,7 @@ def convergence(grid: Grid) -> dict[str, Any]:
 
 
 def first_crossing(one: Series, level: float) -> float | None:
-    """Where a curve first reaches a level, between its points on a straight line.
-
-    Returns:
-      The x; None: it never does.
-    """
+    """The x where a curve first reaches a level, between its points on a straight line, or None."""
     x, y = one
     reached = np.flatnonzero(y >= level)
     if not reached.size:
@@ -124,9 +117,8 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     The level is start + share (end - start) of the first reference arm's mean over seeds. Ratios
     to the reference are paired by seed: exp of the mean of log ratios, with its t interval.
 
-    Returns:
-      Records of variant, axis, share, level, seeds, reached (how many seeds reach it), time (an
-      estimate; None unless all seeds do) and ratio (of the time to the reference's).
+    Records have variant, axis, share, level, seeds, reached (how many seeds reach it), time (an
+    estimate; None unless all seeds do) and ratio (of the time to the reference's).
     """
     study = grid.study
     if not study.references:
@@ -178,9 +170,8 @@ def _ratio(
 def schedules(grid: Grid) -> dict[str, Any]:
     """Budgets and weights of difficulty groups over training, averaged over seeds.
 
-    Returns:
-      By task and variant with a curriculum: a list of groups, the easiest first, each with a curve
-      over steps for every one of `SCHEDULED`.
+    By task and variant with a curriculum: a list of groups, the easiest first, each with a curve
+    over steps for every one of `SCHEDULED`.
     """
     found: dict[str, Any] = {}
     for task in grid.study.tasks:

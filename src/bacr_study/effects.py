@@ -86,11 +86,8 @@ def comparisons(grid: Grid) -> list[Entry]:
     """Paired differences from each reference arm; a family of tests is a table and a reference.
 
     The mean over budgets is a family of its own (`anytime`), so that it takes no power from the
-    budgets; so is each ablation row's difference from the first row.
-
-    Returns:
-      Entries with view, task, set, budget, variant, reference, the fields of `Contrast`, `p_holm`
-      and the number of tests of the family.
+    budgets; so is each ablation row's difference from the first row. Entries have view, task, set,
+    budget, variant, reference, the fields of `Contrast`, `p_holm` and the family's number of tests.
     """
     study = grid.study
     found: list[Entry] = []
@@ -116,12 +113,8 @@ def comparisons(grid: Grid) -> list[Entry]:
 def decoding(grid: Grid) -> list[Entry]:
     """Differences from each reference arm, sampled and greedily, and how far the two are apart.
 
-    Args:
-      grid: the cells; arms that were decoded in one mode alone are left out.
-
-    Returns:
-      Entries with task, set, budget, variant, reference, and the contrasts `sampled`, `greedy` and
-      `change`: greedy less sampled, tested as one.
+    Entries have task, set, budget, variant, reference, and the contrasts `sampled`, `greedy` and
+    `change`: greedy less sampled, tested as one. Arms decoded in one mode alone are left out.
     """
     study, found = grid.study, list[Entry]()
     for reference in study.references:
@@ -156,9 +149,8 @@ def _by_mode(
 def difficulty(grid: Grid) -> dict[str, Any]:
     """Accuracy by level, and its difference from the first reference arm.
 
-    Returns:
-      By task, budget in focus, variant and level: problems, accuracy, and difference (None: of the
-      reference itself, or no verdicts).
+    By task, budget in focus, variant and level: problems, accuracy, and difference (None: of the
+    reference itself, or no verdicts).
     """
     study = grid.study
     reference = Variant(study.references[0]) if study.references else None
@@ -204,14 +196,9 @@ def ablation(grid: Grid) -> dict[str, Any]:
       joint               y(all) - y(0);  on top of the first part: y(all) - y({1})
       surplus             joint - sum over i of alone: above 0 if parts help each other
 
-    All are contrasts of runs on the same seeds and problems, tested as one (`crossed_test`).
-
-    Args:
-      grid: the cells; an effect that lacks an arm is left out.
-
-    Returns:
-      By task and budget in focus: `rows` (difference of each arm from none of the parts) and
-      `effects` (name, kind, part, contrast).
+    All are contrasts of runs on the same seeds and problems, tested as one (`crossed_test`). An
+    effect that lacks an arm is left out. By task and budget in focus: `rows` (difference of each
+    arm from none of the parts) and `effects` (name, kind, part, contrast).
     """
     study = grid.study
     by_parts = {frozenset(arm.parts): Variant(arm.id) for arm in study.arms}

@@ -126,19 +126,8 @@ def accuracy_axis(study: StudyInfo) -> Axis:
 # --- the figures ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure that was drawn: a .png and a .pdf of its name."""
-
-    name: str
-    title: str
-    caption: str
-    png: Path
-    pdf: Path
-
-
-def draw_figures(folder: Path, results: Results) -> list[Picture]:
-    """Draws every figure that the study shows into a folder, in the order of the study's page."""
+def draw_figures(folder: Path, results: Results) -> list[tuple[Drawn, Path, Path]]:
+    """Draws the figures that the study shows, in the order of its page; with their two files."""
     study = study_of(results["study"])
     makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Drawn]]] = {
         "accuracy": accuracy_figures,
@@ -155,11 +144,11 @@ def draw_figures(folder: Path, results: Results) -> list[Picture]:
     pictures = []
     for make in dict.fromkeys(makers[view] for view in study.views):
         for drawn in make(results, study):
-            files = [folder / f"{drawn.name}.{ending}" for ending in ("png", "pdf")]
+            files = folder / f"{drawn.name}.png", folder / f"{drawn.name}.pdf"
             figure = png.figure(drawn.title, drawn.rows, legend=drawn.legend)
             for file in files:
                 png.save(figure, file)
-            pictures.append(Picture(drawn.name, drawn.title, drawn.caption, *files))
+            pictures.append((drawn, *files))
     return pictures
 
 

@@ -103,8 +103,7 @@ class Grid:
     def contrast(self, weights: Mapping[Variant, float], where: Setting) -> Contrast | None:
         """A weighted sum of variants on the same seeds and problems, and its test against 0.
 
-        Returns:
-          The contrast, of the seeds that all variants have; None: there are none, or too few.
+        It is of the seeds that all variants have; None: there are none, or too few.
         """
         return self.combined([(variant, where, weight) for variant, weight in weights.items()])
 
@@ -146,10 +145,7 @@ class Grid:
         """Mean over seeds of a number, with its interval.
 
         Where there is one seed, or seeds do not vary, the interval of an accuracy is that over
-        problems.
-
-        Returns:
-          The estimate; None: no cell has the number.
+        problems. None: no cell has the number.
         """
         mode = mode or self.mode(variant)
         found = [self.entries(cell, where, mode) for cell in self.of(where.task, variant)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from bacr_jax.report.html_page import STYLE, renderer, security
 from bacr_jax.report.table import Table
-from bacr_study.figures import Picture
+from bacr_study.figures import Drawn
 from bacr_study.info import MEAN, study_of
 from bacr_study.items import budget_phrase, difference_text, estimate_of, row_name
 
@@ -23,9 +23,11 @@ li { overflow-wrap: anywhere; }
 _render = renderer(Path(__file__).with_name("templates"))
 
 
-def page(results: Mapping[str, Any], tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
-    """The HTML of a study, from results.json, and the tables and pictures made of it."""
-    encoded = [base64.b64encode(picture.png.read_bytes()).decode() for picture in pictures]
+def page(
+    results: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[tuple[Drawn, Path, Path]]
+) -> str:
+    """The HTML of a study, from results.json, and the tables and figures made of it."""
+    pictures = [(drawn, base64.b64encode(png.read_bytes()).decode()) for drawn, png, _ in figures]
     return _render(
         "study.html",
         title=results["study"]["title"],
@@ -33,7 +35,7 @@ def page(results: Mapping[str, Any], tables: Sequence[Table], pictures: Sequence
         warnings=results["warnings"],
         verdict=list(_verdict(results)),
         tables=tables,
-        pictures=list(zip(pictures, encoded)),
+        pictures=pictures,
         provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
         missing=results["missing"],
         **security(f"{STYLE}\n{_STYLE}"),

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,8 @@ def welch(first: Estimate, second: Estimate) -> float:
         t = (m_1 - m_2) / sqrt(e_1 + e_2)
         df = (e_1 + e_2)^2 / (e_1^2 / (S_1 - 1) + e_2^2 / (S_2 - 1))
 
-    Returns:
-      p; not a number where one of them has one seed. Samples without any spread have 1 if their
-      means are equal, and 0 if not.
+    Not a number where one of them has one seed. Samples without any spread have 1 if their means
+    are equal, and 0 if not.
     """
     error, df = _error(first, second)
     difference = abs(first.mean - second.mean)
@@ -105,14 +104,10 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
     Exact for the pooled test of samples with one true variance and as many seeds each, if that
     variance is the one found. For others it is an approximation: Welch's df are estimated, and of
     five seeds the spread itself is known to within .6 to 2.9 times. The other tail adds less than
-    1e-5.
+    1e-5. It is 0 for samples without any spread, and not a number where one of them has one seed.
 
     Args:
       level: of the two-sided test.
-
-    Returns:
-      The difference, in the unit of the means; 0 for samples without any spread, and not a number
-      where one of them has one seed.
     """
     error, df = _error(first, second)
     if math.isnan(error) or error == 0:
@@ -125,14 +120,7 @@ def pairs(before: Results, now: Results) -> list[Pair]:
 
     UserError: they have nothing in common.
     """
-    then, study = study_of(before["study"]), study_of(now["study"])
-    found = list(_pairs(before, now, then, study))
-    if not found:
-        raise UserError(f"--against: no accuracy of study {study.name} is in both results.json")
-    return found
-
-
-def _pairs(before: Results, now: Results, then: StudyInfo, study: StudyInfo) -> Iterator[Pair]:
+    then, study, found = study_of(before["study"]), study_of(now["study"]), list[Pair]()
     earlier = {task.id: task for task in then.tasks}
     arms = {arm.id for arm in then.arms}
     for task in study.tasks:
@@ -144,7 +132,10 @@ def _pairs(before: Results, now: Results, then: StudyInfo, study: StudyInfo) -> 
                 new = estimate_of(now, study, task, task.main, variant, budget)
                 if old is not None and new is not None:
                     both = (Estimate(**entry["accuracy"]) for entry in (old, new))
-                    yield Pair(task, variant, budget, *both)
+                    found.append(Pair(task, variant, budget, *both))
+    if not found:
+        raise UserError(f"--against: no accuracy of study {study.name} is in both results.json")
+    return found
 
 
 def summary(found: Sequence[Pair]) -> str:

@@ -49,8 +49,7 @@ def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) 
     for table in tables:
         written += write_table(folder / "tables", table)
     figures = draw_figures(folder / "figures", results)
-    for figure in figures:
-        written += [figure.png, figure.pdf]
+    written += [file for _, *files in figures for file in files]
     written.append(folder / "study.html")
     write_atomically(written[-1], page(results, tables, figures))
     return written

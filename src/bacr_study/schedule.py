@@ -92,13 +92,6 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(found.stdout.split())
 
 
-def usable_cores() -> list[int]:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def end_with_parent() -> None:
     """Has this process asked to save and leave when the one that started it is gone.
 
@@ -130,7 +123,8 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
         count = min(jobs or most, most)
         parts = [gpus[i * devices_per_run : (i + 1) * devices_per_run] for i in range(count)]
         return [Share(gpus=part) for part in parts]
-    cores = usable_cores()
+    everywhere = set(range(os.cpu_count() or 1))
+    cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else everywhere)
     count = min(jobs or len(cores), len(cores))
     each = len(cores) // count
     return [Share(cores=tuple(cores[i * each : (i + 1) * each])) for i in range(count)]

@@ -178,18 +178,14 @@ class Study:
         here, method = self.tasks[task], self.arms[arm]
         files = tuple(self.folder / path for path in (*here.config, *method.config))
         layers = (here.set, self.set, method.set, self.own.get(arm, {}), varied)
-        overrides = [_override(key, value) for layer in layers for key, value in layer.items()]
-        return config_io.override(_loaded(files), overrides)
+        keys = [item for layer in layers for item in layer.items()]
+        return config_io.override(_loaded(files), [f"{k}={json.dumps(v)}" for k, v in keys])
 
 
 @functools.lru_cache(maxsize=64)
 def _loaded(files: tuple[Path, ...]) -> Config:
     """The config of files that many runs start from."""
     return config_io.load(files)
-
-
-def _override(key: str, value: Any) -> str:
-    return f"{key}={json.dumps(value)}"
 
 
 # --- the file -------------------------------------------------------------------------------------

@@ -75,8 +75,7 @@ def mean_interval(values: Sequence[float | int]) -> Estimate:
 def prediction_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Where one more seed falls with 95 %: mean +- t_{.975, S - 1} s sqrt(1 + 1 / S).
 
-    Returns:
-      Lower and upper end; None twice of one seed.
+    None twice of one seed.
     """
     array = np.asarray(values, np.float64)
     seeds, mean = len(array), float(array.mean())
@@ -137,8 +136,7 @@ def crossed_test(
         contrast of arms.
       counts: how often each problem was asked; None: once each.
 
-    Returns:
-      The contrast; None with one seed and one problem.
+    None with one seed and one problem.
     """
     values = np.asarray(differences, np.float64)
     seeds, problems = values.shape
@@ -183,10 +181,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values of a family of tests (Holm 1979).
 
     With the m values in rising order, the i-th becomes max over j <= i of min(1, (m - j + 1) p_j).
-
-    Returns:
-      Adjusted values, in the order given. Those below .05 differ with a chance of at most 5 % that
-      any of the family is a false one.
+    Those below .05 differ with a chance of at most 5 % that any of the family is a false one.
     """
     values = np.asarray(p_values, np.float64)
     order = np.argsort(values, kind="stable")

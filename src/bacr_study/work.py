@@ -37,8 +37,7 @@ _LOOK_AGAIN = 2.0
 def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
     """Trains and evaluates one run and writes its cells; goes on where it was stopped.
 
-    Returns:
-      0, or the exit code of the command that did not get through.
+    0, or the exit code of the command that did not get through.
     """
     config = paths.folder / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
@@ -95,20 +94,9 @@ def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
     ]
     if matched:
         arguments += ["--self-consistency", str(matched[0])]
-    return [*arguments, "--out", str(evaluation_folder(run, arguments))]
-
-
-def evaluation_folder(run: PlannedRun, arguments: Sequence[str]) -> Path:
-    """Where an evaluation lies: another command has another folder."""
+    # Another command has another folder.
     what = hashlib.sha256(json.dumps(arguments[2:]).encode()).hexdigest()[:8]
-    return RunPaths(run.folder).later_evaluations / f"study-{what}"
-
-
-def _machine() -> str:
-    """Processor and devices, for people."""
-    devices = jax.devices()
-    kind = devices[0].device_kind
-    return f"{platform.machine()}, {os.cpu_count()} cores, {len(devices)} x {kind}"
+    return [*arguments, "--out", str(RunPaths(run.folder).later_evaluations / f"study-{what}")]
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:
@@ -266,6 +254,7 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
     out = Path(evaluation_arguments(study, run)[-1])
     follows = load_method(run.config).follows_prior
     by_curriculum = follows and run.config.budget.prior == "curriculum"
+    devices, machine = jax.devices(), f"{platform.machine()}, {os.cpu_count()} cores"
     cell = Cell(
         id=run.id,
         study_size=study.size,
@@ -276,7 +265,7 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
         provenance={
             "commit": commit(),
             "versions": {name: version(name) for name in VERSIONED},
-            "machine": _machine(),
+            "machine": f"{machine}, {len(devices)} x {devices[0].device_kind}",
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         },
         config_sha=folder.path.name.rpartition("-")[2],

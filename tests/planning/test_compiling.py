@@ -61,9 +61,9 @@ def test_the_exception_of_a_traceback_is_found():
 def test_two_devices_hold_half_of_the_state_each():
     config = tiny_config("train.micro_batch_rows=2")
     shape = sizes_of(config, 2)[0].model
-    two = compiling.measure(
-        config, shape, num_devices=2, device="a100-80", backend="cpu", fused_attention=False
-    )
+    described = compiling.described(config, shape, fused_attention=False)
+    where = {"num_devices": 2, "device": "a100-80", "backend": "cpu"}
+    two = compiling.measure(described, shape.vocab_size, **where)
     assert two.keys() == {"train", "decode"}
     assert two["train"].temporaries > 0
     embed = shape.vocab_size * shape.hidden_size

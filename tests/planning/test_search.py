@@ -108,9 +108,9 @@ def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
 
 
 def test_another_layout_has_its_own_peak():
-    work = workload()
-    choice = search.suggest(work, 8, Room(73.6 * GIB))
-    own = dataclasses.replace(work, slots=choice.slots)
-    assert search.with_layout(choice, choice.layout, own, Room(73.6 * GIB)) == choice
-    other = search.with_layout(choice, mesh(decode_tensor=4), own, Room(73.6 * GIB))
-    assert other.peak < choice.peak and "mesh.decode_tensor=4" in other.overrides(work)
+    work, room = workload(), Room(73.6 * GIB)
+    choice = search.suggest(work, 8, room)
+    assert search.peak_of(choice.of(work), choice.layout, room) == choice.peak
+    other = dataclasses.replace(choice, layout=mesh(decode_tensor=4))
+    assert search.peak_of(choice.of(work), other.layout, room) < choice.peak
+    assert "mesh.decode_tensor=4" in other.overrides(work)

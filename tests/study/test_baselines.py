@@ -62,7 +62,7 @@ def setting():
         for reading in ("one", "several", "pooled")
     }
     left = (state, jnp.array([0.2, 0.5]))
-    return Setting(CONFIG, dict.fromkeys(names, left), slopes)
+    return Setting(CONFIG, dict.fromkeys(names, left) | slopes)
 
 
 PROBABILITY, SCORES, ANSWERS, THINKING = traces()
@@ -221,8 +221,9 @@ class TestReadings:
 
     def test_tokens_of_branches(self):
         sampled = np.array([[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]])
-        np.testing.assert_array_equal(drawn_answers(self.GROUPS, sampled, "one"), [[4, 5]])
-        np.testing.assert_array_equal(drawn_answers(self.GROUPS, sampled, "pooled"), [[10, 26]])
+        given = self.GROUPS.cuts, self.GROUPS.thinking
+        np.testing.assert_array_equal(drawn_answers(*given, sampled, "one"), [[4, 5]])
+        np.testing.assert_array_equal(drawn_answers(*given, sampled, "pooled"), [[10, 26]])
 
 
 def test_regression_finds_the_slopes_that_are_there():

@@ -75,7 +75,7 @@ def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, me
     ("text", "message"),
     [
         ("{", "is damaged"),
-        ("[]", "holds no object"),
+        ("[]", "found a list, not an object"),
         ("{}", "lacks the field 'id'"),
     ],
 )

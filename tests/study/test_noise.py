@@ -43,11 +43,10 @@ def expected(probability, scores, make_arms, reference=0):
         given = scores[index]
         gram = (given @ given.T)[:, None, :, None]
         arms = np.stack([arm(index[PARTITION]) for arm in make_arms])[..., None]
-        found = noise.moments(gram, arms, PARTITION, reference)
-        parts = np.concatenate([found.second, found.own, found.shared, [found.signal]])
+        found = noise.measured(gram[None], arms[:, None], PARTITION, reference, np.ones((1, 1)))
+        parts = np.concatenate([*found.variance, *found.own, *found.shared, found.signal])
         total = chance * parts if total is None else total + chance * parts
-    second, own, shared = total[:-1].reshape(3, -1)
-    return second - own, own, shared, total[-1]
+    return *total[:-1].reshape(3, -1), total[-1]
 
 
 def test_the_three_exact_statements():

@@ -8,12 +8,21 @@ import pytest
 from bacr_study.variance import main as variance
 from bacr_study.variance.gradient_pool import Pool, stratified
 
-STUDY = """
+# Four cuts, a curriculum and V, as configs/studies/variance.yaml has them.
+CURRICULUM = """\
+      - budget.prior=curriculum
+      - cuts.count=4
+      - cuts.weights=uniform
+      - advantage.baseline=value
+      - advantage.score_weighted=false
+"""
+STUDY = f"""
 kind: variance
 sizes:
   cpu:
     config: [configs/quickstart.yaml]
     overrides:
+{CURRICULUM}\
       - warmup.steps=2
       - warmup.target_accuracy=0
       - warmup.short_accuracy=0
@@ -44,6 +53,7 @@ TRAINING = (
     STUDY.replace(
         "[configs/quickstart.yaml]", "[configs/tradeoff.yaml, configs/methods/bacr-weighted.yaml]"
     )
+    .replace(CURRICULUM, "")
     .replace("      - warmup.steps=2\n", "      - warmup.steps=2\n      - warmup.style=null\n")
     .replace('"eval.budgets=[8]"', '"budget.choices=[8, 12, 24]"')
     .replace("budgets: [8, 16]", "regimes: [training]\n    answers: 1\n    budgets: [8]")

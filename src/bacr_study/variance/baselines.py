@@ -103,13 +103,11 @@ class Setting:
 
     Attributes:
       config: of the run; its cuts' weights and its dense reward are the objective.
-      states: by arm: the method's moments of earlier batches and slopes (`settled_state`).
-      regressions: slopes by arm, of earlier batches.
+      earlier: by arm and reading: what batches before these have left (`learned`).
     """
 
     config: Config
-    states: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    regressions: Mapping[str, Regression] = dataclasses.field(default_factory=dict)
+    earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def coefficient(self) -> float:
@@ -217,7 +215,7 @@ def _bacr(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credi
     """`bacr.make_advantages`: budget-conditioned advantages of Eq. 10 and their extensions."""
     config = method_config(arm, setting.config)
     batch, reward, values = _inputs(arm, setting, groups, reading)
-    state, _ = setting.states.get(f"{arm.name}/{reading}") or (None, None)
+    state, _ = setting.earlier.get(f"{arm.name}/{reading}") or (None, None)
     credit = bacr.make_advantages(config, state, batch, reward, values)
     _, expected = bacr.baselines(config, state, batch, reward, values)
     return Credit(credit.thinking, expected)
@@ -226,7 +224,7 @@ def _bacr(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credi
 def _with_previous(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
     """`_bacr` against a value that has also seen the trace's previous outcome."""
     credit = _bacr(arm, setting, groups, reading)
-    _, slope = setting.states[f"{arm.name}/{reading}"]
+    _, slope = setting.earlier[f"{arm.name}/{reading}"]
     surprise = history_surprise(jnp.asarray(groups.outcomes(reading)), credit.answers)
     return Credit(history_advantage(credit.thinking, surprise, slope), credit.answers)
 
@@ -292,7 +290,7 @@ def _to_explain(
 def _regressed(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
     """A value corrected by what a regression on earlier batches makes of the rest."""
     assert arm.value is not None
-    regression = setting.regressions[f"{arm.name}/{reading}"]
+    regression = setting.earlier[f"{arm.name}/{reading}"]
     residual, given = _to_explain(arm, setting, groups, reading)
     answers = groups.values[arm.value]
     if arm.options["loo"]:
@@ -300,8 +298,10 @@ def _regressed(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> 
     return Credit(jnp.asarray(residual - regression(given)), jnp.asarray(answers))
 
 
-def fitted_regression(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Regression:
-    """Slopes of a regression arm from groups of earlier batches."""
+def learned(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Any:
+    """What an arm learns from earlier batches: slopes of a regression, or `settled_state`."""
+    if "features" not in arm.options:
+        return settled_state(arm, setting, groups, reading)
     residual, given = _to_explain(arm, setting, groups, reading)
     weights = groups.surprise if arm.options["by_norm"] else groups.tokens
     return Regression.fitted(given, residual, weights)
@@ -452,16 +452,19 @@ def variants(answers: int) -> Variants:
 
 
 def drawn_answers(
-    groups: Groups, sampled: Int[np.ndarray, "R G M A"], reading: Reading
-) -> Int[np.ndarray, "R G"]:
+    cuts: Int[np.ndarray, "*rows M"],
+    thinking: Int[np.ndarray, "*rows"],
+    sampled: Int[np.ndarray, "*rows M A"],
+    reading: Reading,
+) -> Int[np.ndarray, "*rows"]:
     """Answer tokens that a trace costs under a reading; branches are counted, trunks are not.
 
     `sampled` are tokens of every answer; "pooled" reads what "several" draws.
     """
     if reading != "one":
         return sampled.sum((-1, -2))
-    source = rewards.distinct_cuts(jnp.asarray(groups.cuts), jnp.asarray(groups.thinking))
-    own = np.asarray(source) == np.arange(groups.cuts.shape[-1])
+    source = rewards.distinct_cuts(jnp.asarray(cuts), jnp.asarray(thinking))
+    own = np.asarray(source) == np.arange(cuts.shape[-1])
     return np.where(own, sampled[..., 0], 0).sum(-1)
 
 

@@ -18,7 +18,7 @@ from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs import initial
 from bacr_study.variance.baselines import Setting
-from bacr_study.variance.gradient_pool import Drawn, Frozen, Params
+from bacr_study.variance.gradient_pool import Drawn, Frozen, Params, in_portions
 
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
 _RATE, _STEPS, _LOOK = 3e-3, 600, 25
@@ -36,20 +36,19 @@ def _features(
     """What the head reads for each row; rows of one question and budget read the same."""
     pairs = np.stack([drawn.questions, drawn.budgets], 1)
     _, first, place = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-    parts = []
-    for start in range(0, len(first), _ROWS):
-        index = first[start : start + _ROWS]
-        padded = np.resize(index, _ROWS)
+
+    def of_rows(index: np.ndarray) -> Array:
         _, features = train_step.question_values(
             frozen.params,
             head,
-            questions.at(drawn.questions[padded], drawn.budgets[padded]),
-            jnp.asarray(drawn.budgets[padded]),
-            jnp.asarray(drawn.cuts[padded]),
+            questions.at(drawn.questions[index], drawn.budgets[index]),
+            jnp.asarray(drawn.budgets[index]),
+            jnp.asarray(drawn.cuts[index]),
             spec=spec,
         )
-        parts.append(np.asarray(features)[: len(index)])
-    return np.concatenate(parts)[place.reshape(-1)]
+        return features
+
+    return in_portions(of_rows, first, _ROWS)[place.reshape(-1)]
 
 
 def predicted_outcomes(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,23 +168,33 @@ def draw(
     return drawn, rollout
 
 
+def in_portions(
+    of_rows: Callable[[np.ndarray], jax.Array], rows: Int[np.ndarray, "n"], size: int
+) -> Float[np.ndarray, "n ..."]:
+    """What a function makes of rows, always called with `size` of them; some repeat at the end."""
+    parts = []
+    for start in range(0, len(rows), size):
+        index = rows[start : start + size]
+        parts.append(np.asarray(of_rows(np.resize(index, size)))[: len(index)])
+    return np.concatenate(parts)
+
+
 def _segment_energies(
     frozen: Frozen, trunks: Trunks, ends: Int[np.ndarray, "B M+1"]
 ) -> Float[np.ndarray, "B M"]:
     """`Drawn.energy`, by forward passes of the learner over a few rows each."""
     start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
     tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)
-    energies = np.zeros(tokens.shape, np.float32)
-    for first in range(0, len(tokens), _ROWS):
-        index = np.arange(first, min(first + _ROWS, len(tokens)))
-        padded = np.resize(index, _ROWS)
-        found = response_energies(
+
+    def of_rows(index: np.ndarray) -> jax.Array:
+        return response_energies(
             frozen.params,
-            *(jnp.asarray(x[padded]) for x in (tokens, start, start + sampled, budgets)),
+            *(jnp.asarray(x[index]) for x in (tokens, start, start + sampled, budgets)),
             frozen.environment.rules.allowed_tokens,
             spec=frozen.policy.learner,
         )
-        energies[index] = np.asarray(found)[: len(index)]
+
+    energies = in_portions(of_rows, np.arange(len(tokens)), _ROWS)
     # Nothing is counted before a response: sums up to place i are those of its tokens.
     total = np.concatenate([0 * energies[:, :1], np.cumsum(energies, 1, np.float64)], 1)
     at_ends = np.take_along_axis(total, start[:, None] + ends, 1)
@@ -315,39 +325,24 @@ def _score_rows(
     segments = sketches.segment_weights(batch, drawn.cuts)
     rows, cuts, width = segments.shape
     most = np.maximum(np.asarray(batch.sampled), 1)
-    found = np.zeros((rows, cuts, sketch.width), np.float32)
-    plain = sketches.without_answers(batch)
-    order = np.argsort(most, kind="stable")
-    take = lambda tree, index: jax.tree.map(lambda x: np.asarray(x)[index], tree)
 
-    def call(part: Batch, thinking: np.ndarray, answers: np.ndarray, length: int) -> np.ndarray:
-        part = sketches.shortened(part, length)
-        return np.asarray(
-            sketches.score_sketches(
-                frozen.params, part, thinking[..., :length], answers, allowed, sketch, spec=spec
-            )
-        )
-
-    def filled(index: np.ndarray) -> tuple[np.ndarray, int]:
+    def scores(given: Batch, index: np.ndarray, thinking: Any, answers: Any) -> jax.Array:
+        """Sketches of rows, in buffers as long as the longest of them needs."""
         length = min(-(-int(most[index].max()) // _BUCKET) * _BUCKET, width)
-        return np.resize(index, _ROWS), length
+        part = jax.tree.map(lambda x: np.asarray(x)[index], given)
+        short = sketches.shortened(part, length), thinking[..., :length], answers
+        return sketches.score_sketches(frozen.params, *short, allowed, sketch, spec=spec)
 
-    for start in range(0, rows, _ROWS):
-        index = order[start : start + _ROWS]
-        padded, length = filled(index)
-        none = np.zeros((_ROWS, cuts, 1, 1), np.float32)
-        found[index] = call(take(plain, padded), segments[padded], none, length)[: len(index)]
+    plain, none = sketches.without_answers(batch), np.zeros((_ROWS, cuts, 1, 1), np.float32)
+    found = np.zeros((rows, cuts, sketch.width), np.float32)
+    order = np.argsort(most, kind="stable")
+    found[order] = in_portions(lambda i: scores(plain, i, segments[i], none), order, _ROWS)
     chosen = np.flatnonzero(with_answers)
-    of_answers = np.zeros((len(chosen), 2 * cuts, found.shape[-1]), np.float32)
-    weights = sketches.answer_weights(batch, drawn.by_answer) if len(chosen) else None
-    for start in range(0, len(chosen), _ROWS):
-        assert weights is not None
-        index = chosen[start : start + _ROWS]
-        padded, length = filled(index)
-        none = np.zeros((_ROWS, 2 * cuts, width), np.float32)
-        scores = call(take(batch, padded), none, weights[padded], length)
-        of_answers[start : start + len(index)] = scores[: len(index)]
-    return found, of_answers
+    if not len(chosen):
+        return found, np.zeros((0, 2 * cuts, sketch.width), np.float32)
+    weights = sketches.answer_weights(batch, drawn.by_answer)
+    nothing = np.zeros((_ROWS, 2 * cuts, width), np.float32)
+    return found, in_portions(lambda i: scores(batch, i, nothing, weights[i]), chosen, _ROWS)
 
 
 def _batch(frozen: Frozen, questions: Questions, drawn: Drawn, rollout: Rollout) -> Batch:

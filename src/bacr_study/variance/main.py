@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,12 @@ class _Place:
         )
 
     @property
+    def second(self) -> np.ndarray:
+        """Rows of the calibration's second half: they choose when fits stop, and give moments."""
+        half = np.arange(self.settings.calibration) % 8 >= 4
+        return np.repeat(half, self.settings.calibration_traces)
+
+    @property
     def chosen(self) -> np.ndarray:
         """Places of the pool's questions."""
         levels = np.asarray(self.frozen.pool_questions.set.levels)
@@ -160,15 +166,15 @@ class _Place:
         self,
         path: Path,
         questions: Questions,
-        rows: Callable[[], tuple[np.ndarray, np.ndarray]],
+        asked: np.ndarray,
+        budgets: np.ndarray,
         key: int,
         answers: int,
     ) -> Drawn:
-        """Rollouts of rows of questions and their budgets, from their file or written to it."""
+        """Rollouts of questions under budgets, from their file or written to it."""
         if path.exists():
             with np.load(path) as saved:
                 return Drawn(**{**saved, "seconds": float(saved["seconds"])})
-        asked, budgets = rows()
         of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
         own = jax.random.fold_in(of_step, 2 * key + (self.regime == "common"))
         name = path.stem.partition("-")[0]
@@ -189,38 +195,28 @@ class _Place:
         """Rollouts of training questions; under common budgets, one budget for each question."""
         settings, train = self.settings, self.frozen.environment.train
         count, traces = settings.calibration, settings.calibration_traces
-
-        def rows() -> tuple[np.ndarray, np.ndarray]:
-            order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
-            if len(order) < count:
-                raise UserError(f"calibration={count}: there are {len(order)} training questions")
-            budgets = self.budgets(count, traces, self.seed + 1)[:, :traces]
-            if self.regime == "common":
-                turns = np.resize(np.array(settings.budgets, np.int32), count)
-                budgets = np.repeat(turns[:, None], traces, 1)
-            return np.repeat(order, traces), budgets.reshape(-1)
-
+        order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
+        if len(order) < count:
+            raise UserError(f"calibration={count}: there are {len(order)} training questions")
+        budgets = self.budgets(count, traces, self.seed + 1)[:, :traces]
+        if self.regime == "common":
+            turns = np.resize(np.array(settings.budgets, np.int32), count)
+            budgets = np.repeat(turns[:, None], traces, 1)
         path = self.path("calibration", "calibration", "calibration_traces", "answers")
-        return self._drawn(path, train, rows, 0, settings.answers)
+        return self._drawn(path, train, np.repeat(order, traces), budgets, 0, settings.answers)
 
     def oracle(self) -> Drawn:
         """Further rollouts of the pool's questions."""
-        settings = self.settings
-
-        def rows() -> tuple[np.ndarray, np.ndarray]:
-            budgets = self.budgets(settings.questions, settings.oracle, self.seed + 2)
-            return np.repeat(self.chosen, budgets.shape[1]), budgets.reshape(-1)
-
-        return self._drawn(self.path("oracle", "oracle"), self.frozen.pool_questions, rows, 1, 1)
+        budgets = self.budgets(self.settings.questions, self.settings.oracle, self.seed + 2)
+        asked = np.repeat(self.chosen, budgets.shape[1])
+        path, questions = self.path("oracle", "oracle"), self.frozen.pool_questions
+        return self._drawn(path, questions, asked, budgets, 1, 1)
 
 
 def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
     """Predicted outcomes of the pool's rows, and of those of the calibration, by value."""
     frozen, train = place.frozen, place.frozen.environment.train
-    questions = frozen.pool_questions
-    traces = place.settings.calibration_traces
-    # The second half chooses when fits stop, and gives moments and slopes.
-    second = np.repeat(np.arange(place.settings.calibration) % 8 >= 4, traces)
+    questions, second = frozen.pool_questions, place.second
     assert frozen.head is not None
     heads = {"saved": (frozen.head, frozen.policy.learner)}
     kinds: tuple[ValueInput, ...] = ("cut", "trace_and_cut")
@@ -263,8 +259,7 @@ def _measured(place: _Place) -> Result:
     settings, frozen, regime, seed = place.settings, place.frozen, place.regime, place.seed
     calibration, oracle, pool = place.calibration(), place.oracle(), place.pool()
     of_pool, of_calibration = _values(place, pool, calibration, oracle)
-    second = np.repeat(np.arange(settings.calibration) % 8 >= 4, settings.calibration_traces)
-    half = _only(calibration, second)
+    half = _only(calibration, place.second)
     by_group = {}
     middle = middle_group(settings.groups)
     with place.progress.phase(f"arms, {regime}", len(settings.groups)) as phase:

@@ -1,7 +1,7 @@
 """From a pool to the noise of every arm at every group size."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from bacr_jax.config import Config
 from bacr_study.variance import baselines, noise, pool_statistics
 from bacr_study.variance.baselines import Arm, Groups, Setting, Variants, variants
 from bacr_study.variance.gradient_pool import Drawn, Pool
-from bacr_study.variance.noise import Moments, Noise
+from bacr_study.variance.noise import Noise
 from bacr_study.variance.pool_statistics import Values
 from bacr_study.variance.settings import Regime
 
@@ -30,10 +30,6 @@ def grouped(
         of_cells = x.reshape(-1, traces, *x.shape[1:])[:, partition]
         return of_cells.reshape(-1, partition.shape[-1], *x.shape[1:])
 
-    return _groups(drawn, values, split)
-
-
-def _groups(drawn: Drawn, values: Values, split: Callable[[np.ndarray], np.ndarray]) -> Groups:
     names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise", "energy")
     return Groups(
         **{name: split(getattr(drawn, name)) for name in names},
@@ -47,18 +43,13 @@ def calibrated(
     """Moments and slopes that earlier batches, of other questions, would have left behind."""
     partition = noise.partitions([seed, group, 3], traces, group, 4)
     groups = grouped(drawn, values, traces, partition)
-    plain, states, regressions = Setting(config), {}, {}
+    plain, earlier = Setting(config), {}
     for arm, reading in _variants(drawn).pairs:
         if arm.value is not None and arm.value not in values:
             # An oracle is known for the pool's questions alone; it borrows the value's moments.
             arm = dataclasses.replace(arm, value="trace_and_cut")
-        if "features" in arm.options:
-            fitted = baselines.fitted_regression(arm, plain, groups, reading)
-            regressions[f"{arm.name}/{reading}"] = fitted
-        else:
-            state = baselines.settled_state(arm, plain, groups, reading)
-            states[f"{arm.name}/{reading}"] = state
-    return Setting(config, states, regressions)
+        earlier[f"{arm.name}/{reading}"] = baselines.learned(arm, plain, groups, reading)
+    return Setting(config, earlier)
 
 
 @dataclass(frozen=True)
@@ -157,18 +148,16 @@ def _answer_noise(
         return None
     measured, u = _variants(pool.drawn), setting.weights
     chosen = list(measured.trained)
-    cells = []
-    for place, cell in enumerate(pool.with_answers):
-        a, c = thinking[chosen, cell], answers[chosen, cell]
-        joined = np.concatenate([a, np.broadcast_to(u, a.shape), -u * c], -1)
-        reference = chosen.index(measured.reference)
-        cells.append(noise.moments(pool.answer_gram[place], joined, partition, reference))
+    a, c = (x[chosen][:, pool.with_answers] for x in (thinking, answers))
+    joined = np.concatenate([a, np.broadcast_to(u, a.shape), -u * c], -1)
     arms, group = [measured.pairs[i][0] for i in chosen], partition.shape[-1]
     of_thinking = _factors(arms, group, len(u))
     count = pool.drawn.by_answer.shape[-1]
     compared = np.array([arm.answer_factor(group, count) for arm in arms])
     of_answers = np.repeat(compared[:, None], 2 * len(u), 1)
-    return noise.gathered(cells, np.concatenate([of_thinking, of_answers], 1))
+    factors = np.concatenate([of_thinking, of_answers], 1)
+    reference = chosen.index(measured.reference)
+    return noise.measured(pool.answer_gram, joined, partition, reference, factors)
 
 
 def measure(
@@ -197,29 +186,25 @@ def measure(
     thinking, answers = credited(setting, groups, norms, measured)
     factors = _factors([arm for arm, _ in measured.pairs], group, cuts)
 
-    def moments_of(advantages: np.ndarray) -> Noise:
-        cells: list[Moments] = [
-            noise.moments(gram, advantages[:, cell], partition, measured.reference)
-            for cell, gram in enumerate(pool.gram)
-        ]
-        return noise.gathered(cells, factors)
+    def noise_of(advantages: np.ndarray) -> Noise:
+        return noise.measured(pool.gram, advantages, partition, measured.reference, factors)
 
     budgets = groups.budgets.reshape(norms.shape[:-1])
     bins = {}
     for low, high in budget_bins:
         inside = (budgets >= low) & (budgets <= high)
         name = f"{low}-{high}" if low < high else str(low)
-        bins[name] = moments_of(thinking * inside[..., None])
+        bins[name] = noise_of(thinking * inside[..., None])
     by_value = []
     if value_bins:
         # V knows question and budget, not the trace: no expectation changes.
         given = lambda x: pool_statistics.scaled_value(x["trace_and_cut"], setting.weights)
         edges = pool_statistics.value_edges(given(values))
         place = pool_statistics.value_bin(given(groups.values), edges).reshape(norms.shape[:-1])
-        by_value = [moments_of(thinking * (place == i)[..., None]) for i in range(len(edges) - 1)]
+        by_value = [noise_of(thinking * (place == i)[..., None]) for i in range(len(edges) - 1)]
     same = budgets.reshape(len(budgets), -1)
     return Measured(
-        noise=moments_of(thinking),
+        noise=noise_of(thinking),
         questions=pool.cell_questions,
         budgets=np.where((same == same[:, :1]).all(1), same[:, 0], 0),
         bins=bins,
@@ -254,11 +239,9 @@ def _spread(
 
 def _cost(drawn: Drawn, measured: Variants) -> Float[np.ndarray, " variants"]:
     """Mean sampled tokens of a trace with its branches."""
-    everything = _groups(drawn, {}, lambda x: x[:, None])
-    of_thinking = drawn.tokens.sum(1).mean()
-    sampled = drawn.sampled[:, None]
+    given, of_thinking = (drawn.cuts, drawn.thinking, drawn.sampled), drawn.tokens.sum(1).mean()
     cost = {
-        reading: of_thinking + baselines.drawn_answers(everything, sampled, reading).mean()
+        reading: of_thinking + baselines.drawn_answers(*given, reading).mean()
         for reading in measured.readings
     }
     return np.array([cost[reading] for _, reading in measured.pairs])

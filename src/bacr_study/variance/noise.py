@@ -40,37 +40,13 @@ def partitions(
     return order.reshape(count, whole, group)
 
 
-@dataclasses.dataclass(frozen=True)
-class Moments:
-    """Moments of the estimates of one question, by arm.
-
-    Attributes:
-      second: E |estimate|^2.
-      own: |E estimate|^2, from different groups.
-      shared: <E estimate, g>, with g from different groups by the reference arm.
-      signal: |g|^2.
-      parts: <g_v, g>, the share of each score in the signal.
-    """
-
-    second: Float[np.ndarray, " arms"]
-    own: Float[np.ndarray, " arms"]
-    shared: Float[np.ndarray, " arms"]
-    signal: float
-    parts: Float[np.ndarray, "V"]
-
-
-def moments(
+def _moments(
     gram: Float[np.ndarray, "N V N V"],
     advantages: Float[np.ndarray, "arms P n G V"],
     groups: Int[np.ndarray, "P n G"],
     reference: int,
-) -> Moments:
-    """Moments of every arm's estimate over the groups of a pool.
-
-    Args:
-      groups: which traces these are (`partitions`), at least two groups each.
-      reference: the arm, unbiased and of little noise, whose expectation is called g.
-    """
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Variance of every arm's estimate over the groups of a cell, and `Noise.own` to `parts`."""
     arms, count, n, group, parts = advantages.shape
     dense, width = gram.shape[0] * parts, group * parts
     matrix = np.asarray(gram, np.float64).reshape(dense, dense)
@@ -90,21 +66,22 @@ def moments(
     with_reference = np.einsum("apnx,pnx->a", given, of_reference)
     split = (given[reference] * of_reference).reshape(count, n, group, parts).sum((0, 1, 2))
     pairs = count * n * (n - 1)
-    return Moments(
-        second=squares / (count * n),
-        own=((image * flat).sum((1, 2)) - squares) / pairs,
-        shared=((flat * image[reference]).sum((1, 2)) - with_reference) / pairs,
-        signal=float((((image * flat).sum((1, 2)) - squares) / pairs)[reference]),
-        parts=(np.einsum("pvx,px->v", by_part, image[reference]) - split) / pairs,
-    )
+    own = ((image * flat).sum((1, 2)) - squares) / pairs
+    shared = ((flat * image[reference]).sum((1, 2)) - with_reference) / pairs
+    of_parts = (np.einsum("pvx,px->v", by_part, image[reference]) - split) / pairs
+    return squares / (count * n) - own, own, shared, of_parts
 
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """Moments of all questions (`Moments`), added up as needed.
+    """Moments of the estimates of all questions, by arm, added up as needed.
 
     Attributes:
-      variance: Var of the estimate of a question, by arm.
+      variance: Var of the estimate of a question, E |estimate|^2 - |E estimate|^2.
+      own: |E estimate|^2, from different groups.
+      shared: <E estimate, g>, with g from different groups by the reference arm.
+      signal: |g|^2.
+      parts: <g_v, g>, the share of each score in the signal.
       factors: E estimate = sum_v factors_v g_v, exact; not a number where an arm has none.
     """
 
@@ -202,17 +179,23 @@ def resampled(count: int, resamples: int, seed: int) -> Int[np.ndarray, "B count
     return rng.multinomial(count, np.full(count, 1.0 / count), size=resamples)
 
 
-def gathered(cells: Sequence[Moments], factors: Float[np.ndarray, "arms V"]) -> Noise:
-    """Moments of many questions side by side."""
-    stack = lambda name: np.stack([getattr(cell, name) for cell in cells])
-    return Noise(
-        variance=stack("second") - stack("own"),
-        own=stack("own"),
-        shared=stack("shared"),
-        signal=stack("signal"),
-        parts=stack("parts"),
-        factors=factors,
-    )
+def measured(
+    grams: Float[np.ndarray, "Q N V N V"],
+    advantages: Float[np.ndarray, "arms Q P n G V"],
+    groups: Int[np.ndarray, "P n G"],
+    reference: int,
+    factors: Float[np.ndarray, "arms V"],
+) -> Noise:
+    """Noise of every arm's estimate over the groups of a pool, an entry for each of its cells.
+
+    Args:
+      groups: which traces these are (`partitions`), at least two groups each.
+      reference: the arm, unbiased and of little noise, whose expectation is called g.
+    """
+    cells = zip(grams, advantages.swapaxes(0, 1))
+    found = [_moments(gram, of_cell, groups, reference) for gram, of_cell in cells]
+    variance, own, shared, parts = map(np.stack, zip(*found))
+    return Noise(variance, own, shared, own[:, reference], parts, factors)
 
 
 def by_question(noise: Noise, questions: Int[np.ndarray, "Q"]) -> Noise:
@@ -251,8 +234,7 @@ def squared_error(
 
         v^2 = mean_q [ (mean_i (R_i - V_i))^2 - var_i(R_i - V_i) / N ]
 
-    Returns:
-      v^2, its standard error over questions, and sigma^2 = mean_q var_i(R_i - V_i).
+    With it its standard error over questions, and sigma^2 = mean_q var_i(R_i - V_i).
     """
     residual = np.asarray(returns, np.float64) - values
     spread = residual.var(1, ddof=1)
@@ -265,12 +247,8 @@ def intraclass_correlation(
 ) -> tuple[float, float, float]:
     """ICC = tau^2 / (tau^2 + s^2): how much of a return's variance its budget explains.
 
-    Args:
-      values: expected return under each trace's budget, as good as there is.
-
-    Returns:
-      ICC, tau^2 (variance of the expectation over budgets) and s^2 (variance at one budget), means
-      over questions.
+    With it tau^2 (variance over budgets of the expected return, of which `values` are as good as
+    there are) and s^2 (variance at one budget), means over questions.
     """
     tau2 = float(np.var(values, axis=1, ddof=1).mean())
     within = float(np.square(np.asarray(returns, np.float64) - values).mean())

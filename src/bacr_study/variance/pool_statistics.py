@@ -93,10 +93,9 @@ def _scores(
 ) -> dict[str, dict[str, Any]]:
     """Of each stand-in for a score's squared norm: how it goes with the norm and with returns.
 
-    Returns:
-      By stand-in: `with_norm`, its correlation with the norm over the traces with tokens in a
-      segment, a number per segment; and `score_statistics` of single batches, their mean, and of
-      the predicted saving also the deviation from batch to batch.
+    By stand-in: `with_norm`, its correlation with the norm over the traces with tokens in a
+    segment, a number per segment; and `score_statistics` of single batches, their mean, and of the
+    predicted saving also the deviation from batch to batch.
     """
     shape = norms.shape
     stand_ins = {

@@ -98,12 +98,11 @@ def read_settings(path: Path, size: str, overrides: Sequence[str] = ()) -> Varia
         raise UserError(f"{path}: has no size {size!r}; write one of {', '.join(there)}")
     values: dict[str, Any] = {}
     for name, entry in found.items():
-        head, _, rest = name.partition(".")
-        of_size, _, last = rest.partition(".")
-        if head != "sizes" or of_size not in SIZES or not last:
+        section, _, last = name.rpartition(".")
+        if section not in sections - {"sizes"}:
             raise UserError(f"{entry.where}: {name}: no such key; write kind or sizes")
         value = _value(entry, last)
-        if of_size == size:
+        if section == f"sizes.{size}":
             values[last] = value
     for text in overrides:
         for entry in entries(parse_override(text, "command line"), set()):

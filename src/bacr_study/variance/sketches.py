@@ -89,8 +89,7 @@ def answer_weights(
 
         mean_a (r_a - c) g_a = x - c y,   x = mean_a r_a g_a,   y = mean_a g_a
 
-    Returns:
-      x of every cut, then y of every cut; N = M A branches.
+    These are x of every cut, then y of every cut; N = M A branches.
     """
     rows, cuts, answers = by_answer.shape
     of_cut = np.repeat(np.eye(cuts, dtype=np.float32), answers, axis=1) / answers

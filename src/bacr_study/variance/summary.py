@@ -5,16 +5,17 @@ import json
 import operator
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_study.variance import noise
 from bacr_study.variance.baselines import BY_NAME, Variants, variants
-from bacr_study.variance.measurement import Result
+from bacr_study.variance.measurement import Measured, Result
 from bacr_study.variance.noise import Noise
 from bacr_study.variance.settings import KIND, VarianceSettings
 
@@ -60,15 +61,6 @@ def label(name: str, answers: int) -> str:
     return f"{BY_NAME[arm].label}; {_READ[reading].format(answers=answers)}"
 
 
-def _merged(
-    results: Sequence[Result], group: int, take: str = "noise", questions: str = "questions"
-) -> tuple[Noise, np.ndarray]:
-    """Noise of all seeds, and the question of each entry, a number of its own for each seed."""
-    measured = [result.by_group[group] for result in results]
-    clusters = [1_000_000 * index + getattr(one, questions) for index, one in enumerate(measured)]
-    return Noise.joined([getattr(one, take) for one in measured]), np.concatenate(clusters)
-
-
 def _rounded(value: Any) -> Any:
     """Five significant digits, so that the file is small; null for what can't be told."""
     if isinstance(value, Mapping):
@@ -80,121 +72,118 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def _arms(
-    results: Sequence[Result], group: int, measured: Variants, resamples: int
-) -> dict[str, dict[str, Any]]:
-    """Every number of every arm at one group size, over all seeds."""
-    entries, clusters = _merged(results, group)
-    whole = noise.by_question(entries, clusters)
-    cost = np.mean([result.by_group[group].cost for result in results], axis=0)
-    spread = np.mean([result.by_group[group].spread for result in results], axis=0)
-    reduction = whole.reduction(measured.against, resamples=resamples)
-    at_cost = whole.reduction(measured.against, costs=cost, resamples=resamples)
-    alone = [
-        result.by_group[group].noise.reduction(measured.against, resamples=1)[:, 0]
-        for result in results
-    ]
-    scale, of_pool = whole.scale(np.ones(len(whole.signal))), whole.measured_scale()
-    bias, ratio = whole.bias(), whole.ratio()
-    return {
-        name: {
-            "reduction": reduction[i],
-            "reduction_at_equal_tokens": at_cost[i],
-            "by_seed": [one[i] for one in alone],
-            "noise_to_signal": ratio[i],
-            "scale": scale[i],
-            "measured_scale": of_pool[i],
-            "bias": bias[i],
-            "advantage_variance": spread[i],
-            "tokens_a_trace": cost[i],
+def _clusters(questions: Sequence[Int[np.ndarray, " entries"]]) -> Int[np.ndarray, " entries"]:
+    """The question of each entry of all seeds, a number of its own for each seed."""
+    return np.concatenate([1_000_000 * seed + places for seed, places in enumerate(questions)])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    """What every seed measured at a checkpoint in a regime, with groups of one size."""
+
+    results: Sequence[Result]
+    group: int
+    variants: Variants
+    resamples: int
+
+    @property
+    def measured(self) -> list[Measured]:
+        """By seed."""
+        return [result.by_group[self.group] for result in self.results]
+
+    def joined(self, parts: Iterable[Noise]) -> Noise:
+        """Noise of all seeds, an entry for each question of each."""
+        clusters = _clusters([one.questions for one in self.measured])
+        return noise.by_question(Noise.joined(list(parts)), clusters)
+
+    def reduction(self, whole: Noise, **how: Any) -> Float[np.ndarray, "arms 3"]:
+        """Noise that each arm has less than the published method."""
+        return whole.reduction(self.variants.against, resamples=self.resamples, **how)
+
+    def only_shown(self, whole: Noise) -> dict[str, Any]:
+        """`reduction` of the arms in tables."""
+        reduction, kept = self.reduction(whole), shown(self.variants)
+        return {arm: reduction[i] for i, arm in enumerate(self.variants.names) if arm in kept}
+
+    def compared(self, whole: Noise) -> dict[str, Any]:
+        """Noise that one arm has less than another, from the same resamples of questions."""
+        place = self.variants.place
+        return {
+            f"{one} against {other}": whole.reduction(place(other), resamples=self.resamples)[
+                place(one)
+            ]
+            for one, other in _PAIRS
         }
-        for i, name in enumerate(measured.names)
-    }
 
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """Every number of every arm."""
+        against, whole = self.variants.against, self.joined(one.noise for one in self.measured)
+        cost = np.mean([one.cost for one in self.measured], axis=0)
+        alone = [one.noise.reduction(against, resamples=1)[:, 0] for one in self.measured]
+        columns = {
+            "reduction": self.reduction(whole),
+            "reduction_at_equal_tokens": self.reduction(whole, costs=cost),
+            "by_seed": np.stack(alone, axis=1),
+            "noise_to_signal": whole.ratio(),
+            "scale": whole.scale(np.ones(len(whole.signal))),
+            "measured_scale": whole.measured_scale(),
+            "bias": whole.bias(),
+            "advantage_variance": np.mean([one.spread for one in self.measured], axis=0),
+            "tokens_a_trace": cost,
+        }
+        return {
+            arm: {name: column[i] for name, column in columns.items()}
+            for i, arm in enumerate(self.variants.names)
+        }
 
-def _compared(
-    entries: Noise, clusters: np.ndarray, measured: Variants, resamples: int
-) -> dict[str, Any]:
-    """Noise that one arm has less than another, from the same resamples of questions."""
-    whole = noise.by_question(entries, clusters)
-    return {
-        f"{one} against {other}": whole.reduction(measured.place(other), resamples=resamples)[
-            measured.place(one)
-        ]
-        for one, other in _PAIRS
-    }
+    def by_budget(self) -> dict[str, dict[str, Any]]:
+        """Reductions by budget: of cells under one budget, or of the traces in a range."""
+        budgets = np.concatenate([one.budgets for one in self.measured])
+        if not (budgets > 0).all():
+            bins = zip(*(one.bins.items() for one in self.measured))
+            # Ranges are called as they are in the first seed.
+            parts = {seeds[0][0]: self.joined(part for _, part in seeds) for seeds in bins}
+        else:
+            entries = Noise.joined([one.noise for one in self.measured])
+            clusters = _clusters([one.questions for one in self.measured])
+            parts = {
+                str(budget): noise.by_question(
+                    entries.each(operator.itemgetter(budgets == budget)),
+                    clusters[budgets == budget],
+                )
+                for budget in np.unique(budgets)
+            }
+        return {name: self.only_shown(part) for name, part in parts.items()}
 
+    def by_value(self) -> list[dict[str, Any]]:
+        """Reductions, and arm against arm, by ranges of V from the lowest to the highest."""
+        parts = [self.joined(seeds) for seeds in zip(*(one.by_value for one in self.measured))]
+        return [{"arms": self.only_shown(x), "compared": self.compared(x)} for x in parts]
 
-def _by_budget(
-    results: Sequence[Result], group: int, measured: Variants, resamples: int
-) -> dict[str, dict[str, Any]]:
-    """Reductions by budget: of cells under one budget, or of the traces in a range."""
-    entries, clusters = _merged(results, group)
-    budgets = np.concatenate([result.by_group[group].budgets for result in results])
-    parts: dict[str, tuple[Noise, np.ndarray]] = {}
-    if (budgets > 0).all():
-        for budget in np.unique(budgets):
-            keep = budgets == budget
-            parts[str(budget)] = entries.each(operator.itemgetter(keep)), clusters[keep]
-    else:
-        bins = [list(result.by_group[group].bins.items()) for result in results]
-        for place, (name, _) in enumerate(bins[0]):
-            parts[name] = Noise.joined([of_seed[place][1] for of_seed in bins]), clusters
-    found = {}
-    for name, (part, cluster) in parts.items():
-        reduction = noise.by_question(part, cluster).reduction(
-            measured.against, resamples=resamples
-        )
-        found[name] = _only_shown(reduction, measured)
-    return found
+    def with_answers(self) -> dict[str, Any]:
+        """Reductions of the gradient of thinking and answers together."""
+        found = [one.with_answers for one in self.measured if one.with_answers is not None]
+        if not found:
+            return {}
+        clusters = _clusters([one.answer_questions for one in self.measured])
+        whole, trained = noise.by_question(Noise.joined(found), clusters), self.variants.trained
+        against = trained.index(self.variants.against)
+        reduction = whole.reduction(against, resamples=self.resamples)
+        return {self.variants.names[i]: reduction[place] for place, i in enumerate(trained)}
 
-
-def _only_shown(reduction: np.ndarray, measured: Variants) -> dict[str, Any]:
-    kept = shown(measured)
-    return {arm: reduction[i] for i, arm in enumerate(measured.names) if arm in kept}
-
-
-def _by_value(
-    results: Sequence[Result], group: int, measured: Variants, resamples: int
-) -> list[dict[str, Any]]:
-    """Reductions, and arm against arm, by ranges of V from the lowest to the highest."""
-    bins = [result.by_group[group].by_value for result in results]
-    _, clusters = _merged(results, group)
-    found = []
-    for place in range(len(bins[0])):
-        part = Noise.joined([of_seed[place] for of_seed in bins])
-        reduction = noise.by_question(part, clusters).reduction(
-            measured.against, resamples=resamples
-        )
-        compared = _compared(part, clusters, measured, resamples)
-        found.append({"arms": _only_shown(reduction, measured), "compared": compared})
-    return found
-
-
-def _with_answers(
-    results: Sequence[Result], group: int, measured: Variants, resamples: int
-) -> dict[str, Any]:
-    """Reductions of the gradient of thinking and answers together."""
-    if results[0].by_group[group].with_answers is None:
-        return {}
-    entries, clusters = _merged(results, group, "with_answers", "answer_questions")
-    against = measured.trained.index(measured.against)
-    reduction = noise.by_question(entries, clusters).reduction(against, resamples=resamples)
-    return {measured.names[i]: reduction[place] for place, i in enumerate(measured.trained)}
-
-
-def _pool(result: Result, group: int, measured: Variants) -> dict[str, Any]:
-    """What is said of one pool by itself."""
-    # What a batch predicts is how much one number, moved by scores, saves against the mean.
-    against_mean = result.by_group[group].noise.reduction(measured.place("loo"), resamples=1)
-    return {
-        "seed": result.seed,
-        "right": result.right,
-        "across_questions": result.across,
-        "seconds_a_trace": result.seconds,
-        "measured_saving": against_mean[measured.place("rescaled_group"), 0],
-        **result.diagnostics,
-    }
+    def pool(self, result: Result) -> dict[str, Any]:
+        """What is said of one pool by itself."""
+        # What a batch predicts is how much one number, moved by scores, saves against the mean.
+        place, of_pool = self.variants.place, result.by_group[self.group].noise
+        against_mean = of_pool.reduction(place("loo"), resamples=1)
+        return {
+            "seed": result.seed,
+            "right": result.right,
+            "across_questions": result.across,
+            "seconds_a_trace": result.seconds,
+            "measured_saving": against_mean[place("rescaled_group"), 0],
+            **result.diagnostics,
+        }
 
 
 def summary(
@@ -203,24 +192,25 @@ def summary(
     """What variance.json holds."""
     middle = middle_group(settings.groups)
     measured = variants(settings.answers)
-    places = dict.fromkeys((result.regime, result.step) for result in results)
     cells = []
-    for regime, step in places:
+    for regime, step in dict.fromkeys((result.regime, result.step) for result in results):
         own = [r for r in results if r.regime == regime and r.step == step]
-        by_group = {g: _arms(own, g, measured, settings.resamples) for g in settings.groups}
+        of = {group: _Cell(own, group, measured, settings.resamples) for group in settings.groups}
+        by_group = {group: cell.arms() for group, cell in of.items()}
         for group, arms in by_group.items():
             if group != middle:
                 by_group[group] = {name: arms[name] for name in shown(measured)}
+        cell = of[middle]
         cells.append(
             {
                 "regime": regime,
                 "step": step,
                 "groups": by_group,
-                "by_budget": _by_budget(own, middle, measured, settings.resamples),
-                "by_value": _by_value(own, middle, measured, settings.resamples),
-                "compared": _compared(*_merged(own, middle), measured, settings.resamples),
-                "with_answers": _with_answers(own, middle, measured, settings.resamples),
-                "pools": [_pool(result, middle, measured) for result in own],
+                "by_budget": cell.by_budget(),
+                "by_value": cell.by_value(),
+                "compared": cell.compared(cell.joined(one.noise for one in cell.measured)),
+                "with_answers": cell.with_answers(),
+                "pools": [cell.pool(result) for result in own],
             }
         )
     return {
