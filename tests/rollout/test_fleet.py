@@ -132,7 +132,8 @@ def rolled(world, made, version=0, params=None, answers=1, listeners=Listeners()
     spec = world.spec(answers=answers)
     sampler = Sampler(spec, make_rules(), sampling_params(0.0), world.phi_of)
     given = world.params if params is None else params
-    return made(given, version, prompts, rows, jax.random.key(3), sampler, listeners)
+    made.load(given, version)
+    return made.generate(prompts, rows, jax.random.key(3), sampler, listeners)
 
 
 def same(found, want):

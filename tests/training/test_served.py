@@ -86,6 +86,17 @@ def test_two_iterations_by_a_server_that_gets_each_update(served_run):
     assert server.loaded == ["0", "1"]
 
 
+def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
+    own = ledger.ledger_tokenizer()
+    config = load(
+        tmp_path, "dapo", "rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1",
+        "loss.importance_cap=2",
+    )  # fmt: skip
+    run, _ = run_of(config, (own, len(own)), Odd())
+    with pytest.raises(UserError, match="rollout.ahead=1: how often DAPO samples on"):
+        served.with_servers(run, tmp_path / "run", print)
+
+
 def test_settings_that_contradict_each_other(tmp_path):
     for overrides, says in (
         (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
@@ -93,6 +104,14 @@ def test_settings_that_contradict_each_other(tmp_path):
         (
             ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "conditioning.branches=cut"],
             "conditioning.branches=cut: a server tells an answer the budget of its thinking",
+        ),
+        (
+            ["rollout.ahead=1", "loss.sequence_mask=0.1"],
+            "the learner and this package's decoder take turns",
+        ),
+        (
+            ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1"],
+            "of the policy before the newest, and nothing corrects for that",
         ),
     ):
         with pytest.raises(UserError, match=says):

@@ -43,17 +43,18 @@ class ServersLost(Preempted):
 class SampleTraces(Protocol):
     """What samples the traces of training: the decoder of this package, or servers."""
 
-    def __call__(
+    def load(self, params: Params, version: int, poll: Poll = None) -> None:
+        """Takes the learner's parameters, which a version names, for all rollouts to come."""
+
+    def generate(
         self,
-        params: Params,
-        version: int,
         prompts: Prompts,
         rows: Rows,
         key: jax.Array,
         sampler: Sampler,
         listeners: Listeners,
     ) -> Rollout:
-        """As `generate`, under the learner's parameters, which a version names."""
+        """As `rollouts.generate`, under these parameters."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,13 @@ class Fleet:
     alive: list[Server] = field(default_factory=list)
     _load: dict[str, int] = field(default_factory=dict)
 
-    def __call__(
+    def generate(
         self,
-        params: Params,
-        version: int,
         prompts: Prompts,
         rows: Rows,
         key: jax.Array,
         sampler: Sampler,
-        listeners: Listeners = Listeners(),
+        listeners: Listeners,
     ) -> Rollout:
         """See `SampleTraces`.
 
@@ -111,8 +110,6 @@ class Fleet:
           ServersLost: none is left.
           UserError: a server refuses a row, or holds other weights than it says.
         """
-        if self.held != version:
-            self.load(params, version, listeners.poll)
         spec, whole = sampler.spec, rows.complete(sampler.spec)
         check_rows(prompts, whole, sampler)
         started = time.perf_counter()
@@ -164,12 +161,14 @@ class Fleet:
             self.say(f"WARNING, rollout.urls: {error}; {rest}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Sends the weights to every server, and looks whether those are what it samples with.
+        """Sends weights to every server that has others, and looks whether it samples with them.
 
         Raises:
           ServersLost: none is there.
           UserError: a server samples with others, or the folder can't be written.
         """
+        if self.held == version:
+            return
         path = self.folder / f"version-{version}"
         shutil.rmtree(path, ignore_errors=True)
         try:
