@@ -204,6 +204,14 @@ def test_a_server_that_keeps_its_old_weights_is_an_error(world, tmp_path):
         rolled(world, made, 1, params=other)
 
 
+def test_weights_that_are_others_under_the_same_version_are_an_error(world, tmp_path):
+    made = fleet(world, [Local(world)], tmp_path)
+    rolled(world, made)
+    other = {**world.params, "embed": world.params["embed"] * 1.1}
+    with pytest.raises(UserError, match="does not sample with the weights it was sent"):
+        rolled(world, made, 0, params=other)
+
+
 def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
     def write(params, out):
         out.mkdir()

@@ -1,5 +1,7 @@
 """A run's facts as a fleet needs them, with a server that reads the folder that the run writes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.model import budget, hf, qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.questions import ledger
-from bacr_jax.training import served
+from bacr_jax.training import served, start
 from bacr_jax.training.algorithm import iterate
 from methods_world import Odd, load, run_of
 
@@ -84,6 +86,15 @@ def test_two_iterations_by_a_server_that_gets_each_update(served_run):
         assert done.metrics["rollout/thinking_max"] <= 12
     (server,) = run.sample.servers
     assert server.loaded == ["0", "1"]
+
+
+def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
+    run, _ = served_run
+    own = dataclasses.replace(run.config.rollout, engine="own")
+    assert start.can_go_ahead(
+        dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=own))
+    )
+    assert not start.can_go_ahead(run)
 
 
 def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):

@@ -167,8 +167,11 @@ class Fleet:
           ServersLost: none is there.
           UserError: a server samples with others, or the folder can't be written.
         """
-        if self.held == version:
-            return
+        if self.held != version:
+            self._send(params, version, poll)
+        self._check(params)
+
+    def _send(self, params: Params, version: int, poll: Poll) -> None:
         path = self.folder / f"version-{version}"
         shutil.rmtree(path, ignore_errors=True)
         try:
@@ -186,7 +189,6 @@ class Fleet:
         asyncio.run(self._push(path, version))
         if not self.alive:
             raise ServersLost("rollout.urls: no server took the weights")
-        self._check(params)
         self.held = version
         for old in self.folder.glob("version-*"):
             if old != path:
@@ -215,7 +217,13 @@ class Fleet:
         )
 
     async def _push(self, path: Path, version: int) -> None:
-        loads = [server.load(str(path.absolute()), str(version)) for server in self.servers]
+        async def one(server: Server) -> None:
+            # It was not there when the run began.
+            if not server.model:
+                await server.connect()
+            await server.load(str(path.absolute()), str(version))
+
+        loads = map(one, self.servers)
         for server, found in zip(
             self.servers, await asyncio.gather(*loads, return_exceptions=True)
         ):
