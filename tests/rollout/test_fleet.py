@@ -17,7 +17,7 @@ from bacr_jax.model.budget import Conditioned
 from bacr_jax.rollout import Rows, Sampler, sampling_params
 from bacr_jax.rollout.fleet import Fleet, Probe, ServersLost
 from bacr_jax.rollout.rows import Listeners
-from bacr_jax.rollout.served import Asking
+from bacr_jax.rollout.served import Asking, asked_rows
 from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
 from rollout_world import (
     ANSWER,
@@ -234,13 +234,12 @@ def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
 
 
 def test_a_row_without_a_budget_is_asked_for_so(world, tmp_path):
-    from bacr_jax.rollout.fleet import _asked_rows
-
     sampler = Sampler(world.spec(), make_rules(), sampling_params(0.7), world.phi_of)
     prompts = make_prompts([2, 3], 5)
     rows = Rows(np.array([NO_BUDGET, 4]), np.zeros((2, 0), int), ids=np.array([7, 9]))
-    one, two = _asked_rows(prompts, rows, jax.random.key(0), sampler)
+    asked = lambda key: asked_rows(prompts, rows.complete(sampler.spec), key, sampler)
+    one, two = asked(jax.random.key(0))
     assert (one.budget, one.limit, two.budget, two.limit) == (None, 12, 4, 4)
     assert one.sampling.temperature == pytest.approx(0.7) and one.sampling.seed != two.sampling.seed
-    again = _asked_rows(prompts, rows, jax.random.key(1), sampler)[0]
+    again = asked(jax.random.key(1))[0]
     assert again.sampling.seed != one.sampling.seed and again.prompt == one.prompt

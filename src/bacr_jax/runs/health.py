@@ -17,7 +17,7 @@ CLIPPED = 0.5
 # Share of graded answers whose worker died or ran out of time.
 LOST_VERDICTS = 0.1
 # Nats per token between what the sampler and the learner say of the same tokens: rounding in 16
-# bits and an update in between stay below it, weights of another run or temperature do not.
+# bits stays below it, other weights or another temperature do not.
 MISMATCH = 0.1
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
@@ -95,8 +95,9 @@ SYMPTOMS = {
         f"the sampler and the learner disagree about the same tokens by more than {MISMATCH} nats "
         "each (mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
         "samples with a temperature or top-p of its own (--logprobs-mode processed_logprobs) or in "
-        "another --dtype. Else write loss.importance_cap=2.0, or model.compute_dtype=float32 to "
-        "see whether it is rounding",
+        "another --dtype; with rollout.ahead=1 the updates may be too large "
+        "(optimizer.learning_rate). Else write loss.importance_cap=2.0, or "
+        "model.compute_dtype=float32 to see whether it is rounding",
         patience=1,
     ),
 }
