@@ -70,8 +70,10 @@ class Local(Server):
 
         self.scores = scores
 
-    async def connect(self):
+    async def find(self):
         pass
+
+    connect = find
 
     async def load(self, folder, version):
         if self.params is None or not self.stale:

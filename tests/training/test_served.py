@@ -29,8 +29,10 @@ class FromFolder(Server):
         super().__init__(url)
         self.loaded = []
 
-    async def connect(self):
+    async def find(self):
         pass
+
+    connect = find
 
     async def load(self, folder, version):
         self.shape, self.params = hf.load_policy(folder)

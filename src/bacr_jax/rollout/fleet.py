@@ -88,6 +88,7 @@ class Fleet:
     held: int | None = None
     alive: list[Server] = field(default_factory=list)
     _load: dict[str, int] = field(default_factory=dict)
+    _known: set[str] = field(default_factory=set)
 
     def generate(
         self,
@@ -183,15 +184,16 @@ class Fleet:
 
     async def _connected(self) -> list[Any]:
         return await asyncio.gather(
-            *(server.connect() for server in self.servers), return_exceptions=True
+            *(server.find() for server in self.servers), return_exceptions=True
         )
 
     async def _push(self, path: Path, version: int) -> None:
         async def one(server: Server) -> None:
-            # It was not there when the run began.
-            if not server.model:
-                await server.connect()
             await server.load(str(path.absolute()), str(version))
+            # Only now: one whose learner died while it read weights answers nothing before.
+            if server.url not in self._known:
+                await server.connect()
+                self._known.add(server.url)
 
         loads = map(one, self.servers)
         for server, found in zip(
