@@ -109,7 +109,9 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     assert_is(found, 2)
 
 
-def test_every_array_is_read_back(tmp_path):
+@pytest.mark.parametrize("at_once", [1, 2**28])
+def test_every_array_is_read_back(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(checkpoint, "_AT_ONCE", at_once)
     filled(tmp_path, [3]).close()
     checkpoint.read_whole(tmp_path / "3" / "state")
     path = tmp_path / "3" / "meta" / "metadata"

@@ -5,8 +5,9 @@ import pytest
 from bacr_jax.runs.health import PATIENCE, RunHealth
 
 HEALTHY = {"reward/cut_1": 0.4, "reward/cut_2": 0.6, "policy/clipped_share": 0.02,
-           "mismatch/absolute": 0.02, "grader/graded": 100.0,
-           "process/grader_timeouts": 1.0}  # fmt: skip
+           "policy/ratio": 1.0, "mismatch/k3": 1e-8, "mismatch/absolute": 0.02,
+           "grader/graded": 100.0, "process/grader_timeouts": 1.0}  # fmt: skip
+OFF_CENTRE = {"advantage/score_offset": -0.1, "advantage/mean": 0.6, "advantage/std": 1.0}
 
 
 def messages(*metrics):
@@ -27,7 +28,7 @@ def test_a_healthy_run_hears_nothing():
         ({"process/grader_worker_deaths": 30.0}, "workers die"),
         ({"process/grader_timeouts": 30.0}, "run out of time"),
         (
-            {"advantage/score_offset": -0.1, "advantage/mean": 0.6, "advantage/std": 1.0},
+            OFF_CENTRE | {"policy/ratio": 0.999},
             "the mean advantage is more than half of its deviation away from 0",
         ),
     ],
@@ -43,6 +44,11 @@ def test_a_sampler_that_disagrees_is_told_at_once_with_the_likely_causes():
     (message,) = messages(HEALTHY, HEALTHY | {"mismatch/absolute": 0.2}, HEALTHY)
     for cause in ("old weights", "temperature or top-p", "--dtype"):
         assert cause in message
+
+
+def test_a_baseline_off_centre_is_no_trouble_where_sampler_and_learner_are_one_policy():
+    assert messages(*[HEALTHY | OFF_CENTRE] * 2 * PATIENCE) == []
+    assert messages(*[HEALTHY | OFF_CENTRE | {"mismatch/k3": 1e-4}] * 2 * PATIENCE) != []
 
 
 def test_a_reward_that_falls_from_its_best_has_collapsed():

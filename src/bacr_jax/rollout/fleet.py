@@ -147,11 +147,12 @@ class Fleet:
         shutil.rmtree(path, ignore_errors=True)
         try:
             self.write(params, path)
-        except OSError as error:
+        except (OSError, UserError) as error:
             shutil.rmtree(path, ignore_errors=True)
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"rollout.weights_dir={self.folder}: can't hold the policy ({error.strerror}); "
-                "write a folder with more room"
+                f"rollout.weights_dir={self.folder}: can't hold the policy ({reason}); write a "
+                "folder with more room"
             ) from None
         first, self.held = self.held is None and not self.alive, None
         if first:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -165,6 +166,9 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
+# Bytes of arrays that are read back together, where one alone is not larger.
+_AT_ONCE = 2**28
+
 # Orbax reads a path with the first ones as a pattern, the array store the last one as a slash.
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 
@@ -211,9 +215,20 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
 
 
 def read_whole(state: Path) -> None:
-    """Reads every array of a saved state, one after the other; a damaged one raises anything."""
+    """Reads every array of a saved state, a few at a time; a damaged one raises anything."""
+    tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(state)).tree
+    bytes_of = {
+        jax.tree_util.keystr(keys, simple=True, separator="/"): np.dtype(leaf.dtype).itemsize
+        * math.prod(leaf.shape)
+        for keys, leaf in jax.tree.leaves_with_path(tree)
+    }
+    portions: list[set[str]] = [set()]
     for name in _record(state)[1]:
-        _read(state, state, name.__eq__)
+        if sum(bytes_of.get(one, 0) for one in (name, *portions[-1])) > _AT_ONCE:
+            portions.append(set())
+        portions[-1].add(name)
+    for portion in portions:
+        _read(state, state, portion.__contains__)
 
 
 def read_part(state: Path, *path: str) -> Any:

@@ -21,6 +21,8 @@ LOST_VERDICTS = 0.1
 MISMATCH = 0.1
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
+# Importance ratio minus 1, and nats per token, that are rounding in float32.
+SAME_POLICY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ def _lost(metrics: Metrics) -> bool:
     names = ("failed",) if "process/grader_failed" in metrics else ("worker_deaths", "timeouts")
     lost = sum(metrics.get(f"process/grader_{name}", 0.0) for name in names)
     return lost > LOST_VERDICTS * max(metrics.get("grader/graded", 0.0), 1.0)
+
+
+def _off_centre(metrics: Metrics) -> bool:
+    """A baseline away from the mean costs nothing while sampled and learned policy are one."""
+    if "advantage/score_offset" not in metrics:
+        return False
+    apart = max(abs(metrics["policy/ratio"] - 1), metrics["mismatch/k3"])
+    shift = abs(metrics["advantage/mean"])
+    return shift > OFF_CENTRE * metrics["advantage/std"] and apart > SAME_POLICY
 
 
 def _accuracy(metrics: Metrics) -> float:
@@ -81,13 +92,10 @@ SYMPTOMS = {
         "process/grader_*, at the memory of the machine and at the answers in rollouts/",
     ),
     "off_centre": Symptom(
-        lambda m, _: (
-            "advantage/score_offset" in m
-            and abs(m["advantage/mean"]) > OFF_CENTRE * m["advantage/std"]
-        ),
-        "the mean advantage is more than half of its deviation away from 0: any difference between "
-        "sampler and learner then biases the gradient. Write loss.importance_cap=2, "
-        "advantage.score_by_budget=true where budgets differ much, or "
+        lambda m, _: _off_centre(m),
+        "the mean advantage is more than half of its deviation away from 0, and the sampled policy "
+        "is not quite the learned one: their difference biases the gradient. Write "
+        "loss.importance_cap=2, advantage.score_by_budget=true where budgets differ much, or "
         "advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
