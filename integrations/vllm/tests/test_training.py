@@ -42,13 +42,16 @@ def test_four_steps_of_the_quickstart(tmp_path, ahead):
     first = weights / "run" / "version-0"
     with (tmp_path / "log").open("wb") as log:
         run = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
-        until = time.monotonic() + 600
-        while not first.is_dir() and run.poll() is None and time.monotonic() < until:
-            time.sleep(1)
-        assert first.is_dir(), (tmp_path / "log").read_text()[-2000:]
-        more = ("--logprobs-mode", "processed_logprobs")
-        with server_of(first, tmp_path / "server", *more, port=port):
-            code = run.wait(900)
+        try:
+            until = time.monotonic() + 600
+            while not first.is_dir() and run.poll() is None and time.monotonic() < until:
+                time.sleep(1)
+            assert first.is_dir(), (tmp_path / "log").read_text()[-2000:]
+            more = ("--logprobs-mode", "processed_logprobs")
+            with server_of(first, tmp_path / "server", *more, port=port):
+                code = run.wait(900)
+        finally:
+            run.kill()
     assert code == 0, (tmp_path / "log").read_text()[-2000:]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
