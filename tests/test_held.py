@@ -15,7 +15,7 @@ from bacr_held.calls import answer_of
 from bacr_held.fingerprint import write_manifest
 from bacr_held.http_json import Patience, request_json
 from bacr_held.server import check_length, parameters, seed_of
-from served_world import answering
+from served_world import Reloading, answering
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.
 THINKING = {
@@ -356,3 +356,51 @@ def test_a_manifest_knows_every_file_and_lets_people_edit_what_they_read(tmp_pat
     (folder / "manifest.json").write_text("[")
     with pytest.raises(ValueError, match="manifest.json: is damaged"):
         held.check_manifest(folder)
+
+
+LOADED = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+
+
+def test_weights_are_read_while_nothing_is_answered_and_their_keys_are_forgotten():
+    with Reloading() as world:
+        server = held.Server(world.url)
+        asyncio.run(server.load("/weights/version-3", "3"))
+        assert world.routes == LOADED and world.version == "3" and world.running.is_set()
+        asyncio.run(server.connect())
+
+
+def test_a_server_whose_learner_died_while_it_read_weights_is_woken_by_the_next_ones():
+    with Reloading(paused=True) as world:
+        server = held.Server(world.url)
+        asyncio.run(server.find())
+        asyncio.run(server.load("/weights/version-3", "3"))
+        asyncio.run(server.connect())
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"fails": {"/pause": 404}}, "takes no weights; start it with VLLM_SERVER_DEV_MODE=1"),
+        ({"fails": {"/collective_rpc": 500}}, "could not take the weights of /weights"),
+        ({"fails": {"/collective_rpc": None}}, "left in the middle of an answer"),
+        ({"holds": "2"}, "holds weights '2', not '3'"),
+    ],
+)
+def test_a_server_that_took_no_weights_stays_paused(how, says, monkeypatch):
+    monkeypatch.setattr(http_json, "BACK_OFF", (0.01,))
+    with Reloading(**how) as world:
+        with pytest.raises(held.EngineError, match=says):
+            asyncio.run(held.Server(world.url).load("/weights", "3"))
+        assert "/resume" not in world.routes
+
+
+def test_a_server_that_hangs_has_its_time_for_weights_and_for_rows(monkeypatch):
+    soon = Patience(first=0.1, between=0.1, whole=0.2)
+    for name in ("LOADING", "patience_of"):
+        monkeypatch.setattr(held.server, name, soon if name == "LOADING" else lambda call: soon)
+    with Reloading(paused=True) as world:
+        row = held.Call((1,), 4, (), (), 0)
+        with pytest.raises(held.EngineError, match="did not answer in 0.1 s"):
+            asyncio.run(held.Server(world.url).complete(row, held.Sampling(), 0, {}))
+    with answering([[None]]) as (url, _), pytest.raises(held.EngineError, match="did not answer"):
+        asyncio.run(held.Server(url).load("/weights", "3"))

@@ -96,16 +96,12 @@ class Server:
             raise EngineError(f"{self.url}{path}: answers without {name!r}")
         return part
 
-    async def connect(self) -> None:
-        """Finds the model, and makes sure that the plugin reads budgets there.
-
-        Raises:
-          EngineError: no server, another kind of server, no plugin, or another folder.
-        """
+    async def find(self) -> None:
+        """Finds the model; EngineError: no server, or another kind of server."""
         try:
             found = await self._ask("/v1/models", None)
             (served, *_) = [one for one in found["data"] if not one.get("parent")]
-            self.model, name = str(served["id"]), said(str(served["id"]), 80)
+            self.model = str(served["id"])
             length = served.get("max_model_len")
             self.length = LARGEST if length is None else length
             if type(self.length) is not int or self.length < 1:
@@ -117,7 +113,15 @@ class Server:
             ) from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise EngineError(f"{self.url}: is no OpenAI-compatible server") from None
-        one = Call((0,), 1, (), (), 0)
+
+    async def connect(self) -> None:
+        """Finds the model, and makes sure that the plugin reads budgets there.
+
+        Raises:
+          EngineError: no server, another kind of server, no plugin, or another folder.
+        """
+        await self.find()
+        name, one = said(self.model, 80), Call((0,), 1, (), (), 0)
         # No budget is called this: whoever reads budgets refuses it.
         if await self._refusal(one, {"budget": "?"}, "budget: ") is None:
             raise EngineError(

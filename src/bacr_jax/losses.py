@@ -150,6 +150,23 @@ def truncated_importance_weight(
     return jax.lax.stop_gradient(jnp.minimum(token_ratio(logprobs, rollout_logprobs), cap))
 
 
+def sequence_mask(
+    logprobs: Float[Array, "B T"],
+    rollout_logprobs: Float[Array, "B T"],
+    mask: Shaped[Array, "B T"],
+    *,
+    bound: Scalar,
+) -> Bool[Array, "B 1"]:
+    """Rows about whose tokens learner and sampler agree.
+
+        mean_t |log pi_learner(y_t) - log pi_sampler(y_t)| <= bound
+
+    A mean, so that a long row is not left out for its length.
+    """
+    gap = jnp.abs(jax.lax.stop_gradient(logprobs - rollout_logprobs))
+    return masked_mean(gap, mask, axis=1, keepdims=True) <= bound
+
+
 # --- aggregation ----------------------------------------------------------------------------------
 
 

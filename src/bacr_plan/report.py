@@ -7,12 +7,13 @@ from typing import Any
 
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
-from bacr_plan import costs, memory, schedule, search, seconds
+from bacr_plan import costs, memory, schedule, search, seconds, split
 from bacr_plan.compiling import Compilation
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION, Device
 from bacr_plan.memory import MemoryPhase
 from bacr_plan.search import Choice, Room
 from bacr_plan.seconds import ASSUMED, Iteration
+from bacr_plan.split import Split
 from bacr_plan.workload import Workload
 
 # Boxes tried when a run doesn't fit into the given one, as multiples of its devices.
@@ -57,6 +58,11 @@ class Plan:
     def iteration(self) -> Iteration:
         """What an iteration runs."""
         return seconds.iteration(self.work, self.layout)
+
+    @functools.cached_property
+    def splits(self) -> list[Split]:
+        """The same devices, some of which sample by servers of vLLM."""
+        return split.splits(self.work, self.device, self.iteration, self.layout.num_devices)
 
     @functools.cached_property
     def evaluation(self) -> float:
@@ -230,12 +236,16 @@ def traffic(plan: Plan) -> dict[str, float]:
     }
 
 
+def _name(plan: Plan) -> str:
+    """What --device calls its card."""
+    return next(name for name, device in DEVICES.items() if device == plan.device)
+
+
 def predictions(plan: Plan) -> dict[str, dict[str, float]]:
     """Seconds of an iteration by device and phase."""
     names = list(PREDICTED_FOR)
-    own = next(name for name, device in DEVICES.items() if device == plan.device)
-    if own not in names:
-        names.insert(0, own)
+    if _name(plan) not in names:
+        names.insert(0, _name(plan))
     return {
         name: seconds.step_seconds(plan.work, plan.layout, DEVICES[name], plan.iteration)
         for name in names
@@ -272,6 +282,15 @@ def as_object(plan: Plan) -> dict[str, Any]:
             for name, phases in predicted.items()
         },
         "predicted_evaluation_s": round(plan.evaluation, 1),
+        "predicted_splits_s": [
+            {
+                "learner": one.learner,
+                "samplers": one.samplers,
+                "in_turn": round(one.in_turn, 1),
+                "ahead": round(one.ahead, 1),
+            }
+            for one in plan.splits
+        ],
         "assumed_shares": {
             "matmul": ASSUMED.matmul,
             "memory_bandwidth": ASSUMED.bandwidth,
@@ -405,7 +424,9 @@ def as_text(plan: Plan) -> str:
         lines.append(
             f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
         )
-    return "\n".join([*lines, "", *_work(plan), "", *_seconds(plan)])
+    together = sum(predictions(plan)[_name(plan)].values())
+    lines += ["", *_work(plan), "", *_seconds(plan), *split.as_lines(plan.splits, together)]
+    return "\n".join(lines)
 
 
 def _work(plan: Plan) -> list[str]:

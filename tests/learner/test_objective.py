@@ -276,9 +276,16 @@ def test_the_value_loss_does_not_steer_the_policy_unless_asked(batch):
     assert max(float(x) for x in jax.tree.leaves(gap)) > 1e-5
 
 
+def agreeing(old, sampler, mask, bound):
+    """Rows whose mean difference is within a bound; None: all."""
+    gaps = [np.abs(old - sampler)[row][mask[row]].mean() for row in range(mask.shape[0])]
+    return np.array(gaps) <= (np.inf if bound is None else bound)
+
+
 def written_out(new, old, ref, sampler, advantages, mask, loss):
     """Eq. 15 and 16 token by token, in float64."""
     total = 0.0
+    kept = agreeing(old, sampler, mask, loss.sequence_mask)
     for row in range(mask.shape[0]):
         for t in np.flatnonzero(mask[row]):
             rho, a = np.exp(new[row, t] - old[row, t]), advantages[row, t]
@@ -288,6 +295,7 @@ def written_out(new, old, ref, sampler, advantages, mask, loss):
             token = max(-a * rho, -a * clipped)
             if loss.importance_cap is not None and loss.old_logprobs != "sampler":
                 token *= min(np.exp(old[row, t] - sampler[row, t]), loss.importance_cap)
+            token *= kept[row]
             d = new[row, t] - ref[row, t]
             kl = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) + d - 1}[loss.kl_kind]
             total += token + loss.kl_coef * kl
@@ -313,7 +321,6 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
         thinking_logprobs=wrong(batch.thinking_logprobs),
         answer_logprobs=wrong(batch.answer_logprobs),
     )
-    spec = dataclasses.replace(SPEC, loss=loss, value=None)
     scores = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
     rng = np.random.default_rng(1)
     shift = lambda scale: dataclasses.replace(
@@ -325,6 +332,11 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
     tokens = lambda s: joined(s.thinking, s.answers)
     sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
     mask = joined(batch.thinking_mask, batch.answer_mask) > 0
+    if kind == "k2":
+        loss = dataclasses.replace(loss, sequence_mask=0.23)
+    kept = agreeing(tokens(old), sampler, mask, loss.sequence_mask)
+    assert kept.any() and kept.all() == (kind != "k2")
+    spec = dataclasses.replace(SPEC, loss=loss, value=None)
     of_answers = np.repeat(batch.answer_advantages, batch.answer_logprobs.shape[2], 1)
     advantages = np.concatenate([batch.thinking_advantages, of_answers], 1)
     found, metrics = compiled_objective(
@@ -344,3 +356,8 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
         return
     weights = np.minimum(np.exp(tokens(old) - sampler), 1.1)[mask]
     assert float(metrics["mismatch/weight"]) == pytest.approx(weights.mean(), abs=1e-5)
+    gap = np.abs(tokens(old) - sampler)[mask]
+    assert float(metrics["mismatch/absolute"]) == pytest.approx(gap.mean(), abs=1e-5)
+    if kind == "k2":
+        left_out = np.repeat(~kept, mask.sum(1)).mean()
+        assert float(metrics["mismatch/masked"]) == pytest.approx(left_out, abs=1e-5)

@@ -1,5 +1,7 @@
 """The value head's calibration and the time by phase say what was measured."""
 
+import dataclasses
+
 import pytest
 
 from bacr_jax.report import svg
@@ -38,3 +40,8 @@ def test_time_is_the_median_so_that_compiling_does_not_count(tmp_path):
     bars = svg.figure(machinery_charts([run], {"a": []})[2])
     # plan .1, rollout 2 (30 in the first step), verify .5, learn 3, adapt .2
     assert "a: 5.8 s" in bars and "rollout: 2 s (34%)" in bars
+    # What a batch ahead took meanwhile has a bar of its own.
+    beside = [record | {"time/overlap": 1.5} for record in run.metrics]
+    ahead = dataclasses.replace(run, metrics=beside)
+    bars = svg.figure(machinery_charts([ahead], {"a": []})[2])
+    assert "a: 5.8 s" in bars and "a, meanwhile: 1.5 s" in bars

@@ -17,7 +17,7 @@ from bacr_jax.model.budget import Conditioned
 from bacr_jax.rollout import Rows, Sampler, sampling_params
 from bacr_jax.rollout.fleet import Fleet, Probe, ServersLost
 from bacr_jax.rollout.rows import Listeners
-from bacr_jax.rollout.served import Asking
+from bacr_jax.rollout.served import Asking, asked_rows
 from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
 from rollout_world import (
     ANSWER,
@@ -70,8 +70,10 @@ class Local(Server):
 
         self.scores = scores
 
-    async def connect(self):
+    async def find(self):
         pass
+
+    connect = find
 
     async def load(self, folder, version):
         if self.params is None or not self.stale:
@@ -132,7 +134,8 @@ def rolled(world, made, version=0, params=None, answers=1, listeners=Listeners()
     spec = world.spec(answers=answers)
     sampler = Sampler(spec, make_rules(), sampling_params(0.0), world.phi_of)
     given = world.params if params is None else params
-    return made(given, version, prompts, rows, jax.random.key(3), sampler, listeners)
+    made.load(given, version)
+    return made.generate(prompts, rows, jax.random.key(3), sampler, listeners)
 
 
 def same(found, want):
@@ -203,6 +206,14 @@ def test_a_server_that_keeps_its_old_weights_is_an_error(world, tmp_path):
         rolled(world, made, 1, params=other)
 
 
+def test_weights_that_are_others_under_the_same_version_are_an_error(world, tmp_path):
+    made = fleet(world, [Local(world)], tmp_path)
+    rolled(world, made)
+    other = {**world.params, "embed": world.params["embed"] * 1.1}
+    with pytest.raises(UserError, match="does not sample with the weights it was sent"):
+        rolled(world, made, 0, params=other)
+
+
 def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
     def write(params, out):
         out.mkdir()
@@ -225,13 +236,12 @@ def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
 
 
 def test_a_row_without_a_budget_is_asked_for_so(world, tmp_path):
-    from bacr_jax.rollout.fleet import _asked_rows
-
     sampler = Sampler(world.spec(), make_rules(), sampling_params(0.7), world.phi_of)
     prompts = make_prompts([2, 3], 5)
     rows = Rows(np.array([NO_BUDGET, 4]), np.zeros((2, 0), int), ids=np.array([7, 9]))
-    one, two = _asked_rows(prompts, rows, jax.random.key(0), sampler)
+    asked = lambda key: asked_rows(prompts, rows.complete(sampler.spec), key, sampler)
+    one, two = asked(jax.random.key(0))
     assert (one.budget, one.limit, two.budget, two.limit) == (None, 12, 4, 4)
     assert one.sampling.temperature == pytest.approx(0.7) and one.sampling.seed != two.sampling.seed
-    again = _asked_rows(prompts, rows, jax.random.key(1), sampler)[0]
+    again = asked(jax.random.key(1))[0]
     assert again.sampling.seed != one.sampling.seed and again.prompt == one.prompt

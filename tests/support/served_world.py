@@ -103,7 +103,7 @@ class Served:
         if self.plugin:
             if not isinstance(extra["budget"], int) and extra["budget"] != "none":
                 return 400, {"error": {"message": f"budget: found {extra['budget']!r}; write"}}
-            if extra.get("folder") != self.folder:
+            if extra.get("folder", "") != self.folder:
                 return 400, {"error": {"message": f"folder: found {extra.get('folder')!r}"}}
         if "response_from" not in extra:
             return 200, {"choices": [{"token_ids": [WORD]}]}
@@ -122,6 +122,52 @@ class Served:
     def __exit__(self, *_):
         self.server.shutdown()
         self.server.server_close()
+
+
+class Reloading(Served):
+    """One to which weights can be sent; it answers nothing while it is paused.
+
+    Attributes:
+      routes: what it was told, in order.
+      fails: a route that is answered by this status instead, or by nothing (None).
+      holds: version that it says to hold; None: that which it was told.
+    """
+
+    def __init__(self, folder="", paused=False, fails=None, holds=None):
+        super().__init__(folder)
+        self.routes, self.fails, self.holds = [], fails or {}, holds
+        self.running, self.version = threading.Event(), "default"
+        if not paused:
+            self.running.set()
+        outer, plain = self, self.server.RequestHandlerClass
+
+        class Handler(plain):
+            def do_GET(self):
+                if self.path == "/weight_info":
+                    self.send(200, {"weight_version": outer.holds or outer.version})
+                    return
+                super().do_GET()
+
+            def do_POST(self):
+                route = self.path.partition("?")[0]
+                if route == "/v1/completions":
+                    outer.running.wait(10)
+                    super().do_POST()
+                    return
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.routes.append(route)
+                if route in outer.fails:
+                    status = outer.fails[route]
+                    self.send(status or 200, None if status is None else {})
+                    return
+                if route == "/pause":
+                    outer.running.clear()
+                if route == "/resume":
+                    outer.running.set()
+                outer.version = body.get("new_version", outer.version)
+                self.send(200, {})
+
+        self.server.RequestHandlerClass = Handler
 
 
 if __name__ == "__main__":

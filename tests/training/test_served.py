@@ -1,5 +1,7 @@
 """A run's facts as a fleet needs them, with a server that reads the folder that the run writes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.model import budget, hf, qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.questions import ledger
-from bacr_jax.training import served
+from bacr_jax.training import served, start
 from bacr_jax.training.algorithm import iterate
 from methods_world import Odd, load, run_of
 
@@ -27,8 +29,10 @@ class FromFolder(Server):
         super().__init__(url)
         self.loaded = []
 
-    async def connect(self):
+    async def find(self):
         pass
+
+    connect = find
 
     async def load(self, folder, version):
         self.shape, self.params = hf.load_policy(folder)
@@ -86,6 +90,26 @@ def test_two_iterations_by_a_server_that_gets_each_update(served_run):
     assert server.loaded == ["0", "1"]
 
 
+def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
+    run, _ = served_run
+    own = dataclasses.replace(run.config.rollout, engine="own")
+    assert start.can_go_ahead(
+        dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=own))
+    )
+    assert not start.can_go_ahead(run)
+
+
+def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
+    own = ledger.ledger_tokenizer()
+    config = load(
+        tmp_path, "dapo", "rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1",
+        "loss.importance_cap=2",
+    )  # fmt: skip
+    run, _ = run_of(config, (own, len(own)), Odd())
+    with pytest.raises(UserError, match="rollout.ahead=1: how often DAPO samples on"):
+        served.with_servers(run, tmp_path / "run", print)
+
+
 def test_settings_that_contradict_each_other(tmp_path):
     for overrides, says in (
         (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
@@ -93,6 +117,14 @@ def test_settings_that_contradict_each_other(tmp_path):
         (
             ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "conditioning.branches=cut"],
             "conditioning.branches=cut: a server tells an answer the budget of its thinking",
+        ),
+        (
+            ["rollout.ahead=1", "loss.sequence_mask=0.1"],
+            "the learner and this package's decoder take turns",
+        ),
+        (
+            ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1"],
+            "of the policy before the newest, and nothing corrects for that",
         ),
     ):
         with pytest.raises(UserError, match=says):

@@ -43,12 +43,17 @@ def engine_of(folder, **how):
         gc.collect()
 
 
-@contextlib.contextmanager
-def server_of(folder, log, *options, port=0):
-    """A server in a process of its own, to which weights can be sent; gives its address."""
+def free_port():
+    """A port that nobody listens on."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", port))
-        port = free.getsockname()[1]
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server_of(folder, log, *options, port=None):
+    """A server in a process of its own, to which weights can be sent; gives its address."""
+    port = port or free_port()
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"]
     with log.open("wb") as file:

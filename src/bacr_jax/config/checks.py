@@ -303,6 +303,22 @@ def _servers(config: Config) -> Iterator[str]:
         )
 
 
+def _ahead(config: Config) -> Iterator[str]:
+    rollout, loss = config.rollout, config.loss
+    if not rollout.ahead:
+        return
+    if rollout.engine == "own":
+        yield (
+            "rollout.ahead=1: the learner and this package's decoder take turns on the same "
+            "devices; write rollout.engine=vllm, or 0"
+        )
+    if loss.importance_cap is None and loss.sequence_mask is None:
+        yield (
+            "rollout.ahead=1: traces are of the policy before the newest, and nothing corrects for "
+            "that; write loss.importance_cap=2, or loss.sequence_mask=0.01"
+        )
+
+
 def _loss(config: Config) -> Iterator[str]:
     loss, value = config.loss, config.value
     if config.optimizer.single_rate and value.inner_steps:
@@ -343,6 +359,7 @@ _GENERAL: tuple[Finder, ...] = (
     curriculum_problems,
     _batches,
     _servers,
+    _ahead,
     _loss,
     selection_problems,
 )

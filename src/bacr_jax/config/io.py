@@ -81,7 +81,8 @@ _LATER = frozenset(
         *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
         "export.every",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
-        *("rollout.engine", "rollout.urls", "rollout.weights_dir"),
+        *("rollout.engine", "rollout.urls", "rollout.weights_dir", "rollout.ahead"),
+        "loss.sequence_mask",
         *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }

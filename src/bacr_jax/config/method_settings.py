@@ -323,6 +323,12 @@ class LossConfig:
         "largest weight p(learner)/p(sampler) of a token (truncated importance); null: off",
         "[1, inf)",
     )
+    sequence_mask: float | None = key(
+        None,
+        "traces whose mean |log p(learner)/p(sampler)| of a token is above it have no part in the "
+        "policy's loss; null: off",
+        "(0, inf)",
+    )
     overlong_filter: bool = key(False, "leave traces that the budget cut out of the loss")
     old_logprobs: Literal["scored", "learner", "sampler"] = key(
         "scored",

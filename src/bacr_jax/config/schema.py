@@ -268,6 +268,12 @@ class RolloutConfig:
         "/dev/shm/bacr",
         "engine vllm: folder, read by the servers too, in which each step's policy is handed over",
     )
+    ahead: int = key(
+        0,
+        "engine vllm: 1 samples the next batch while the learner is at work, under the policy "
+        "before that update",
+        "[0, 1]",
+    )
 
 
 @dataclass(frozen=True)

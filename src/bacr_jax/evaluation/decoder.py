@@ -21,14 +21,21 @@ from bacr_jax.evaluation.samples import (
     Drawing,
     Part,
     Sample,
-    TraceSource,
 )
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import PromptFormat, encode_text, with_declaration
 from bacr_jax.prompts.tokenizers import decode_ids
-from bacr_jax.rollout import Listeners, RolloutSpec, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import (
+    Listeners,
+    Rollout,
+    RolloutSpec,
+    Rows,
+    Sampler,
+    generate,
+    sampling_params,
+)
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
@@ -54,6 +61,17 @@ class Decoder:
         """Most thinking tokens under a budget, or without one."""
         return self.cap if budget == NO_BUDGET else budget
 
+    def generate(
+        self,
+        prompts: Prompts,
+        rows: Rows,
+        key: jax.Array,
+        sampler: Sampler,
+        listeners: Listeners,
+    ) -> Rollout:
+        """As `rollout.generate`, of this policy."""
+        return generate(self.params, prompts, rows, key, sampler, listeners)
+
     def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
         """Thinking up to the budget, and an answer at each cut, for each row; on the host.
 
@@ -73,8 +91,7 @@ class Decoder:
         keys = [jax.random.fold_in(drawing.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
         config, on_rows = drawing.config, drawing.on_rows
-        rollout = generate(
-            self.params,
+        rollout = self.generate(
             _stacked([part.prompts for part in parts]),
             Rows(
                 each([setting.budget for setting in first]),
@@ -130,7 +147,7 @@ def open_decoder(
       slots: rows decoded together, on all devices; None: as many as in the policy's own
         evaluations. The next number that all of them can share evenly is taken.
     """
-    policy = _policy(saved.config, vocab_size, num_devices)
+    policy = policy_of(saved.config, vocab_size, num_devices)
     params = saved.params()
     conditioned = policy.learner.conditioning is not None
     if conditioned and "budget" not in params:
@@ -157,7 +174,7 @@ def open_decoder(
     return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
 
 
-def _policy(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
+def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
     """The policy on so many devices, whatever the portions of its training were."""
     method = load_method(config)
     if num_devices == 1:
@@ -199,7 +216,7 @@ def with_declared_budget(
 
 
 def draw_samples(
-    decoder: TraceSource,
+    decoder: Decoder,
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
     parts: Sequence[Part],

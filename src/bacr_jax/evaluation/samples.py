@@ -9,7 +9,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,10 +22,8 @@ from bacr_jax.types import (
     CLOSED_BY_EOS,
     CLOSED_BY_TAG,
     NO_BUDGET,
-    Branches,
     Poll,
     Prompts,
-    Trunks,
 )
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -282,10 +280,3 @@ class Drawing:
     config: EvalConfig
     poll: Poll = None
     on_rows: Callable[[int], None] | None = None
-
-
-class TraceSource(Protocol):
-    """A `decoder.Decoder`, or a server that is asked."""
-
-    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
-        """Thinking and answers of some rows, part by part; as many cuts in each."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -9,27 +10,28 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import jax
-import numpy as np
 
-from bacr_held import EngineError, Rules, Sampling, Server, read_rules
+from bacr_held import EngineError, Server, read_rules
 from bacr_held.http_json import request_json
 from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.decoder import declaration, open_decoder
-from bacr_jax.evaluation.samples import GREEDY, Asked, Drawing, EvalSetting, TraceSource
+from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
 from bacr_jax.model.hf import read_thinking
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.thinking_section import describe
-from bacr_jax.rollout.served import AskedRow, Asking, as_branches, as_trunks, together, without_tag
+from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler
+from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, without_tag
 from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
-from bacr_jax.types import NO_BUDGET, Branches, Trunks
+from bacr_jax.types import Prompts
 
 # Seconds between two questions to a server that starts.
 _PATIENCE = 0.5
@@ -39,57 +41,30 @@ _OTHER_FORMAT = (
 )
 
 
-class ServedDecoder:
-    """A policy behind a server; stands where a `Decoder` does.
+@dataclass(frozen=True)
+class ServedDecoder(Decoder):
+    """A policy behind a server; sampled answers are others than a decoder's, always the same."""
 
-    Attributes:
-      at_once: rows that are asked for together.
-    """
+    server: Server
+    asking: Asking
 
-    def __init__(self, server: Server, rules: Rules, at_once: int):
-        self.server, self.rules, self.at_once = server, rules, at_once
+    def generate(
+        self,
+        prompts: Prompts,
+        rows: Rows,
+        key: jax.Array,
+        sampler: Sampler,
+        listeners: Listeners,
+    ) -> Rollout:
+        """As of `Decoder`."""
 
-    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
-        """As of `Decoder`; sampled answers are others than there, and the same at every call."""
-        asking = Asking(self.rules, without_tag(drawing.environment))
-        drawn = [
-            asking.row(row, self.server.complete)
-            for part in parts
-            for row in self._rows(part, drawing)
-        ]
-        on_rows = drawing.on_rows
-        count = None if on_rows is None else lambda places: on_rows(len(places))
+        async def answered(asked: AskedRow) -> AnsweredRow:
+            return await self.asking.row(asked, self.server.complete)
+
         try:
-            ended = asyncio.run(together(drawn, self.at_once, drawing.poll, count))
+            return ask(prompts, rows, key, sampler, listeners, answered)
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
-        ends = np.cumsum([0, *[len(part.rows) for part in parts]])
-        of_parts = [ended[start:stop] for start, stop in zip(ends, ends[1:])]
-        return [(as_trunks(rows), as_branches(rows)) for rows in of_parts]
-
-    def _rows(self, part: Asked, drawing: Drawing) -> list[AskedRow]:
-        """A part's rows."""
-        setting = part.settings[0]
-        budget = None if setting.budget == NO_BUDGET else setting.budget
-        limit, cuts = self.rules.limit(budget), [s.cut for s in part.settings]
-        ids = [
-            np.asarray(tokens)[:length].tolist()
-            for tokens, length in zip(part.prompts.tokens, np.asarray(part.prompts.lengths))
-        ]
-        return [
-            AskedRow(prompt, budget, limit, cuts, _sampling(drawing, setting, row))
-            for prompt, row in zip(ids, part.rows.tolist())
-        ]
-
-
-def _sampling(drawing: Drawing, setting: EvalSetting, row: int) -> Sampling:
-    """How a row's tokens are drawn: a function of the evaluation's key, the budget and the row."""
-    if setting.mode == GREEDY:
-        return Sampling()
-    key = np.asarray(jax.random.key_data(drawing.key)).tolist()
-    words = [*key, setting.budget % 2**32, row]
-    seed = int(np.random.SeedSequence(words).generate_state(1)[0])
-    return Sampling(drawing.config.temperature, drawing.config.top_p, seed)
 
 
 def check_served(saved: SavedPolicy) -> None:
@@ -139,7 +114,12 @@ def open_served(
                 f"--engine vllm: the server's rows have {server.length} tokens and {needed} are "
                 f"needed; start it with --max-model-len {needed}, or write smaller --budgets"
             )
-        yield ServedDecoder(server, rules, slots)
+        policy, no_params = policy_of(config, environment.vocab_size, 1), cast(Any, None)
+        spec = dataclasses.replace(
+            policy.evaluation, max_thinking=largest_evaluated(config), slots=slots
+        )
+        asking = Asking(rules, without_tag(environment))
+        yield ServedDecoder(no_params, spec, None, rules.cap, server, asking)
 
 
 # A large model is read from a slow disk and compiled first.
@@ -211,7 +191,7 @@ def open_source(
     *,
     slots: int,
     say: Callable[[str], None],
-) -> AbstractContextManager[TraceSource]:
+) -> AbstractContextManager[Decoder]:
     """What draws the answers, for as long as they are drawn."""
     config, largest = saved.config, largest_evaluated(saved.config)
     if engine is None:

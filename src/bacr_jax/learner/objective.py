@@ -266,6 +266,10 @@ def policy_terms(
         )
         surrogate = surrogate * weight
         metrics["mismatch/weight"] = token_mean(weight)
+    if (bound := spec.loss.sequence_mask) is not None:
+        kept = losses.sequence_mask(logp_before, sampler, mask, bound=bound)
+        surrogate = jnp.where(kept, surrogate, 0.0)
+        metrics["mismatch/masked"] = token_mean(~kept)
     loss = losses.aggregate_sum(surrogate, mask, mode=spec.loss.aggregate) / normalizers.tokens
     gap = jnp.where(mask, logp_before - sampler, 0.0)
     return loss, {
@@ -276,6 +280,7 @@ def policy_terms(
         "policy/ratio": token_mean(ratio),
         "mismatch/k1": token_mean(-gap),
         "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
+        "mismatch/absolute": token_mean(jnp.abs(gap)),
         **metrics,
     }
 

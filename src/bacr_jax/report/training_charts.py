@@ -191,8 +191,7 @@ def machinery_charts(
             mismatch,
             _STEP,
             Axis("KL (nats a token)", low=0.0),
-            note="how far the log-probabilities of the sampler lie from the learner's; "
-            "above .05 a run warns",
+            note="how far the log-probabilities of the sampler lie from the learner's",
         ),
         calibration(traces),
         _time_by_phase(runs),
@@ -209,13 +208,15 @@ def _time_by_phase(runs: Sequence[RunData]) -> Bars:
                 float(record[name]) for record in run.metrics if name in record
             )
             for name in names
-            if name != "time/tokens_per_s"
+            if name not in ("time/tokens_per_s", "time/overlap")
         }
         # In the order of an iteration.
         order = ("plan", "rollout", "verify", "learn", "adapt")
         parts = sorted(seconds.items(), key=lambda part: (*order, part[0]).index(part[0]))
         if parts:
             rows.append((run.label, parts))
+        if beside := [r["time/overlap"] for r in run.metrics if "time/overlap" in r]:
+            rows.append((f"{run.label}, meanwhile", [("rollout", median(map(float, beside)))]))
     note = "medians over the steps, so that what is compiled in the first does not count"
     return Bars("Time of a step by phase", rows, "s", note=note)
 

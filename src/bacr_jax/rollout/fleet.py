@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,17 +15,10 @@ from bacr_held import Call, EngineError, Refused, Sampling, Server
 from bacr_held.server import extras
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import Preempted
-from bacr_jax.rollout.rollouts import Rollout, sampled_counters
-from bacr_jax.rollout.rows import Listeners, Rows, Sampler, check_rows
-from bacr_jax.rollout.served import (
-    AnsweredRow,
-    AskedRow,
-    Asking,
-    as_branches,
-    as_trunks,
-    together,
-)
-from bacr_jax.types import NO_BUDGET, Poll, Prompts
+from bacr_jax.rollout.rollouts import Rollout
+from bacr_jax.rollout.rows import Listeners, Rows, Sampler
+from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask
+from bacr_jax.types import Poll, Prompts
 
 Params = dict[str, Any]
 # Seconds between two questions to a server that starts, and until one is given up.
@@ -43,17 +36,18 @@ class ServersLost(Preempted):
 class SampleTraces(Protocol):
     """What samples the traces of training: the decoder of this package, or servers."""
 
-    def __call__(
+    def load(self, params: Params, version: int, poll: Poll = None) -> None:
+        """Takes the learner's parameters, which a version names, for all rollouts to come."""
+
+    def generate(
         self,
-        params: Params,
-        version: int,
         prompts: Prompts,
         rows: Rows,
         key: jax.Array,
         sampler: Sampler,
         listeners: Listeners,
     ) -> Rollout:
-        """As `generate`, under the learner's parameters, which a version names."""
+        """As `rollouts.generate`, under these parameters."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +88,15 @@ class Fleet:
     held: int | None = None
     alive: list[Server] = field(default_factory=list)
     _load: dict[str, int] = field(default_factory=dict)
+    _known: set[str] = field(default_factory=set)
 
-    def __call__(
+    def generate(
         self,
-        params: Params,
-        version: int,
         prompts: Prompts,
         rows: Rows,
         key: jax.Array,
         sampler: Sampler,
-        listeners: Listeners = Listeners(),
+        listeners: Listeners,
     ) -> Rollout:
         """See `SampleTraces`.
 
@@ -111,35 +104,10 @@ class Fleet:
           ServersLost: none is left.
           UserError: a server refuses a row, or holds other weights than it says.
         """
-        if self.held != version:
-            self.load(params, version, listeners.poll)
-        spec, whole = sampler.spec, rows.complete(sampler.spec)
-        check_rows(prompts, whole, sampler)
-        started = time.perf_counter()
-        asked = _asked_rows(prompts, rows, key, sampler)
-        done: list[AnsweredRow | None] = [None] * len(asked)
-        width = sampler.rules.suffix_length + spec.answer_tokens
-        shapes = {"sampled": spec.max_sampled, "width": prompts.tokens.shape[1] + spec.max_sampled}
-        of_answers = {"sampled": spec.answer_tokens, "width": width}
-
-        def ended(places: list[int]) -> None:
-            some = [row for place in places if (row := done[place]) is not None]
-            if listeners.on_rows is not None:
-                parts = as_trunks(some, **shapes), as_branches(some, **of_answers)
-                listeners.on_rows(np.array(places), *parts)
-
-        async def one(place: int) -> AnsweredRow:
-            row = done[place] = await self._sampled(asked[place])
-            return row
-
-        work = [one(place) for place in range(len(asked))]
         try:
-            found = asyncio.run(together(work, spec.slots, listeners.poll, ended))
+            return ask(prompts, rows, key, sampler, listeners, self._sampled)
         except (Refused, ValueError) as error:
             raise UserError(f"rollout.urls: {error}") from None
-        trunks, branches = as_trunks(found, **shapes), as_branches(found, **of_answers)
-        seconds = time.perf_counter() - started
-        return Rollout(trunks, branches, sampled_counters(trunks, branches) | {"served_s": seconds})
 
     async def _sampled(self, asked: AskedRow) -> AnsweredRow:
         """A row by the server with the least to do, and by another if that is lost."""
@@ -164,21 +132,27 @@ class Fleet:
             self.say(f"WARNING, rollout.urls: {error}; {rest}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Sends the weights to every server, and looks whether those are what it samples with.
+        """Sends weights to every server that has others, and looks whether it samples with them.
 
         Raises:
           ServersLost: none is there.
           UserError: a server samples with others, or the folder can't be written.
         """
+        if self.held != version:
+            self._send(params, version, poll)
+        self._check(params)
+
+    def _send(self, params: Params, version: int, poll: Poll) -> None:
         path = self.folder / f"version-{version}"
         shutil.rmtree(path, ignore_errors=True)
         try:
             self.write(params, path)
-        except OSError as error:
+        except (OSError, UserError) as error:
             shutil.rmtree(path, ignore_errors=True)
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"rollout.weights_dir={self.folder}: can't hold the policy ({error.strerror}); "
-                "write a folder with more room"
+                f"rollout.weights_dir={self.folder}: can't hold the policy ({reason}); write a "
+                "folder with more room"
             ) from None
         first, self.held = self.held is None and not self.alive, None
         if first:
@@ -187,7 +161,6 @@ class Fleet:
         asyncio.run(self._push(path, version))
         if not self.alive:
             raise ServersLost("rollout.urls: no server took the weights")
-        self._check(params)
         self.held = version
         for old in self.folder.glob("version-*"):
             if old != path:
@@ -212,11 +185,18 @@ class Fleet:
 
     async def _connected(self) -> list[Any]:
         return await asyncio.gather(
-            *(server.connect() for server in self.servers), return_exceptions=True
+            *(server.find() for server in self.servers), return_exceptions=True
         )
 
     async def _push(self, path: Path, version: int) -> None:
-        loads = [server.load(str(path.absolute()), str(version)) for server in self.servers]
+        async def one(server: Server) -> None:
+            await server.load(str(path.absolute()), str(version))
+            # Only now: one whose learner died while it read weights answers nothing before.
+            if server.url not in self._known:
+                await server.connect()
+                self._known.add(server.url)
+
+        loads = map(one, self.servers)
         for server, found in zip(
             self.servers, await asyncio.gather(*loads, return_exceptions=True)
         ):
@@ -249,21 +229,3 @@ class Fleet:
                     "start it again, with --logprobs-mode processed_logprobs and --dtype "
                     f"{self.dtype}"
                 )
-
-
-def _asked_rows(prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler) -> list[AskedRow]:
-    """Rows as servers are asked for them; a row's seed is that of the key and its id."""
-    whole = rows.complete(sampler.spec)
-    words = np.asarray(jax.random.key_data(key)).ravel().tolist()
-    temperature = float(np.asarray(sampler.sampling.temperature))
-    tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
-    columns: Mapping[str, list[Any]] = {
-        name: getattr(whole, name).tolist() for name in ("budgets", "limits", "cuts", "ids")
-    }
-    found = []
-    for prompt, length, budget, limit, cuts, row in zip(tokens, lengths, *columns.values()):
-        seed = int(np.random.SeedSequence([*words, row]).generate_state(1)[0])
-        told = None if budget == NO_BUDGET else budget
-        drawn = Sampling(temperature, 1.0, seed)
-        found.append(AskedRow(prompt[:length].tolist(), told, limit, cuts, drawn))
-    return found

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -14,12 +15,23 @@ from bacr_held.server import extras
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.stop_strings import compile_stop_strings, match
 from bacr_jax.rewards import cuts_of_trace
+from bacr_jax.rollout.rollouts import Rollout, sampled_counters
+from bacr_jax.rollout.rows import (
+    CompleteRows,
+    Listeners,
+    Rows,
+    Sampler,
+    check_rows,
+    check_streams,
+)
 from bacr_jax.types import (
     CLOSED_BY_BUDGET,
     CLOSED_BY_EOS,
     CLOSED_BY_TAG,
+    NO_BUDGET,
     Branches,
     Poll,
+    Prompts,
     Trunks,
 )
 
@@ -40,13 +52,13 @@ class AskedRow:
     Attributes:
       budget: that the policy is told; None: none.
       limit: most thinking tokens.
-      cuts: thinking tokens kept at each cut; None: all of them.
+      cuts: thinking tokens kept at each cut.
     """
 
     prompt: Sequence[int]
     budget: int | None
     limit: int
-    cuts: Sequence[int | None]
+    cuts: Sequence[int]
     sampling: Sampling
 
 
@@ -88,7 +100,7 @@ class Asking:
         told = extras(asked.budget, len(asked.prompt))
         await _finish(thinking, asked.sampling, 0, told, complete)
         kept = self.without_tag(thinking.tokens) if thinking.by_tag else len(thinking.kept)
-        places = [kept if cut is None else min(cut, kept) for cut in self._cuts(asked, kept)]
+        places = [min(cut, kept) for cut in self._cuts(asked, kept)]
         found, made = list[Answering](), dict[Any, int]()
         source = []
         for cut, place in enumerate(places):
@@ -105,11 +117,12 @@ class Asking:
                 source.append(made[key])
         return AnsweredRow(thinking, kept, found, source)
 
-    def _cuts(self, asked: AskedRow, kept: int) -> Sequence[int | None]:
+    def _cuts(self, asked: AskedRow, kept: int) -> Sequence[int]:
         if not self.own_cuts:
             return asked.cuts
         cuts, ends, limits = (np.array([x]) for x in (asked.cuts, kept, asked.limit))
-        return cuts_of_trace(cuts, ends, limits)[0].tolist()
+        placed: list[int] = cuts_of_trace(cuts, ends, limits)[0].tolist()
+        return placed
 
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
@@ -131,11 +144,70 @@ async def _finish(
         part.take(*await complete(call, sampling, number, told))
 
 
-async def together(
+def ask(
+    prompts: Prompts,
+    rows: Rows,
+    key: jax.Array,
+    sampler: Sampler,
+    listeners: Listeners,
+    answered: Callable[[AskedRow], Awaitable[AnsweredRow]],
+) -> Rollout:
+    """A rollout whose rows servers sample, `spec.slots` at once; arguments as of `generate`.
+
+    Args:
+      answered: has a row sampled; what it raises ends the rollout.
+    """
+    spec, whole = sampler.spec, rows.complete(sampler.spec)
+    check_rows(prompts, whole, sampler)
+    check_streams(key, sampler.sampling, rows.streams)
+    asked = asked_rows(prompts, whole.with_grace(spec.grace), key, sampler)
+    done: list[AnsweredRow | None] = [None] * len(asked)
+    width = sampler.rules.suffix_length + spec.answer_tokens
+    shapes = {"sampled": spec.max_sampled, "width": prompts.tokens.shape[1] + spec.max_sampled}
+    of_answers = {"sampled": spec.answer_tokens, "width": width}
+
+    def ended(places: list[int]) -> None:
+        some = [row for place in places if (row := done[place]) is not None]
+        if listeners.on_rows is not None:
+            parts = as_trunks(some, **shapes), as_branches(some, **of_answers)
+            listeners.on_rows(np.array(places), *parts)
+
+    async def one(place: int) -> AnsweredRow:
+        row = done[place] = await answered(asked[place])
+        return row
+
+    work = [one(place) for place in range(len(asked))]
+    found = asyncio.run(_together(work, spec.slots, listeners.poll, ended))
+    trunks, branches = as_trunks(found, **shapes), as_branches(found, **of_answers)
+    return Rollout(trunks, branches, sampled_counters(trunks, branches))
+
+
+def asked_rows(
+    prompts: Prompts, rows: CompleteRows, key: jax.Array, sampler: Sampler
+) -> list[AskedRow]:
+    """Rows as servers are asked for them; a row's seed is that of its stream's key and its id."""
+    words = np.asarray(jax.random.key_data(key)).reshape(-1, *jax.random.key_data(key).shape[-1:])
+    # Of a number in float32 the digits that it was written with.
+    warmth = np.asarray(sampler.sampling.temperature, float).reshape(-1).round(6)
+    top_p = round(float(sampler.sampling.top_p), 6)
+    found = []
+    for place, stream in enumerate(rows.streams.tolist()):
+        seeds = [*words[stream].tolist(), int(rows.ids[place])]
+        seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+        temperature = float(warmth[stream if len(warmth) > 1 else 0])
+        drawn = Sampling(temperature, top_p, seed) if temperature else Sampling()
+        prompt = np.asarray(prompts.tokens[place])[: int(prompts.lengths[place])].tolist()
+        budget, limit = int(rows.budgets[place]), int(rows.limits[place])
+        told = None if budget == NO_BUDGET else budget
+        found.append(AskedRow(prompt, told, limit, rows.cuts[place].tolist(), drawn))
+    return found
+
+
+async def _together(
     rows: Sequence[Coroutine[Any, Any, _T]],
     at_once: int,
     poll: Poll,
-    on_rows: Callable[[list[int]], None] | None,
+    on_rows: Callable[[list[int]], None],
 ) -> list[_T]:
     """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them.
 
@@ -158,7 +230,7 @@ async def together(
             )
             for task in done:
                 task.result()
-            if on_rows is not None and done:
+            if done:
                 on_rows([place[task] for task in done])
             if poll is not None:
                 poll()
@@ -171,10 +243,9 @@ async def together(
             row.close()
 
 
-def _padded(rows: Sequence[Sequence[Any]], width: int | None, kind: Any = np.int32) -> np.ndarray:
-    """Rows of numbers with zeros after them, as wide as the longest by default."""
-    longest = max(map(len, rows), default=0)
-    found = np.zeros((len(rows), longest if width is None else width), kind)
+def _padded(rows: Sequence[Sequence[Any]], width: int, kind: Any = np.int32) -> np.ndarray:
+    """Rows of numbers with zeros after them."""
+    found = np.zeros((len(rows), width), kind)
     for row, numbers in enumerate(rows):
         found[row, : len(numbers)] = numbers
     return found
@@ -184,14 +255,12 @@ def _numbers(values: Sequence[int]) -> Int[np.ndarray, "n"]:
     return np.array(values, np.int32)
 
 
-def as_trunks(
-    rows: Sequence[AnsweredRow], *, width: int | None = None, sampled: int | None = None
-) -> Trunks:
+def as_trunks(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Trunks:
     """Thinking as rollouts give it.
 
     Args:
-      width: of the tokens; None: of the longest row.
-      sampled: of the log-probabilities; None: of the longest row.
+      width: of the tokens.
+      sampled: of the log-probabilities.
     """
     thoughts = [row.thinking for row in rows]
     arrays: dict[str, Any] = {
@@ -206,9 +275,7 @@ def as_trunks(
     return Trunks(**arrays)
 
 
-def as_branches(
-    rows: Sequence[AnsweredRow], *, width: int | None = None, sampled: int | None = None
-) -> Branches:
+def as_branches(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Branches:
     """Answers as rollouts give them: [rows, cuts]; arguments as in `as_trunks`."""
     flat = [answer for row in rows for answer in row.answers]
     shape = (len(rows), len(rows[0].answers))

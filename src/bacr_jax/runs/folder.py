@@ -30,14 +30,15 @@ _CONFIG = "config.yaml"
 _SEAL = "# The run's own; sha256 of what follows: "
 # What a run killed while it made its folder can leave behind.
 _DEBRIS = (LOCK, f"{_CONFIG}.tmp")
-# A moved or renamed folder still holds the same run, a checkpoint fits any devices, and how often
-# it is saved, whether it is drawn or what was to be done about sets that were not there (data.eval
-# holds those that were) changes nothing that it learns.
+# A moved or renamed folder still holds the same run, a checkpoint fits any devices and servers, and
+# how often it is saved, whether it is drawn or what was to be done about sets that were not there
+# (data.eval holds those that were) changes nothing that it learns.
 _MAY_DIFFER = (
     *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
     *("checkpoint.every", "checkpoint.keep", "export.every", "data.eval_missing"),
     *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
     *("output.compile_cache", "rollout.windows", "rollout.refill"),
+    *("rollout.urls", "rollout.weights_dir"),
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6

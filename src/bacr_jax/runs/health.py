@@ -16,8 +16,9 @@ WORTH_LOSING, COLLAPSED_TO = 0.2, 0.25
 CLIPPED = 0.5
 # Share of graded answers whose worker died or ran out of time.
 LOST_VERDICTS = 0.1
-# Nats per token between what the sampler and the learner say of the same tokens.
-MISMATCH = 0.05
+# Nats per token between what the sampler and the learner say of the same tokens: rounding in 16
+# bits stays below it, other weights or another temperature do not.
+MISMATCH = 0.1
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
 # Importance ratio minus 1, and nats per token, that are rounding in float32.
@@ -31,10 +32,12 @@ class Symptom:
     Attributes:
       is_wrong: whether an iteration's metrics show it; given the smoothed reward's best so far.
       message: what it is, its likely causes, and the keys to change.
+      patience: iterations in a row that must show it.
     """
 
     is_wrong: Callable[[Metrics, float], bool]
     message: str
+    patience: int = PATIENCE
 
 
 def _lost(metrics: Metrics) -> bool:
@@ -96,9 +99,14 @@ SYMPTOMS = {
         "advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
-        lambda m, _: m.get("mismatch/k3", 0.0) > MISMATCH,
-        "the sampler and the learner disagree about the same tokens. Write "
-        "loss.importance_cap=2.0, or model.compute_dtype=float32 to see whether it is rounding",
+        lambda m, _: m.get("mismatch/absolute", 0.0) > MISMATCH,
+        f"the sampler and the learner disagree about the same tokens by more than {MISMATCH} nats "
+        "each (mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
+        "samples with a temperature or top-p of its own (--logprobs-mode processed_logprobs) or in "
+        "another --dtype; with rollout.ahead=1 the updates may be too large "
+        "(optimizer.learning_rate). Else write loss.importance_cap=2.0, or "
+        "model.compute_dtype=float32 to see whether it is rounding",
+        patience=1,
     ),
 }
 
@@ -121,6 +129,6 @@ class RunHealth:
         for name, symptom in SYMPTOMS.items():
             wrong = symptom.is_wrong(metrics, self._best)
             self._in_a_row[name] = self._in_a_row[name] + 1 if wrong else 0
-            if self._in_a_row[name] == PATIENCE and name not in self._given:
+            if self._in_a_row[name] == symptom.patience and name not in self._given:
                 self._given.add(name)
                 yield symptom.message

@@ -4,18 +4,20 @@
 comes from fold_in(run key, step) alone, so an iteration can be replayed from a checkpoint.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from bacr_jax.parallel import processes
 from bacr_jax.training import stages
 from bacr_jax.training.adapt import adapt_schedule
-from bacr_jax.training.dynamic_sampling import Round, choose, sample_rounds
+from bacr_jax.training.ahead import Upcoming, begin
+from bacr_jax.training.dynamic_sampling import BatchPlan, Round, choose, sample_rounds
 from bacr_jax.training.logging import Clock, Iteration, iteration_metrics
-from bacr_jax.training.run import Run, RunState
-from bacr_jax.types import Poll
+from bacr_jax.training.run import Run, RunState, RunStateAhead
+from bacr_jax.types import Poll, Prompts
 
 
 def iterate(
@@ -33,13 +35,15 @@ def iterate(
       The next state, and for the logs the metrics, what was learned from and its advantages.
     """
     clock, graded = Clock(), run.environment.grader.counters()
-    # 3 to 10: questions, budgets, traces and their answers; in several rounds if the method says.
+    # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
     rounds, cursors = sample_rounds(
         lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
         state.stream,
         run.method.dynamic_sampling,
     )
     chosen = choose(rounds)
+    # 3 to 10 of the next iteration go on beside the rest of this one (rollout.ahead).
+    upcoming = sample_ahead(run, state, step + 1, cursors, clock)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
     values, features = stages.predict_values(run, state.train, chosen)
     # Before the first update V is 0 everywhere: it starts at the batch's mean reward instead.
@@ -65,13 +69,16 @@ def iterate(
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
     schedule = adapt_schedule(run, state, rounds[0], step)
     clock.lap("adapt")
-    new = RunState(
+    new = replace(
+        state,
         train=train,
         curriculum=schedule,
         stream=cursors,
         generated_tokens=state.generated_tokens + chosen.tokens,
         method_state=method_state,
     )
+    if isinstance(new, RunStateAhead):
+        new = with_upcoming(new, upcoming, clock)
     metrics = {**learned, **advantage_metrics}
     metrics |= stages.score_metrics(advantages.returns, chosen.group_batch.surprise)
     metrics |= iteration_metrics(run, state, new, rounds, chosen, graded)
@@ -88,7 +95,7 @@ def sample_round(
     clock: Clock,
     poll: Poll,
 ) -> tuple[Round, Int[np.ndarray, "K"]]:
-    """Lines 3 to 10 of Algorithm 1: one round of questions, with traces and outcomes.
+    """Lines 3 to 11 of Algorithm 1: one round of questions, with traces and outcomes.
 
     Args:
       cursors: questions drawn so far from each group.
@@ -97,21 +104,14 @@ def sample_round(
       The round, and the new cursors.
     """
     plan_key, rollout_key = stages.round_keys(run.key, step, index)
-    # 3, 4, 6, 8, 10: weights w_k and budgets p(b | k) as the pass rates have it; questions by w_k,
-    # G budgets for each from p(b | k), M truncation points of each.
-    plan = stages.plan_batch(
-        state.curriculum,
-        plan_key,
-        run.group_of,
-        run.group_sizes,
-        method=run.method,
-        num_questions=run.config.rollout.questions,
-    )
-    plan, cursors = stages.in_stream_order(run.stream, plan, cursors)
-    prompts = run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
-    clock.lap("plan")
-    # 9: a trace under each budget, and an answer at each of its truncation points.
-    rollout = stages.generate_traces(run, state, step, plan, prompts, rollout_key, poll)
+    if isinstance(state, RunStateAhead) and state.in_hand.there:
+        plan, rollout = state.in_hand.plan, state.in_hand.rollout
+        prompts = stages.prompts_of(run, plan)
+    else:
+        plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
+        clock.lap("plan")
+        # 9: a trace under each budget, and an answer at each of its truncation points.
+        rollout = stages.traces_of(run, state, step, plan, prompts, rollout_key, poll)()
     plan = stages.placed_cuts(run.method, plan, rollout)
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: is each answer correct?
@@ -120,3 +120,57 @@ def sample_round(
     useful = stages.useful_questions(run.method, group_batch)
     clock.lap("verify")
     return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors
+
+
+def plan_round(
+    run: Run, state: RunState, key: Array, cursors: Int[np.ndarray, "K"]
+) -> tuple[BatchPlan, Prompts, Int[np.ndarray, "K"]]:
+    """Lines 3 to 8 and 10 of Algorithm 1: what is asked in a round.
+
+    Args:
+      cursors: questions drawn so far from each group.
+
+    Returns:
+      The plan, its prompts, and the new cursors.
+    """
+    # 3, 4, 6, 8, 10: weights w_k and budgets p(b | k) as the pass rates have it; questions by w_k,
+    # G budgets for each from p(b | k), M truncation points of each.
+    plan = stages.plan_batch(
+        state.curriculum,
+        key,
+        run.group_of,
+        run.group_sizes,
+        method=run.method,
+        num_questions=run.config.rollout.questions,
+    )
+    plan, cursors = stages.in_stream_order(run.stream, plan, cursors)
+    return plan, stages.prompts_of(run, plan), cursors
+
+
+def sample_ahead(
+    run: Run, state: RunState, step: int, cursors: Int[np.ndarray, "K"], clock: Clock
+) -> Upcoming | None:
+    """Begins with lines 3 to 10 of a step under the policy and schedule before it.
+
+    Returns:
+      The batch that is being sampled; None where nothing is.
+    """
+    if not run.config.rollout.ahead or step == run.total_steps:
+        return None
+    plan_key, rollout_key = stages.round_keys(run.key, step, 0)
+    plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
+    clock.lap("plan")
+    sample = stages.traces_of(run, state, step - 1, plan, prompts, rollout_key, None)
+    clock.lap("rollout")
+    return Upcoming(plan, cursors, begin(sample))
+
+
+def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock) -> RunStateAhead:
+    """The state with the batch that was sampled ahead, once it is whole, or without any."""
+    sampled = None if upcoming is None else upcoming.wait()
+    waited = clock.lap("rollout")
+    if upcoming is None or sampled is None:
+        return replace(state, in_hand=replace(state.in_hand, there=np.array(False)))
+    batch, seconds = sampled
+    clock.laps["time/overlap"] = max(seconds - waited, 0.0)
+    return replace(state, in_hand=batch, stream=upcoming.cursors)

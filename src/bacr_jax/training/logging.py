@@ -15,7 +15,7 @@ from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
-from bacr_jax.training.run import Run, RunState
+from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
@@ -66,6 +66,7 @@ def iteration_metrics(
         ),
         "rollout/tokens": chosen.rollout.counters["tokens"],
         "rollout/tokens_total": int(new.generated_tokens),
+        **({"rollout/staleness": state.in_hand.there} if isinstance(state, RunStateAhead) else {}),
         **grader_metrics(graded, run.environment.grader.counters()),
     }
 
@@ -163,11 +164,12 @@ class Clock:
         self.laps: Metrics = {}
         self._start = self._last = time.perf_counter()
 
-    def lap(self, name: str) -> None:
-        """Adds the time since the last lap to `name`."""
+    def lap(self, name: str) -> float:
+        """Adds the time since the last lap to `name`, and gives it."""
         now = time.perf_counter()
-        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
-        self._last = now
+        seconds, self._last = now - self._last, now
+        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + seconds
+        return seconds
 
     def timed(self, metrics: Mapping[str, Any], tokens: int) -> Metrics:
         """Metrics as numbers, with the laps and the pace of so many tokens."""

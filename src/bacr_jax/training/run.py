@@ -28,7 +28,8 @@ from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampli
 from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.rollout.fleet import SampleTraces
 from bacr_jax.runs.setup import Policy
-from bacr_jax.types import Prompts, pytree
+from bacr_jax.training.ahead import InHand, nothing_in_hand
+from bacr_jax.types import Poll, Prompts, pytree
 
 Params = dict[str, Any]
 
@@ -51,6 +52,13 @@ class RunState:
     stream: Int[np.ndarray, "K"]
     generated_tokens: int
     method_state: Any = None
+
+
+@pytree
+class RunStateAhead(RunState):
+    """The same with the batch to learn from next, which was sampled ahead (rollout.ahead)."""
+
+    in_hand: InHand = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,23 +135,32 @@ def make_run(
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
         stream=stream,
-        sample=functools.partial(decoded, policy),
+        sample=OwnDecoder(policy),
     )
 
 
-def decoded(
-    policy: Policy,
-    params: Params,
-    version: int,
-    prompts: Prompts,
-    rows: Rows,
-    key: Array,
-    sampler: Sampler,
-    listeners: Listeners,
-) -> Rollout:
-    """Traces by this package's decoder; arguments as of `SampleTraces`."""
-    del version  # it always has the parameters that it is given
-    return generate(policy.decode_params(params), prompts, rows, key, sampler, listeners)
+@dataclasses.dataclass
+class OwnDecoder:
+    """Traces by this package's decoder; a `SampleTraces`."""
+
+    policy: Policy
+    params: Params = dataclasses.field(default_factory=dict)
+
+    def load(self, params: Params, version: int, poll: Poll = None) -> None:
+        """Its copy is made when it samples, and is gone when the learner needs the room."""
+        self.params = params
+
+    def generate(
+        self,
+        prompts: Prompts,
+        rows: Rows,
+        key: Array,
+        sampler: Sampler,
+        listeners: Listeners,
+    ) -> Rollout:
+        """See `SampleTraces`."""
+        copy = self.policy.decode_params(self.params)
+        return generate(copy, prompts, rows, key, sampler, listeners)
 
 
 def total_steps(config: Config, questions: int) -> int:
@@ -162,12 +179,38 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
       value_head: its parameters; None when the method has none.
     """
     make = lambda params, head: train_step.init_state(params, head, run.policy_tx, run.value_tx)
-    return RunState(
+    ahead = functools.partial(RunStateAhead, in_hand=_nothing_in_hand(run))
+    kind = ahead if run.config.rollout.ahead else RunState
+    return kind(
         train=run.policy.make(make, adapters.split(params)[1], value_head),
         curriculum=curriculum.init_curriculum(run.num_groups, mu0=run.config.curriculum.mu0),
         stream=np.zeros(run.num_groups, np.int32),
         generated_tokens=0,
         method_state=run.method.init_state(len(run.environment.train)),
+    )
+
+
+def _cuts(run: Run) -> int:
+    """Cuts of each trace."""
+    one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return int(jax.eval_shape(run.method.cuts, run.key, one_trace).shape[-1])
+
+
+def _widest_prompts(run: Run) -> Prompts:
+    """Prompts of all training questions, as wide as those of a batch."""
+    everyone = np.arange(len(run.environment.train))
+    return run.environment.train.at(everyone, np.full_like(everyone, run.config.budget.max))
+
+
+def _nothing_in_hand(run: Run) -> InHand:
+    rollout = run.config.rollout
+    return nothing_in_hand(
+        rollout.questions,
+        rollout.group_size,
+        _cuts(run),
+        dataclasses.replace(run.policy.rollout, answers=run.method.answers),
+        prompt=_widest_prompts(run).tokens.shape[1],
+        suffix=run.environment.rules.suffix_length,
     )
 
 
@@ -186,10 +229,7 @@ def precompile(
     """
     tell = lambda what: None if on_program is None else functools.partial(on_program, what)
     params, settings = run.params(state.train), run.config
-    everyone = np.arange(len(run.environment.train))
-    prompts = run.environment.train.at(everyone, np.full_like(everyone, settings.budget.max))
-    one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    cuts = jax.eval_shape(run.method.cuts, run.key, one_trace).shape[-1]
+    prompts, cuts = _widest_prompts(run), _cuts(run)
     rollout = settings.rollout
     rows = rollout.questions * rollout.group_size
     if rollout.engine == "own":

@@ -28,7 +28,7 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     """The run, sampled by the servers of `rollout.urls` if `rollout.engine` says so.
 
     Raises:
-      UserError: several processes train, or an address is none.
+      UserError: several processes train, an address is none, or the method can't be a batch ahead.
     """
     config = run.config
     if config.rollout.engine == "own":
@@ -37,6 +37,11 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
         raise UserError(
             "rollout.engine=vllm: several processes train, and one alone can send weights; train "
             "in one process with all devices of a machine, or write rollout.engine=own"
+        )
+    if config.rollout.ahead and run.method.dynamic_sampling is not None:
+        raise UserError(
+            f"rollout.ahead=1: how often {run.method.name} samples on is known once answers are "
+            "graded; write dapo.dynamic_sampling=false, or 0"
         )
     try:
         servers = [Server(url) for url in config.rollout.urls]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,19 +78,22 @@ def in_stream_order(
     return dataclasses.replace(plan, questions=jnp.asarray(questions)), cursors
 
 
-def generate_traces(
+def traces_of(
     run: Run, state: RunState, step: int, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
-) -> Rollout:
+) -> Callable[[], Rollout]:
     """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile.
 
     Args:
-      step: names the parameters of `state`.
+      step: names the parameters of `state`, which are handed over at once.
+
+    Returns:
+      What samples them when it is called.
     """
     params, (references, questions) = run.params(state.train), _references(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
-    return run.sample(
-        params,
-        step,
+    run.sample.load(params, step, poll)
+    return functools.partial(
+        run.sample.generate,
         prompts,
         Rows(
             budgets,
@@ -100,6 +104,11 @@ def generate_traces(
         run.sampler(params),
         Listeners(poll, run.environment.early_grading(references, questions)),
     )
+
+
+def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
+    """Prompts of a plan's rows, with each row's budget where it is told in words."""
+    return run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
 
 
 def placed_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:

@@ -88,11 +88,13 @@ def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Calla
 def can_go_ahead(run: Run) -> bool:
     """Whether the first iteration is known, is one process's alone, and finds idle cores.
 
-    With dynamic sampling untrained weights would be asked again and again. A GPU is not idle while
-    the warm-up trains, and its memory is not there twice.
+    With dynamic sampling untrained weights would be asked again and again, and servers would take
+    them for those of step 0. A GPU is not idle while the warm-up trains, and its memory is not
+    there twice.
     """
     alone = not processes.several() and jax.default_backend() == "cpu"
-    return run.total_steps > 0 and alone and run.method.dynamic_sampling is None
+    once = run.method.dynamic_sampling is None and run.config.rollout.engine == "own"
+    return run.total_steps > 0 and alone and once
 
 
 def go_ahead(run: Run, poll: Callable[[], None]) -> None:

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Several nodes under Slurm: the first one learns, on all its GPUs, and each of the others has a
+# server of vLLM that samples (rollout.engine=vllm), over all GPUs of its node. Not run on GPUs yet.
+#
+#   sbatch --nodes 3 launch/slurm_with_vllm.sh --weights DIR [--gpu NAME] [--python PYTHON]
+#       [--dry-run] --config F [key.sub=value ...]
+#
+#   --weights  folder on a file system that all nodes see, where policies are handed over
+#   --gpu      settings of the learner (launch/*.env); by nvidia-smi on the first node if not given
+#   --python   of the environment with vLLM and the plugin, as of launch/sampler.sh
+#   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
+# All else goes to `python -m bacr_jax.train`, such as rollout.ahead=1. Time limit and queue are as of
+# launch/slurm.sh: five minutes before the end a checkpoint is saved, and the job goes on later.
+
+#SBATCH --job-name=bacr_jax
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --signal=USR1@300
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%x-%j.log
+
+set -euo pipefail
+# As in slurm.sh.
+here="$(dirname "${BASH_SOURCE[0]}")"
+[ -f "$here/environment.sh" ] || here="${SLURM_SUBMIT_DIR:-.}/launch"
+if [ ! -f "$here/environment.sh" ]; then
+  echo "error: no launch/environment.sh in ${SLURM_SUBMIT_DIR:-.}; run sbatch in the project's folder" >&2
+  exit 2
+fi
+. "$here/environment.sh"
+
+weights="" gpu="" python="${SERVING_PYTHON:-python}" dry_run=0 rest=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --weights) needs_value "$1" $#; weights="$2"; shift 2 ;;
+    --gpu) needs_value "$1" $#; gpu="$2"; shift 2 ;;
+    --python) needs_value "$1" $#; python="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$here/slurm_with_vllm.sh"; exit 0 ;;
+    *) rest+=("$1"); shift ;;
+  esac
+done
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+[ -n "$weights" ] || die "--weights: not given; write a folder that all nodes see"
+if [ "$dry_run" = 0 ]; then
+  [ -n "${SLURM_JOB_ID:-}" ] || die "not in a Slurm job; write sbatch --nodes N, or add --dry-run"
+  BACR_NODES="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+fi
+read -r -d '' -a nodes <<<"${BACR_NODES:-}" || true
+[ ${#nodes[@]} -ge 2 ] || die "--nodes: found ${#nodes[@]}; write 2 or more, one learns"
+
+gpu="${gpu:-$(detect_gpu)}"
+load_environment "$gpu"
+samplers=("${nodes[@]:1}") urls=""
+for node in "${samplers[@]}"; do
+  urls+="${urls:+, }http://$node:8000"
+done
+servers=(srun --overlap --nodes "${#samplers[@]}" --ntasks "${#samplers[@]}")
+servers+=(--nodelist "$(IFS=, && echo "${samplers[*]}")" "$here/sampler.sh" --weights "$weights")
+servers+=(--python "$python" --tensor-parallel-size "${SLURM_GPUS_ON_NODE:-8}")
+train=(srun --overlap --nodes 1 --ntasks 1 --nodelist "${nodes[0]}")
+train+=("${PYTHON:-python}" -m bacr_jax.train "${rest[@]}" rollout.engine=vllm)
+train+=("rollout.urls=[$urls]" "rollout.weights_dir=$weights")
+if [ "$dry_run" = 1 ]; then
+  printf '%q ' "${servers[@]}"
+  echo
+  run_or_show "${train[@]}"
+  exit 0
+fi
+
+"${servers[@]}" &
+# A lost server does not end the training; the end of training ends them.
+trap 'kill %1 2>/dev/null || true' EXIT
+code=0
+"${train[@]}" || code=$?
+left=$((${SLURM_JOB_END_TIME:-9999999999} - $(date +%s)))
+if [ "$code" = 75 ] && [ "$left" -lt 600 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# One machine whose GPUs are split: the first ones learn, and each of the others has a server of vLLM
+# that samples (rollout.engine=vllm). Not run on GPUs yet.
+#
+#   launch/with_vllm.sh --learner N --samplers M [--gpu NAME] [--python PYTHON] [--dry-run]
+#       --config F [key.sub=value ...]
+#
+#   --learner   GPUs that learn
+#   --samplers  GPUs that sample
+#   --gpu       settings of the learner, as of launch/one_box.sh
+#   --python    of the environment with vLLM and the plugin, as of launch/sampler.sh
+#   --dry-run   print the commands that would run, and do nothing
+# All else goes to `python -m bacr_jax.train`, such as rollout.ahead=1. Policies are handed over in
+# memory (/dev/shm). When training ends, however it does, so do the servers; what they say is in
+# sampler-PORT.log in the folder for policies until then.
+
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+. "$here/environment.sh"
+
+learner="" samplers="" gpu=() python="${SERVING_PYTHON:-python}" dry_run=0 rest=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --learner) needs_value "$1" $#; learner="$2"; shift 2 ;;
+    --samplers) needs_value "$1" $#; samplers="$2"; shift 2 ;;
+    --gpu) needs_value "$1" $#; gpu=(--gpu "$2"); shift 2 ;;
+    --python) needs_value "$1" $#; python="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *) rest+=("$1"); shift ;;
+  esac
+done
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+for name in learner samplers; do
+  case "${!name}" in
+    "" | *[!0-9]* | 0*) die "--$name: found '${!name}'; write a number of GPUs, 1 or more" ;;
+  esac
+done
+
+weights="/dev/shm/bacr-$$" urls=""
+for ((i = 0; i < samplers; i++)); do
+  urls+="${urls:+, }http://127.0.0.1:$((8000 + i))"
+done
+train=("$here/one_box.sh" ${gpu[@]+"${gpu[@]}"} --gpus "$learner" "${rest[@]}")
+train+=(rollout.engine=vllm "rollout.urls=[$urls]" "rollout.weights_dir=$weights")
+if [ "$dry_run" = 1 ]; then
+  for ((i = 0; i < samplers; i++)); do
+    printf 'CUDA_VISIBLE_DEVICES=%s ' $((learner + i))
+    printf '%q ' "$here/sampler.sh" --weights "$weights" --port $((8000 + i)) --python "$python"
+    echo
+  done
+  exec "${train[@]}" --dry-run
+fi
+
+pids=() training=""
+finish() {
+  [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
+  wait || true
+  rm -rf "$weights"
+}
+trap finish EXIT
+# Training saves a checkpoint first.
+trap '[ -z "$training" ] || kill -TERM "$training"' TERM INT
+trap '[ -z "$training" ] || kill -USR1 "$training"' USR1
+mkdir -p "$weights"
+for ((i = 0; i < samplers; i++)); do
+  CUDA_VISIBLE_DEVICES=$((learner + i)) "$here/sampler.sh" --weights "$weights" \
+    --port $((8000 + i)) --python "$python" >"$weights/sampler-$((8000 + i)).log" 2>&1 &
+  pids+=($!)
+done
+"${train[@]}" &
+training=$!
+code=0
+wait "$training" || code=$?
+# A signal ends the wait, and not the training.
+while kill -0 "$training" 2>/dev/null; do
+  code=0
+  wait "$training" || code=$?
+done
+exit "$code"

@@ -1,0 +1,146 @@
+"""A learner beside servers of vLLM: who gets which GPUs, who finds whom, and how all of it ends."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bacr_held import Server
+from bacr_jax.config.checks import check
+from bacr_jax.config.io import load
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+
+
+def run(script, *arguments, **variables):
+    kept = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run(
+        ["bash", LAUNCH / script, *arguments],
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def urls_of(words):
+    (found,) = [word for word in words if word.startswith("rollout.urls=")]
+    return found
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """Python of the learner and of the servers, which note how they were called.
+
+    The learner writes a policy and stops with a checkpoint once both servers are there; the first
+    server that is started dies at once.
+    """
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    learner, server = tmp_path / "learner", tmp_path / "server"
+    learner.write_text(f"""#!/usr/bin/env bash
+echo "$CUDA_VISIBLE_DEVICES $*" > {notes}/learner
+folder="$(printf '%s\\n' "$@" | sed -n 's/^rollout.weights_dir=//p')/run/version-0"
+mkdir -p "$folder" && touch "$folder/config.json" && echo "$folder" > {notes}/folder
+until [ "$(cat {notes}/server-* 2>/dev/null | wc -l)" -ge 3 ]; do sleep 0.1; done
+exit 75
+""")
+    server.write_text(f"""#!/usr/bin/env bash
+trap 'touch {notes}/ended-$CUDA_VISIBLE_DEVICES; exit 0' TERM
+echo "$VLLM_SERVER_DEV_MODE $*" >> {notes}/server-$CUDA_VISIBLE_DEVICES
+mkdir {notes}/died 2>/dev/null && exit 1
+while :; do sleep 0.1; done
+""")
+    for file in (learner, server):
+        file.chmod(0o755)
+    return notes, str(learner), str(server)
+
+
+def test_one_machine_is_split_and_ends_as_its_training_does(stand_ins):
+    notes, learner, server = stand_ins
+    done = run(
+        "with_vllm.sh", "--learner", "2", "--samplers", "2", "--gpu", "a100", "--python", server,
+        "--config", "quickstart", "rollout.ahead=1", PYTHON=learner,
+    )  # fmt: skip
+    assert done.returncode == 75, done.stderr
+    said = (notes / "learner").read_text()
+    assert said.startswith("0,1 -m bacr_jax.train --config quickstart rollout.ahead=1 rollout.eng")
+    assert "rollout.urls=[http://127.0.0.1:8000, http://127.0.0.1:8001]" in said
+    folder = (notes / "folder").read_text().strip()
+    calls = [(notes / f"server-{gpu}").read_text().splitlines() for gpu in (2, 3)]
+    # The one that died was started again.
+    assert sorted(map(len, calls)) == [1, 2]
+    for port, lines in zip((8000, 8001), calls):
+        for line in lines:
+            assert line.startswith(f"1 -m vllm.entrypoints.openai.api_server --model {folder} ")
+            assert f"--port {port} " in line and "--logprobs-mode processed_logprobs" in line
+    assert (notes / "ended-2").exists() and (notes / "ended-3").exists()
+    # The memory that held policies is free again.
+    assert not Path(folder).parents[1].exists()
+
+
+def test_one_machine_shows_what_it_would_run():
+    done = run(
+        "with_vllm.sh", "--dry-run", "--learner", "6", "--samplers", "2", "--gpu", "hopper",
+        "--config", "qwen2.5-1.5b-math", "rollout.ahead=1",
+    )  # fmt: skip
+    first, second, *exports, command = done.stdout.splitlines()
+    assert first.startswith("CUDA_VISIBLE_DEVICES=6 ") and second.startswith("CUDA_VISIBLE_DEV")
+    assert "export CUDA_VISIBLE_DEVICES=0\\,1\\,2\\,3\\,4\\,5" in exports
+    # A config that the command would take.
+    words = shlex.split(command)
+    assert words[1:3] == ["-m", "bacr_jax.train"]
+    check(load([words[4]], words[5:]))
+
+
+@pytest.mark.parametrize("script", ["with_vllm.sh", "slurm_with_vllm.sh", "sampler.sh"])
+def test_what_is_missing_is_one_line(script):
+    done = run(script, "--gpu", "a100", "--config", "c.yaml")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "write" in done.stderr
+
+
+def test_slurm_gives_the_first_node_to_the_learner():
+    done = run(
+        "slurm_with_vllm.sh", "--dry-run", "--weights", "/data/w", "--gpu", "hopper", "--config",
+        "qwen2.5-7b-math", "rollout.ahead=1", BACR_NODES="n1 n2 n3",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    servers, *_, learner = map(shlex.split, done.stdout.splitlines())
+    at = lambda words: words[words.index("--nodelist") + 1]
+    assert (at(servers), at(learner)) == ("n2,n3", "n1")
+    assert servers[servers.index("--weights") + 1] == "/data/w"
+    assert urls_of(learner) == "rollout.urls=[http://n2:8000, http://n3:8000]"
+    start = learner.index("--config")
+    check(load([learner[start + 1]], learner[start + 2 :]))
+
+
+def test_pods_of_kubernetes_find_each_other():
+    jobset = yaml.safe_load((LAUNCH / "kubernetes_with_vllm.yaml").read_text())
+    name, jobs = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"]
+    learner, samplers = (job["template"]["spec"] for job in jobs)
+    assert [job["name"] for job in jobs] == ["learner", "samplers"]
+    # It has succeeded when the learner has.
+    assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["learner"]
+    assert samplers["parallelism"] == samplers["completions"]
+    (train,), (serve,) = (job["template"]["spec"]["containers"] for job in (learner, samplers))
+    hosts = [f"{name}-samplers-0-{i}.{name}:8000" for i in range(samplers["completions"])]
+    listed = ", ".join(f"http://{host}" for host in hosts)
+    assert urls_of(train["args"]) == f"rollout.urls=[{listed}]"
+    for host in hosts:
+        Server(f"http://{host}")
+    assert {"containerPort": 8000} in serve["ports"]
+    # What one writes, the others read.
+    folder = serve["command"][serve["command"].index("--weights") + 1]
+    assert f"rollout.weights_dir={folder}" in train["args"]
+    for container in (train, serve):
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert any(folder.startswith(f"{mount}/") for mount in mounts)
+        assert (LAUNCH.parent / container["command"][1]).is_file()
+    gpus = serve["resources"]["limits"]["nvidia.com/gpu"]
+    assert serve["args"][-2:] == ["--tensor-parallel-size", str(gpus)]
+    check(load(["qwen2.5-7b-math"], train["args"][2:]))
