@@ -179,6 +179,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             weight=lambda request: len(request.answers),
             advice=f"look at grader={verifier.spec}, and whether grading.memory_mb is large enough",
             lasting=True,
+            others=True,
         )
         pool = WorkerPool(
             workers,
@@ -191,9 +192,12 @@ class VerifierGrader(PooledGrader[Row, Score]):
         super().__init__(pool, run, lasting=lambda score: not score.fault, cache_size=cache_size)
         self.last_failure = ""
 
-    def check(self) -> None:
-        """Loads the verifier in a worker now; UserError: that fails, or it has no such function."""
-        self._pool.check()
+    def check(self, tell: Callable[[str], object] | None = None) -> None:
+        """Loads the verifier in a worker now; UserError: that fails, or it has no such function.
+
+        `tell` gets a line when that takes long.
+        """
+        self._pool.check(tell)
 
     def grade(
         self,
@@ -335,8 +339,16 @@ def _named(answer: str) -> str:
     return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
 
 
-def _read(reply: dict[str, Any]) -> Scores:
-    return Scores(tuple(reply["scores"]), tuple(reply["faults"]), reply["said"])
+def _read(request: Request, reply: dict[str, Any]) -> Scores:
+    """What a worker said; ValueError: something else wrote it."""
+    scores, faults = tuple(reply["scores"]), tuple(reply["faults"])
+    for score, fault in zip(scores, faults, strict=True):
+        scored = isinstance(score, float | int) and 0.0 <= score <= 1.0
+        if not (fault in FAULTS and score is None or fault == "" and scored):
+            raise ValueError("neither a score nor a fault")
+    if len(scores) != len(request.answers):
+        raise ValueError("not as many scores as answers")
+    return Scores(scores, faults, str(reply["said"]))
 
 
 def _lost(request: Request, timed_out: bool) -> Scores:
