@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,22 @@ def test_what_was_saved_comes_back(tmp_path):
         at, found, meta = checkpoints.restore(state(0), step)
         assert (at, meta, checkpoints.meta(step)) == (step, {"step": step}, {"step": step})
         assert_is(found, step)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_clock_may_be_set_while_a_checkpoint_is_saved(tmp_path, monkeypatch, hours):
+    now = time.time
+
+    def set_while_arrays_are_written():
+        waiting = sys._getframe(1).f_code.co_name == "get_remaining_time"
+        return now() + 3600 * hours * waiting
+
+    monkeypatch.setattr(time, "time", set_while_arrays_are_written)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, state(1), {"step": 1})
+    checkpoints.close()
+    monkeypatch.undo()
+    assert_is(Checkpoints(tmp_path, keep=2).restore(state(0))[1], 1)
 
 
 @pytest.mark.parametrize("name", ["run[1]", "lr=[1e-5]", "a*b", "a?b", "a\\b", "[!a] {é}%"])

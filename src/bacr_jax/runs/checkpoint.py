@@ -165,6 +165,9 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
+# Seconds; Orbax takes them by the wall's clock, which may be set while it saves.
+_LONGEST_SAVE = 10**9
+
 # Orbax reads a path with the first ones as a pattern, the array store the last one as a slash.
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 
@@ -281,7 +284,10 @@ class Checkpoints:
         self.folder, self._kept = folder.absolute(), _Kept(keep)
         policy: Any = self._kept
         options = ocp.CheckpointManagerOptions(
-            create=True, cleanup_tmp_directories=True, preservation_policy=policy
+            create=True,
+            cleanup_tmp_directories=True,
+            preservation_policy=policy,
+            async_options=ocp.options.AsyncOptions(timeout_secs=_LONGEST_SAVE),
         )
         self._opened = contextlib.ExitStack()
         with self._writing():
