@@ -33,6 +33,7 @@ from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_questions, differences, provenance
 from bacr_jax.runs.setup import make_policy
+from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.output import evaluation_notes, evaluation_numbers, publish, write_traces
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
@@ -253,6 +254,7 @@ class Trainer:
         if self.poll is not None:
             self.poll()
         self.checkpoints.confirm()
+        self._check_head(state, step)
         if step == 0 or self.finished(state, step):
             return
         due = lambda every: every is not None and step % every == 0
@@ -273,6 +275,19 @@ class Trainer:
                 f"them, in {self.folder.checkpoints / str(self.checkpoints.latest)}. Write a lower "
                 "optimizer.learning_rate or model.compute_dtype=float32, or look at the rewards"
             )
+
+    def _check_head(self, state: RunState, step: int) -> None:
+        """Stops a run whose value head is broken: every advantage after it would be no number."""
+        if stages.all_finite((state.train.head, state.train.head_opt)):
+            return
+        self.checkpoints.close()
+        raise TrainingFailed(
+            f"training: stopped after step {step}, since the value head or its optimizer holds "
+            "numbers that are not finite; nothing of that was saved. Write a lower "
+            "value.learning_rate (or optimizer.learning_rate with optimizer.single_rate), and the "
+            f"same command goes on from checkpoint {self.checkpoints.latest or 0} in "
+            f"{self.folder.checkpoints}; --allow-change names the key"
+        )
 
     def save(self, state: RunState, step: int) -> None:
         """A checkpoint of everything, unless this step has one; copies that differ stop the run."""
