@@ -209,6 +209,7 @@ def train(
     folder: RunFolder,
     poll: Callable[[], None] | None = None,
     callbacks: Sequence["Callback"] = (),
+    tell_phase: Callable[[str, int], None] | None = None,
 ) -> "Finished":
     """Runs a config to its end in an opened run folder and returns its last event.
 
@@ -216,6 +217,7 @@ def train(
       folder: where the run is kept; one that was stopped goes on.
       poll: called wherever work can be left; raises `Preempted` to stop with a checkpoint.
       callbacks: told of everything that happens (`training.events`).
+      tell_phase: hears what begins, and of which step.
 
     Raises:
       Preempted: as asked, after saving.
@@ -227,7 +229,7 @@ def train(
     from bacr_jax.training.loop import Trainer
 
     try:
-        trainer = Trainer(config, folder, poll)
+        trainer = Trainer(config, folder, poll, tell_phase)
     except UserError:
         folder.discard()
         raise
@@ -309,12 +311,16 @@ def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
     quieten_orbax()
     with uninterrupted():
+        from bacr_jax.parallel.peers import watched
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
         from bacr_jax.training.loop import TrainingFailed
 
     try:
-        with PreemptionHandler() as interruption:
-            train(config, folder, interruption.poll)
+        with (
+            PreemptionHandler() as interruption,
+            watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase,
+        ):
+            train(config, folder, interruption.poll, tell_phase=tell_phase)
     except Preempted as signal:
         print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
         return EXIT_CODE
@@ -368,7 +374,11 @@ def run(
     make_reproducible(config)
     quieten_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
-        return train(config, folder, poll, callbacks)
+        from bacr_jax.parallel.peers import watched
+        from bacr_jax.parallel.preemption import Preempted
+
+        with watched((Preempted,)) as tell_phase:
+            return train(config, folder, poll, callbacks, tell_phase)
 
 
 @contextlib.contextmanager
