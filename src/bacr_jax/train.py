@@ -209,7 +209,6 @@ def train(
     folder: RunFolder,
     poll: Callable[[], None] | None = None,
     callbacks: Sequence["Callback"] = (),
-    tell_phase: Callable[[str, int], None] | None = None,
 ) -> "Finished":
     """Runs a config to its end in an opened run folder and returns its last event.
 
@@ -217,13 +216,28 @@ def train(
       folder: where the run is kept; one that was stopped goes on.
       poll: called wherever work can be left; raises `Preempted` to stop with a checkpoint.
       callbacks: told of everything that happens (`training.events`).
-      tell_phase: hears what begins, and of which step.
 
     Raises:
       Preempted: as asked, after saving.
       TrainingFailed: going on would be no use.
     """
     # JAX is imported once the config is known to be good.
+    from bacr_jax.parallel.peers import watched
+    from bacr_jax.parallel.preemption import Preempted
+    from bacr_jax.training.loop import TrainingFailed
+
+    with watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase:
+        return _trained(config, folder, poll, callbacks, tell_phase)
+
+
+def _trained(
+    config: Config,
+    folder: RunFolder,
+    poll: Callable[[], None] | None,
+    callbacks: Sequence["Callback"],
+    tell_phase: Callable[[str, int], None],
+) -> "Finished":
+    """`train` among processes that are watched, which are told what begins."""
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
     from bacr_jax.training.loop import Trainer
@@ -311,16 +325,12 @@ def _train(config: Config, folder: RunFolder) -> int:
     """`train`, with its ends as exit codes."""
     quieten_orbax()
     with uninterrupted():
-        from bacr_jax.parallel.peers import watched
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
         from bacr_jax.training.loop import TrainingFailed
 
     try:
-        with (
-            PreemptionHandler() as interruption,
-            watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase,
-        ):
-            train(config, folder, interruption.poll, tell_phase=tell_phase)
+        with PreemptionHandler() as interruption:
+            train(config, folder, interruption.poll)
     except Preempted as signal:
         print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
         return EXIT_CODE
@@ -374,11 +384,7 @@ def run(
     make_reproducible(config)
     quieten_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
-        from bacr_jax.parallel.peers import watched
-        from bacr_jax.parallel.preemption import Preempted
-
-        with watched((Preempted,)) as tell_phase:
-            return train(config, folder, poll, callbacks, tell_phase)
+        return train(config, folder, poll, callbacks)
 
 
 @contextlib.contextmanager

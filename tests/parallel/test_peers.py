@@ -113,6 +113,17 @@ def test_the_relay_hands_on_both_ways_and_stays_open(three):
     near.close()
 
 
+def test_a_connection_that_this_process_closes_is_no_loss(three):
+    far = socket.create_server(("127.0.0.1", 0))
+    place = relay(f"127.0.0.1:{far.getsockname()[1]}").split(":")
+    near = socket.create_connection(place)
+    other, _ = far.accept()
+    near.close()
+    assert other.recv(1) == b""
+    other.close()
+    assert not peers._first_gone.wait(0.2)
+
+
 def test_a_relay_to_where_nobody_listens_closes_so_that_one_tries_again():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

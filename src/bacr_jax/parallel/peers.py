@@ -1,8 +1,8 @@
 """Whether the other processes of a run are alive, and one line when they are not.
 
-JAX ends a process whose peers are gone by SIGABRT, or leaves it waiting. So every process says
-what it does once a second in the key-value store through which JAX had them find each other, and
-listens to the others. Whoever misses one says which, and leaves as a stopped run does.
+JAX ends a process whose peers are gone by SIGABRT, or leaves it waiting. So each says once a second
+what it does, in the key-value store by which JAX had them find each other. Whoever misses one says
+which, and leaves as a stopped run does.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.errors import UserError, printable
 
-# Seconds between two words of a process; of silence until it is lost, and until it is where a
-# collective has failed meanwhile; between looks, after which this process was stopped itself.
+# Seconds between two words of a process; of silence until it is lost, also where a collective has
+# failed meanwhile; between looks, beyond which this process was stopped itself.
 BEAT, SILENCE, SILENCE_AFTER_FAILURE, OWN_GAP = 1.0, 30.0, 5.0, 10.0
 # A phase that lasts so many times its longest, and so many seconds, will not end.
 STUCK_TIMES, STUCK_SECONDS = 10.0, 900.0
@@ -28,9 +28,7 @@ _ENDED, _DONE = "ended", "done"
 _PLACE = "bacr/peers/"
 _BARRIERS = itertools.count()
 
-# (phase, step) as a process gets there.
 TellPhase = Callable[[str, int], None]
-
 # Set once the host of process 0 has closed its connection.
 _first_gone = threading.Event()
 
@@ -51,17 +49,20 @@ def relay(address: str) -> str:
             except OSError:
                 near.close()  # Not there yet: the client tries again.
                 continue
+            _first_gone.clear()
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=copy, args=(one, other, one is far), daemon=True).start()
+                threading.Thread(target=copy, args=(one, other, near), daemon=True).start()
 
-    def copy(source: socket.socket, sink: socket.socket, is_far: bool) -> None:
+    def copy(source: socket.socket, sink: socket.socket, near: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 sink.sendall(data)
-        if is_far:
+        if source is near:
+            near.close()
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_RDWR)
+        elif near.fileno() != -1:
             _first_gone.set()
-        else:
-            sink.close()
 
     threading.Thread(target=serve, daemon=True).start()
     return f"127.0.0.1:{listener.getsockname()[1]}"
@@ -85,7 +86,7 @@ class Peers:
         # The newest words of each, and when they were heard.
         self._rows: dict[int, dict[str, Any]] = {i: {} for i in range(count)}
         self._heard = dict.fromkeys(range(count), clock())
-        self._looked, self._told = clock(), ""
+        self._looked, self._exchanged, self._told = clock(), clock(), ""
 
     def enter(self, phase: str, step: int | None = None) -> None:
         """This process begins a phase of a step; None: of the same."""
@@ -100,12 +101,14 @@ class Peers:
         self._store.key_value_set(
             f"{_PLACE}{self._index}", json.dumps(self._said), allow_overwrite=True
         )
-        for key, text in self._store.key_value_dir_get(_PLACE):
-            name = key.rpartition("/")[2]
-            if name == "lost":
-                self._told = text
-            elif self._rows[int(name)] != (row := json.loads(text)):
-                self._rows[int(name)], self._heard[int(name)] = row, self._clock()
+        found = {
+            key.rpartition("/")[2]: text for key, text in self._store.key_value_dir_get(_PLACE)
+        }
+        self._told = found.pop("lost", "")
+        for index, row in ((int(name), json.loads(text)) for name, text in found.items()):
+            if self._rows[index] != row:
+                self._rows[index], self._heard[index] = row, self._clock()
+        self._exchanged = self._clock()
 
     def tell(self, line: str) -> None:
         """Has the others say the same of what was lost."""
@@ -118,16 +121,18 @@ class Peers:
         self._looked = now
         if now - looked > OWN_GAP:
             # It was stopped itself, perhaps with the others.
-            self._heard = dict.fromkeys(self._heard, now)
+            self._heard, self._exchanged = dict.fromkeys(self._heard, now), now
         if self._told:
             return self._told
         if _first_gone.is_set() and self._rows[0].get("phase") != _DONE:
             return self._line(0, "has closed its connection")
-        others = [i for i in self._rows if i != self._index and self._rows[i].get("phase") != _DONE]
-        # Without the store, which is process 0's, nobody is heard: it is the first of them.
-        quiet = min(others, key=self._heard.__getitem__, default=self._index)
-        if quiet in others and now - self._heard[quiet] > silence:
-            return self._line(quiet, f"was not heard of for {now - self._heard[quiet]:.0f} s")
+        # The store is process 0's: without it nobody is heard.
+        ages = {i: self._exchanged - heard for i, heard in self._heard.items()}
+        ages[0] = max(ages[0], now - self._exchanged)
+        for other, age in ages.items():
+            done = other == self._index or self._rows[other].get("phase") == _DONE
+            if age > silence and not done:
+                return self._line(other, f"was not heard of for {age:.0f} s")
         phase, spent = self._said["phase"], now - self._since
         longest = self._longest.get(phase)
         if longest is not None and spent > max(STUCK_SECONDS, STUCK_TIMES * longest):
@@ -142,14 +147,6 @@ class Peers:
             f"process {process} on {host} was lost at step {step} ({phase}): it {what}; once its "
             "host is well, the same command goes on from the last checkpoint"
         )
-
-
-def _leave(line: str, is_first: bool) -> None:
-    sys.stdout.flush()
-    os.write(2, f"{printable(line)}\n".encode())
-    if is_first:
-        time.sleep(3 * BEAT)  # The others hear of it through this process.
-    os._exit(STOPPED)
 
 
 @contextlib.contextmanager
@@ -177,11 +174,14 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[TellPhas
 
     def look(silence: float = SILENCE) -> None:
         with lock:
-            line = peers.lost(silence)
-            if line is not None:
-                if index == 0:
-                    peers.tell(line)
-                _leave(line, index == 0)
+            if (line := peers.lost(silence)) is None:
+                return
+            sys.stdout.flush()
+            os.write(2, f"{printable(line)}\n".encode())
+            if index == 0:
+                peers.tell(line)
+                time.sleep(3 * BEAT)  # The others hear of it through this process.
+            os._exit(STOPPED)
 
     def judge() -> None:
         while not closed.wait(BEAT):
