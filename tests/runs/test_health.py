@@ -29,6 +29,7 @@ def test_a_healthy_run_hears_nothing():
             {"advantage/score_offset": -0.1, "advantage/mean": 0.6, "advantage/std": 1.0},
             "the mean advantage is more than half of its deviation away from 0",
         ),
+        ({"process/slowest_host": 1.0, "process/slowest_host_times": 3.5}, "three times as long"),
         ({"mismatch/k3": 0.3}, "the sampler and the learner disagree"),
     ],
 )

@@ -134,7 +134,7 @@ def slowest(seconds: float) -> dict[str, float]:
         return {}
     every = np.asarray(multihost_utils.process_allgather(np.float32(seconds)))
     last = int(every.argmax())
-    others = max(float(np.median(np.delete(every, last))), 1e-3)
+    others = max(float(np.median(np.delete(every, last))), 0.5)  # Less is noise.
     return {"process/slowest_host": last, "process/slowest_host_times": every[last] / others}
 
 
