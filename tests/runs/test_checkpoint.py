@@ -126,6 +126,16 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     assert_is(found, 2)
 
 
+@pytest.mark.parametrize(("at_once", "reads"), [(1 << 27, 1), (0, 4)])
+def test_arrays_are_read_back_together_up_to_a_size(tmp_path, monkeypatch, at_once, reads):
+    filled(tmp_path, [3]).close()
+    read, parts = checkpoint._read, []
+    monkeypatch.setattr(checkpoint, "_READ_AT_ONCE", at_once)
+    monkeypatch.setattr(checkpoint, "_read", lambda *given: parts.append(read(*given)))
+    checkpoint.read_whole(tmp_path / "3" / "state")
+    assert len(parts) == reads
+
+
 def test_every_array_is_read_back(tmp_path):
     filled(tmp_path, [3]).close()
     checkpoint.read_whole(tmp_path / "3" / "state")

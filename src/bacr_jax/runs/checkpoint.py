@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -165,6 +166,8 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
+# Numbers that are read back at once. Every read costs Orbax 0.2 s and 0.4 MB that it never returns.
+_READ_AT_ONCE = 1 << 27
 # Seconds; Orbax takes them by the wall's clock, which may be set while it saves.
 _LONGEST_SAVE = 10**9
 
@@ -214,9 +217,22 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
 
 
 def read_whole(state: Path) -> None:
-    """Reads every array of a saved state, one after the other; a damaged one raises anything."""
+    """Reads every array of a saved state, a few at a time; a damaged one raises anything."""
+    tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(state)).tree
+    sizes = {
+        jax.tree_util.keystr(keys, simple=True, separator="/"): math.prod(leaf.shape)
+        for keys, leaf in jax.tree.flatten_with_path(tree)[0]
+    }
+    parts: list[set[str]] = [set()]
+    left = _READ_AT_ONCE
     for name in _record(state)[1]:
-        _read(state, state, name.__eq__)
+        left -= sizes.get(name, 0)
+        if left < 0 and parts[-1]:
+            parts.append(set())
+            left = _READ_AT_ONCE - sizes.get(name, 0)
+        parts[-1].add(name)
+    for part in parts:
+        _read(state, state, part.__contains__)
 
 
 def read_part(state: Path, *path: str) -> Any:
@@ -273,7 +289,7 @@ class _Kept:
 class Checkpoints:
     """The newest checkpoints of a run and its best, saved in the background, swapped in whole.
 
-    Each is read back in the background too, once it is whole, array by array.
+    Each is read back in the background too, once it is whole, a few arrays at a time.
     """
 
     def __init__(self, folder: Path, *, keep: int):
