@@ -6,6 +6,7 @@ from pathlib import Path
 from bacr_jax.config.fields import Key, range_text
 from bacr_jax.config.io import schema
 from bacr_jax.config.values import describe, written
+from bacr_jax.runs.agreement import FREE
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python docs/make_configuration.py"
@@ -19,8 +20,15 @@ A config is a YAML file with these sections; several files may be given, and lat
 (`--config A --config B`). On the command line a key is written `section.key=value`, with the value
 in YAML. What is not a key, not of its type, outside its range or at odds with another key is
 refused in one line, which says what to write instead.
+
+The last column is for a run of several processes (`docs/devices.md`): a key in which they differ is
+refused before they train, or is free, since it names a place on each machine's own disk: what lies
+there is compared instead, or is a cache.
 """
-COLUMNS = "| key | default | what can be written | meaning |\n| --- | --- | --- | --- |"
+COLUMNS = (
+    "| key | default | what can be written | meaning | processes differ |\n"
+    "| --- | --- | --- | --- | --- |"
+)
 
 
 def cell(text: str) -> str:
@@ -37,6 +45,7 @@ def row(name: str, key: Key) -> str:
     """A key's line of the table."""
     possible = ", ".join([describe(key.hint), *map(range_text, filter(None, [key.bounds]))])
     cells = [code(name), code(written(key.value)), cell(possible), cell(key.meaning)]
+    cells.append("free" if name in FREE else "refused")
     return f"| {' | '.join(cells)} |"
 
 

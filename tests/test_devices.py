@@ -66,12 +66,17 @@ def records(folder):
     return without_timings(folder / "metrics.jsonl")
 
 
-def start_two(folder, *overrides, apart=((), ())):
-    """Two processes of one run, four devices each; `apart`: what each alone is told."""
+def joined_environment():
+    """What joins two processes, their numbers aside."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    joined = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
+    return {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
+
+
+def start_two(folder, *overrides, apart=((), ())):
+    """Two processes of one run, four devices each; `apart`: what each alone is told."""
+    joined = joined_environment()
     return [
         start(folder, *overrides, *apart[index], devices=4, **joined, JAX_PROCESS_ID=str(index))
         for index in range(2)
@@ -96,6 +101,81 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     for process in start_two(folder, *more):
         finish(process)
     assert [line["step"] for line in records(folder)] == list(range(1, steps + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "by", "says"),
+    [
+        (1, signal.SIGKILL, r"process 1 on .* was lost at step \d+ \(\w+\): it was not heard of"),
+        (0, signal.SIGKILL, r"process 0 on .* was lost at step \d+ \(\w+\): it has closed its"),
+        (1, signal.SIGSTOP, r"process 1 on .* was lost at step \d+ \(\w+\): it was not heard of"),
+        (0, signal.SIGSTOP, r"process 0 on .* was lost at step \d+ \(\w+\): it was not heard of"),
+    ],
+)
+def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(
+    tmp_path, lost, by, says
+):
+    folder = tmp_path / "run"
+    both = start_two(folder, "train.steps=500", "warmup.steps=0")
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_bytes().splitlines()) < 2:
+        assert both[0].poll() is None, both[0].communicate()
+        time.sleep(0.1)
+    both[lost].send_signal(by)
+    began = time.monotonic()
+    _, err = finish(both[1 - lost], code=75)
+    assert time.monotonic() - began < 60
+    (line,) = [line for line in err.splitlines() if line and not GLOO.search(line)]
+    assert re.match(says, line) and "the same command goes on" in line
+    if by == signal.SIGSTOP:
+        both[lost].send_signal(signal.SIGCONT)
+        finish(both[lost], code=75)
+    both[lost].communicate()
+
+
+EVERY_KEY = """
+import sys
+from bacr_jax.config import Config, io
+from bacr_jax.errors import UserError
+from bacr_jax.parallel import processes
+from bacr_jax.runs import agreement
+
+processes.join()
+values = io.flatten(Config())
+for key in values:
+    other = values if processes.is_first() else values | {key: "another"}
+    io.flatten = lambda _: other
+    try:
+        agreement.refuse_others(agreement.told_at_start(Config(), {}))
+        said = "free"
+    except UserError as error:
+        assert f"and differs in {key} (" in str(error) and str(error).count('"another" here') == 1
+        said = "refused"
+    print("key", key, said, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_every_key_that_two_processes_differ_in_is_refused_or_free_as_the_page_says(tmp_path):
+    joined = joined_environment()
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", EVERY_KEY],
+            env={**os.environ, **joined, "JAX_PROCESS_ID": str(index), "JAX_PLATFORMS": "cpu"}
+            | {"PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    page = (ROOT / "docs/configuration.md").read_text()
+    expected = re.findall(r"^\| `([\w.]+)` \|.*\| (free|refused) \|$", page, re.MULTILINE)
+    assert len(expected) > 200
+    for process in both:
+        out, _ = finish(process)
+        assert sorted(re.findall(r"^key (\S+) (\w+)$", out, re.MULTILINE)) == sorted(expected)
 
 
 @pytest.mark.slow

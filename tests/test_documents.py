@@ -19,6 +19,7 @@ from bacr_grading.documents import (
 )
 from bacr_jax.config.io import load, override
 from bacr_jax.config.schema import Config
+from bacr_jax.documents import keep_until, lines_until, read_lines
 from bacr_jax.errors import UserError, printable
 
 QUICK = settings(max_examples=150, deadline=None)
@@ -86,6 +87,17 @@ def test_json_of_any_value_comes_back_or_is_refused(value):
         assert parse_json(text) == value
     except NotJson:
         assert "NaN" in text or "Infinity" in text or "\\ud" in text or len(text) > MAX_DIGITS
+
+
+@pytest.mark.parametrize("step", ['"3"', "null", "2.5", "true", "[1]"])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_step_that_is_no_whole_number_is_one_line(tmp_path, step, last):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{{"step": {step}}}\n' + ("" if last else '{"step": 3}\n'))
+    for use in (read_lines, lambda path: lines_until(path, 1), lambda path: keep_until(path, 1)):
+        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: .*fix or remove") as caught:
+            use(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_pipes_devices_and_folders_are_refused_unopened(tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,7 @@ def _opened(options: argparse.Namespace) -> Grader | VerifierGrader:
     if options.grader is None:
         return Grader(**limits)
     grader = VerifierGrader(load_verifier(options.grader), **limits)
-    grader.check()
+    grader.check(functools.partial(print, file=sys.stderr, flush=True))
     return grader
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -20,11 +21,14 @@ from typing import IO, Any, NamedTuple
 from bacr_grading import worker as worker_module
 from bacr_grading.errors import UserError
 from bacr_grading.numbers import PLACES
+from bacr_grading.verifier_worker import end_offspring
 
 # Importing math-verify takes one second on an idle core; a verifier may import more.
 START_SECONDS = 120.0
 START_ATTEMPTS = 3
 POLL_SECONDS = 0.1
+# Until a wait for the first worker is worth a word, and between one word and the next.
+PATIENCE_SECONDS = 5.0
 
 
 class Request(NamedTuple):
@@ -60,8 +64,8 @@ class Outcome(NamedTuple):
     died: bool = False
 
 
-def _outcome(reply: dict[str, Any]) -> Outcome:
-    return Outcome(bool(reply["correct"]), reply.get("found", ""), bool(reply.get("whole")))
+def _outcome(request: Any, reply: dict[str, Any]) -> Outcome:
+    return Outcome(bool(reply["correct"]), str(reply.get("found", "")), bool(reply.get("whole")))
 
 
 def _lost(request: Any, timed_out: bool) -> Outcome:
@@ -73,19 +77,21 @@ class Program:
     """What the workers of a pool run; by default math-verify.
 
     Attributes:
-      script: a file that gets the two limits as its arguments.
+      script: a file that gets the two limits, and its mark, as its arguments.
       setup: the first line of its standard input; empty: none.
-      read: the outcome that a reply to a request says.
+      read: (request, reply) -> the outcome that it says; a LookupError, TypeError or ValueError:
+        it is no reply.
       lost: (request, whether it was late) -> the outcome of a request whose worker is gone.
       weight: answers in a request, each of which has the deadline.
       advice: what to look at when no worker starts.
       lasting: once a worker has started, requests are lost when no other starts; else that is an
         error.
+      others: it may start processes, which end with it.
     """
 
     script: str = worker_module.__file__
     setup: bytes = b""
-    read: Callable[[dict[str, Any]], Any] = _outcome
+    read: Callable[[Any, dict[str, Any]], Any] = _outcome
     lost: Callable[[Any, bool], Any] = _lost
     weight: Callable[[Any], int] = lambda request: 1
     advice: str = (
@@ -93,16 +99,22 @@ class Program:
         "enough"
     )
     lasting: bool = False
+    others: bool = False
 
 
 @dataclass(eq=False)
 class _Worker:
-    """One process and what it is doing; `deadline` is for its request, or for getting ready."""
+    """One process and what it is doing; `deadline` is for its request, or for getting ready.
+
+    Attributes:
+      mark: a variable in the environment of what it starts, and of nothing else.
+    """
 
     process: subprocess.Popen[bytes]
     stdin: IO[bytes]
     stdout: IO[bytes]
     deadline: float
+    mark: str
     ready: bool = False
     request: Any = None
     answered: int = 0
@@ -146,14 +158,25 @@ class WorkerPool:
         """Process ids of the live workers."""
         return [worker.process.pid for worker in self._workers]
 
-    def check(self) -> None:
-        """Waits until a worker is ready, of which one is started; UserError: it does not start."""
+    def check(self, tell: Callable[[str], object] | None = None) -> None:
+        """Waits until a worker is ready, of which one is started; UserError: it does not start.
+
+        `tell` gets a line when that takes long, and every so often from then on.
+        """
+        began = told = time.monotonic()
         while not any(worker.ready for worker in self._workers):
             if self._failed_starts:
                 raise self._refusal()
             if not self._workers:
                 self._start()
             self._listen(POLL_SECONDS, {})
+            now = time.monotonic()
+            if tell is not None and now - told >= PATIENCE_SECONDS:
+                told = now
+                tell(
+                    f"grading: its worker is not ready after {now - began:.0f} s, of "
+                    f"{START_SECONDS:.0f} that it has; {self._program.advice}"
+                )
 
     def run(
         self, requests: Sequence[Any], poll: Callable[[], object] | None = None
@@ -229,9 +252,11 @@ class WorkerPool:
     def _start(self) -> None:
         # The worker must find math-verify wherever this process would.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        mark = f"GRADING_WORKER_{uuid.uuid4().hex}"
+        environment[mark] = "1"
         # -P keeps this room's modules (numbers, pool, ...) from hiding others of the same name.
         command = [sys.executable, "-P", self._program.script]
-        command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2)]
+        command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2), mark]
         self.counts["worker_starts"] += 1
         try:
             process = subprocess.Popen(
@@ -248,7 +273,7 @@ class WorkerPool:
         assert process.stdin is not None
         assert process.stdout is not None
         ready_by = time.monotonic() + START_SECONDS
-        started = _Worker(process, process.stdin, process.stdout, ready_by)
+        started = _Worker(process, process.stdin, process.stdout, ready_by, mark)
         self._workers.append(started)
         if self._program.setup:
             _write(started, self._program.setup)
@@ -282,15 +307,16 @@ class WorkerPool:
         elif worker.buffer.endswith(b"\n"):
             try:
                 reply = json.loads(worker.buffer)
-            except ValueError:
+                if worker.request is None:
+                    self._greeted(worker, reply)
+                    return
+                outcome = self._program.read(worker.request, reply)
+            except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
                 # Something else than the worker has written into its pipe.
                 self._died(worker, outcomes)
                 return
             worker.buffer = b""
-            if worker.request is None:
-                self._greeted(worker, reply)
-                return
-            outcomes[worker.request] = self._program.read(reply)
+            outcomes[worker.request] = outcome
             worker.request = None
             worker.answered += 1
             if reply.get("memory") or worker.answered >= self._recycle_after:
@@ -301,9 +327,12 @@ class WorkerPool:
 
     def _greeted(self, worker: _Worker, reply: dict[str, Any]) -> None:
         """Notes that a worker is ready, or why it will not be."""
+        if worker.ready or reply.keys() - {"ready", "refused"}:
+            raise ValueError("no greeting")
+        worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)
-            self._start_failed(reply["refused"])
+            self._start_failed(str(reply["refused"]))
         else:
             worker.ready, self._started, self._failed_starts = True, True, 0
 
@@ -321,6 +350,8 @@ class WorkerPool:
         with contextlib.suppress(OSError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.kill()
+        if self._program.others:
+            end_offspring(worker.mark)
         with contextlib.suppress(OSError):
             worker.stdin.close()
         worker.stdout.close()

@@ -166,6 +166,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             weight=lambda request: len(request.answers),
             advice=f"look at grader={verifier.spec}, and whether grading.memory_mb is large enough",
             lasting=True,
+            others=True,
         )
         pool = WorkerPool(
             workers,
@@ -178,9 +179,12 @@ class VerifierGrader(PooledGrader[Row, Score]):
         super().__init__(pool, run, lasting=lambda score: not score.fault, cache_size=cache_size)
         self.last_failure = ""
 
-    def check(self) -> None:
-        """Loads the verifier in a worker now; UserError: that fails, or it has no such function."""
-        self._pool.check()
+    def check(self, tell: Callable[[str], object] | None = None) -> None:
+        """Loads the verifier in a worker now; UserError: that fails, or it has no such function.
+
+        `tell` gets a line when that takes long.
+        """
+        self._pool.check(tell)
 
     def grade(
         self,
@@ -317,8 +321,15 @@ def _named(answer: str) -> str:
     return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
 
 
-def _read(reply: dict[str, Any]) -> list[Score]:
-    pairs, said = zip(reply["scores"], reply["faults"]), reply["said"]
+def _read(request: Request, reply: dict[str, Any]) -> list[Score]:
+    """What a worker said; ValueError: something else wrote it."""
+    pairs, said = list(zip(reply["scores"], reply["faults"], strict=True)), str(reply["said"])
+    for score, fault in pairs:
+        scored = isinstance(score, float | int) and 0.0 <= score <= 1.0
+        if not (fault in FAULTS and score is None or fault == "" and scored):
+            raise ValueError("neither a score nor a fault")
+    if len(pairs) != len(request.answers):
+        raise ValueError("not as many scores as answers")
     return [Score(score or 0.0, fault, said if fault else "") for score, fault in pairs]
 
 

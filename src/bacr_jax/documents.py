@@ -120,6 +120,11 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise UserError(
                 f"{path}, line {number}: is not a JSON record; fix or remove the line"
             ) from None
+        if type(record.get("step", 0)) is not int:
+            raise UserError(
+                f"{path}, line {number}: step is {json.dumps(record['step'])[:40]}, which is no "
+                "whole number; fix or remove the line"
+            )
         whole.append((text, record))
     return whole
 

@@ -222,12 +222,28 @@ def train(
       TrainingFailed: going on would be no use.
     """
     # JAX is imported once the config is known to be good.
+    from bacr_jax.parallel.peers import watched
+    from bacr_jax.parallel.preemption import Preempted
+    from bacr_jax.training.loop import TrainingFailed
+
+    with watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase:
+        return _trained(config, folder, poll, callbacks, tell_phase)
+
+
+def _trained(
+    config: Config,
+    folder: RunFolder,
+    poll: Callable[[], None] | None,
+    callbacks: Sequence["Callback"],
+    tell_phase: Callable[[str, int], None],
+) -> "Finished":
+    """`train` among processes that are watched, which are told what begins."""
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
     from bacr_jax.training.loop import Trainer
 
     try:
-        trainer = Trainer(config, folder, poll)
+        trainer = Trainer(config, folder, poll, tell_phase)
     except UserError:
         folder.discard()
         raise

@@ -1,9 +1,11 @@
 """docs/configuration.md is what the schema says."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 from bacr_jax.config.io import schema
+from bacr_jax.runs.agreement import FREE
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +22,14 @@ def test_the_page_is_up_to_date():
     assert text == generator().page(), "run python docs/make_configuration.py"
     keys = [name for name, key in schema().items() if not key.is_section]
     assert all(text.count(f"\n| `{name}` |") == 1 for name in keys)
+
+
+def test_the_page_says_of_every_key_whether_processes_may_differ_in_it():
+    text = (ROOT / "docs/configuration.md").read_text()
+    for name, key in schema().items():
+        if not key.is_section:
+            (line,) = re.findall(rf"^\| `{re.escape(name)}` \|.*$", text, re.MULTILINE)
+            assert line.endswith("| free |" if name in FREE else "| refused |")
 
 
 def test_an_old_page_is_refused(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bacr_grading import pool as pool_module
 from bacr_grading.__main__ import main
 from bacr_grading.verifier import FAULTS, VerifierGrader, answer_of, load_verifier
 from bacr_jax.errors import UserError
@@ -174,6 +176,72 @@ def test_what_a_late_verifier_has_started_ends_with_it(file):
         assert grader.grade(texts, ["1"], questions=["?"], poll=look)[0].timed_out
     assert children
     assert all(gone(int(child)) for child in set(children))
+
+
+OFFSPRING = """
+import os, subprocess, sys, time
+
+def lasting(question, answer, gold):
+    # A session of its own, and a child of its own that nobody waits for.
+    shell = "sleep 100 & echo $! >&2; exec sleep 100"
+    child = subprocess.Popen(["sh", "-c", shell], stderr=subprocess.PIPE, start_new_session=True)
+    pids = [child.pid, int(child.stderr.readline())]
+    raise ValueError(" ".join(map(str, pids)))
+
+def malformed(question, answer, gold):
+    for fd in range(3, 10):
+        try:
+            os.write(fd, answer.encode() + b"\\n")
+        except OSError:
+            pass
+    time.sleep(100)
+"""
+
+
+@pytest.fixture(scope="module")
+def offspring(tmp_path_factory):
+    path = tmp_path_factory.mktemp("verifier") / "offspring.py"
+    path.write_text(OFFSPRING)
+    return path
+
+
+def test_what_it_starts_in_sessions_of_their_own_ends_with_its_worker(offspring):
+    with opened(offspring, "lasting", deadline=20.0) as grader:
+        scores(grader, ["5"])
+        pids = re.findall(r"\d+", grader.last_failure.split("(line")[0])
+        assert len(pids) == 2 and not any(gone(int(pid), 0.1) for pid in pids)
+    assert all(gone(int(pid), 0.5) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"scores": 5, "faults": [""], "said": ""}',
+        '{"scores": [2.0], "faults": [""], "said": ""}',
+        '{"scores": [null], "faults": ["tired"], "said": ""}',
+        '{"scores": [1, 1], "faults": ["", ""], "said": ""}',
+        '{"ready": true}',
+        "[1]",
+        "7",
+        "nothing",
+        "[" * 5000,
+    ],
+)
+def test_a_reply_that_is_none_costs_its_answers_and_not_the_run(offspring, reply):
+    with opened(offspring, "malformed", deadline=20.0) as grader:
+        (verdict,) = scores(grader, [reply])
+        counts = grader.counters()
+    assert verdict.path == "failed"
+    assert (counts["failed_died"], counts["worker_deaths"]) == (1, 1)
+
+
+def test_a_verifier_that_is_slow_to_load_is_spoken_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_module, "PATIENCE_SECONDS", 0.2)
+    (tmp_path / "v.py").write_text("import time\ntime.sleep(1)\ndef f(q, a, g): return 1.0\n")
+    said = []
+    with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
+        grader.check(said.append)
+    assert "is not ready after" in said[0] and f"look at grader={tmp_path / 'v.py'}:f" in said[0]
 
 
 def test_it_may_not_write_into_files(file, tmp_path):

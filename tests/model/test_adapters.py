@@ -1,6 +1,7 @@
 """Low-rank adapters: exact where they are zero, and the same model merged, beside or as PEFT's."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -189,8 +190,8 @@ def test_a_folder_of_adapters_comes_back(tmp_path):
     [
         ({"rank": 4}, "r is 3, but adapter.rank=4; write adapter.rank=3"),
         ({"alpha": 8.0}, "lora_alpha is 6.0, but adapter.alpha=8; write adapter.alpha=6.0"),
-        ({"targets": ("q", "v")}, "extra tensor"),
-        ({"targets": ("q", "v", "o", "down", "up")}, "missing tensor"),
+        ({"targets": ("q", "v")}, "target_modules is .*write adapter.targets="),
+        ({"targets": ("q", "v", "o", "down", "up")}, "write adapter.targets="),
     ],
 )
 def test_other_adapters_than_the_run_asks_for_are_refused(tmp_path, change, says):
@@ -198,6 +199,41 @@ def test_other_adapters_than_the_run_asks_for_are_refused(tmp_path, change, says
     with pytest.raises(UserError, match=says) as caught:
         peft.load_adapter(tmp_path / "out", TINY, dataclasses.replace(SETTINGS, **change))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "good"),
+    [
+        (["q_proj"], False),
+        (["q_proj", "v_proj", "o_proj", "down_proj", "up_proj"], False),
+        (None, False),
+        ("(", False),
+        (r".*\.0\..*_proj", False),
+        (r".*\.(q|v|o|down)_proj", True),
+        (["self_attn.q_proj", "v_proj", "o_proj", "mlp.down_proj"], True),
+    ],
+)
+def test_matrices_are_those_that_the_folder_names(tmp_path, said, good):
+    peft.save_adapter(tmp_path / "out", ADAPTED, config=TINY, settings=SETTINGS)
+    path = tmp_path / "out" / peft.CONFIG_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_modules": said}))
+    if good:
+        peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
+        return
+    with pytest.raises(UserError, match=r"target_modules is .*write adapter.targets=\["):
+        peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
+
+
+def test_a_budget_module_that_says_not_what_it_is_for_is_refused(tmp_path):
+    module = BudgetModule(ConditioningConfig(), 64)
+    params = random_params(conditioning=module.conditioning) | make_adapters()
+    out = tmp_path / "out"
+    peft.save_adapter(out, params, config=TINY, settings=SETTINGS, module=module)
+    (out / peft.MODULE_FILE).unlink()
+    with pytest.raises(UserError, match=r"budget.safetensors without budget_module.json"):
+        peft.check_adapter(out, TINY, SETTINGS)
+    (out / "budget.safetensors").unlink()
+    peft.check_adapter(out, TINY, SETTINGS)
 
 
 def test_peft_and_we_read_each_other(tmp_path):

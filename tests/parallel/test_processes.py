@@ -137,3 +137,19 @@ def test_one_process_alone_hears_itself():
     assert processes.place_among_all() == (0, 1)
     assert processes.texts_of_all("é") == ["é"]
     np.testing.assert_array_equal(processes.summed(np.array([1, 2])), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "times"), [([1.0, 2.0, 8.0], 8 / 1.5), ([0.001, 0.002, 0.01], 0.02)]
+)
+def test_the_slowest_process_is_held_against_the_others(monkeypatch, seconds, times):
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    gathered = lambda _: np.array(seconds, np.float32)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gathered)
+    found = processes.slowest(8.0)
+    assert found == {
+        "process/slowest_host": 2,
+        "process/slowest_host_times": pytest.approx(times),
+    }
+    monkeypatch.undo()
+    assert processes.slowest(8.0) == {}

@@ -55,6 +55,15 @@ class TestFormats:
         text = f'question{comma}answer\r\n"1+1, ""quoted""\nand broken?"{comma}2\r\né{comma}x\r\n'
         assert read(put(tmp_path / f"a.{suffix}", text)) == ROWS
 
+    @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+    @pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85", "\x0c", "\x0b", "\x1c"])
+    def test_csv_lines_end_at_line_feeds_and_carriage_returns_alone(self, tmp_path, inside, end):
+        text = f"question,answer{end}one{inside}two,2{end}three,{inside}3{end}"
+        assert read(put(tmp_path / "a.csv", text)) == [
+            {"question": f"one{inside}two", "answer": "2"},
+            {"question": "three", "answer": f"{inside}3"},
+        ]
+
     def test_parquet(self, tmp_path):
         pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
         parquet = pytest.importorskip("pyarrow.parquet")

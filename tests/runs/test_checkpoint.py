@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,22 @@ def test_what_was_saved_comes_back(tmp_path):
         assert_is(found, step)
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_clock_may_be_set_while_a_checkpoint_is_saved(tmp_path, monkeypatch, hours):
+    now = time.time
+
+    def set_while_arrays_are_written():
+        waiting = sys._getframe(1).f_code.co_name == "get_remaining_time"
+        return now() + 3600 * hours * waiting
+
+    monkeypatch.setattr(time, "time", set_while_arrays_are_written)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, state(1), {"step": 1})
+    checkpoints.close()
+    monkeypatch.undo()
+    assert_is(Checkpoints(tmp_path, keep=2).restore(state(0))[1], 1)
+
+
 @pytest.mark.parametrize("name", ["run[1]", "lr=[1e-5]", "a*b", "a?b", "a\\b", "[!a] {é}%"])
 def test_a_folder_may_have_any_name(tmp_path, name):
     # What a pattern of that name, or the name with a slash, would find.
@@ -109,9 +126,17 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     assert_is(found, 2)
 
 
-@pytest.mark.parametrize("at_once", [1, 2**28])
-def test_every_array_is_read_back(tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(checkpoint, "_AT_ONCE", at_once)
+@pytest.mark.parametrize(("at_once", "reads"), [(1 << 27, 1), (0, 4)])
+def test_arrays_are_read_back_together_up_to_a_size(tmp_path, monkeypatch, at_once, reads):
+    filled(tmp_path, [3]).close()
+    read, parts = checkpoint._read, []
+    monkeypatch.setattr(checkpoint, "_READ_AT_ONCE", at_once)
+    monkeypatch.setattr(checkpoint, "_read", lambda *given: parts.append(read(*given)))
+    checkpoint.read_whole(tmp_path / "3" / "state")
+    assert len(parts) == reads
+
+
+def test_every_array_is_read_back(tmp_path):
     filled(tmp_path, [3]).close()
     checkpoint.read_whole(tmp_path / "3" / "state")
     path = tmp_path / "3" / "meta" / "metadata"

@@ -31,6 +31,7 @@ def test_a_healthy_run_hears_nothing():
             OFF_CENTRE | {"policy/ratio": 0.999},
             "the mean advantage is more than half of its deviation away from 0",
         ),
+        ({"process/slowest_host": 1.0, "process/slowest_host_times": 3.5}, "three times as long"),
     ],
 )
 def test_each_trouble_is_told_once_when_it_lasts(trouble, says):

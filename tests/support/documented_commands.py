@@ -156,6 +156,7 @@ NOT_RUN = {
     "python -m pytest -n": ".ci/run",
     "python -m pytest -m slow": "hours",
     "python -m pytest -m browser": "a browser",
+    "python -m pytest -m soak": "hours",
     "JAX_PLATFORMS=cuda,cpu python -m pytest": "gpu",
     "BACR_GPU_TESTS=cpu python -m pytest": "hours",
     "python benchmarks/": "hours",

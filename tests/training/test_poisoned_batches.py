@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.learner import train_step
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
+from bacr_jax.runs.checkpoint import read_part
 from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
 from methods_world import Odd, group_batch, load, run_of
@@ -71,6 +73,27 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
     assert "optimizer.learning_rate" in error
     assert f"{tmp_path / 'run' / 'checkpoints' / '4'}" in error
     assert (tmp_path / "run" / "checkpoints" / "4" / "state").is_dir()
+
+
+def test_a_broken_value_head_is_named_and_never_saved(train, tmp_path, monkeypatch, capsys):
+    fit, steps = train_step.fit_value, []
+
+    def broken(*arguments, **options):
+        head, opt = fit(*arguments, **options)
+        steps.append(1)
+        broke = lambda leaf: leaf.at[(0,) * leaf.ndim].set(jnp.inf)
+        return (jax.tree.map(broke, head) if len(steps) == 2 else head), opt
+
+    monkeypatch.setattr(train_step, "fit_value", broken)
+    code, lines = train("False", "checkpoint.every=1", "train.max_skipped_updates=2")
+    assert code == 1 and len(lines) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: training: stopped after step 2, since the value head")
+    assert "lower value.learning_rate" in error and "from checkpoint 1 in" in error
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["1"]
+    saved = read_part(checkpoints / "1" / "state", "train", "head")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved))
 
 
 @pytest.mark.parametrize("what", ["rewards", "values", "surprise"])

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.launched import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_half_told
+from bacr_jax.parallel.peers import relay
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
@@ -76,8 +77,9 @@ def join() -> bool:
     """
     others = settings(os.environ)
     if others is not None and not jax.distributed.is_initialized():
+        jax.config.update("jax_enable_preemption_service", False)  # Ours is `preemption`.
         try:
-            jax.distributed.initialize(**others)
+            jax.distributed.initialize(**_relayed(others))
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
@@ -85,6 +87,18 @@ def join() -> bool:
                 "start all of them, where process 0 can be reached"
             ) from None
     return others is not None
+
+
+def _relayed(others: dict[str, Any]) -> dict[str, Any]:
+    """The same, where the end of process 0 is not the end of this process (`peers.relay`)."""
+    address, index = others.get("coordinator_address"), others.get("process_id")
+    if address is None:
+        from jax._src.clusters.slurm_cluster import SlurmCluster
+
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        address = SlurmCluster.get_coordinator_address(None, port)
+        index = SlurmCluster.get_process_id()
+    return others if index == 0 else others | {"coordinator_address": relay(address)}
 
 
 def is_first() -> bool:
@@ -109,6 +123,19 @@ def largest(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+
+
+def slowest(seconds: float) -> dict[str, float]:
+    """Which process took longest for its own work, and how many times the others' median.
+
+    Nothing with one process; all must call it at the same places.
+    """
+    if jax.process_count() == 1:
+        return {}
+    every = np.asarray(multihost_utils.process_allgather(np.float32(seconds)))
+    last = int(every.argmax())
+    others = max(float(np.median(np.delete(every, last))), 0.5)  # Less is noise.
+    return {"process/slowest_host": last, "process/slowest_host_times": every[last] / others}
 
 
 def summed(values: np.ndarray) -> np.ndarray:

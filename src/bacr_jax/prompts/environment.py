@@ -5,6 +5,8 @@ the grader, so that the training loop and the evaluation deal in arrays only.
 """
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,7 +138,7 @@ class Environment:
     def check_verifier(self) -> None:
         """Loads a verifier of one's own in its worker, early; UserError if it can't be loaded."""
         if isinstance(self._own_grader, VerifierGrader):
-            self._own_grader.check()
+            self._own_grader.check(functools.partial(print, file=sys.stderr, flush=True))
 
     def close(self) -> None:
         """Ends the graders' processes."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,10 +39,13 @@ class SharedGrader:
 
     Text i of a call is graded by process i modulo their number, by nobody else, since deadlines
     make two graders differ.
+
+    Attributes:
+      own_seconds: what this process has spent on its share, in all.
     """
 
     def __init__(self, own: Any):
-        self._own = own
+        self._own, self.own_seconds = own, 0.0
 
     def grade(
         self,
@@ -57,7 +61,9 @@ class SharedGrader:
         index, count = processes.place_among_all()
         share = slice(index, None, count)
         asked = None if questions is None else questions[share]
+        began = time.perf_counter()
         mine = self._own.grade(texts[share], references[share], mode=mode, questions=asked)
+        self.own_seconds += time.perf_counter() - began
         heard = processes.texts_of_all(json.dumps([dataclasses.astuple(v) for v in mine]))
         verdicts: list[Any] = [None] * len(texts)
         for start, text in enumerate(heard):

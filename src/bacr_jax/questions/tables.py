@@ -5,6 +5,7 @@ Needs nothing but the standard library, except that Parquet and the hub need the
 
 import csv
 import importlib
+import io
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -219,7 +220,8 @@ def _read_json(text: str, file: Path, where: str) -> list[Row]:
 
 def _read_csv(text: str, file: Path, where: str) -> list[Row]:
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    # Not splitlines: a field may hold the other characters that it takes for line ends.
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = list(reader)
     except csv.Error as error:

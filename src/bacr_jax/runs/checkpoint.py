@@ -166,8 +166,10 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
-# Bytes of arrays that are read back together, where one alone is not larger.
-_AT_ONCE = 2**28
+# Numbers that are read back at once. Every read costs Orbax 0.2 s and 0.4 MB that it never returns.
+_READ_AT_ONCE = 1 << 27
+# Seconds; Orbax takes them by the wall's clock, which may be set while it saves.
+_LONGEST_SAVE = 10**9
 
 # Orbax reads a path with the first ones as a pattern, the array store the last one as a slash.
 _SPECIAL = re.compile(r"[*?\[\]\\]")
@@ -217,18 +219,20 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
 def read_whole(state: Path) -> None:
     """Reads every array of a saved state, a few at a time; a damaged one raises anything."""
     tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(state)).tree
-    bytes_of = {
-        jax.tree_util.keystr(keys, simple=True, separator="/"): np.dtype(leaf.dtype).itemsize
-        * math.prod(leaf.shape)
-        for keys, leaf in jax.tree.leaves_with_path(tree)
+    sizes = {
+        jax.tree_util.keystr(keys, simple=True, separator="/"): math.prod(leaf.shape)
+        for keys, leaf in jax.tree.flatten_with_path(tree)[0]
     }
-    portions: list[set[str]] = [set()]
+    parts: list[set[str]] = [set()]
+    left = _READ_AT_ONCE
     for name in _record(state)[1]:
-        if sum(bytes_of.get(one, 0) for one in (name, *portions[-1])) > _AT_ONCE:
-            portions.append(set())
-        portions[-1].add(name)
-    for portion in portions:
-        _read(state, state, portion.__contains__)
+        left -= sizes.get(name, 0)
+        if left < 0 and parts[-1]:
+            parts.append(set())
+            left = _READ_AT_ONCE - sizes.get(name, 0)
+        parts[-1].add(name)
+    for part in parts:
+        _read(state, state, part.__contains__)
 
 
 def read_part(state: Path, *path: str) -> Any:
@@ -285,7 +289,7 @@ class _Kept:
 class Checkpoints:
     """The newest checkpoints of a run and its best, saved in the background, swapped in whole.
 
-    Each is read back in the background too, once it is whole, array by array.
+    Each is read back in the background too, once it is whole, a few arrays at a time.
     """
 
     def __init__(self, folder: Path, *, keep: int):
@@ -296,7 +300,10 @@ class Checkpoints:
         self.folder, self._kept = folder.absolute(), _Kept(keep)
         policy: Any = self._kept
         options = ocp.CheckpointManagerOptions(
-            create=True, cleanup_tmp_directories=True, preservation_policy=policy
+            create=True,
+            cleanup_tmp_directories=True,
+            preservation_policy=policy,
+            async_options=ocp.options.AsyncOptions(timeout_secs=_LONGEST_SAVE),
         )
         self._opened = contextlib.ExitStack()
         with self._writing():

@@ -16,6 +16,8 @@ WORTH_LOSING, COLLAPSED_TO = 0.2, 0.25
 CLIPPED = 0.5
 # Share of graded answers whose worker died or ran out of time.
 LOST_VERDICTS = 0.1
+# Seconds of the slowest process over those of the others.
+SLOW_HOST = 3.0
 # Nats per token between what the sampler and the learner say of the same tokens: rounding in 16
 # bits stays below it, other weights or another temperature do not.
 MISMATCH = 0.1
@@ -90,6 +92,11 @@ SYMPTOMS = {
         "the grader's workers die or run out of time on more than a tenth of the answers, or a "
         "verifier of your own gives them no score: they count as wrong. Look at the metrics "
         "process/grader_*, at the memory of the machine and at the answers in rollouts/",
+    ),
+    "slow_host": Symptom(
+        lambda m, _: m.get("process/slowest_host_times", 0.0) >= SLOW_HOST,
+        "one process takes three times as long as the others for its own work, and all wait for "
+        "it: look at the cores of that host (process/slowest_host), and at who else uses them",
     ),
     "off_centre": Symptom(
         lambda m, _: _off_centre(m),

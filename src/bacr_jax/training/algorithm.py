@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from bacr_jax.parallel import processes
+from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.training import stages
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.ahead import Upcoming, begin
@@ -21,7 +22,13 @@ from bacr_jax.types import Poll, Prompts
 
 
 def iterate(
-    run: Run, state: RunState, step: int, *, reference: Any = None, poll: Poll = None
+    run: Run,
+    state: RunState,
+    step: int,
+    *,
+    reference: Any = None,
+    poll: Poll = None,
+    tell_phase: TellPhase | None = None,
 ) -> tuple[RunState, Iteration]:
     """Lines 3 to 16 of Algorithm 1, for one mini-batch.
 
@@ -30,11 +37,13 @@ def iterate(
       step: number of the iteration; with the run's seed it fixes all randomness.
       reference: parameters of the reference policy, for a KL term; None without one.
       poll: called while sampling and grading; it may raise, and `state` is whole then.
+      tell_phase: hears what begins.
 
     Returns:
       The next state, and for the logs the metrics, what was learned from and its advantages.
     """
-    clock, graded = Clock(), run.environment.grader.counters()
+    clock, graded = Clock(step, tell_phase), run.environment.grader.counters()
+    own_seconds = getattr(run.environment.grader, "own_seconds", 0.0)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
     rounds, cursors = sample_rounds(
         lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
@@ -82,6 +91,8 @@ def iterate(
     metrics = {**learned, **advantage_metrics}
     metrics |= stages.score_metrics(advantages.returns, chosen.group_batch.surprise)
     metrics |= iteration_metrics(run, state, new, rounds, chosen, graded)
+    own_seconds = getattr(run.environment.grader, "own_seconds", 0.0) - own_seconds
+    metrics |= processes.slowest(clock.laps.get("time/plan", 0.0) + own_seconds)
     metrics = clock.timed(metrics, chosen.tokens)
     return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)))
 

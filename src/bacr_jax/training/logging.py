@@ -14,6 +14,7 @@ from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
+from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
 from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.training.stages import TokenAdvantages
@@ -156,11 +157,16 @@ def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metri
     return found
 
 
+# What comes after each lap, as the other processes are told.
+_NEXT = {"plan": "rollout", "rollout": "grade", "verify": "update", "learn": "adapt"}
+
+
 class Clock:
     """Seconds spent between laps, as `time/...` metrics."""
 
-    def __init__(self) -> None:
-        """Starts the clock."""
+    def __init__(self, step: int = 0, tell_phase: TellPhase | None = None) -> None:
+        """Starts the clock; `tell_phase` hears what begins with each lap."""
+        self._step, self._tell = step, tell_phase
         self.laps: Metrics = {}
         self._start = self._last = time.perf_counter()
 
@@ -169,6 +175,8 @@ class Clock:
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + seconds
+        if self._tell is not None and name in _NEXT:
+            self._tell(_NEXT[name], self._step + 1)
         return seconds
 
     def timed(self, metrics: Mapping[str, Any], tokens: int) -> Metrics:

@@ -22,6 +22,7 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.host_memory import keep_freed_memory
+from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
 from bacr_jax.runs import checkpoint, setup
@@ -33,6 +34,7 @@ from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_questions, differences, provenance
 from bacr_jax.runs.setup import make_policy
+from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.output import evaluation_notes, evaluation_numbers, publish, write_traces
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
@@ -59,13 +61,21 @@ class TrainingFailed(Exception):
 class Trainer:
     """A run in progress; `train.train` reads as its table of contents."""
 
-    def __init__(self, config: Config, folder: RunFolder, poll: Poll = None):
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        poll: Poll = None,
+        tell_phase: TellPhase | None = None,
+    ):
         """Builds data, model settings and the iteration; trains nothing yet.
 
         Args:
           poll: called wherever work can be left without loss; raises to leave it.
+          tell_phase: hears what begins, and of which step.
         """
         self.config, self.folder, self.poll = config, folder, poll
+        self.tell_phase = tell_phase or (lambda phase, step: None)
         self.started, self.earlier_seconds = time.monotonic(), 0.0
         # Digests of what the run began with.
         self.origin: dict[str, str] = {}
@@ -202,6 +212,7 @@ class Trainer:
         if self.finished(state, step):
             yield
             return
+        self.tell_phase("compile", step)
         compiling: dict[str, Phase] = {}
 
         def tell(what: str, done: int, total: int) -> None:
@@ -227,7 +238,14 @@ class Trainer:
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
         with phase_memory("training step", step=step + 1):
-            state, done = iterate(self.run, state, step, reference=self.reference, poll=self.poll)
+            state, done = iterate(
+                self.run,
+                state,
+                step,
+                reference=self.reference,
+                poll=self.poll,
+                tell_phase=self.tell_phase,
+            )
         metrics = self.step_metrics = done.metrics
         if self.writes and (step + 1) % self.config.output.log_every == 0:
             self.metrics.write(step + 1, metrics)
@@ -253,6 +271,7 @@ class Trainer:
         if self.poll is not None:
             self.poll()
         self.checkpoints.confirm()
+        self._check_head(state, step)
         if step == 0 or self.finished(state, step):
             return
         due = lambda every: every is not None and step % every == 0
@@ -274,9 +293,23 @@ class Trainer:
                 "optimizer.learning_rate or model.compute_dtype=float32, or look at the rewards"
             )
 
+    def _check_head(self, state: RunState, step: int) -> None:
+        """Stops a run whose value head is broken: every advantage after it would be no number."""
+        if stages.all_finite((state.train.head, state.train.head_opt)):
+            return
+        self.checkpoints.close()
+        raise TrainingFailed(
+            f"training: stopped after step {step}, since the value head or its optimizer holds "
+            "numbers that are not finite; nothing of that was saved. Write a lower "
+            "value.learning_rate (or optimizer.learning_rate with optimizer.single_rate), and the "
+            f"same command goes on from checkpoint {self.checkpoints.latest or 0} in "
+            f"{self.folder.checkpoints}; --allow-change names the key"
+        )
+
     def save(self, state: RunState, step: int) -> None:
         """A checkpoint of everything, unless this step has one; copies that differ stop the run."""
         if self.checkpoints.latest != step:
+            self.tell_phase("save", step)
             with self._drifting(step):
                 check_replicas({"state": state, "base": self.run.frozen})
             meta = self.describe(step)
@@ -316,6 +349,7 @@ class Trainer:
         made = {(r["when"], r["step"]) for r in self.evaluated}
         if when in self.evaluations or (when, step) in made:
             return
+        self.tell_phase("evaluation", step)
         params, counted = self.run.params(state.train), self.environment.grader.counters()
         decoder = Decoder(
             self.policy.decode_params(params),

@@ -438,9 +438,15 @@ def _updated(
 
 
 @jax.jit
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether every number of a state is one."""
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+@jax.jit
 def _finite(new: Any, old: Any) -> Any:
     """The new state if all of it is finite, else the old one."""
-    good = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(new)]).all()
+    good = all_finite(new)
     return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
 
 

@@ -5,6 +5,7 @@ budget_module.json, which says how it is used.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "alpha_pattern": ({}, None),
     "layers_to_transform": (None,),
     "lora_bias": (False, None),
+    "exclude_modules": (None, []),
 }
 
 
@@ -131,6 +133,20 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def _is_target(name: str, said: Any, config: Qwen2Config) -> bool:
+    """Whether PEFT would adapt a matrix in every layer, by what target_modules says."""
+    if said == "all-linear":
+        return True
+    modules = [f"model.layers.{i}.{_HOME[name]}.{name}_proj" for i in range(config.num_layers)]
+    if isinstance(said, str):
+        try:
+            return all(re.fullmatch(said, module) for module in modules)
+        except re.error:
+            return False
+    ends = tuple(f".{one}" for one in said) if isinstance(said, list) else ()
+    return all(module.endswith(ends) for module in modules)
+
+
 def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Archive:
     """What `load_adapter` would refuse, without reading a value."""
     folder = Path(folder)
@@ -149,6 +165,18 @@ def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConf
                 f"{path}: {key} is {shown(raw.get(key))}, but {name}={wanted:g}; write "
                 f"{name}={raw.get(key)}"
             )
+    said = raw.get("target_modules")
+    targets = [name for name in adapters.widths(config) if _is_target(name, said, config)]
+    if set(targets) != set(settings.targets):
+        raise UserError(
+            f"{path}: target_modules is {shown(said)}, but adapter.targets={[*settings.targets]}; "
+            f"write adapter.targets={targets}"
+        )
+    if (folder / BUDGET_FILE).exists() and not (folder / MODULE_FILE).exists():
+        raise UserError(
+            f"{folder}: holds {BUDGET_FILE} without {MODULE_FILE}, which says how it is used; copy "
+            f"or export the folder again, or take {BUDGET_FILE} away to begin with a fresh module"
+        )
     assert settings.rank is not None
     archive = archives.read_headers([folder / WEIGHTS_FILE])
     tensors = entries(config, rank=settings.rank, targets=settings.targets)

@@ -1,0 +1,277 @@
+"""Hours of training under everything that befalls a machine: no growth, and the same end.
+
+python -m pytest -m soak tests/training/test_soak.py --soak-steps 4000 --soak-out /tmp/soak
+"""
+
+import collections
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bacr_jax.documents import read_lines
+from whole_runs import assert_same_run
+
+ROOT = Path(__file__).parents[2]
+VERIFIER = "def check(question, answer, gold):\n    return float(answer.split() == gold.split())\n"
+# Delays what Python asks of the file system; arrays are written past it, but named by it.
+SLOW_FILES = """
+import os, time
+def slow(call):
+    def wait(*args, **kwargs):
+        time.sleep(float(os.environ.get("SOAK_SLOW", 0)))
+        return call(*args, **kwargs)
+    return wait
+for name in ("fsync", "rename", "replace", "mkdir", "unlink"):
+    setattr(os, name, slow(getattr(os, name)))
+"""
+SETTINGS = (
+    *("warmup.steps=300", "warmup.target_accuracy=0", "warmup.short_accuracy=0"),
+    *("warmup.hold_accuracy=0", "warmup.max_hold=0", "budget.max=16", "curriculum.mu0=12"),
+    *("curriculum.sigma=4", "rollout.questions=8", "train.micro_batch_rows=8", "eval.size=40"),
+    *("eval.samples=0", "eval.budgets=[16]", "eval.every=50", "checkpoint.every=5"),
+    *("output.tensorboard=false", "output.report=false"),
+)
+KINDS = ("killed", "full disk", "slow files", "dead verifier", "stopped")
+# Seconds of a leg in which growth would show beside what the first steps and evaluations need.
+LONG = 1800
+# A step, an evaluation or a save may need so many bytes for a while, and so many handles.
+SLACK_BYTES, SLACK_HANDLES, SLACK_PROCESSES = 64 << 20, 8, 1
+
+
+def offspring(pid):
+    """Processes that a process has started, and those that they have."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *offspring(child)]
+    return found
+
+
+class Watch:
+    """Memory, handles and processes of a run over time, in a file."""
+
+    def __init__(self, path):
+        self.rows, self.began, self.process, self._path = [], time.monotonic(), None, path
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self):
+        while not self._end.wait(1.0):
+            process = self.process
+            if process is None or process.poll() is not None:
+                continue
+            try:
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                row = {
+                    "seconds": time.monotonic() - self.began,
+                    "pid": process.pid,
+                    "bytes": int(status.partition("VmRSS:")[2].split()[0]) << 10,
+                    "handles": len(os.listdir(f"/proc/{process.pid}/fd")),
+                    "processes": len(offspring(process.pid)),
+                }
+            except (OSError, IndexError):
+                continue  # It has just ended.
+            self.rows.append(row)
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def close(self):
+        self._end.set()
+        self._thread.join()
+
+
+def log_of(folder):
+    return folder.parent / f"{folder.name}.log"
+
+
+def keep_log(process, path):
+    with path.open("a") as log:
+        for line in process.stdout:
+            log.write(line)
+            log.flush()
+
+
+def start(folder, shared, steps, watch, *, slow=0.0):
+    command = [sys.executable, "-m", "bacr_jax.train", "--config", "quickstart", *SETTINGS]
+    command += [f"train.steps={steps}", f"output.dir={folder}", f"warmup.dir={shared / 'warm'}"]
+    command += [f"grader={shared / 'verify.py'}:check"]
+    path = os.pathsep.join([str(shared / "slow"), str(ROOT / "src")])
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": path, "SOAK_SLOW": str(slow), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    # Not by the process itself, whose files may be kept from growing.
+    threading.Thread(target=keep_log, args=(process, log_of(folder)), daemon=True).start()
+    watch.process = process
+    return process
+
+
+def logged(folder):
+    path = folder / "metrics.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def until(condition, process):
+    """Waits; False: the process has ended before."""
+    while not condition():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def newest(folder):
+    names = (path.name for path in (folder / "checkpoints").glob("*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def last_line(folder):
+    time.sleep(0.5)  # Until it has been written down.
+    return log_of(folder).read_text().strip().splitlines()[-1]
+
+
+def disturb(kind, process, folder, shared):
+    """One mishap, and how the process has to end of it."""
+    left = offspring(process.pid)
+    if kind in ("killed", "slow files"):
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    elif kind == "stopped":
+        process.terminate()
+        assert process.wait(600) in (0, 75), last_line(folder)
+    elif kind == "full disk":
+        # Files may not grow: what an append and a save are told is what a full disk tells them.
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (512, 512))
+        assert process.wait(600) == 2, last_line(folder)
+        assert "can't be written" in last_line(folder)
+    else:
+        # Right after a step its workers are idle: no verdict is lost, and others are started.
+        before = logged(folder)
+        if until(lambda: logged(folder) > before, process):
+            for pid in offspring(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            before = logged(folder)
+            until(lambda: logged(folder) > before + 1, process)
+        process.kill()
+        process.wait()
+        away = shared / "verify.py"
+        away.rename(shared / "away.py")
+        dead = subprocess.run(process.args, capture_output=True, text=True, timeout=600)
+        assert dead.returncode == 2 and "no file" in dead.stderr and "Trace" not in dead.stderr
+        (shared / "away.py").rename(away)
+    ended = time.monotonic() + 10
+    while alive := [pid for pid in left if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < ended, f"{kind} left {alive}"
+        time.sleep(0.1)
+
+
+def leg(kind, folder, shared, steps, every, watch):
+    """Trains for a while, to a mishap; False: to the end, before it came."""
+    at = newest(folder)
+    process = start(folder, shared, steps, watch, slow=0.2 * (kind == "slow files"))
+    # It has to get somewhere first.
+    if until(lambda: newest(folder) > at, process):
+        leave = time.monotonic() + every
+        if until(lambda: time.monotonic() > leave, process):
+            disturb(kind, process, folder, shared)
+            return True
+    assert process.wait() == 0, last_line(folder)
+    return False
+
+
+def soaked(folder, shared, steps, every, watch):
+    """A run to its end, through mishaps; how many of each there were."""
+    kinds = itertools.cycle(KINDS)
+    befell = itertools.takewhile(lambda kind: leg(kind, folder, shared, steps, every, watch), kinds)
+    return dict(collections.Counter(befell))
+
+
+def assert_no_growth(rows):
+    """The second half of a leg needs no more than the first did, but for its start."""
+    start, middle = len(rows) // 4, len(rows) // 2
+    slack = {"bytes": SLACK_BYTES, "handles": SLACK_HANDLES, "processes": SLACK_PROCESSES}
+    for name, more in slack.items():
+        early, late = (
+            np.array([row[name] for row in part]) for part in (rows[start:middle], rows[middle:])
+        )
+        assert np.median(late) <= np.median(early) + more, (name, np.median(early), np.median(late))
+
+
+def draw(path, rows, title):
+    """Memory, handles and processes over time; a leg is a colour."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(10, 7))
+    for axis, (name, unit) in zip(
+        axes, (("bytes", "memory [GiB]"), ("handles", "open handles"), ("processes", "children"))
+    ):
+        for index, (_, leg) in enumerate(itertools.groupby(rows, key=lambda row: row["pid"])):
+            leg = list(leg)
+            scale = 2.0**-30 if name == "bytes" else 1.0
+            seconds = [row["seconds"] / 60 for row in leg]
+            axis.plot(seconds, [scale * row[name] for row in leg], color=f"C{index % 10}")
+        axis.set_ylabel(unit)
+        axis.set_ylim(bottom=0)
+    axes[0].set_title(title)
+    axes[-1].set_xlabel("minutes")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+@pytest.mark.soak
+def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, request):
+    steps = request.config.getoption("soak_steps")
+    every = request.config.getoption("soak_every")
+    out = Path(request.config.getoption("soak_out") or tmp_path)
+    out.mkdir(parents=True, exist_ok=True)
+    shared = tmp_path / "shared"
+    (shared / "slow").mkdir(parents=True)
+    (shared / "slow" / "sitecustomize.py").write_text(SLOW_FILES)
+    (shared / "verify.py").write_text(VERIFIER)
+    legs = []
+    figures = {"steps": steps, "seconds between mishaps": every}
+    for name in ("undisturbed", "disturbed"):
+        watch, began = Watch(out / f"{name}.jsonl"), time.monotonic()
+        try:
+            if name == "undisturbed":
+                process = start(tmp_path / name, shared, steps, watch)
+                assert process.wait() == 0, last_line(tmp_path / name)
+            else:
+                figures["mishaps"] = soaked(tmp_path / name, shared, steps, every, watch)
+        finally:
+            watch.close()
+        minutes = (time.monotonic() - began) / 60
+        figures[f"minutes {name}"] = round(minutes, 1)
+        draw(out / f"{name}.png", watch.rows, f"{name}: {steps} steps in {minutes:.0f} minutes")
+        legs.extend(list(rows) for _, rows in itertools.groupby(watch.rows, lambda row: row["pid"]))
+        for what in ("bytes", "handles", "processes"):
+            figures[f"most {what} {name}"] = max(row[what] for row in watch.rows)
+    (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures))
+    records = read_lines(tmp_path / "disturbed" / "metrics.jsonl")
+    assert sum(record["process/grader_failed"] for record in records) == 0
+    assert sum(figures["mishaps"].values()) > 0
+    assert_same_run(tmp_path / "disturbed", tmp_path / "undisturbed", steps)
+    for rows in legs:
+        if len(rows) >= LONG:
+            assert_no_growth(rows)
+    names = [path.name for path in (tmp_path / "disturbed").rglob("*")]
+    assert not [name for name in names if name.endswith(".tmp") or "orbax-checkpoint-tmp" in name]
