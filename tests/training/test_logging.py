@@ -7,8 +7,10 @@ import pytest
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.training.logging import (
     Clock,
+    GraderTotals,
     budgets_by_group,
     grader_metrics,
+    host_metrics,
     schedule_metrics,
 )
 from methods_world import load
@@ -31,6 +33,20 @@ def test_what_befalls_a_process_is_kept_apart_from_what_the_grader_decides():
         "grader/graded": 16, "process/grader_worker_deaths": 1, "process/grader_timeouts": 0,
         "process/grader_cache_hits": 5,
     }  # fmt: skip
+
+
+def test_a_hosts_own_work_is_drawing_and_its_share_of_grading(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "bacr_jax.parallel.processes.slowest", lambda seconds: asked.append(seconds) or {}
+    )
+    clock = Clock()
+    clock.laps |= {"time/plan": 0.5, "time/verify": 9.0}
+    before, after = GraderTotals({"graded": 1}, 2.0), GraderTotals({"graded": 4}, 3.25)
+    assert host_metrics(clock, before, after) == {"grader/graded": 3}
+    # A batch that was drawn an iteration ahead has no lap of its own.
+    host_metrics(Clock(), before, after)
+    assert asked == [1.75, 1.25]
 
 
 def test_every_group_has_a_location_a_rate_and_a_weight(tmp_path):

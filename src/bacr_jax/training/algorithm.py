@@ -16,7 +16,13 @@ from bacr_jax.training import stages
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.ahead import Upcoming, begin
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round, choose, sample_rounds
-from bacr_jax.training.logging import Clock, Iteration, iteration_metrics
+from bacr_jax.training.logging import (
+    Clock,
+    GraderTotals,
+    Iteration,
+    host_metrics,
+    iteration_metrics,
+)
 from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.types import Poll, Prompts
 
@@ -42,8 +48,7 @@ def iterate(
     Returns:
       The next state, and for the logs the metrics, what was learned from and its advantages.
     """
-    clock, graded = Clock(step, tell_phase), run.environment.grader.counters()
-    own_seconds = getattr(run.environment.grader, "own_seconds", 0.0)
+    clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment.grader)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
     rounds, cursors = sample_rounds(
         lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
@@ -90,9 +95,8 @@ def iterate(
         new = with_upcoming(new, upcoming, clock)
     metrics = {**learned, **advantage_metrics}
     metrics |= stages.score_metrics(advantages.returns, chosen.group_batch.surprise)
-    metrics |= iteration_metrics(run, state, new, rounds, chosen, graded)
-    own_seconds = getattr(run.environment.grader, "own_seconds", 0.0) - own_seconds
-    metrics |= processes.slowest(clock.laps.get("time/plan", 0.0) + own_seconds)
+    metrics |= iteration_metrics(run, state, new, rounds, chosen)
+    metrics |= host_metrics(clock, graded, GraderTotals.of(run.environment.grader))
     metrics = clock.timed(metrics, chosen.tokens)
     return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)))
 

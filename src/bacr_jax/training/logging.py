@@ -14,7 +14,9 @@ from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
+from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
+from bacr_jax.prompts.graders import SharedGrader
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
 from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.training.stages import TokenAdvantages
@@ -48,9 +50,8 @@ def iteration_metrics(
     new: RunState,
     rounds: Sequence[Round],
     chosen: Round,
-    graded: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Metrics of the method, rounds, first round's rollout, schedule and grader.
+    """Metrics of the method, rounds, first round's rollout and schedule.
 
     Args:
       state: before the iteration; its method state is read.
@@ -68,7 +69,6 @@ def iteration_metrics(
         "rollout/tokens": chosen.rollout.counters["tokens"],
         "rollout/tokens_total": int(new.generated_tokens),
         **({"rollout/staleness": state.in_hand.there} if isinstance(state, RunStateAhead) else {}),
-        **grader_metrics(graded, run.environment.grader.counters()),
     }
 
 
@@ -188,3 +188,30 @@ class Clock:
     def total(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self._start
+
+
+@dataclass(frozen=True)
+class GraderTotals:
+    """What a grader has done so far.
+
+    Attributes:
+      counters: of all processes together.
+      own_seconds: what this process has spent on its share; 0 where it grades alone.
+    """
+
+    counters: Mapping[str, int]
+    own_seconds: float
+
+    @classmethod
+    def of(cls, grader: Any) -> "GraderTotals":
+        """As of now; all processes must ask at the same places."""
+        return cls(
+            grader.counters(), grader.own_seconds if isinstance(grader, SharedGrader) else 0.0
+        )
+
+
+def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
+    """What the grader did in an iteration, and whose host took longest to draw and grade."""
+    drawing = clock.laps.get("time/plan", 0.0)
+    slowest = processes.slowest(drawing + after.own_seconds - before.own_seconds)
+    return grader_metrics(before.counters, after.counters) | slowest
