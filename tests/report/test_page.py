@@ -170,6 +170,18 @@ class TestComparison:
         differing = found.partition("Settings that differ")[2].partition("</table>")[0]
         cells = re.findall(r"<td[^>]*>(.*?)</td>", differing)
         assert cells[:3] == ["method", "bacr", "grpo"] and "output.dir" not in cells
+        # What came out stands first.
+        assert found.index("<figcaption>Accuracy") < found.index("Settings that differ")
+
+    def test_many_settings_are_folded_and_written_as_yaml(self, tmp_path):
+        one, two = self.folders(tmp_path)
+        keys = "eval: {budgets: [7, 9], size: 7, every: 3}\noutput: {report: false}\n"
+        keys += "seed: 7\ntrain: {steps: 7}\nbudget: {min: 7, max: 77}\n"
+        (two / "config.yaml").write_text(keys)
+        found = write_comparison([one, two], [], None).read_text()
+        assert re.search(r"<details><summary>Settings that differ: 8</summary>", found)
+        cells = re.findall(r"<td[^>]*>(.*?)</td>", found.partition("Settings that differ")[2])
+        assert {"[7, 9]", "false", "null"} <= set(cells)
 
     def test_rewards_that_count_different_things_are_not_to_be_compared(self, tmp_path):
         one, two = self.folders(tmp_path)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ __all__ = [
     "override",
     "schema",
     "to_yaml",
+    "value_text",
 ]
 
 COMMAND_LINE = "command line"
@@ -209,6 +211,12 @@ _Dumper.add_representer(
 def to_yaml(config: Config) -> str:
     """Every key of a config as YAML; `load` gives it back exactly."""
     return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, width=96)
+
+
+def value_text(value: Any) -> str:
+    """A key's value as it is written in YAML, on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -55,6 +55,8 @@ _OF_CREDIT = (
     ("gradient noise that score weights save, predicted", "score/predicted_saving", "{:.1%}"),
     ("mean advantage", "advantage/mean", "{:+.3f}"),
 )
+# A comparison opens with what came out; more settings than this are folded.
+_MANY_SETTINGS = 6
 # Of a section: what `report.html` shows, by the name that it has there.
 Part = dict[str, Any]
 
@@ -144,15 +146,19 @@ def _facts_table(runs: Sequence[RunData]) -> Part:
 def _differing_keys(runs: Sequence[RunData]) -> Part:
     """Keys of the config in which runs differ; their folders aside."""
     configs = [config_io.flatten(run.config) for run in runs]
+    written = [{key: config_io.value_text(config[key]) for key in config} for config in configs]
     rows = [
-        [key, *(str(config.get(key)) for config in configs)]
+        [key, *(texts[key] for texts in written)]
         for key in configs[0]
-        if key != "output.dir" and len({str(config.get(key)) for config in configs}) > 1
+        if key != "output.dir" and len({texts[key] for texts in written}) > 1
     ]
     if not rows:
         return {"note": "The same config, but for the folder."}
     header = ["key", *(run.label for run in runs)]
-    return _table(Table("Settings that differ", header, rows, words=len(header)), "facts differs")
+    table = Table("", header, rows, words=len(header))
+    title = f"Settings that differ: {len(rows)}"
+    closed = {"closed": True} if len(rows) > _MANY_SETTINGS else {}
+    return {"fold": title, "inside": [_table(table, "facts differs")]} | closed
 
 
 def _evaluations(run: RunData) -> list[Part]:
@@ -221,17 +227,17 @@ def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[Table]:
 
 
 def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
-    parts, drawn, name = list[Part](), list[Chart](), next(iter(titles), "")
+    # The set that most of them have.
+    name = max(titles, key=lambda one: sum(one in run.sets for run in runs), default="")
     if len(runs) == 1:
-        parts = [*(_headline(runs[0], name, titles[name]) if name else []), _facts_table(runs)]
-        parts += _departures(runs[0])
-    else:
-        policies = _policies(runs, name) if name else {}
-        drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1] if name else []
-        parts = [_facts_table(runs), _differing_keys(runs), *_rewards_note(runs)]
+        drawn = training_charts(runs[0].metrics)[:2] if runs[0].metrics else []
+        first = _headline(runs[0], name, titles[name]) if name else []
+        return [*first, _facts_table(runs), *_departures(runs[0]), *_charts(drawn)]
+    policies = _policies(runs, name) if name else {}
+    drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1] if name else []
     if any(run.metrics for run in runs):
-        drawn += (compared_charts(runs) if len(runs) > 1 else training_charts(runs[0].metrics))[:2]
-    return [*parts, *_charts(drawn)]
+        drawn += compared_charts(runs)[:2]
+    return [*_charts(drawn), *_rewards_note(runs), _facts_table(runs), _differing_keys(runs)]
 
 
 def _rewards_note(runs: Sequence[RunData]) -> list[Part]:

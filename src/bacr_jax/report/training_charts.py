@@ -185,6 +185,7 @@ def machinery_charts(
             curves = Curves(run.metrics)
             mismatch += _series(curves, "mismatch/k3", label, colour(place + 1))
             pace += _series(curves, "time/tokens_per_s", label, colour(place + 1))
+    calibrated_values = calibration(traces)
     return [
         Chart(
             "Sampler and learner",
@@ -193,7 +194,8 @@ def machinery_charts(
             Axis("KL (nats a token)", low=0.0),
             note="how far the log-probabilities of the sampler lie from the learner's",
         ),
-        calibration(traces),
+        # A policy without a value head has none.
+        *([calibrated_values] if calibrated_values.series else []),
         _time_by_phase(runs),
         Chart("Pace", pace, _STEP, Axis("generated tokens a second", low=0.0)),
     ]
