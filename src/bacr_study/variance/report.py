@@ -262,6 +262,37 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
     return paths
 
 
+def draw_predicted(folder: Path, found: Mapping[str, Any]) -> list[Path]:
+    """What a batch says that one score-weighted number saves, and what it saves on its pool.
+
+    A point a pool, with the deviation from batch to batch; a trace's own surprises stand for its
+    score's squared norm, as in training (`score/predicted_saving`).
+    """
+    series = list[Series]()
+    for number, cell in enumerate(found["cells"]):
+        of = [pool["scores"]["surprise"] for pool in cell["pools"]]
+        said = [100 * one["predicted_saving"] for one in of]
+        spread = [100 * one["deviation_of_saving"] for one in of]
+        ends = [(mean - width, mean + width) for mean, width in zip(said, spread)]
+        measured = [100 * pool["measured_saving"] for pool in cell["pools"]]
+        name = f"{cell['regime']}, step {cell['step']}"
+        look: dict[str, Any] = {"colour": colour(number + 1), "marker": marker(number + 1)}
+        series.append(Series(name, said, measured, ends=ends, across=True, line="", **look))
+    chart = Chart(
+        "gradient noise that score weights save",
+        series,
+        Axis("predicted by one batch (%, ± deviation between batches)", low=0.0),
+        Axis("measured on the pool (%)", low=0.0),
+        diagonal=True,
+        note="a point a pool; on the dashed line the prediction is right",
+    )
+    figure = png.figure("Predicted and measured saving", [[chart]], legend=2, size=(5.0, 4.2))
+    paths = [folder / f"variance_predicted.{kind}" for kind in ("png", "pdf")]
+    for path in paths:
+        png.save(figure, path)
+    return paths
+
+
 def write(
     folder: Path,
     size: str,
@@ -277,4 +308,4 @@ def write(
     write_atomically(paths[1], markdown(found))
     for regime in settings.regimes:
         paths += draw(folder, found, regime)
-    return paths
+    return paths + draw_predicted(folder, found)
