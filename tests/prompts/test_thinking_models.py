@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 import thinking_world
 from bacr_jax.config import Config
@@ -65,6 +66,33 @@ def test_the_ids_of_a_native_prompt(released):
     )["input_ids"]
     assert found == (rendered if kind == "r1" else [*rendered, 151_667, 198])
     assert "system" not in tokenizer.decode(found)
+
+
+@pytest.mark.parametrize("question", ["2+2?", "Wieviel ist ½ + ⅓?\nKürze.", "f(x)=<x>\t|x|"])
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "complete"])
+def test_the_ids_of_a_whole_trace(released, question, cut):
+    """As one text, written down here, is read by the tokenizer's own library."""
+    kind, tokenizer, folder = released
+    asked = f"{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+    turns = {
+        "r1": f"{thinking_world.R1_BEGIN}<｜User｜>{asked}<｜Assistant｜><think>\n",
+        "qwen3": f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    }
+    thinking = "2 and 2" if cut else "2 and 2 is 4\n</think>"
+    natural = "\n\n**Final Answer**\n\\boxed{"
+    forced = f"...\n\n...\n\n</think>{natural}"
+    end = {"r1": thinking_world.R1_END, "qwen3": "<|im_end|>"}[kind]
+    text = f"{turns[kind]}{thinking}{forced if cut else natural}4}}{end}"
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(
+        text, add_special_tokens=False
+    )
+    encoded, _ = encode_prompts(tokenizer, [question], NATIVE, max_tokens=200)
+    parts = [thinking, NATIVE.forced_suffix if cut else NATIVE.natural_suffix, "4}", end]
+    found = encoded.tokens[0, : encoded.lengths[0]].tolist()
+    for part in parts:
+        found += encode_text(tokenizer, part).tolist()
+    assert found == whole.ids
+    assert whole.ids.count(CLOSE[kind]) == 1
 
 
 def test_what_is_read_adds_no_beginning_of_its_own(released):
