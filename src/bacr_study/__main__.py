@@ -102,7 +102,7 @@ def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: 
         count = "?" if run.tokens is None else f"{run.tokens:,}"
         shown = "?" if time is None else duration(time)
         lines.append(f"{number:4d}  {run.id:48s} {count:>14s} tokens  {shown:>7s}  {state}")
-    todo = sum(not run.trained for run in different.values())
+    todo = sum(not (run.trained or paths.has_cell(run)) for run in different.values())
     lines.append(
         f"{len(runs)} cells, {len(different)} runs, {todo} of them to be trained: {tokens:,} "
         f"generated tokens; training takes about {duration(seconds / jobs)} with {jobs} at a time, "
