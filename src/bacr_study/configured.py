@@ -13,15 +13,13 @@ from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_study import info
 from bacr_study.cells import Cell, ids_digest
-from bacr_study.info import StudyInfo, Variant
+from bacr_study.info import PARTS, StudyInfo, Variant
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Sweep
 from bacr_study.work import hard_name
 
 # Sets that are made, and may hold a problem more than once; those that are read have no such rows.
 _MADE = ("ledger",)
-# The four parts of BACR in an ablation, as the paper calls them.
-PARTS = ("BUP", "CAS", "TDR", "BCAE")
 ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
 # What tables say of an arm's config, by its key.
 SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")

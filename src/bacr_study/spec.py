@@ -20,7 +20,7 @@ from bacr_jax.config.derived import read_budgets
 from bacr_jax.config.reader import read_dataclass, refusal
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.config.yaml import parse_file, parse_override
-from bacr_study.info import VIEWS
+from bacr_study.info import PARTS, VIEWS
 
 
 @dataclass(frozen=True)
@@ -257,6 +257,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     merged, chosen = _merged(_document(path), path, size)
     merged.pop("kind", None)
     _check_own(merged, str(path))
+    every = [*(merged.get("arms") or {})]
     own = {f.name for f in dataclasses.fields(Study)} - {"name", "size", "folder"}
     for text in overrides:
         given = parse_override(text, "command line")
@@ -281,7 +282,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
         "folder": path.parent,
     }
     study: Study = read_dataclass(Study, merged, where, given=nested)
-    _check(study, where)
+    _check(study, where, every)
     return study
 
 
@@ -317,13 +318,18 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
     return {name: value for name, value in known.items() if name in names}
 
 
-def _check(study: Study, where: str) -> None:
-    """Refuses what does not fit together."""
+def _check(study: Study, where: str, every: Sequence[str]) -> None:
+    """Refuses what does not fit together; `every` arm of the file, chosen or not."""
     if not study.seeds or len(set(study.seeds)) < len(study.seeds):
         raise refusal(f"{where}: seeds", f"found {list(study.seeds)}", "different seeds")
     for name in study.views:
         if name not in VIEWS:
             raise refusal(f"{where}: views", f"found {shown(name)}", any_of(VIEWS))
+    for name in study.reference:
+        if name not in every:
+            raise refusal(f"{where}: reference", f"found {shown(name)}", any_of(every))
+    if "contrasts" in study.views and not study.contrasts:
+        raise refusal(f"{where}: contrasts", "found none", "pairs of arms by name")
     for name, pair in study.contrasts.items():
         if not (isinstance(pair, list) and len(pair) == 2 and set(pair) <= set(study.arms)):
             found = f"found {shown(pair)}"
@@ -332,7 +338,19 @@ def _check(study: Study, where: str) -> None:
         if not task.budgets:
             raise refusal(f"{where}: tasks.{name}", "has no budgets", "budgets: [512, 1024]")
         read_budgets(",".join(map(str, task.budgets)), option="budgets", levels={})
+        if list(task.budgets) != sorted(set(task.budgets)):
+            place = f"{where}: tasks.{name}.budgets"
+            raise refusal(place, f"found {list(task.budgets)}", "rising numbers")
+        for budget in set(study.focus) - set(task.budgets):
+            known = any_of(list(map(str, task.budgets)))
+            raise refusal(f"{where}: focus", f"found {budget}", known)
+    parts = PARTS if "ablation" in study.views else ()
     for name, arm in study.arms.items():
+        if set(arm.parts or ()) - set(parts):
+            write = any_of(parts) if parts else "none, or the view ablation"
+            raise refusal(f"{where}: arms.{name}.parts", f"found {list(arm.parts or ())}", write)
+        if {"scale", "sensitivity"} & set(study.views) and study.sweep_of(name) is None:
+            raise refusal(f"{where}: arms.{name}.sweep", "found none", "the key and its values")
         if arm.of is not None and (arm.of not in study.arms or study.arms[arm.of].of):
             raise refusal(f"{where}: arms.{name}.of", f"found {shown(arm.of)}", "an arm with runs")
         if arm.accounting not in ("per_sample", "matched_total"):

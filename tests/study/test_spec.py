@@ -90,6 +90,12 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
             "title: Two arms\ncontrasts: {a: [grpo]}",
             "contrasts.a: found ['grpo']; write",
         ),
+        ("title: Two arms", "title: Two arms\nviews: [contrasts]", "contrasts: found none; write"),
+        ("title: Two arms", "title: Two arms\nviews: [scale]", "sweep: found none; write the key"),
+        ("title: Two arms", "title: Two arms\nfocus: [16]", "focus: found 16; write 8 or 64"),
+        ("reference: [grpo]", "reference: [gpro]", "reference: found 'gpro'; write grpo"),
+        ("budgets: [8, 64]", "budgets: [64, 8]", "budgets: found [64, 8]; write rising numbers"),
+        ("of: grpo", "of: grpo, parts: [BUP]", "arms.vote.parts: found ['BUP']; write none, or"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):
