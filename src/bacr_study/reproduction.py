@@ -250,12 +250,12 @@ def write(folder: Path, before: Results) -> tuple[list[Path], str]:
 
 
 def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
-    """The results.json, or results.json.gz, of an earlier run of a study.
+    """The results.json, or results.json.xz, of an earlier run of a study.
 
     UserError: there is none, or it is something else.
     """
     try:
-        compressed = path.suffix == ".gz"
+        compressed = path.suffix == ".xz"
         found = documents.parse_json(read_compressed(path) if compressed else read_file(path))
     except (OSError, ValueError) as error:
         raise UserError(

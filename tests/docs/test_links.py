@@ -148,5 +148,5 @@ def test_results_keep_cells_numbers_tables_and_the_pictures_that_pages_show():
         for link in LINK.findall(text_of(page))
     }
     for path in filter(Path.is_file, folder.rglob("*")):
-        assert path.suffix in (".gz", ".md", ".png"), path
+        assert path.suffix in (".xz", ".md", ".png"), path
         assert path.suffix != ".png" or path.resolve() in shown, path

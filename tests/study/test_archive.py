@@ -1,7 +1,7 @@
 """What is kept of a study in a repository: the cells come back as they were."""
 
-import gzip
 import json
+import lzma
 
 import pytest
 from PIL import Image, ImageChops
@@ -29,8 +29,8 @@ def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(stud
     out = tmp_path / "kept"
     files = archive.pack(study, out)
     assert {path.relative_to(out).as_posix() for path in files} == {
-        "cells.jsonl.gz",
-        "results.json.gz",
+        "cells.jsonl.xz",
+        "results.json.xz",
         "figures/a.png",
         "tables/a.md",
     }
@@ -45,7 +45,7 @@ def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(stud
     assert max(high for _, high in off.getextrema()) <= 4
     cells = archive.archived_cells(out)
     assert [cell["id"] for cell in cells] == ["ledger.grpo.0", "ledger.grpo.1"]
-    assert json.loads(archive.read_compressed(out / "results.json.gz")) == {"means": {}}
+    assert json.loads(archive.read_compressed(out / "results.json.xz")) == {"means": {}}
 
 
 def test_unpacking_makes_the_cells_that_are_not_there(study, tmp_path):
@@ -71,15 +71,15 @@ def test_a_study_without_results_is_not_packed(tmp_path):
     "text",
     [
         b"no archive",
-        gzip.compress(b'{"id": "a.b.0"}')[:-12],
-        gzip.compress(b"{"),
-        gzip.compress(b"\xff"),
+        lzma.compress(b'{"id": "a.b.0"}')[:-12],
+        lzma.compress(b"{"),
+        lzma.compress(b"\xff"),
     ],
-    ids=["no gzip", "cut", "no JSON", "no text"],
+    ids=["no xz", "cut", "no JSON", "no text"],
 )
 def test_a_damaged_archive_is_one_line(tmp_path, text):
     (tmp_path / archive.CELLS).write_bytes(text)
-    with pytest.raises(UserError, match=r"cells\.jsonl\.gz: can't be read .*; copy it again"):
+    with pytest.raises(UserError, match=r"cells\.jsonl\.xz: can't be read .*; copy it again"):
         archive.unpack(tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_a_damaged_archive_is_one_line(tmp_path, text):
     "cell", ['{"id": "../x"}', '{"id": 3}', "[]", '{"id": ".x"}', '{"id": ""}']
 )
 def test_a_cell_names_no_file_elsewhere(tmp_path, cell):
-    (tmp_path / archive.CELLS).write_bytes(gzip.compress(cell.encode()))
+    (tmp_path / archive.CELLS).write_bytes(lzma.compress(cell.encode()))
     with pytest.raises(UserError, match="holds a cell without an id"):
         archive.unpack(tmp_path)
     assert not (tmp_path / "cells").exists()
