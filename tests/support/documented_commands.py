@@ -123,6 +123,7 @@ RUN = {
     "python -m bacr_jax.generate --model hf": as_is,
     "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
     "python -m bacr_jax.train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
+    "python -m bacr_jax.train --config configs/gym.yaml": and_also(f"{FEW} --check"),
     "for i in 1 2; do python": lambda text: text.replace("output.", f"{FEW} output."),
     'python -c "from bacr_jax.runs.metrics': as_is,
     "python -m bacr_jax.plan": and_also("--compile none"),
