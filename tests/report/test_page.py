@@ -115,7 +115,7 @@ def test_the_first_screen_says_what_came_out(run):
     first = page(run).partition("<h2>Overview</h2>")[2].partition("<h3>In short</h3>")[0]
     said = "Accuracy rose at 8, 16 and fell at no budget (intervals apart, greedy); thinking tokens"
     assert f"{said} at 16 went from 9.0 to 9.0." in first
-    assert "20.0 [10.0, 30.0], 9.0 tok" in first and "45.0 [35.0, 55.0], 9.0 tok" in first
+    assert "20.0 [10.0, 30.0],\n9.0 tok" in first and "45.0 [35.0, 55.0],\n9.0 tok" in first
     assert first.index("<table>") < first.index("Accuracy by budget, greedy</figcaption>")
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2)])
     assert "nothing to compare with yet" in page(run)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -107,8 +108,11 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
     mode = next(iter(next(iter(policies.values()))))
     of_mode = {label: {mode: found[mode]} for label, found in policies.items() if mode in found}
     drawn = accuracy_charts(of_mode, _first_colour([run], of_mode))[:1]
-    table = comparison(f"{title}, {mode}: {_WHAT}", of_mode)
-    return [{"lead": _sentence(of_mode, mode)}, _table(table), *_charts(drawn)]
+    table = comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
+    # The title says the decoding: without its column, and in two lines, it fits a telephone.
+    rows = [row[1:] for row in table.rows]
+    table = replace(table, header=table.header[1:], rows=rows, sections=False, words=0)
+    return [{"lead": _sentence(of_mode, mode)}, _table(table, "headline"), *_charts(drawn)]
 
 
 def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
