@@ -8,11 +8,11 @@ from bacr_grading.errors import printable
 _GRADER = re.compile(r".+\.py:[^\W\d]\w*")
 
 
-def grader_problem(spec: str) -> str | None:
-    """What is wrong with the spelling of `grader`, or None."""
+def grader_problem(spec: str, key: str = "grader", other: str = "null") -> str | None:
+    """What is wrong with the spelling of `key`, which can name `other` too; or None."""
     if _GRADER.fullmatch(spec):
         return None
     return (
-        f"grader: found '{printable(spec)}'; write FILE.py:function, such as "
-        "examples/verify_unit_tests.py:grade, or null"
+        f"{key}: found '{printable(spec)}'; write FILE.py:function, such as "
+        f"examples/verify_unit_tests.py:grade, or {other}"
     )

@@ -45,6 +45,8 @@ class Verifier:
       source: the file's text, which all workers of a run get, whatever becomes of the file.
       of_rows: it is a question source's score(answer, row), not function(question, answer, gold).
       whole: an answer is right at 1.0 and else wrong, whatever part of it has been earned.
+      of_response: it is shown texts as they are, not the answers that stand in them.
+      key: what named it, for messages.
     """
 
     spec: str
@@ -54,23 +56,34 @@ class Verifier:
     digest: str
     of_rows: bool = False
     whole: bool = False
+    of_response: bool = False
+    key: str = "grader"
 
     @property
     def batch(self) -> bool:
         """Whether the function takes lists."""
         return self.name.endswith(BATCH_SUFFIX)
 
+    @property
+    def named(self) -> str:
+        """As a line of a config."""
+        return f"{self.key}={self.spec}"
 
-def load_verifier(spec: str) -> Verifier:
+    def shown(self, text: str | None) -> str | None:
+        """What it is shown of a text; None: nothing, which scores 0."""
+        return text if self.of_response else answer_of(text)
+
+
+def load_verifier(spec: str, key: str = "grader") -> Verifier:
     """Reads the file of a verifier without running it.
 
     UserError: it is spelled otherwise, or the file can't be read or is no Python.
     """
-    problem = grader_problem(spec)
+    problem = grader_problem(spec, key)
     if problem is not None:
         raise UserError(problem)
     file, _, name = spec.rpartition(":")
-    path, where = Path(file), f"grader={spec}"
+    path, where = Path(file), f"{key}={spec}"
     try:
         if not path.is_file():
             write = nearest(path, "the path of a Python file")
@@ -87,7 +100,7 @@ def load_verifier(spec: str) -> Verifier:
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{where}: no Python file ({error}); fix it") from None
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return Verifier(spec, str(path.resolve()), name, source, digest)
+    return Verifier(spec, str(path.resolve()), name, source, digest, key=key)
 
 
 class Request(NamedTuple):
@@ -164,7 +177,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             read=_read,
             lost=_lost,
             weight=lambda request: len(request.answers),
-            advice=f"look at grader={verifier.spec}, and whether grading.memory_mb is large enough",
+            advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
             lasting=True,
             others=True,
         )
@@ -204,7 +217,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             # Votes ask which wrong answers are the same: those that are written alike.
             return [_alike(answer_of(text), gold) for text, gold in zip(texts, references)]
         asked = _checked(texts, references, mode, questions)
-        return self.score([answer_of(text) for text in texts], references, asked, poll)
+        return self.score([self.verifier.shown(t) for t in texts], references, asked, poll)
 
     def _finder(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
@@ -214,7 +227,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
         given = list(texts), list(references), list(asked)
 
         def find() -> list[Row]:
-            rows = self._rows([answer_of(text) for text in given[0]], *given[1:])
+            rows = self._rows([self.verifier.shown(text) for text in given[0]], *given[1:])
             return [row for row in rows if row is not None]
 
         return find

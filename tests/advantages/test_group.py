@@ -25,6 +25,19 @@ class TestGroupBaselines:
         biased = advantages.grpo_advantage(self.R, ddof=0)
         np.testing.assert_allclose(biased, np.where(self.R == 1, 1, -1), rtol=1e-5)
 
+    def test_rewards_apart_are_normalised_in_their_group_and_then_in_the_batch(self):
+        # Columns: correct, brief. In units of deviations: group 1 has (1, -1) / sqrt(2) in both,
+        # group 2 none in the first, where all are equal, and (-1, 1) / sqrt(2) in the second.
+        scores = jnp.array([[[1.0, 1.0], [0.0, 0.5]], [[1.0, 0.0], [1.0, 0.1]]])
+        got = advantages.decoupled_advantage(scores, jnp.array([0.75, 0.25]))
+        # Weighed and added up: (1, -1, -1/4, 1/4) / sqrt(2), whose mean is 0 and whose deviation
+        # is sqrt((2 + 2/16) / 2 / 3).
+        want = np.array([[1.0, -1.0], [-0.25, 0.25]]) / np.sqrt(2) / np.sqrt(17 / 48)
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+        # Added up first, both groups count alike, whatever varies in them.
+        summed = advantages.grpo_advantage(scores @ jnp.array([0.75, 0.25]))
+        np.testing.assert_allclose(abs(summed), np.full((2, 2), 1 / np.sqrt(2)), rtol=1e-3)
+
     def test_without_std_grpo_is_the_group_mean_form(self):
         np.testing.assert_array_equal(
             advantages.grpo_advantage(self.R, std=False), advantages.group_advantage(self.R)

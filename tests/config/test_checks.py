@@ -92,6 +92,24 @@ BAD_CONFIGS = [
     ),
     ({"data": {"labels": "rates.jsonl"}}, "data.labels=rates.jsonl: is not read"),
     ({"grader": "mine.py"}, "grader: found 'mine.py'; write FILE.py:function, such as"),
+    (
+        {"reward": {"weights": {"mine.py:brief": 1.0}}},
+        "reward.weights: found {mine.py:brief: 1}; write {correct: 1, FILE.py:function: 0.2}",
+    ),
+    (
+        {"reward": {"weights": {"correct": 1.0, "mine.py": 0.2}}},
+        "reward.weights: found 'mine.py'; write FILE.py:function, such as "
+        "examples/verify_unit_tests.py:grade, or correct",
+    ),
+    (
+        {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.0}}},
+        "reward.weights: found 0; write more",
+    ),
+    (
+        {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.2, "b.py:f": 0.2}}},
+        "reward.weights: two rewards are called 'f', as their metrics are; write functions of",
+    ),
+    ({"reward": {"apart": True}}, "reward.apart=true: reward.weights has no second reward"),
     ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     (

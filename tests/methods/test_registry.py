@@ -80,6 +80,7 @@ def test_looking_for_problems_starts_no_device():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+MIXED = {"correct": 1, "mine.py:brief": 0.25}
 BAD_CONFIGS = [
     ({"method": "bcar"}, "method: found 'bcar', neither a method here nor an importable module"),
     ({"method": "bcar"}, "write bacr, or the path of a Python file"),
@@ -89,6 +90,15 @@ BAD_CONFIGS = [
     (
         {"rollout": {"group_size": 1}, "advantage": {"baseline": "residual_loo"}},
         "rollout.group_size=1: advantage.baseline=residual_loo compares the rollouts of a question",
+    ),
+    (
+        {"method": "hapo", "reward": {"weights": MIXED}},
+        "reward.weights: method=hapo pays by whether an answer is right",
+    ),
+    (
+        {"method": "dapo", "reward": {"weights": MIXED, "apart": True}},
+        "reward.apart=true: method=dapo doesn't divide rewards by their deviation in the group; "
+        "write method=grpo, or reward.apart=false",
     ),
     (
         {"rollout": {"group_size": 1}, "method": "grpo"},

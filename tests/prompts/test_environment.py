@@ -1,16 +1,22 @@
 """Questions in, outcomes out, in the formats of Qwen2.5 with its own tokenizer."""
 
 import dataclasses
+import hashlib
 import json
 
 import numpy as np
 import pytest
 
 from bacr_jax.config import Config, DataConfig
+from bacr_jax.config.method_settings import RewardConfig
+from bacr_jax.config.schema import GradingConfig
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.prompts.formats import FORMATS, encode_text
-from bacr_jax.types import Branches
+from bacr_jax.prompts.graders import open_rewards
+from bacr_jax.types import Branches, Trunks
+from config_world import changed
 
 ROWS = 151_936
 
@@ -88,6 +94,104 @@ def test_answers_are_shown_with_the_tag_that_the_bridge_opened(environment):
     shown = environment.answer_texts(branches(environment, texts[:2]))
     opened = environment.style.answer_open
     assert [row[0] for row in shown] == [opened + texts[0], opened + texts[1]]
+
+
+REWARDS = """
+import time
+
+def brief(question, response, gold):
+    if "hang" in response:
+        time.sleep(100)
+    if "raise" in response:
+        raise KeyError("of mine")
+    odd = {"nan": float("nan"), "words": "1"}
+    return next((odd[word] for word in odd if word in response), 1 / len(response.split()))
+
+def formal(question, response, gold):
+    return 0.5 * response.startswith(question[:2]) + 0.5 * response.endswith(gold + "</answer>")
+"""
+
+
+@pytest.fixture(scope="module")
+def rewarded(folder, qwen):
+    """An environment with two rewards of a file."""
+    file = folder / "rewards.py"
+    file.write_text(REWARDS)
+    weights = {"correct": 1.0, f"{file}:brief": 0.2, f"{file}:formal": 0.2}
+    config = Config(
+        data=DataConfig(dir=str(folder), train="math:train.jsonl", eval=("jsonl:test.jsonl",)),
+        reward=RewardConfig(weights=FrozenMap(weights)),
+        grading=GradingConfig(deadline=1),
+    )
+    built = build_environment(config, qwen, ROWS)
+    yield built, file
+    built.close()
+
+
+def thought(environment, texts, answer):
+    """Trunks that think these texts, and answers after them that say the same."""
+    said = branches(environment, [answer] * len(texts))
+    ids = [[7, *encode_text(environment.tokenizer, text)] for text in texts]
+    tokens = np.zeros((len(texts), max(map(len, ids))), np.int32)
+    for row, one in enumerate(ids):
+        tokens[row, : len(one)] = one
+    ones = np.ones(len(texts), np.int32)
+    lengths = np.array([len(one) for one in ids], np.int32)
+    logprobs = np.zeros((len(texts), 1), np.float32)
+    trunks = Trunks(tokens, ones, lengths - 1, lengths - 1, ones, lengths, logprobs)
+    return trunks, dataclasses.replace(said, context=lengths[:, None])
+
+
+def test_rewards_see_the_response_from_the_opening_tag_to_the_closed_answer(rewarded):
+    environment, _ = rewarded
+    trunks, said = thought(environment, ["2 + 2", "é{</answer>"], "4</answer> and on")
+    style = environment.style
+    assert [row[0] for row in environment.responses(trunks, said)] == [
+        f"{style.think_open}2 + 2{style.forced_suffix}4</answer>",
+        f"{style.think_open}é{{</answer>{style.forced_suffix}4</answer>",
+    ]
+
+
+def test_whatever_a_reward_does_it_scores_0_and_is_counted(rewarded):
+    environment, file = rewarded
+    texts = ["a b", "raise", "hang", "nan", "words"]
+    trunks, said = thought(environment, texts, "4</answer>")
+    scores = environment.reward_scores(trunks, said, ["4", "5", *"444"], ["<t?", *["?"] * 4])
+    assert list(scores) == [f"{file}:brief", f"{file}:formal"]
+    brief, formal = (scores[name][:, 0] for name in scores)
+    words = len(environment.responses(trunks, said)[0][0].split())
+    np.testing.assert_array_equal(brief, np.float32([1 / words, 0, 0, 0, 0]))
+    np.testing.assert_array_equal(formal, [1.0, 0.0, 0.5, 0.5, 0.5])
+    assert environment.counters()["rewards_failed"] == 4
+    (line,) = environment.failures({})
+    assert line.startswith(f"WARNING: reward.weights={file}:brief gave no score to 4 of 5 answers")
+    assert "1 took too long, 1 raised, 1 got no number, 1 got NaN" in line
+
+
+def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(rewarded, qwen):
+    environment, file = rewarded
+    digest = hashlib.sha256(REWARDS.encode()).hexdigest()[:16]
+    names = [f"reward.weights={file}:{name}" for name in ("brief", "formal")]
+    assert environment.verifier_digests == dict.fromkeys(names, digest)
+    environment.check_verifier()
+    named = lambda name: changed(reward={"weights": {"correct": 1.0, f"{file.parent}/{name}": 0.2}})
+    wrong = open_rewards(named("rewards.py:breif"))
+    with pytest.raises(UserError) as said:
+        dataclasses.replace(environment, rewards=wrong).check_verifier()
+    assert "it has no function breif; write brief); look at reward.weights=" in str(said.value)
+    for missing in wrong.values():
+        missing.close()
+    with pytest.raises(UserError, match=r"reward.weights=.*/rewads.py:f: no file .*/rewards.py"):
+        open_rewards(named("rewads.py:f"))
+
+
+def test_a_shared_grader_keeps_its_seconds_from_call_to_call(rewarded, monkeypatch):
+    environment = dataclasses.replace(rewarded[0])
+    monkeypatch.setattr("bacr_jax.parallel.processes.several", lambda: True)
+    environment.grader.own_seconds += 1.5
+    for shared in environment.shared_rewards.values():
+        shared.own_seconds += 0.25
+    assert environment.own_seconds == 2.0
 
 
 def test_without_a_closing_tag_only_the_turn_ends_the_thinking(folder, qwen):

@@ -63,6 +63,23 @@ def test_other_questions_are_refused():
             check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, *now))
 
 
+def test_another_content_of_a_file_that_grades_is_refused_and_another_file_is_not():
+    files = {"grader=mine.py:check": "11", "reward.weights=mine.py:brief": "22"}
+    made = lambda files: provenance(Config(), QUESTIONS, None, (), files)
+    check = lambda then, now: check_same_questions(then, now, Config(), Path("runs/a"))
+    check(made(files), made(files))
+    check(made(files), made({"reward.weights=other.py:brief": "33"}))
+    with pytest.raises(UserError, match="^reward.weights=mine.py:brief: the file is not") as said:
+        check(made(files), made(files | {"reward.weights=mine.py:brief": "33"}))
+    assert str(said.value).endswith("another name and --allow-change reward.weights")
+    # A checkpoint from before there were several holds the digest of the grader's file alone.
+    old = made({}) | {"config": {"grader": "mine.py:check"}, "verifier_fingerprint": "12"}
+    del old["verifier_fingerprints"]
+    with pytest.raises(UserError, match="--allow-change grader"):
+        check(old, made(files))
+    check(old | {"verifier_fingerprint": "11"}, made(files))
+
+
 def test_a_resume_that_is_not_exact_says_what_changed():
     then = provenance(Config(), QUESTIONS, None)
     assert list(differences(then, then)) == []

@@ -79,6 +79,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path, content, size, overrides, lin
     [
         ("method=dapo", "the run needs a value head, found method=dapo"),
         ("adapter.rank=4", "adapter.rank: found 4; the study takes gradients of all weights"),
+        ("reward.weights={correct: 1, mine.py:f: .2}", "the study's outcomes are right or wrong"),
         ("budget.max=8", "is over the run's budget.max=8"),
     ],
 )

@@ -71,7 +71,15 @@ def run_of(config, tokenizer_and_size, grader=None):
 
 
 def group_batch(
-    config, *, outcomes=None, seed=0, questions=None, answers=1, extra=None, fraction=0.5
+    config,
+    *,
+    outcomes=None,
+    seed=0,
+    questions=None,
+    answers=1,
+    extra=None,
+    fraction=0.5,
+    by_reward=None,
 ):
     """A batch that a method could be given, at random but for what is given."""
     rng = np.random.default_rng(seed)
@@ -96,6 +104,7 @@ def group_batch(
         "surprise": rng.random(cuts.shape).astype(np.float32),
         "fraction": np.float32(fraction),
         "extra": extra or {},
+        "by_reward": by_reward or {},
         "answer_lengths": np.full(cuts.shape, 2),
     }
     return GroupBatch(**jax.tree.map(jnp.asarray, fields))

@@ -50,6 +50,40 @@ def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_pa
     assert state.generated_tokens == sum(m["rollout/tokens"] for m, _, _ in history)
 
 
+REWARDS = """
+def brief(question, response, gold):
+    return 1 / (1 + response.count("+") + response.count("="))
+
+def broken(question, response, gold):
+    raise ValueError("never a score")
+"""
+
+
+def test_rewards_are_mixed_by_their_weights_and_each_is_a_metric(tmp_path, tokenizer):
+    file = tmp_path / "mine.py"
+    file.write_text(REWARDS)
+    weights = f"reward.weights={{correct: 1, {file}:brief: 1, {file}:broken: 2}}"
+    config = load(tmp_path, "dapo", "rollout.group_size=2", "dapo.overlong_penalty=0", weights)
+    run, state = run_of(config, tokenizer, Odd())
+    _, done = iterate(run, state, 0)
+    for reward in run.environment.rewards.values():
+        reward.close()
+    by_name = {name: np.asarray(x)[..., 0] for name, x in done.chosen.group_batch.by_reward.items()}
+    correct, brief = by_name["correct"], by_name[f"{file}:brief"]
+    assert len(np.unique(brief)) > 1 and not by_name[f"{file}:broken"].any()
+    # A question is asked again until its answers differ in being right, whatever else they earn.
+    np.testing.assert_array_equal(correct, done.chosen.group_batch.outcomes)
+    assert (correct.max(1) > correct.min(1)).all()
+    # DAPO pays from -1 to 1; the weights are quarters.
+    want = 2 * (correct / 4 + brief / 4) - 1
+    np.testing.assert_allclose(done.advantages.rewards, want, atol=1e-6)
+    shown = {name: value for name, value in done.metrics.items() if name.startswith("rewards/")}
+    assert set(shown) == {"rewards/correct", "rewards/brief", "rewards/broken"}
+    assert 0 < shown["rewards/brief"] < 1 and shown["rewards/broken"] == 0
+    asked = 8 * done.metrics["sampling/rounds"]
+    assert done.metrics["process/grader_rewards_failed"] == asked
+
+
 def closed(texts):
     """A random policy hardly ever closes an answer."""
     return [f"{text}</answer>" for text in texts]

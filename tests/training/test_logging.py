@@ -49,6 +49,12 @@ def test_a_hosts_own_work_is_drawing_and_its_share_of_grading(monkeypatch):
     assert asked == [1.75, 1.25]
 
 
+def test_scores_that_rewards_failed_to_give_befall_the_process():
+    counts = {"graded": 2, "rewards_failed": 1}
+    found = grader_metrics(dict.fromkeys(counts, 0), counts)
+    assert found == {"grader/graded": 2, "process/grader_rewards_failed": 1}
+
+
 def test_every_group_has_a_location_a_rate_and_a_weight(tmp_path):
     schedule = init_curriculum(4, mu0=(4.0, 6.0, 8.0, 12.0))
     metrics = schedule_metrics(schedule, jnp.array([0.5, 0.25, 0.25, 0.0]), config=load(tmp_path))

@@ -8,6 +8,7 @@ import pytest
 
 from bacr_grading.judge import Verdict
 from bacr_jax.config import Config
+from bacr_jax.prompts.graders import failures
 from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import MetricsWriter
@@ -120,9 +121,7 @@ class Grader:
 
 def test_it_is_said_once_and_can_be_switched_off():
     notes = lambda config, when: list(
-        evaluation_notes(
-            config, Grader(graded=4), {"when": when, "sets": {"a": summary(1, 1, 1)}}, {}
-        )
+        evaluation_notes(config, (), {"when": when, "sets": {"a": summary(1, 1, 1)}})
     )
     assert len(notes(Config(), "before")) == 1
     assert notes(Config(), "during") == []
@@ -137,7 +136,7 @@ def test_answers_that_a_verifier_gave_no_score_are_said_each_time():
     grader = Grader(graded=20, failed=5, **failed)
     counted = {"graded": 10, "failed": 2, "failed_late": 2}
     record = {"when": "during", "sets": {}}
-    assert list(evaluation_notes(Config(), grader, record, counted)) == [
+    assert list(evaluation_notes(Config(), failures(grader, counted), record)) == [
         "WARNING: the verifier gave no score to 3 of 10 answers, which count as 0: 3 got NaN (the "
         "last: it returned None)"
     ]
@@ -199,7 +198,10 @@ def world(ledger_tokens):
     batch = SimpleNamespace(
         plan=plan, rollout=Rollout(trunks, branches, {}), outcomes=outcomes, verdicts=verdicts,
         useful=np.array([True]),
-        group_batch=SimpleNamespace(extra={"declared": np.array([[7, 9]])}),
+        group_batch=SimpleNamespace(
+            extra={"declared": np.array([[7, 9]])},
+            by_reward={"mine.py:brief": np.array([[[[0.0], [0.0], [1.0]], [[0.5]] * 3]])},
+        ),
     )  # fmt: skip
     advantages = SimpleNamespace(
         thinking=THINKING, answers=np.array([[-1.0, 0.0, 1.5], [0.0, np.nan, 0.25]]),
@@ -253,6 +255,8 @@ def test_the_verdict_says_what_decided_it(tmp_path, world):
     assert first["outcomes"] == [0.0, 0.0, 1.0] and first["extracted"] == ["4", "4", "6"]
     assert second["decided_by"] == ["none", "deadline", "number"]
     assert second["extracted"] == [None, "4", "6"]
+    assert first["reward_scores"] == {"mine.py:brief": [0.0, 0.0, 1.0]}
+    assert second["reward_scores"] == {"mine.py:brief": [0.5, 0.5, 0.5]}
     run, done = world
     done.chosen.verdicts = None
     assert "decided_by" not in written(tmp_path, (run, done))[0]

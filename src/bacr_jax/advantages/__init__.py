@@ -17,6 +17,7 @@ Advantages are constants to the policy gradient: gradients into rewards and valu
 from bacr_jax.advantages.group import (
     advantage_scale as advantage_scale,
     group_advantage as group_advantage,
+    decoupled_advantage as decoupled_advantage,
     grpo_advantage as grpo_advantage,
     normalize as normalize,
     other_questions_mean as other_questions_mean,

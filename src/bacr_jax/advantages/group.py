@@ -114,6 +114,23 @@ def grpo_advantage(
     return centred / (spread + eps)
 
 
+def decoupled_advantage(
+    rewards: Float[Array, "Q G R"], weights: Float[Array, "R"], *, eps: float = 1e-6
+) -> Float[Array, "Q G"]:
+    """Several rewards, each normalised in its group before they are added (GDPO, 2601.05242).
+
+        A_i = sum_k w_k (R_ik - mean_G R_k) / (std_G R_k + eps),  then (A - mean A) / (std A + eps)
+
+    over the whole batch. Added up first, as in GRPO, rewards of different sums can become one
+    advantage, and the one that varies most outweighs the others.
+
+    Args:
+      weights: w, one for each reward.
+    """
+    added = jnp.sum(weights * grpo_advantage(rewards, eps=eps, axis=1), axis=-1)
+    return grpo_advantage(added.reshape(-1), eps=eps).reshape(added.shape)
+
+
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
     """Reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
 

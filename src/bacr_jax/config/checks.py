@@ -10,7 +10,15 @@ from typing import Any
 
 from bacr_grading.spelling import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_problems
-from bacr_jax.config.derived import adapter_problems, mixture, own_tokens, selection_problems
+from bacr_jax.config.derived import (
+    CORRECT,
+    adapter_problems,
+    function_name,
+    mixture,
+    own_tokens,
+    reward_shares,
+    selection_problems,
+)
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config, WarmupConfig
@@ -70,6 +78,25 @@ def _grader(config: Config) -> Iterator[str]:
         )
     if config.data.answers == "verbatim" and config.data.train == "ledger":
         yield "data.answers=verbatim: the ledger makes its answers; write parsed"
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    weights = config.reward.weights
+    if weights and CORRECT not in weights:
+        yield (
+            f"reward.weights: found {written(weights)}; write {{{CORRECT}: 1, FILE.py:function: "
+            "0.2}, since accuracy and pass rates are those of the first"
+        )
+    found = [grader_problem(name, "reward.weights", CORRECT) for name in weights if name != CORRECT]
+    yield from filter(None, found)
+    names = [function_name(name) for name in weights]
+    if repeated := [name for place, name in enumerate(names) if name in names[:place]]:
+        yield (
+            f"reward.weights: two rewards are called {repeated[0]!r}, as their metrics are; write "
+            "functions of different names"
+        )
+    if config.reward.apart and not reward_shares(config):
+        yield "reward.apart=true: reward.weights has no second reward; write one, or false"
 
 
 def _words(config: Config) -> Iterator[str]:
@@ -349,6 +376,7 @@ def _loss(config: Config) -> Iterator[str]:
 _GENERAL: tuple[Finder, ...] = (
     _blank_texts,
     _grader,
+    _rewards,
     _words,
     _model,
     adapter_problems,

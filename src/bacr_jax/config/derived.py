@@ -28,6 +28,25 @@ def own_tokens(data: DataConfig) -> str | None:
     return "characters" if data.prompt_format == "characters" else None
 
 
+# The name of correctness among the rewards of reward.weights.
+CORRECT = "correct"
+
+
+def reward_shares(config: Config) -> dict[str, float]:
+    """What training credits of each reward, in all 1; correctness alone: empty.
+
+    By what reward.weights calls them: CORRECT, and FILE.py:function.
+    """
+    weights = config.reward.weights
+    total = sum(weights.values())
+    return {} if len(weights) < 2 else {name: x / total for name, x in weights.items()}
+
+
+def function_name(spec: str) -> str:
+    """What a reward is called in metrics: its function, without the file."""
+    return spec.rpartition(":")[2]
+
+
 # A budget that the policy is not told; it then thinks up to budget.cap tokens.
 NONE = "none"
 # Names of budgets.

@@ -125,7 +125,17 @@ class CutsConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """Truncation-aware dense reward (paper Eq. 7-9)."""
+    """What training credits, and its dense form (paper Eq. 7-9)."""
+
+    weights: Mapping[str, float] = key(
+        FrozenMap(),
+        "rewards that training mixes, such as {correct: 1, FILE.py:function: .2}; they are divided "
+        "by their sum; {}: correctness alone",
+        "(0, inf)",
+    )
+    apart: bool = key(
+        False, "normalise each of them in its group before they are added (GDPO; method grpo)"
+    )
 
     dense: bool = key(True, "add the progress reward; false: outcomes only")
     coefficient: float = key(0.3, "lambda, weight of the progress reward", "[0, inf)")

@@ -1,9 +1,15 @@
 """GRPO (arXiv 2402.03300): advantages normalised within the group, at a fixed budget."""
 
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
-from bacr_jax.methods.method import Method, Published
+from bacr_jax.config.derived import reward_shares
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, group_mean, grpo_family, problems
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 __all__ = ["PUBLISHED", "make", "problems"]
 
@@ -17,5 +23,16 @@ PUBLISHED = {
 
 
 def make(config: Config) -> Method:
-    """Correctness minus the group's mean, over the group's deviation."""
-    return grpo_family(config, "GRPO", advantages.grpo_advantage, published=PUBLISHED)
+    """Rewards minus the group's mean, over the group's deviation; or each of them so (GDPO)."""
+    method = grpo_family(config, "GRPO", advantages.grpo_advantage, published=PUBLISHED)
+    if not config.reward.apart:
+        return method
+    shares = reward_shares(config)
+
+    def apart(state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None) -> Advantages:
+        scores = [batch.by_reward[name].mean(-1) for name in shares]
+        weights = jnp.array([*shares.values()])
+        shared = advantages.decoupled_advantage(jnp.concatenate(scores, -1), weights)[..., None]
+        return Advantages(thinking=shared, answers=shared, baseline=group_mean(rewards))
+
+    return dataclasses.replace(method, advantages=apart)

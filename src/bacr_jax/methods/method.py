@@ -36,6 +36,8 @@ class GroupBatch:
       path: squared norms of the scores in the logits, summed up to each thinking token, 0 after the
         last one (`advantages.token_baseline`); None unless the method `needs_path`.
       answer_lengths: sampled tokens of the first answer at each cut.
+      by_reward: score of every answer by each of reward.weights, correctness among them; empty:
+        that is all there is. What a method is paid for has them mixed in `outcomes`.
     """
 
     questions: Int[Array, "Q"]
@@ -52,6 +54,7 @@ class GroupBatch:
     extra: dict[str, Array]
     path: Float[Array, "Q G T"] | None = None
     answer_lengths: Int[Array, "Q G M"] | None = None
+    by_reward: dict[str, Float[Array, "Q G M A"]] = field(default_factory=dict)
 
 
 @pytree

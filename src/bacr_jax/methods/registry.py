@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
+from bacr_jax.config.derived import reward_shares
 from bacr_jax.config.own_code import guarded, module_of_file
 from bacr_jax.documents import nearest
 from bacr_jax.errors import UserError
@@ -24,6 +25,8 @@ EVALUATION_ONLY = {
         ("self_consistency", "with several samples per question"),
     )
 }
+# Methods that ask whether an answer is right, which a mixture of rewards doesn't say.
+_OF_VERDICTS = ("hapo", "length", "s_grpo", "selfbudgeter")
 # Modules of this room that are no methods.
 _NO_METHODS = ("__init__", "grpo_family", "method", "published", "registry")
 
@@ -85,6 +88,7 @@ def problems(config: Config) -> Iterator[str]:
 
     Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
     """
+    yield from _reward_problems(config)
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
         return
@@ -94,6 +98,20 @@ def problems(config: Config) -> Iterator[str]:
     yield from own
     if not own:
         yield from redefinitions(config, module.make(config).published)
+
+
+def _reward_problems(config: Config) -> Iterator[str]:
+    """Several rewards, of a method that can't learn from them as it is asked to."""
+    if reward_shares(config) and config.method in _OF_VERDICTS:
+        yield (
+            f"reward.weights: method={config.method} pays by whether an answer is right, which a "
+            "mixture of rewards doesn't say; write {}, or another method such as grpo"
+        )
+    if config.reward.apart and config.method != "grpo":
+        yield (
+            f"reward.apart=true: method={config.method} doesn't divide rewards by their deviation "
+            "in the group; write method=grpo, or reward.apart=false"
+        )
 
 
 def make_method(config: Config) -> Method:

@@ -7,8 +7,8 @@ the grader, so that the training loop and the evaluation deal in arrays only.
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -23,16 +23,23 @@ from bacr_jax.parallel import processes
 from bacr_jax.prompts import formats
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.prompts.graders import OnRows, SharedGrader, grade_early, open_graders
+from bacr_jax.prompts.graders import (
+    OnRows,
+    SharedGrader,
+    failures,
+    grade_early,
+    open_graders,
+    open_rewards,
+)
 from bacr_jax.prompts.stop_strings import compile_stop_strings, no_stop_string
-from bacr_jax.prompts.tokenizers import answer_text
+from bacr_jax.prompts.tokenizers import answer_text, decode_ids
 from bacr_jax.prompts.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.questions import splits
 from bacr_jax.questions.groups import check_levels
 from bacr_jax.questions.loaders import is_made, load_questions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import RULES
-from bacr_jax.types import Branches, Prompts
+from bacr_jax.types import Branches, Prompts, Trunks
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class Environment:
       holdout: questions of the training set that are not trained on, each text once.
       graders: verifiers by what a set is graded by (`QuestionSet.graded_by`).
       graded_by: the one in use: the training set's, except after `graded_like`.
+      rewards: what training credits beside correctness, by what reward.weights calls it.
     """
 
     tokenizer: Any
@@ -103,16 +111,26 @@ class Environment:
     eval: dict[str, Questions]
     graders: dict[tuple[str, float], Any]
     graded_by: tuple[str, float] = (RULES, 0.0)
+    rewards: Mapping[str, VerifierGrader] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def grader(self) -> Any:
         """The verifier in use, which several processes share."""
-        own = self._own_grader
-        return SharedGrader(own) if processes.several() else own
+        return _shared(self._own_grader)
+
+    @functools.cached_property
+    def shared_rewards(self) -> dict[str, Any]:
+        """`rewards`, which several processes share."""
+        return {name: _shared(own) for name, own in self.rewards.items()}
 
     @property
     def _own_grader(self) -> Any:
         return self.graders[self.graded_by]
+
+    @property
+    def _own_verifiers(self) -> list[VerifierGrader]:
+        used = (self._own_grader, *self.rewards.values())
+        return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
     def graded_like(self, questions: Questions) -> "Environment":
         """This environment with the grader of a set."""
@@ -125,10 +143,9 @@ class Environment:
         return max(questions.longest for questions in sets)
 
     @property
-    def verifier_digest(self) -> str | None:
-        """Of the source of a verifier of one's own; None: the built-in rules."""
-        grader = self._own_grader
-        return grader.verifier.digest if isinstance(grader, VerifierGrader) else None
+    def verifier_digests(self) -> dict[str, str]:
+        """Of the sources of a verifier and rewards of one's own, by `Verifier.named`."""
+        return {own.verifier.named: own.verifier.digest for own in self._own_verifiers}
 
     def exactly_graded(self) -> "Environment":
         """This environment with the grader of procedural tasks, whatever the run's is."""
@@ -136,14 +153,31 @@ class Environment:
         return dataclasses.replace(self, graders=exact)
 
     def check_verifier(self) -> None:
-        """Loads a verifier of one's own in its worker, early; UserError if it can't be loaded."""
-        if isinstance(self._own_grader, VerifierGrader):
-            self._own_grader.check(functools.partial(print, file=sys.stderr, flush=True))
+        """Loads verifiers of one's own in a worker, early; UserError if one can't be loaded."""
+        for grader in self._own_verifiers:
+            grader.check(functools.partial(print, file=sys.stderr, flush=True))
 
     def close(self) -> None:
         """Ends the graders' processes."""
-        for grader in self.graders.values():
+        for grader in (*self.graders.values(), *self.rewards.values()):
             grader.close()
+
+    def counters(self) -> dict[str, int]:
+        """Those of the grader, and how many scores the other rewards failed to give."""
+        failed = [reward.counters()["failed"] for reward in self.shared_rewards.values()]
+        return {**self.grader.counters(), **({"rewards_failed": sum(failed)} if failed else {})}
+
+    @property
+    def own_seconds(self) -> float:
+        """What this process has spent on its share of grading; 0 where it grades alone."""
+        used = (self.grader, *self.shared_rewards.values())
+        return sum((one.own_seconds for one in used if isinstance(one, SharedGrader)), 0.0)
+
+    def failures(self, before: Mapping[str, int]) -> Iterator[str]:
+        """A line about each verifier that gave answers no score; `before`: of `grader`."""
+        yield from failures(self.grader, before)
+        for name, reward in self.shared_rewards.items():
+            yield from failures(reward, {}, f"reward.weights={name}")
 
     def describe_data(self) -> list[str]:
         """Lines for a log: the sets, their sizes, and what was left out and why."""
@@ -168,6 +202,32 @@ class Environment:
             return answer_text(self.tokenizer, ids, **tags)
 
         return [[cell(i, j) for j in range(m)] for i in range(b)]
+
+    def responses(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
+        """What was thought up to each cut, and said after it up to the closed answer; [B][M]."""
+        start, seen = np.asarray(trunks.prompt_lengths), np.asarray(branches.context)
+        thought, said = np.asarray(trunks.tokens), np.asarray(branches.tokens)
+        forced, sampled = np.asarray(branches.forced), np.asarray(branches.sampled)
+
+        def cell(i: int, j: int) -> str:
+            suffix, answer, _ = np.split(said[i, j], np.cumsum([forced[i, j], sampled[i, j]]))
+            before = decode_ids(self.tokenizer, [*thought[i, start[i] : seen[i, j]], *suffix])
+            opened, closed = self.style.think_open + before, self.style.answer_close
+            return answer_text(self.tokenizer, answer.tolist(), opened=opened, closed=closed)
+
+        return [[cell(i, j) for j in range(seen.shape[1])] for i in range(len(seen))]
+
+    def reward_scores(
+        self,
+        trunks: Trunks,
+        branches: Branches,
+        answers: Sequence[str],
+        questions: Sequence[str],
+        poll: Callable[[], None] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Score [B, M] of every response by each of `rewards`; `verify` has the arguments."""
+        given = self.responses(trunks, branches), answers, questions, poll
+        return {name: _graded(one, *given)[0] for name, one in self.shared_rewards.items()}
 
     def verify(
         self,
@@ -200,16 +260,7 @@ class Environment:
         questions: Sequence[str] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """`verify`, and the grader's verdicts [B, M] that say why."""
-        texts = self.answer_texts(branches)
-        b, m = np.asarray(branches.sampled).shape
-        flat = [text for row in texts for text in row]
-        references = [gold for gold in answers for _ in range(m)]
-        asked = None if questions is None else [text for text in questions for _ in range(m)]
-        verdicts = self.grader.grade(flat, references, mode="strict", poll=poll, questions=asked)
-        outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
-        said = np.empty(b * m, object)
-        said[:] = verdicts
-        return outcomes, said.reshape(b, m)
+        return _graded(self.grader, self.answer_texts(branches), answers, questions, poll)
 
     def early_grading(
         self, answers: Sequence[str], questions: Sequence[str] | None = None
@@ -218,6 +269,30 @@ class Environment:
         own, texts = self._own_grader, self.answer_texts
         slow = isinstance(own, PooledGrader)
         return grade_early(own, texts, answers, questions) if slow else None
+
+
+def _shared(own: Any) -> Any:
+    """A process's grader, or what several processes share in its place."""
+    return SharedGrader(own) if processes.several() else own
+
+
+def _graded(
+    grader: Any,
+    texts: Sequence[Sequence[str]],
+    answers: Sequence[str],
+    questions: Sequence[str] | None,
+    poll: Callable[[], None] | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `correct` is in the verdicts on texts [B][M], and the verdicts; gold answers of B."""
+    b, m = len(texts), len(texts[0])
+    flat = [text for row in texts for text in row]
+    references = [gold for gold in answers for _ in range(m)]
+    asked = None if questions is None else [text for text in questions for _ in range(m)]
+    verdicts = grader.grade(flat, references, mode="strict", poll=poll, questions=asked)
+    outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
+    said = np.empty(b * m, object)
+    said[:] = verdicts
+    return outcomes, said.reshape(b, m)
 
 
 def _encoded(
@@ -363,4 +438,5 @@ def build_environment(
             config, [questions.set for questions in (train, holdout, *tests.values())]
         ),
         graded_by=train.set.graded_by,
+        rewards=open_rewards(config) if sets is None else {},
     )

@@ -22,6 +22,7 @@ from bacr_grading.grader import Texts, check_request
 from bacr_grading.pooled import PooledGrader
 from bacr_grading.verifier import packed
 from bacr_jax.config import Config
+from bacr_jax.config.derived import CORRECT, reward_shares
 from bacr_jax.parallel import processes
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES, Row, Source
@@ -133,15 +134,10 @@ def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str,
     UserError: the file of a verifier or source can't be read.
     """
     kinds = {questions.graded_by for questions in sets}
-    limits = config.grading
-    workers: dict[str, Any] = {
-        "workers": limits.workers,
-        "deadline": limits.deadline,
-        "memory_mb": limits.memory_mb,
-    }
+    workers = _limits(config)
     if config.grader is not None:
         verifier = load_verifier(config.grader)
-        return dict.fromkeys(kinds, VerifierGrader(verifier, batch=limits.batch, **workers))
+        return dict.fromkeys(kinds, VerifierGrader(verifier, batch=config.grading.batch, **workers))
 
     def grader(score: str, tolerance: float) -> Any:
         if score == EXACT:
@@ -152,6 +148,26 @@ def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str,
         return VerifierGrader(_scorer(score, asked[0][0].whole), rows=_packed(asked), **workers)
 
     return {kind: grader(*kind) for kind in kinds}
+
+
+def open_rewards(config: Config) -> dict[str, VerifierGrader]:
+    """Graders of the rewards beside correctness, by what reward.weights calls them.
+
+    They are shown whole responses. UserError: the file of one can't be read.
+    """
+
+    def opened(name: str) -> VerifierGrader:
+        verifier = load_verifier(name, "reward.weights")
+        verifier = dataclasses.replace(verifier, of_response=True)
+        return VerifierGrader(verifier, batch=config.grading.batch, **_limits(config))
+
+    return {name: opened(name) for name in reward_shares(config) if name != CORRECT}
+
+
+def _limits(config: Config) -> dict[str, Any]:
+    """Of the workers of each grader."""
+    names = ("workers", "deadline", "memory_mb")
+    return {name: getattr(config.grading, name) for name in names}
 
 
 def _scorer(file: str, whole: bool) -> Verifier:
@@ -168,7 +184,7 @@ def _packed(asked: Iterable[tuple[Source, Row]]) -> dict[tuple[str, str], str]:
     }
 
 
-def failures(grader: Any, before: Mapping[str, int]) -> Iterator[str]:
+def failures(grader: Any, before: Mapping[str, int], name: str = "the verifier") -> Iterator[str]:
     """A line about answers to which a verifier gave no score; none if there are none.
 
     `before`: its counters at the start of what the line is about.
@@ -182,6 +198,6 @@ def failures(grader: Any, before: Mapping[str, int]) -> Iterator[str]:
             if since[f"failed_{name}"]
         ]
         yield (
-            f"WARNING: the verifier gave no score to {since['failed']} of {since['graded']} "
+            f"WARNING: {name} gave no score to {since['failed']} of {since['graded']} "
             f"answers, which count as 0: {', '.join(reasons)} (the last: {grader.last_failure})"
         )

@@ -112,10 +112,14 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     tokens = Axis("tokens", low=0.0)
+    mixed = [name for name in curves.names if name.startswith("rewards/")]
+    reward = _series(curves, "reward/mean", "mean" if mixed else "", "s1")
+    for place, name in enumerate(mixed):
+        reward += _series(curves, name, name.partition("/")[2], shade(place, len(mixed)))
     hard = "group 0 is the easiest"
     drawn = f"{hard}; budgets are drawn from it where budget.prior is curriculum"
     return [
-        Chart("Reward", _series(curves, "reward/mean", "", "s1"), _STEP, Axis("mean reward")),
+        Chart("Reward", reward, _STEP, Axis("mean reward")),
         Chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
         Chart("Budget and thinking", lengths, _STEP, tokens),
         Chart(

@@ -53,10 +53,11 @@ def told_at_start(config: Config, options: Mapping[str, object]) -> Told:
 
 
 def told_of_inputs(config: Config, environment: Environment) -> Told:
-    """Digests of what was read: questions, a verifier's source, tokenizer and starting weights."""
+    """Digests of what was read: questions, verifiers' sources, tokenizer and starting weights."""
     sets = {"data.train": environment.train, **environment.eval}
     told = {f"the questions of {name}": data_fingerprint(one.set) for name, one in sets.items()}
-    told["the verifier's source"] = str(environment.verifier_digest)
+    verifiers = environment.verifier_digests.items()
+    told |= {f"the source of {name}": digest for name, digest in verifiers}
     values = config_io.flatten(config)
     for key in ("model.path", "model.tokenizer", "adapter.path"):
         found = file_digests(Path(values[key])) if values[key] else {}

@@ -45,7 +45,7 @@ class Symptom:
 def _lost(metrics: Metrics) -> bool:
     # A verifier of one's own counts the answers that it gave no score, for whatever reason.
     names = ("failed",) if "process/grader_failed" in metrics else ("worker_deaths", "timeouts")
-    lost = sum(metrics.get(f"process/grader_{name}", 0.0) for name in names)
+    lost = sum(metrics.get(f"process/grader_{n}", 0.0) for n in (*names, "rewards_failed"))
     return lost > LOST_VERDICTS * max(metrics.get("grader/graded", 0.0), 1.0)
 
 
@@ -90,7 +90,7 @@ SYMPTOMS = {
     "verdicts": Symptom(
         lambda m, _: _lost(m),
         "the grader's workers die or run out of time on more than a tenth of the answers, or a "
-        "verifier of your own gives them no score: they count as wrong. Look at the metrics "
+        "verifier or reward of your own gives them no score: they count as 0. Look at the metrics "
         "process/grader_*, at the memory of the machine and at the answers in rollouts/",
     ),
     "slow_host": Symptom(

@@ -44,14 +44,14 @@ def provenance(
     questions: QuestionSet,
     mesh: Mesh | None,
     evaluated: Sequence[QuestionSet] = (),
-    verifier: str | None = None,
+    verifiers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What made a state, for JSON.
 
     Args:
       questions: trained on.
       mesh: of the learner; None for one device.
-      verifier: digest of a verifier of one's own; None: the built-in rules.
+      verifiers: digests of files that grade, by the key and the value that name each.
     """
     return {
         "seed": config.seed,
@@ -59,7 +59,7 @@ def provenance(
         "config_fingerprint": config_io.fingerprint(config),
         "data_fingerprint": data_fingerprint(questions),
         "evaluated_fingerprints": {one.name: data_fingerprint(one) for one in evaluated},
-        "verifier_fingerprint": verifier,
+        "verifier_fingerprints": dict(verifiers or {}),
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
         "devices": [jax.device_count(), jax.devices()[0].device_kind],
@@ -89,17 +89,20 @@ def check_same_questions(
 def _check_same_verifier(
     then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
 ) -> None:
-    """Refuses another content of the file that `grader` names.
+    """Refuses another content of a file that `grader` or `reward.weights` names.
 
     Another file is another value of the key, which `--allow-change grader` has let through.
     """
-    same_file = then["config"].get("grader") == config.grader
-    if same_file and then.get("verifier_fingerprint") != now["verifier_fingerprint"]:
-        raise UserError(
-            f"grader={config.grader}: the file is not what the run in {run} was graded by; put it "
-            "back, write another output.dir, or give the new one another name and "
-            "--allow-change grader"
-        )
+    # Before there were several rewards, a checkpoint held the digest of the grader's file alone.
+    alone = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
+    before = then.get("verifier_fingerprints", alone)
+    for name, digest in now["verifier_fingerprints"].items():
+        if before.get(name, digest) != digest:
+            raise UserError(
+                f"{name}: the file is not what the run in {run} was graded by; put it back, write "
+                "another output.dir, or give the new one another name and --allow-change "
+                f"{name.partition('=')[0]}"
+            )
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

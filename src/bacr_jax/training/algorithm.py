@@ -48,7 +48,7 @@ def iterate(
     Returns:
       The next state, and for the logs the metrics, what was learned from and its advantages.
     """
-    clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment.grader)
+    clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
     rounds, cursors = sample_rounds(
         lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
@@ -56,16 +56,18 @@ def iterate(
         run.method.dynamic_sampling,
     )
     chosen = choose(rounds)
+    # What reward.weights makes of the outcomes; pass rates and logs have them as they are.
+    paid = stages.credited(run.config, chosen.group_batch)
     # 3 to 10 of the next iteration go on beside the rest of this one (rollout.ahead).
     upcoming = sample_ahead(run, state, step + 1, cursors, clock)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
     values, features = stages.predict_values(run, state.train, chosen)
     # Before the first update V is 0 everywhere: it starts at the batch's mean reward instead.
-    train, values = stages.start_values(run, state, chosen.group_batch, values, step)
+    train, values = stages.start_values(run, state, paid, values, step)
     # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
     advantages, advantage_metrics = stages.token_advantages(
         state.method_state,
-        chosen.group_batch,
+        paid,
         values,
         chosen.rollout.branches.source,
         method=run.method,
@@ -77,7 +79,7 @@ def iterate(
         run, train, stages.learner_batch(run, chosen, advantages), features, step, reference
     )
     method_state = stages.update_method(
-        state.method_state, chosen.group_batch, advantages.rewards, values, method=run.method
+        state.method_state, paid, advantages.rewards, values, method=run.method
     )
     clock.lap("learn")
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
@@ -96,7 +98,7 @@ def iterate(
     metrics = {**learned, **advantage_metrics}
     metrics |= stages.score_metrics(advantages.returns, chosen.group_batch.surprise)
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
-    metrics |= host_metrics(clock, graded, GraderTotals.of(run.environment.grader))
+    metrics |= host_metrics(clock, graded, GraderTotals.of(run.environment))
     metrics = clock.timed(metrics, chosen.tokens)
     return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)))
 
@@ -131,7 +133,9 @@ def sample_round(
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: is each answer correct?
     outcomes, verdicts = stages.verify(run, plan, rollout, rollout_key, poll)
+    scores: Any = stages.reward_scores(run, plan, rollout, outcomes, poll)
     group_batch = stages.observe(run, state, plan, rollout, outcomes, step)
+    group_batch = replace(group_batch, by_reward=scores)
     useful = stages.useful_questions(run.method, group_batch)
     clock.lap("verify")
     return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors

@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax import curriculum
 from bacr_jax.config import Config
+from bacr_jax.config.derived import function_name
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
-from bacr_jax.prompts.graders import SharedGrader
+from bacr_jax.prompts.environment import Environment
 from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
 from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.training.stages import TokenAdvantages
@@ -85,6 +86,7 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
     counters = first.rollout.counters
     trunks, branches = first.rollout.trunks, first.rollout.branches
     cuts = np.asarray(first.group_batch.outcomes).mean((0, 1))
+    rewards = first.group_batch.by_reward
     return {
         **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
         "rollout/thinking_mean": float(np.mean(trunks.thinking)),
@@ -98,6 +100,7 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
         "budget/mean": float(np.mean(np.asarray(first.plan.budgets))),
         **budgets_by_group(np.asarray(first.plan.groups), np.asarray(first.plan.budgets)),
         **{f"rollout/{name}": counters[name] for name in _OF_SLOTS if name in counters},
+        **{f"rewards/{function_name(name)}": float(x.mean()) for name, x in rewards.items()},
     }
 
 
@@ -151,7 +154,7 @@ def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metri
     """
     found = {}
     for name in after:
-        of_process = name.startswith(("worker_", "failed")) or name in ("cache_hits", "timeouts")
+        of_process = name.startswith(("worker_", "failed", "rewards_", "cache_hits", "timeouts"))
         key = f"process/grader_{name}" if of_process else f"grader/{name}"
         found[key] = float(after[name] - before[name])
     return found
@@ -192,7 +195,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class GraderTotals:
-    """What a grader has done so far.
+    """What the graders have done so far.
 
     Attributes:
       counters: of all processes together.
@@ -203,11 +206,9 @@ class GraderTotals:
     own_seconds: float
 
     @classmethod
-    def of(cls, grader: Any) -> "GraderTotals":
+    def of(cls, environment: Environment) -> "GraderTotals":
         """As of now; all processes must ask at the same places."""
-        return cls(
-            grader.counters(), grader.own_seconds if isinstance(grader, SharedGrader) else 0.0
-        )
+        return cls(environment.counters(), environment.own_seconds)
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:

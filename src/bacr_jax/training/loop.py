@@ -185,13 +185,13 @@ class Trainer:
         """What is kept beside the state of a checkpoint."""
         mesh, questions = self.policy.learner.mesh, self.environment.train.set
         evaluated = [questions.set for questions in self.environment.eval.values()]
-        verifier = self.environment.verifier_digest
+        verifiers = self.environment.verifier_digests
         return {
             "step": step,
             "best": self.best,
             "wall_seconds": self.wall_seconds,
             **self.origin,
-            **provenance(self.config, questions, mesh, evaluated, verifier),
+            **provenance(self.config, questions, mesh, evaluated, verifiers),
         }
 
     @property
@@ -395,7 +395,7 @@ class Trainer:
         self._note_evaluation(record)
         if self.writes:
             self._keep_best()
-        for line in evaluation_notes(self.config, self.environment.grader, record, counted):
+        for line in evaluation_notes(self.config, self.environment.failures(counted), record):
             self.progress.say(line)
         if when not in FRAME:
             for name, summary in sets.items():

@@ -13,7 +13,6 @@ from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import append_line
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.prompts.graders import failures
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.report import table
 from bacr_jax.report.figures import short_names
@@ -98,6 +97,9 @@ def _verdicts(done: Iteration, row: int) -> dict[str, Any]:
     """Outcomes, the last of which is the trace's verdict, and what decided each."""
     outcomes = done.chosen.outcomes
     found: dict[str, Any] = {"outcomes": _numbers(outcomes.reshape(-1, outcomes.shape[-1])[row])}
+    if scores := done.chosen.group_batch.by_reward:
+        place = divmod(row, outcomes.shape[1])
+        found["reward_scores"] = {name: _numbers(x[place]) for name, x in scores.items()}
     if done.chosen.verdicts is not None:
         verdicts = done.chosen.verdicts[row]
         found["extracted"] = [verdict.extracted for verdict in verdicts]
@@ -154,12 +156,11 @@ NEVER_CLOSED, LENIENT_ONLY = 0.1, 0.05
 
 def evaluation_notes(
     config: Config,
-    grader: Any,
+    failed: Iterable[str],
     record: Mapping[str, Any],
-    counted: Mapping[str, int],
 ) -> Iterator[str]:
-    """Lines for the terminal after an evaluation of a run."""
-    yield from failures(grader, counted)
+    """Lines for the terminal after an evaluation of a run; `failed`: of `Environment.failures`."""
+    yield from failed
     if record["when"] == "before" and config.output.format_report:
         name = HOLDOUT if HOLDOUT in record["sets"] else next(iter(record["sets"]))
         yield from format_lines(record["sets"][name], name, config)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import advantages, curriculum
+from bacr_jax.config import Config, derived
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
@@ -136,6 +137,34 @@ def verify(
         flipped = jax.random.bernoulli(jax.random.fold_in(key, 7), rate, outcomes.shape)
         outcomes = np.where(np.asarray(flipped), 1.0 - outcomes, outcomes).astype(np.float32)
     return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
+
+
+def reward_scores(
+    run: Run,
+    plan: BatchPlan,
+    rollout: Rollout,
+    outcomes: Float[np.ndarray, "Q G M A"],
+    poll: Poll = None,
+) -> dict[str, Float[np.ndarray, "Q G M A"]]:
+    """Each answer's score by every reward of `reward.weights`; empty: correctness is all."""
+    if not run.environment.rewards:
+        return {}
+    references, questions = _references(run, plan)
+    scores = run.environment.reward_scores(
+        rollout.trunks, rollout.branches, references, questions, poll
+    )
+    by_name = {name: scores[name].reshape(outcomes.shape) for name in scores}
+    return {derived.CORRECT: outcomes, **by_name}
+
+
+def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
+    """The batch as rewards and advantages are made of it: its outcomes are `reward.weights`'."""
+    scores: Any = group_batch.by_reward
+    if not scores:
+        return group_batch
+    shares = derived.reward_shares(config)
+    mixed = sum(share * scores[name] for name, share in shares.items())
+    return dataclasses.replace(group_batch, by_answer=mixed, outcomes=mixed.mean(-1))
 
 
 def _references(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:

@@ -56,6 +56,11 @@ def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
             f"advantage.baseline={config.advantage.baseline}; write method=bacr and "
             "advantage.baseline=value"
         )
+    if config.reward.weights:
+        raise UserError(
+            f"overrides: reward.weights: found {dict(config.reward.weights)}; the study's outcomes "
+            "are right or wrong; leave it out"
+        )
     if config.adapter.rank is not None:
         raise UserError(
             f"overrides: adapter.rank: found {config.adapter.rank}; the study takes gradients of "
