@@ -15,6 +15,7 @@ COMMANDS = {
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
     "study": ("bacr_jax.study", "many runs, compared: the experiments of the paper"),
     "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),
+    "doctor": ("bacr_jax.doctor", "is this machine fit for a run; with --config, for that one"),
     "grade": ("bacr_jax.grading", "grade answers against references"),
 }
 

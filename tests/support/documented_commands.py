@@ -168,6 +168,7 @@ NOT_RUN = {
     "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
     "python -m bacr_jax.study": "hours",
     "python -m bacr_jax.data --show-prompts": "weights",
+    "python -m bacr_jax.doctor": "minutes; its parts have tests of their own",
     "python -m bacr_jax.train --config mine.yaml": "files of the reader's own",
     "python -m bacr_jax.grading --grader": "files of the reader's own",
     "python -m bacr_jax.report --run runs/a": "a run of the reader's own",

@@ -1,0 +1,51 @@
+"""`python -m bacr_jax.doctor`: its page, its file, its exit codes."""
+
+import json
+
+import pytest
+
+from bacr_doctor import __main__ as command
+from bacr_doctor.records import Record
+from bacr_jax import doctor
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path, capsys):
+    def run(*words, statuses=("ok",)):
+        records = [Record(s, "seen", keys={"seed": 1}, name=s) for s in statuses]
+        monkeypatch.setattr(command, "examine", lambda *_: iter(records))
+        code = doctor.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"), [(("ok",), 0), (("ok", "warn"), 0), (("warn", "broken"), 1)]
+)
+def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
+    found, out, _ = told("--write-overlay", tmp_path / "fit.yaml", statuses=statuses)
+    assert found == code and f"{len(statuses)} checks" in out
+    said = json.loads((tmp_path / "doctor.json").read_text())
+    assert [one["status"] for one in said["checks"]] == list(statuses)
+    assert (tmp_path / "fit.yaml").read_text() == ("{}\n" if statuses == ("ok",) else "seed: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["seed=1"], "keys without a config"),
+        (["--config", "quickstart", "budget.max=0"], "budget.max"),
+        (["--device", "v100"], "write one of rtx-4090"),
+        (["--seconds", "0"], "--seconds: found '0'"),
+        (["--write-overlay", "/nowhere/x.yaml"], "no file can be written there"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(told, words, line):
+    code, out, said = told(*words)
+    assert (code, out, said.count("\n")) == (2, "", 1) and line in said
+
+
+def test_every_check_has_a_name_of_its_own():
+    names = [check.name for check in command.CHECKS]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,37 @@
+"""A device that is slower than a plan takes it to be is warned of."""
+
+from bacr_doctor import rates
+from bacr_doctor.__main__ import read_subject
+
+PER_S = dict.fromkeys(("decoded_per_s", "learned_per_s", "flops_per_s", "bytes_per_s"), 1e4)
+
+
+def judged(monkeypatch, matmul, bandwidth, device="h100"):
+    words = [] if device is None else ["--device", device]
+    shares = {"matmul": matmul, "bandwidth": bandwidth}
+    monkeypatch.setattr(rates, "measured", lambda subject: {**PER_S, **shares})
+    monkeypatch.setattr(rates, "bare", lambda dtype: (1e12, 1e10))
+    return rates.rates(read_subject(words)[0])
+
+
+def test_shares_near_those_assumed_are_ok(monkeypatch):
+    assert judged(monkeypatch, 0.45, 0.6).status == "ok"
+
+
+def test_a_slow_device_is_warned_of_and_says_what_plan_assumes(monkeypatch):
+    for shares in ((0.2, 0.7), (0.5, 0.3)):
+        record = judged(monkeypatch, *shares)
+        assert record.status == "warn" and "plan assumes 50% and 70%" in record.advice
+
+
+def test_without_a_data_sheet_nothing_is_called_slow(monkeypatch):
+    record = judged(monkeypatch, 0.01, 0.01, device=None)
+    assert record.status == "ok" and "no data sheet" in record.measured
+
+
+def test_plan_takes_the_measured_shares(monkeypatch):
+    monkeypatch.setattr(rates, "measured", lambda _: {**PER_S, "matmul": 0.25, "bandwidth": 0.35})
+    subject = read_subject(["--config", "quickstart", "--device", "h100"])[0]
+    found = rates.plan(subject).values
+    # Half of both shares: twice the seconds.
+    assert sum(found["measured"].values()) == 2 * sum(found["assumed"].values())
