@@ -29,6 +29,8 @@ def edited(**changes):
 # none, or what becomes of the content. One case for each command and kind of file, and what only a
 # whole command can meet; the words of every other refusal are pinned where the module is tested.
 BAD = [
+    ("doctor budget.max=8", "command line: keys without a config; write --config F before", {}),
+    ("doctor --seconds 0", "--seconds: found '0'; write 1 to 86400", {}),
     ("train", "command line: no config; write --config quickstart", {}),
     (TRAIN, "small.yaml, line 3: not valid YAML", {"small.yaml": "seed: 1\nbudget: [\n"}),
     (TRAIN + "bugdet.max=8", "bugdet.max: no such key; write budget.max", {}),

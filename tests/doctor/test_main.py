@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bacr_doctor import __main__ as command
+from bacr_doctor.checks import CHECKS
 from bacr_doctor.records import Record
 from bacr_jax import doctor
 
@@ -47,5 +48,5 @@ def test_bad_input_is_one_line_and_exit_code_2(told, words, line):
 
 
 def test_every_check_has_a_name_of_its_own():
-    names = [check.name for check in command.CHECKS]
+    names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)

@@ -6,7 +6,8 @@ import pytest
 
 import faulty_doctor
 from bacr_doctor import paths, reference
-from bacr_doctor.__main__ import CHECKS, read_subject
+from bacr_doctor.__main__ import read_subject
+from bacr_doctor.checks import CHECKS
 from bacr_doctor.children import examine
 from bacr_doctor.records import Subject
 from bacr_jax.config import Config
