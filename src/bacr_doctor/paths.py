@@ -94,11 +94,11 @@ class Trial:
 
     @functools.cached_property
     def rules(self) -> Any:
-        """Every token may be drawn; the last one ends the turn."""
-        never = no_stop_string(_VOCABULARY)
+        """Every token may be drawn; the last one ends the turn, but not of the few long rows."""
+        never, ends = no_stop_string(_VOCABULARY), len(self.rows.budgets) > 2
         return decode_rules(
             allowed_tokens=np.ones(_VOCABULARY, bool),
-            eos_ids=[_VOCABULARY - 1],
+            eos_ids=[_VOCABULARY - 1] if ends else [],
             think_close=never,
             answer_close=never,
             forced_suffix=[2, 3],
