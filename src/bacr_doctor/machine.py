@@ -89,15 +89,18 @@ def devices(subject: Subject) -> Record:
 
 def files(subject: Subject) -> Record:
     """Room, fsync, read-back, rename and lock where the run is to write."""
-    values = {"free GiB": shutil.disk_usage(subject.folder).free / 2**30}
+    values = {"free_gib": shutil.disk_usage(subject.folder).free / 2**30}
+    seen = f"{values['free_gib']:,.0f} GiB free"
     with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as made:
         try:
             values |= _written(Path(made))
             wrong = _shared(Path(made))
         except OSError as error:
             wrong = [str(error).replace(made, "output.dir")]
-    seen = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-    if not wrong and (values["free GiB"] < _LITTLE_ROOM or values["fsync s"] > _SLOW_FSYNC):
+    if not wrong:
+        milliseconds = 1e3 * values["fsync_s"]
+        seen += f", {values['mb_per_s']:,.0f} MB/s, fsync in {milliseconds:.3g} ms"
+    if not wrong and (values["free_gib"] < _LITTLE_ROOM or values["fsync_s"] > _SLOW_FSYNC):
         advice = "write output.dir=FOLDER on a faster or emptier disk"
         return Record("warn", seen, advice, values=values)
     return held(seen, wrong, values)
@@ -115,7 +118,7 @@ def _written(place: Path) -> dict[str, float]:
     ended = time.perf_counter()
     if (place / "large").read_bytes() != content:
         raise OSError("what was read is not what was written")
-    return {"MB/s": len(content) / 1e6 / (between - started), "fsync s": ended - between}
+    return {"mb_per_s": len(content) / 1e6 / (between - started), "fsync_s": ended - between}
 
 
 def _shared(place: Path) -> list[str]:

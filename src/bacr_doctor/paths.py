@@ -271,6 +271,16 @@ def _surrogate(tried: Trial, params: Params, batch: Batch) -> float:
     return float(-total / (int(np.sum(batch.sampled)) + int(np.sum(batch.answered))))
 
 
+def _slope(tried: Trial, params: Params, batch: Batch, path: Any, along: np.ndarray) -> float:
+    """Of the surrogate, by central differences, as the leaf at a path moves along a direction."""
+
+    def moved(by: float) -> float:
+        move = lambda at, leaf: leaf + by * along if at == path else leaf
+        return _surrogate(tried, jax.tree_util.tree_map_with_path(move, params), batch)
+
+    return (moved(1e-5) - moved(-1e-5)) / 2e-5
+
+
 def _moments(state: TrainState, name: str) -> dict[Any, np.ndarray]:
     """A moment of every leaf, by its path; each group of leaves has an Adam of its own."""
     trees = [tree for _, tree in optax.tree_utils.tree_get_all_with_path(state.policy_opt, name)]
@@ -319,12 +329,7 @@ def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Reco
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), tried.params)
     for path, leaf, grad, stepped in _taken(tried, params, state, norm):
         along = draw.normal(size=leaf.shape)
-
-        def moved(by: float) -> float:
-            move = lambda p, x: x + by * along if p == path else x  # noqa: B023
-            return _surrogate(tried, jax.tree_util.tree_map_with_path(move, params), batch)  # noqa: B023
-
-        slope, mine = (moved(1e-5) - moved(-1e-5)) / 2e-5, float((grad * along).sum())
+        slope, mine = _slope(tried, params, batch, path, along), float((grad * along).sum())
         off = abs(mine - slope) / max(float(np.linalg.norm(grad)), 1e-6)
         # NumPy's maximum of NaN is NaN, and that is not below anything.
         worst, name = float(np.maximum(worst, off)), jax.tree_util.keystr(path, simple=True)

@@ -21,6 +21,8 @@ Point = tuple[float | int, float | int]
 
 # Of one panel; the table has them all.
 MOST_CURVES = 16
+# Panels: more tasks than this go on below.
+_IN_A_ROW = 3
 _AXIS_NAMES = {"step": "steps", "tokens": "generated tokens", "seconds": "seconds"}
 # What is drawn: key, its axis, and what a number of it is multiplied by.
 _CURVES = (("reward", "mean reward", 1.0), ("accuracy", "held-out accuracy (%)", 100.0))
@@ -181,7 +183,7 @@ def accuracy_figures(results: Results, study: StudyInfo, *, hard: bool = False) 
         "Accuracy on harder problems" if hard else "Accuracy by budget",
         f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds. Methods stand a little "
         "apart, so that their intervals can be seen.",
-        [charts],
+        [charts[first : first + _IN_A_ROW] for first in range(0, len(charts), _IN_A_ROW)],
     )
 
 

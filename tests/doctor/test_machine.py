@@ -23,7 +23,7 @@ def subject(tmp_path):
 
 def test_a_sound_disk_is_ok_and_is_left_as_it_was(subject, tmp_path):
     record = machine.files(subject)
-    assert record.status in ("ok", "warn") and record.values["MB/s"] > 0
+    assert record.status in ("ok", "warn") and record.values["mb_per_s"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

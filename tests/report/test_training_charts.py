@@ -6,7 +6,13 @@ import pytest
 
 from bacr_jax.report import svg
 from bacr_jax.report.run_data import read_run
-from bacr_jax.report.training_charts import calibrated, calibration, machinery_charts, value_points
+from bacr_jax.report.training_charts import (
+    calibrated,
+    calibration,
+    machinery_charts,
+    training_charts,
+    value_points,
+)
 from report_world import TRACE, make_whole_run
 
 
@@ -35,13 +41,39 @@ def test_traces_without_values_are_no_calibration():
     assert chart.drawn == [] and "no value head" in chart.missing
 
 
+def test_a_policy_without_values_shows_no_calibration(tmp_path):
+    run = read_run(make_whole_run(tmp_path / "a"))
+    titles = lambda traces: [chart.title for chart in machinery_charts([run], {"a": traces})]
+    valued = {"values": [0.25, 0.5], "rewards": [0.0, 1.0]}
+    assert "Value calibration" in titles([valued] * 50)
+    assert titles([TRACE | {"values": None}] * 50) == [
+        "Sampler and learner",
+        "Time of a step by phase",
+        "Pace",
+    ]
+
+
+def test_each_of_several_rewards_is_a_line_beside_their_mean():
+    step = {"reward/mean": 0.5, "rewards/correct": 0.25, "rewards/brief": 1.0}
+    (reward, *_) = training_charts([{"step": n, **step} for n in (1, 2, 3)])
+    last = {one.label: one.y[-1] for one in reward.drawn if one.label}
+    assert last == {"mean": 0.5, "correct": 0.25, "brief": 1.0}
+    (alone, *_) = training_charts([{"step": n, "reward/mean": 0.5} for n in (1, 2, 3)])
+    assert {one.label for one in alone.drawn} == {""}
+
+
+def by_phase(run):
+    charts = {chart.title: chart for chart in machinery_charts([run], {"a": []})}
+    return charts["Time of a step by phase"]
+
+
 def test_time_is_the_median_so_that_compiling_does_not_count(tmp_path):
     run = read_run(make_whole_run(tmp_path / "a"))
-    bars = svg.figure(machinery_charts([run], {"a": []})[2])
+    bars = svg.figure(by_phase(run))
     # plan .1, rollout 2 (30 in the first step), verify .5, learn 3, adapt .2
     assert "a: 5.8 s" in bars and "rollout: 2 s (34%)" in bars
     # What a batch ahead took meanwhile has a bar of its own.
     beside = [record | {"time/overlap": 1.5} for record in run.metrics]
     ahead = dataclasses.replace(run, metrics=beside)
-    bars = svg.figure(machinery_charts([ahead], {"a": []})[2])
+    bars = svg.figure(by_phase(ahead))
     assert "a: 5.8 s" in bars and "a, meanwhile: 1.5 s" in bars

@@ -104,6 +104,19 @@ def test_tables_and_pictures_are_there(written):
     assert all(p.stat().st_size > 1000 for p in paths)
 
 
+def test_a_pools_point_is_what_a_batch_predicts_and_what_the_pool_shows(written):
+    found = json.loads((written[0] / "variance.json").read_text())
+    chart = variance_report.predicted_chart(found)
+    names = [f"{regime}, step 5" for regime in SETTINGS.regimes]
+    assert [one.label for one in chart.series] == names
+    for one, cell in zip(chart.series, found["cells"]):
+        # In percent, .31 with .05 to both sides, for each seed.
+        np.testing.assert_allclose(one.x, [31.0] * len(SETTINGS.seeds))
+        np.testing.assert_allclose(one.ends, [(26.0, 36.0)] * len(SETTINGS.seeds))
+        saved = [100 * pool["measured_saving"] for pool in cell["pools"]]
+        np.testing.assert_allclose(one.y, saved)
+
+
 def test_with_one_answer_everything_is_against_brpo_of_one_answer(tmp_path):
     results = [result(seed, "training", answers=1) for seed in ONE.seeds]
     variance_report.write(tmp_path, "cpu", ONE, results, 90.0)

@@ -55,7 +55,7 @@ def test_the_scores_of_the_grace_window_count_in_the_last_segment(tmp_path):
     )
     branches = Branches(*4 * [np.ones((2, 1), int)], *3 * [None])
     rollout = Rollout(trunks, branches, {})
-    batch = stages.observe(run, None, plan, rollout, np.ones((1, 2, 1, 1), np.float32), 0)
+    batch = stages.observe(run, None, plan, rollout, np.ones((1, 2, 1, 1), np.float32), {}, 0)
     np.testing.assert_allclose(batch.surprise, [[[7 / 4], [2 / 4]]], rtol=1e-6)
 
 

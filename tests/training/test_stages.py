@@ -1,4 +1,4 @@
-"""What several rewards credit; data.order=shuffled in complete passes, also across a resume."""
+"""data.order=shuffled in a run: complete passes, also across a kill and a resume."""
 
 import dataclasses
 
@@ -9,8 +9,7 @@ import pytest
 from bacr_jax.runs.folder import open_run
 from bacr_jax.training.dynamic_sampling import BatchPlan
 from bacr_jax.training.loop import Trainer
-from bacr_jax.training.stages import credited, in_stream_order
-from methods_world import group_batch, load
+from bacr_jax.training.stages import in_stream_order
 from small_config import small_config
 
 pytest.importorskip("grain", reason="Grain is not installed")
@@ -19,22 +18,6 @@ CHANGES = """
 data: {ledger: {train_size: 22}, order: shuffled, num_groups: 1} # 20 without those held out
 train: {steps: 5}
 """
-
-
-def test_what_is_credited_is_a_mixture_and_the_rest_of_the_batch_stays(tmp_path):
-    files = "reward.weights={correct: 3, mine.py:brief: .5, mine.py:formal: .5}"
-    config = load(tmp_path, "grpo", files, "rollout.questions=1", "rollout.group_size=2")
-    scores = {"correct": [1.0, 0.0], "mine.py:brief": [0.0, 1.0], "mine.py:formal": [0.5, 0.5]}
-    scores = {name: np.reshape(x, (1, 2, 1, 1)) for name, x in scores.items()}
-    batch = group_batch(config, outcomes=scores["correct"][..., 0], by_reward=scores)
-    paid = credited(config, batch)
-    # 3/4 + 0 + 1/16, and 0 + 1/8 + 1/16
-    np.testing.assert_array_equal(paid.outcomes[..., 0], [[0.8125, 0.1875]])
-    np.testing.assert_array_equal(paid.by_answer[..., 0], paid.outcomes)
-    assert paid.by_reward is batch.by_reward and paid.lengths is batch.lengths
-    # Correctness alone is the batch itself.
-    alone = group_batch(config)
-    assert credited(config, alone) is alone
 
 
 def draw(trainer, state, steps):

@@ -165,5 +165,6 @@ def make(config: Config) -> Method:
         init_state=no_history,
         update=update,
         metrics=metrics,
+        pays_by_verdicts=True,
         published=PUBLISHED,
     )

@@ -112,6 +112,7 @@ def make(config: Config) -> Method:
         _NAMES[settings.kind],
         grpo_advantage,
         reward=reward,
+        pays_by_verdicts=True,
         published=PUBLISHED[settings.kind],
     )
     if settings.kind != "gfpo":

@@ -168,6 +168,8 @@ class Method:
       needs_path: `GroupBatch.path` is wanted, which takes a forward pass of the learner.
       follows_prior: traces end at budgets drawn as `budget.prior` says; else as the method has it.
       held: a trace is cut at its budget; else at `budget.max`, and its budget is told in words.
+      pays_by_verdicts: its rewards ask whether an answer is right, which a mixture of rewards
+        (`reward.weights`) doesn't say.
       own_cuts: cuts are shares of the budget, to be taken of each trace's own length.
       dynamic_sampling: when more questions are to be sampled; None: never.
       declares_budget: responses open with a budget, in a prompt format of their own.
@@ -196,6 +198,7 @@ class Method:
     needs_path: bool = False
     follows_prior: bool = False
     held: bool = True
+    pays_by_verdicts: bool = False
     own_cuts: bool = False
     dynamic_sampling: DynamicSampling | None = None
     declares_budget: bool = False

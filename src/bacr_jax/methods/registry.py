@@ -25,8 +25,6 @@ EVALUATION_ONLY = {
         ("self_consistency", "with several samples per question"),
     )
 }
-# Methods that ask whether an answer is right, which a mixture of rewards doesn't say.
-_OF_VERDICTS = ("hapo", "length", "s_grpo", "selfbudgeter")
 # Modules of this room that are no methods.
 _NO_METHODS = ("__init__", "grpo_family", "method", "published", "registry")
 
@@ -88,7 +86,11 @@ def problems(config: Config) -> Iterator[str]:
 
     Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
     """
-    yield from _reward_problems(config)
+    if config.reward.apart and config.method != "grpo":
+        yield (
+            f"reward.apart=true: method={config.method} doesn't divide rewards by their deviation "
+            "in the group; write method=grpo, or reward.apart=false"
+        )
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
         return
@@ -97,20 +99,17 @@ def problems(config: Config) -> Iterator[str]:
     own = list(find(config)) if find else []
     yield from own
     if not own:
-        yield from redefinitions(config, module.make(config).published)
+        made = module.make(config)
+        yield from redefinitions(config, made.published)
+        yield from _reward_problems(config, made)
 
 
-def _reward_problems(config: Config) -> Iterator[str]:
-    """Several rewards, of a method that can't learn from them as it is asked to."""
-    if reward_shares(config) and config.method in _OF_VERDICTS:
+def _reward_problems(config: Config, method: Method) -> Iterator[str]:
+    """Several rewards, of a method that can't learn from them."""
+    if method.pays_by_verdicts and reward_shares(config):
         yield (
             f"reward.weights: method={config.method} pays by whether an answer is right, which a "
             "mixture of rewards doesn't say; write {}, or another method such as grpo"
-        )
-    if config.reward.apart and config.method != "grpo":
-        yield (
-            f"reward.apart=true: method={config.method} doesn't divide rewards by their deviation "
-            "in the group; write method=grpo, or reward.apart=false"
         )
 
 

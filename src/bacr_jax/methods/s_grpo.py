@@ -131,5 +131,6 @@ def make(config: Config) -> Method:
         advantages=advantages,
         metrics=metrics,
         own_cuts=True,
+        pays_by_verdicts=True,
         published=PUBLISHED,
     )

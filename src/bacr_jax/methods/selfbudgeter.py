@@ -237,6 +237,7 @@ def make(config: Config) -> Method:
         init_state=no_limits,
         metrics=metrics,
         declares_budget=True,
+        pays_by_verdicts=True,
         read=read,
         rejection_sft=first_stage(config, close),
         published=PUBLISHED,

@@ -41,8 +41,8 @@ def figure(
     """A Matplotlib figure; nothing global, so it can be drawn anywhere.
 
     Args:
-      rows: charts, as many in each row; those of a row that have the same vertical axis name it
-        once.
+      rows: charts, in the last row fewer where they don't fill it; those of a row that have the
+        same vertical axis name it once.
       legend: columns of one legend below all charts; 0: in the first chart that has these curves.
       size: of a chart in inches.
     """
@@ -55,6 +55,8 @@ def figure(
     )
     axes = made.subplots(len(rows), len(rows[0]), squeeze=False)
     shown = list[Any]()
+    for axis in axes[-1][len(rows[-1]) :]:
+        axis.set_axis_off()
     for row, charts in zip(axes, rows):
         for axis, chart, before in zip(row, charts, [None, *charts]):
             _draw(axis, chart, None if before is None else before.y)

@@ -199,7 +199,7 @@ def machinery_charts(
             note="how far the log-probabilities of the sampler lie from the learner's",
         ),
         # A policy without a value head has none.
-        *([calibrated_values] if calibrated_values.series else []),
+        *([calibrated_values] if calibrated_values.drawn else []),
         _time_by_phase(runs),
         Chart("Pace", pace, _STEP, Axis("generated tokens a second", low=0.0)),
     ]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
-from bacr_jax.training import stages
+from bacr_jax.training import grading, stages
 from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.ahead import Upcoming, begin
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round, choose, sample_rounds
@@ -57,7 +57,7 @@ def iterate(
     )
     chosen = choose(rounds)
     # What reward.weights makes of the outcomes; pass rates and logs have them as they are.
-    paid = stages.credited(run.config, chosen.group_batch)
+    paid = grading.credited(run.config, chosen.group_batch)
     # 3 to 10 of the next iteration go on beside the rest of this one (rollout.ahead).
     upcoming = sample_ahead(run, state, step + 1, cursors, clock)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
@@ -132,10 +132,9 @@ def sample_round(
     plan = stages.placed_cuts(run.method, plan, rollout)
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: is each answer correct?
-    outcomes, verdicts = stages.verify(run, plan, rollout, rollout_key, poll)
-    scores: Any = stages.reward_scores(run, plan, rollout, outcomes, poll)
-    group_batch = stages.observe(run, state, plan, rollout, outcomes, step)
-    group_batch = replace(group_batch, by_reward=scores)
+    outcomes, verdicts = grading.verify(run, plan, rollout, rollout_key, poll)
+    by_reward = grading.reward_scores(run, plan, rollout, outcomes, poll)
+    group_batch = stages.observe(run, state, plan, rollout, outcomes, by_reward, step)
     useful = stages.useful_questions(run.method, group_batch)
     clock.lap("verify")
     return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors

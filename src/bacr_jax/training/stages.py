@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import advantages, curriculum
-from bacr_jax.config import Config, derived
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
@@ -24,6 +23,7 @@ from bacr_jax.questions.stream import QuestionStream
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import Listeners, Rollout, Rows
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
+from bacr_jax.training.grading import references_of
 from bacr_jax.training.run import Run, RunState
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, pytree
 
@@ -90,7 +90,7 @@ def traces_of(
     Returns:
       What samples them when it is called.
     """
-    params, (references, questions) = run.params(state.train), _references(run, plan)
+    params, (references, questions) = run.params(state.train), references_of(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
     run.sample.load(params, step, poll)
     return functools.partial(
@@ -122,63 +122,13 @@ def placed_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
     return dataclasses.replace(plan, cuts=jnp.asarray(placed.reshape(cuts.shape)))
 
 
-def verify(
-    run: Run, plan: BatchPlan, rollout: Rollout, key: Array, poll: Poll = None
-) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
-    """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host, and its verdicts.
-
-    With `grading.flip_rate` that share of the outcomes is flipped; verdicts stay as they are.
-    """
-    references, questions = _references(run, plan)
-    outcomes, verdicts = run.environment.grade_answers(
-        rollout.branches, references, poll, questions=questions
-    )
-    if rate := run.config.grading.flip_rate:
-        flipped = jax.random.bernoulli(jax.random.fold_in(key, 7), rate, outcomes.shape)
-        outcomes = np.where(np.asarray(flipped), 1.0 - outcomes, outcomes).astype(np.float32)
-    return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
-
-
-def reward_scores(
-    run: Run,
-    plan: BatchPlan,
-    rollout: Rollout,
-    outcomes: Float[np.ndarray, "Q G M A"],
-    poll: Poll = None,
-) -> dict[str, Float[np.ndarray, "Q G M A"]]:
-    """Each answer's score by every reward of `reward.weights`; empty: correctness is all."""
-    if not run.environment.rewards:
-        return {}
-    references, questions = _references(run, plan)
-    scores = run.environment.reward_scores(
-        rollout.trunks, rollout.branches, references, questions, poll
-    )
-    by_name = {name: scores[name].reshape(outcomes.shape) for name in scores}
-    return {derived.CORRECT: outcomes, **by_name}
-
-
-def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
-    """The batch as rewards and advantages are made of it: its outcomes are `reward.weights`'."""
-    scores: Any = group_batch.by_reward
-    if not scores:
-        return group_batch
-    shares = derived.reward_shares(config)
-    mixed = sum(share * scores[name] for name, share in shares.items())
-    return dataclasses.replace(group_batch, by_answer=mixed, outcomes=mixed.mean(-1))
-
-
-def _references(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:
-    """Gold answer and question of every trace."""
-    data = run.environment.train.set
-    return [data.answers[i] for i in plan.rows], [data.questions[i] for i in plan.rows]
-
-
 def observe(
     run: Run,
     state: RunState | None,
     plan: BatchPlan,
     rollout: Rollout,
     outcomes: Float[np.ndarray, "Q G M A"],
+    by_reward: Mapping[str, Float[np.ndarray, "Q G M A"]],
     step: int,
 ) -> GroupBatch:
     """What the method may look at; `state` is read if it needs the path of scores."""
@@ -207,6 +157,7 @@ def observe(
     answered = answered.reshape(plan.cuts.shape)
     fraction: Any = np.float32(step / run.total_steps)
     by_answer: Any = outcomes
+    scores: Any = dict(by_reward)
     path: Any = None
     if run.method.needs_path:
         assert state is not None
@@ -218,6 +169,7 @@ def observe(
         cuts=plan.cuts,
         outcomes=by_answer.mean(-1),
         by_answer=by_answer,
+        by_reward=scores,
         thinking=by_group(trunks.thinking),
         lengths=by_group(trunks.thinking) + answered[..., -1],
         closed=by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),

@@ -256,29 +256,26 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
     seeds = ", ".join(map(str, settings["seeds"]))
     title = f"Same policy, same rollouts: {regime} budgets, G = {middle}, seeds {seeds}"
     figure = png.figure(title, [charts], legend=3, size=(6.2, 0.3 * len(names) + 1.9))
-    paths = [folder / f"variance_{regime}.{kind}" for kind in ("png", "pdf")]
-    for path in paths:
-        png.save(figure, path)
-    return paths
+    return _saved(figure, folder, f"variance_{regime}")
 
 
-def draw_predicted(folder: Path, found: Mapping[str, Any]) -> list[Path]:
+def predicted_chart(found: Mapping[str, Any]) -> Chart:
     """What a batch says that one score-weighted number saves, and what it saves on its pool.
 
     A point a pool, with the deviation from batch to batch; a trace's own surprises stand for its
     score's squared norm, as in training (`score/predicted_saving`).
     """
     series = list[Series]()
-    for number, cell in enumerate(found["cells"]):
+    for number, cell in enumerate(found["cells"], 1):
         of = [pool["scores"]["surprise"] for pool in cell["pools"]]
         said = [100 * one["predicted_saving"] for one in of]
         spread = [100 * one["deviation_of_saving"] for one in of]
         ends = [(mean - width, mean + width) for mean, width in zip(said, spread)]
         measured = [100 * pool["measured_saving"] for pool in cell["pools"]]
         name = f"{cell['regime']}, step {cell['step']}"
-        look: dict[str, Any] = {"colour": colour(number + 1), "marker": marker(number + 1)}
+        look: dict[str, Any] = {"colour": colour(number), "marker": marker(number)}
         series.append(Series(name, said, measured, ends=ends, across=True, line="", **look))
-    chart = Chart(
+    return Chart(
         "gradient noise that score weights save",
         series,
         Axis("predicted by one batch (%, ± deviation between batches)", low=0.0),
@@ -286,8 +283,11 @@ def draw_predicted(folder: Path, found: Mapping[str, Any]) -> list[Path]:
         diagonal=True,
         note="a point a pool; on the dashed line the prediction is right",
     )
-    figure = png.figure("Predicted and measured saving", [[chart]], legend=2, size=(5.0, 4.2))
-    paths = [folder / f"variance_predicted.{kind}" for kind in ("png", "pdf")]
+
+
+def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
+    """A picture as PNG and PDF."""
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
     for path in paths:
         png.save(figure, path)
     return paths
@@ -308,4 +308,6 @@ def write(
     write_atomically(paths[1], markdown(found))
     for regime in settings.regimes:
         paths += draw(folder, found, regime)
-    return paths + draw_predicted(folder, found)
+    rows = [[predicted_chart(found)]]
+    figure = png.figure("Predicted and measured saving", rows, legend=2, size=(5.0, 4.2))
+    return paths + _saved(figure, folder, "variance_predicted")
