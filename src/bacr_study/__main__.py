@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None) -> int:
         schedule.end_with_parent()
         return run_one(study, find_run(runs, arguments.only), paths)
     elif arguments.pack is not None:
-        for path in pack(paths.folder, arguments.pack):
+        for path in pack(paths.folder, arguments.pack, [run.id for run in runs]):
             print(path)
     elif arguments.report:
         for path in write_report(study, runs, paths):

@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,15 @@ def _compressed(path: Path, text: str) -> None:
     path.write_bytes(lzma.compress(text.encode("utf-8"), preset=9 | lzma.PRESET_EXTREME))
 
 
-def pack(folder: Path, out: Path) -> list[Path]:
+def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     """Writes cells, results, figures (PNG) and tables (Markdown) of a study for keeping.
+
+    Args:
+      ids: of the study's cells; others that lie there, such as another study's, are left out.
 
     UserError: the study has no results yet.
     """
-    cells = sorted((folder / "cells").glob("*.json"))
+    cells = [path for name in sorted(ids) if (path := folder / "cells" / f"{name}.json").exists()]
     if not cells or not (folder / "results.json").exists():
         raise UserError(f"--pack: {folder} has no results yet; run the study first")
     out.mkdir(parents=True, exist_ok=True)

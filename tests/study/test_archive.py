@@ -9,15 +9,18 @@ from PIL import Image, ImageChops
 from bacr_jax.errors import UserError
 from bacr_study import archive
 
+IDS = ["ledger.grpo.1", "ledger.grpo.0", "ledger.dapo.0"]
+
 
 @pytest.fixture
 def study(tmp_path):
     folder = tmp_path / "main-cpu"
     for part in ("cells", "figures", "tables"):
         (folder / part).mkdir(parents=True)
-    for seed in (1, 0):
-        cell = {"id": f"ledger.grpo.{seed}", "seed": seed, "label": "é"}
-        (folder / "cells" / f"ledger.grpo.{seed}.json").write_text(json.dumps(cell))
+    # The last one is of another study.
+    for arm, seed in (("grpo", 1), ("grpo", 0), ("rloo", 0)):
+        cell = {"id": f"ledger.{arm}.{seed}", "seed": seed, "label": "é"}
+        (folder / "cells" / f"{cell['id']}.json").write_text(json.dumps(cell))
     (folder / "results.json").write_text('{"means": {}}')
     Image.linear_gradient("L").convert("RGB").save(folder / "figures" / "a.png")
     for name in ("figures/a.pdf", "tables/a.md", "tables/a.tex", "tables/a.csv"):
@@ -27,7 +30,7 @@ def study(tmp_path):
 
 def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(study, tmp_path):
     out = tmp_path / "kept"
-    files = archive.pack(study, out)
+    files = archive.pack(study, out, IDS)
     assert {path.relative_to(out).as_posix() for path in files} == {
         "cells.jsonl.xz",
         "results.json.xz",
@@ -35,7 +38,7 @@ def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(stud
         "tables/a.md",
     }
     first = {path: path.read_bytes() for path in files}
-    assert archive.pack(study, out) == files
+    assert archive.pack(study, out, IDS) == files
     assert {path: path.read_bytes() for path in files} == first
     with (
         Image.open(out / "figures" / "a.png") as small,
@@ -50,7 +53,7 @@ def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(stud
 
 def test_unpacking_makes_the_cells_that_are_not_there(study, tmp_path):
     out = tmp_path / "kept"
-    archive.pack(study, out)
+    archive.pack(study, out, IDS)
     (out / "cells").mkdir()
     (out / "cells" / "ledger.grpo.0.json").write_text("{}")
     assert archive.unpack(out) == 1
@@ -63,7 +66,7 @@ def test_unpacking_makes_the_cells_that_are_not_there(study, tmp_path):
 
 def test_a_study_without_results_is_not_packed(tmp_path):
     with pytest.raises(UserError, match="has no results yet; run the study first"):
-        archive.pack(tmp_path, tmp_path / "kept")
+        archive.pack(tmp_path, tmp_path / "kept", IDS)
     assert not (tmp_path / "kept").exists()
 
 
