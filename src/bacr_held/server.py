@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -85,12 +85,13 @@ class Server:
         self.key = os.environ.get("VLLM_API_KEY") if key is None else key
         self.model, self.length = "", LARGEST
 
-    async def _ask(self, path: str, body: Any, patience: Patience = SOON) -> Any:
+    async def ask(self, path: str, body: Any, patience: Patience = SOON) -> Any:
+        """The server's answer on one of its routes; without a body it is a GET."""
         method = "GET" if body is None else "POST"
         return await request_json(method, self.url + path, body, key=self.key, patience=patience)
 
     async def _part(self, path: str, body: Any, name: str, kind: type) -> Any:
-        found = await self._ask(path, body)
+        found = await self.ask(path, body)
         part = found.get(name) if isinstance(found, dict) else None
         if not isinstance(part, kind):
             raise EngineError(f"{self.url}{path}: answers without {name!r}")
@@ -99,7 +100,7 @@ class Server:
     async def find(self) -> None:
         """Finds the model; EngineError: no server, or another kind of server."""
         try:
-            found = await self._ask("/v1/models", None)
+            found = await self.ask("/v1/models", None)
             (served, *_) = [one for one in found["data"] if not one.get("parent")]
             self.model = str(served["id"])
             length = served.get("max_model_len")
@@ -172,7 +173,7 @@ class Server:
             "logprobs": 0,
             "vllm_xargs": {**of_folder, **xargs},
         }
-        found = await self._ask("/v1/completions", body, patience or patience_of(call))
+        found = await self.ask("/v1/completions", body, patience or patience_of(call))
         try:
             choice = found["choices"][0]
             tokens, logprobs = choice["token_ids"], choice.get("logprobs") or {}
@@ -187,32 +188,38 @@ class Server:
         return tokens, drawn
 
     async def load(self, folder: str, version: str) -> None:
-        """Makes the server read a folder's weights and call them `version`.
+        """Makes the server read a folder's weights and call them `version`; errors as of `take`."""
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        await self.take(version, lambda: self.ask("/collective_rpc", reload, LOADING), folder)
+
+    async def take(self, version: str, move: Callable[[], Awaitable[Any]], what: str) -> None:
+        """Has weights brought to the server, by `move`, which it calls `version` from then on.
 
         Rows in flight end first. After an error the server stays paused: what it holds is unknown.
+
+        `what`: the weights, for a message.
 
         Raises:
           EngineError: it can't, or says that it holds another version.
         """
         try:
-            await self._ask("/pause?mode=wait", {}, LOADING)
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-            await self._ask("/collective_rpc", reload, LOADING)
+            await self.ask("/pause?mode=wait", {}, LOADING)
+            await move()
             # Keys and values of the weights before.
-            await self._ask("/reset_prefix_cache", {})
-            await self._ask("/update_weight_version", {"new_version": version})
-            found = await self._ask("/weight_info", None)
+            await self.ask("/reset_prefix_cache", {})
+            await self.ask("/update_weight_version", {"new_version": version})
+            found = await self.ask("/weight_info", None)
             held = found.get("weight_version") if isinstance(found, dict) else None
             if held != version:
                 raise EngineError(f"{self.url}: holds weights {held!r:.40}, not {version!r}")
-            await self._ask("/resume", {})
+            await self.ask("/resume", {})
         except Refused as refused:
             if refused.status == 404:
                 raise EngineError(
                     f"{self.url}: takes no weights; start it with VLLM_SERVER_DEV_MODE=1"
                 ) from None
             raise EngineError(
-                f"{self.url}: could not take the weights of {folder} ({refused})"
+                f"{self.url}: could not take the weights of {what} ({refused})"
             ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:

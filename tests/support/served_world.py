@@ -143,10 +143,11 @@ class Reloading(Served):
 
         class Handler(plain):
             def do_GET(self):
-                if self.path == "/weight_info":
-                    self.send(200, {"weight_version": outer.holds or outer.version})
-                    return
-                super().do_GET()
+                found = outer.says(self.path)
+                if found is None:
+                    super().do_GET()
+                else:
+                    self.send(200, found)
 
             def do_POST(self):
                 route = self.path.partition("?")[0]
@@ -165,9 +166,17 @@ class Reloading(Served):
                 if route == "/resume":
                     outer.running.set()
                 outer.version = body.get("new_version", outer.version)
-                self.send(200, {})
+                self.send(outer.told(route, body), {})
 
         self.server.RequestHandlerClass = Handler
+
+    def says(self, path):
+        """What it answers on a route of its own; None: there is none."""
+        return {"weight_version": self.holds or self.version} if path == "/weight_info" else None
+
+    def told(self, route, body):
+        """Does what it is told; the status of its answer."""
+        return 200
 
 
 if __name__ == "__main__":

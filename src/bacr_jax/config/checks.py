@@ -328,6 +328,11 @@ def _servers(config: Config) -> Iterator[str]:
             f"rollout.urls={list(rollout.urls)}: is read with rollout.engine=vllm only; write that "
             "too, or []"
         )
+    if rollout.engine == "own" and rollout.transfer != "folder":
+        yield (
+            f"rollout.transfer={rollout.transfer}: is read with rollout.engine=vllm only; write "
+            "that too, or folder"
+        )
 
 
 def _ahead(config: Config) -> Iterator[str]:

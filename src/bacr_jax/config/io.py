@@ -84,7 +84,7 @@ _LATER = frozenset(
         "export.every",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *("rollout.engine", "rollout.urls", "rollout.weights_dir", "rollout.ahead"),
-        *("loss.sequence_mask", "reward.weights", "reward.apart"),
+        *("rollout.transfer", "loss.sequence_mask", "reward.weights", "reward.apart"),
         *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }

@@ -148,6 +148,13 @@ def write_params(
     )
 
 
+def layout(params: Params, about: Exported, dtype: str) -> list[policy_folder.Typed]:
+    """Tensors of the folder that `write_params` would write, in their order, with their types."""
+    shape, module = _shape(about.config, about.base, params), _module(about.config, params)
+    plain, own = policy_folder.layout(shape, policy_folder.STORED[dtype], module)
+    return [*plain, *own]
+
+
 def _check(config: Config, merge_told_words: bool, adapter: Literal["merged", "peft"]) -> None:
     """Refuses what the run's policy can't be exported as."""
     if merge_told_words and config.conditioning.told != "words":

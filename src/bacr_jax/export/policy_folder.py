@@ -1,5 +1,6 @@
 """Parameters become a Hugging Face folder."""
 
+import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -20,8 +21,11 @@ from bacr_jax.model.hf.writing import BUDGET_FILE, check_free, complete_or_absen
 from bacr_jax.model.sizes import Qwen2Config
 
 Params = dict[str, Any]
+# A tensor of a folder, and the type in which it lies there: F32, BF16 or F16.
+Typed = tuple[Entry, str]
 
 TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+STORED = {name: stored for stored, name in TORCH_NAME.items()}
 MODELING_FILE = f"{hf_config.MODELING}.py"
 GENERATION_FILE = "budget_generation.py"
 # Where transformers looks for a `generate` that belongs to a folder of a class of its own.
@@ -81,11 +85,10 @@ def _source_dtype(source: Path | None) -> str:
 def _choose_dtype(
     wanted: str | None, params: Params, entries: list[Entry], source: Path | None
 ) -> str:
-    by_name = {name: stored for stored, name in TORCH_NAME.items()}
     if wanted is not None:
-        if wanted not in by_name:
-            raise UserError(f"dtype: found {wanted!r}; write one of {', '.join(by_name)}")
-        return by_name[wanted]
+        if wanted not in STORED:
+            raise UserError(f"dtype: found {wanted!r}; write one of {', '.join(STORED)}")
+        return STORED[wanted]
     stored = _source_dtype(source)
     return stored if stored == "F32" or _holds(params, entries, stored) else "F32"
 
@@ -131,13 +134,12 @@ def save_policy(
         words, tokenizer = Path(tokenizer), None
     if words is not None:
         vocabulary.check_fits(words, config.vocab_size)
-    backbone = names.backbone(config)
-    stored = _choose_dtype(dtype, params, backbone, source)
+    stored = _choose_dtype(dtype, params, names.backbone(config), source)
     described = _describe(config, stored, budget, source, tokenizer)
     if explained is not None:
         described[hf_config.THINKING] = explained.thinking
     with complete_or_absent(out) as folder:
-        _write_weights(folder, params, backbone, stored, module, config, max_shard_bytes)
+        _write_weights(folder, params, *layout(config, stored, module), max_shard_bytes)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         for home, files in ((source, vocabulary.GENERATION), (words, vocabulary.TOKENIZER)):
             if home is not None:
@@ -192,31 +194,35 @@ def _describe(
     return described
 
 
-def _write_weights(
-    folder: Path,
-    params: Params,
-    backbone: list[Entry],
-    dtype: str,
-    module: BudgetModule | None,
-    config: Qwen2Config,
-    max_shard_bytes: int,
-) -> None:
-    def tensor(entry: Entry, dtype: str) -> Stored:
-        return Stored(entry.name, entry.shape, dtype, lambda: fetch(params, entry, dtype))
+def layout(
+    config: Qwen2Config, dtype: str, module: BudgetModule | None
+) -> tuple[list[Typed], list[Typed]]:
+    """Tensors of a folder, each with its type: those of the plain model, of a budget module."""
+    own: list[Entry] = []
+    if module is not None:
+        per_layer = module.conditioning.sharing == "per_layer"
+        own = names.budget_module(config, per_layer=per_layer)
+    return [(entry, dtype) for entry in names.backbone(config)], [(entry, "F32") for entry in own]
 
-    shards = archives.into_shards(
-        [tensor(entry, dtype) for entry in backbone], max_bytes=max_shard_bytes
-    )
-    if module is None and len(shards) == 1:
+
+def _write_weights(
+    folder: Path, params: Params, plain: list[Typed], own: list[Typed], max_shard_bytes: int
+) -> None:
+    def tensors(some: list[Typed]) -> list[Stored]:
+        return [
+            Stored(entry.name, entry.shape, dtype, functools.partial(fetch, params, entry, dtype))
+            for entry, dtype in some
+        ]
+
+    shards = archives.into_shards(tensors(plain), max_bytes=max_shard_bytes)
+    if not own and len(shards) == 1:
         archives.write_file(folder / archives.SINGLE, shards[0])
         return
     # A single model.safetensors would hide budget.safetensors from transformers, an index does not.
     count = len(shards)
     files = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": s for i, s in enumerate(shards)}
-    if module is not None:
-        per_layer = module.conditioning.sharing == "per_layer"
-        own = names.budget_module(config, per_layer=per_layer)
-        files[BUDGET_FILE] = [tensor(entry, "F32") for entry in own]
+    if own:
+        files[BUDGET_FILE] = tensors(own)
     for name, shard in files.items():
         archives.write_file(folder / name, shard)
     index = {

@@ -15,6 +15,7 @@ from bacr_held import Call, EngineError, Refused, Sampling, Server
 from bacr_held.server import extras
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import Preempted
+from bacr_jax.rollout.nccl import Sender, Tensor
 from bacr_jax.rollout.rollouts import Rollout
 from bacr_jax.rollout.rows import Listeners, Rows, Sampler
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask
@@ -74,6 +75,7 @@ class Fleet:
       write: writes parameters as a Hugging Face folder that does not exist yet.
       folder: where such folders go, one for each version; the servers read it too.
       dtype: type in which the servers compute.
+      sender: brings weights over NCCL; a folder is then written only for servers to start with.
       held: version that the servers hold; None: not known.
       alive: servers that can be asked.
     """
@@ -85,6 +87,7 @@ class Fleet:
     folder: Path
     dtype: str
     say: Callable[[str], None]
+    sender: Sender | None = None
     held: int | None = None
     alive: list[Server] = field(default_factory=list)
     _load: dict[str, int] = field(default_factory=dict)
@@ -126,6 +129,8 @@ class Fleet:
                 self._load[server.url] -= asked.limit
 
     def _lose(self, server: Server, error: Exception) -> None:
+        if self.sender is not None:
+            self.sender.drop(server.url)
         if server in self.alive:
             self.alive.remove(server)
             rest = f"{len(self.alive)} of {len(self.servers)} go on"
@@ -144,6 +149,22 @@ class Fleet:
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
         path = self.folder / f"version-{version}"
+        first, self.held = self.held is None and not self.alive, None
+        if first or self.sender is None:
+            self._write(params, path)
+        if first:
+            self._wait(path, poll)
+        self.alive = list(self.servers)
+        tensors = () if self.sender is None else self.sender.tensors(params)
+        asyncio.run(self._push(path, tensors, version))
+        if not self.alive:
+            raise ServersLost("rollout.urls: no server took the weights")
+        self.held = version
+        if first or self.sender is None:
+            for old in set(self.folder.glob("version-*")) - {path}:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _write(self, params: Params, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         try:
             self.write(params, path)
@@ -154,17 +175,6 @@ class Fleet:
                 f"rollout.weights_dir={self.folder}: can't hold the policy ({reason}); write a "
                 "folder with more room"
             ) from None
-        first, self.held = self.held is None and not self.alive, None
-        if first:
-            self._wait(path, poll)
-        self.alive = list(self.servers)
-        asyncio.run(self._push(path, version))
-        if not self.alive:
-            raise ServersLost("rollout.urls: no server took the weights")
-        self.held = version
-        for old in self.folder.glob("version-*"):
-            if old != path:
-                shutil.rmtree(old, ignore_errors=True)
 
     def _wait(self, path: Path, poll: Poll) -> None:
         """Until one server answers: those that are started with the run read its first folder."""
@@ -188,9 +198,12 @@ class Fleet:
             *(server.find() for server in self.servers), return_exceptions=True
         )
 
-    async def _push(self, path: Path, version: int) -> None:
+    async def _push(self, path: Path, tensors: Sequence[Tensor], version: int) -> None:
         async def one(server: Server) -> None:
-            await server.load(str(path.absolute()), str(version))
+            if self.sender is None:
+                await server.load(str(path.absolute()), str(version))
+            else:
+                await self.sender.load(server, tensors, str(version))
             # Only now: one whose learner died while it read weights answers nothing before.
             if server.url not in self._known:
                 await server.connect()

@@ -1,6 +1,7 @@
 """Training whose traces servers of vLLM sample: the run's facts, handed to `rollout.fleet`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import numpy as np
 
 from bacr_held import Server, read_rules
 from bacr_jax.errors import UserError
-from bacr_jax.export.from_run import told_in, write_params
+from bacr_jax.export.from_run import layout, told_in, write_params
 from bacr_jax.export.model_card import Exported
+from bacr_jax.export.policy_folder import TORCH_NAME
 from bacr_jax.learner.scoring import response_logprobs
-from bacr_jax.parallel import processes
+from bacr_jax.model import adapters
+from bacr_jax.model.hf.names import Entry
+from bacr_jax.parallel import processes, replicated
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import Fleet, Probe
+from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
 from bacr_jax.rollout.served import Asking, without_tag
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET
@@ -64,21 +69,43 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
             f"({error.strerror}); write another folder"
         ) from None
     dtype = config.model.compute_dtype
-    fleet = Fleet(servers, asking, _probe(run), _writer(run, folder), where, dtype, say)
+    about = _exported(run, folder)
+    write = functools.partial(_write, about)
+    fleet = Fleet(servers, asking, _probe(run), write, where, dtype, say)
+    if config.rollout.transfer == "nccl":
+        device = jax.local_devices()[0]
+        fleet.sender = Sender(find_libraries(), device, functools.partial(_tensors, about, device))
     return dataclasses.replace(run, sample=fleet)
 
 
-def _writer(run: Run, folder: Path) -> Callable[[Params, Path], Any]:
-    """Writes parameters as the run's export would, in the type that is sampled in."""
+def _exported(run: Run, folder: Path) -> Exported:
+    """What servers get: the run's export, in the type that is sampled in."""
     config, style = run.config, run.environment.style
     base = None if config.model.path is None else Path(config.model.path)
-    words = told_in(config, style)
+    return Exported(folder, 0, config, style, told_in(config, style), base, False)
 
-    def write(params: Params, out: Path) -> None:
-        about = Exported(folder, 0, config, style, words, base, False)
-        write_params(out, params, about, dtype=config.model.compute_dtype)
 
-    return write
+def _write(about: Exported, params: Params, out: Path) -> None:
+    write_params(out, params, about, dtype=about.config.model.compute_dtype)
+
+
+def _tensors(about: Exported, device: jax.Device, params: Params) -> list[Tensor]:
+    """What lies in such a folder, to be sent from a device."""
+    merged, dtype = adapters.merge(params), about.config.model.compute_dtype
+    found = []
+    for entry, stored in layout(params, about, dtype):
+        fetch = functools.partial(_on_device, merged, entry, TORCH_NAME[stored], device)
+        found.append(Tensor(entry.name, entry.shape, TORCH_NAME[stored], fetch))
+    return found
+
+
+def _on_device(params: Params, entry: Entry, dtype: str, device: jax.Device) -> jax.Array:
+    """`hf.writing.fetch` without the host."""
+    values = entry.values_in(params)
+    values = (values.T if entry.transposed else values).astype(dtype)
+    if isinstance(values.sharding, jax.sharding.NamedSharding):
+        values = jax.device_put(values, replicated(values.sharding.mesh))
+    return jax.device_put(values.addressable_shards[0].data, device)
 
 
 def _probe(run: Run) -> Probe:

@@ -5,6 +5,7 @@ have no lm_head.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from bacr_jax.model.sizes import Qwen2Config
 
@@ -31,6 +32,13 @@ class Entry:
         """Shape of the whole leaf."""
         shape = self.shape[::-1] if self.transposed else self.shape
         return shape if self.layer is None else (num_layers, *shape)
+
+    def values_in(self, params: dict[str, Any]) -> Any:
+        """Its values, in our orientation."""
+        leaf: Any = params
+        for key in self.path:
+            leaf = leaf[key]
+        return leaf if self.layer is None else leaf[self.layer]
 
 
 def backbone(config: Qwen2Config) -> list[Entry]:

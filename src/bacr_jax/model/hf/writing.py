@@ -22,10 +22,7 @@ BUDGET_FILE = "budget.safetensors"
 
 def fetch(params: Params, entry: Entry, dtype: str) -> np.ndarray:
     """Values of an entry on the host, in the checkpoint's orientation."""
-    leaf: Any = params
-    for key in entry.path:
-        leaf = leaf[key]
-    values = np.asarray(leaf if entry.layer is None else leaf[entry.layer])
+    values = np.asarray(entry.values_in(params))
     return (values.T if entry.transposed else values).astype(_NUMPY[dtype], copy=False)
 
 
