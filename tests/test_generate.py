@@ -10,6 +10,8 @@ import pytest
 
 import hf_world
 from bacr_jax import generate
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.evaluation import ask as asking
 from bacr_jax.export import policy_folder
 from bacr_jax.model.sizes import Qwen2Config
@@ -50,6 +52,13 @@ def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, 
     assert code == 0
     parts = re.split(r"--- budget \d ---\n", both)
     assert len(parts) == 3 and parts[1] == short
+
+
+def test_a_bare_model_is_asked_with_the_system_message_that_is_written():
+    overrides = ["data.system_prompt=Be brief."]
+    config = config_io.override(Config(), overrides)
+    style = generate.prompt_format(config, is_run=False, overrides=overrides)
+    assert (style.name, style.system) == ("think_answer", "Be brief.")
 
 
 def test_a_model_of_the_hub_is_got_when_asked(capsys, model, question, tmp_path, monkeypatch):

@@ -125,14 +125,14 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
       is_run: it is that of a run, and no folder's.
     """
     from bacr_jax.methods.registry import declares_budget
-    from bacr_jax.prompts.formats import FORMATS, format_for, with_closing_text
+    from bacr_jax.prompts.formats import FORMATS, format_for, with_texts
 
     declares = declares_budget(config)
     own = config.data.prompt_format == "auto" and not declares
     told = any(key.startswith("data.train=") for key in overrides)
     # Nobody says what a Hugging Face folder was trained on.
     if not is_run and own and not told:
-        return with_closing_text(FORMATS["think_answer"], config.data.closing_text)
+        return with_texts(FORMATS["think_answer"], config)
     return format_for(config, declares_budget=declares)
 
 

@@ -225,6 +225,8 @@ class TestFingerprint:
         keys += ["advantage.baseline=value", "advantage.score_weighted=false"]
         quickstart = config_io.load(["quickstart"], keys)
         assert config_io.fingerprint(quickstart) == "61c9b3032879"
+        for text in ("data.system_prompt=''", "data.template_variables={day: 1}"):
+            assert config_io.fingerprint(config_io.override(Config(), [text])) != "b6865888279c"
 
     def test_an_unknown_section_is_a_mistake_of_the_caller(self):
         with pytest.raises(KeyError):

@@ -1,11 +1,13 @@
 """The template of an exported folder writes our prompt."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hf_world
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.export.template import chat_template
 from bacr_jax.prompts.formats import FORMATS, encode_prompts, frame
 from bacr_jax.prompts.told import told_prompts
@@ -32,12 +34,25 @@ def rendered(tokenizer, template, question, **how):
 QUOTED = "  What is \"x\" \\ 'y' {{z}} ü\U0001f600?\n"
 
 
-@pytest.mark.parametrize("name", ["think_answer", "boxed", "budget_solution"])
-def test_the_template_writes_the_prompt_of_a_format(letters, name):
-    style = FORMATS[name]
+# Prompts of a config of one's own: what it says is in the folder, and its reader need not.
+DATED = "{{ day if day is defined else raise_exception('no day') }}"
+BRIEF = dataclasses.replace(FORMATS["boxed"], system='Be "brief".', variables=FrozenMap(day="May"))
+BARE = dataclasses.replace(FORMATS["think_answer"], system="", bare=True)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [*(FORMATS[name] for name in ("think_answer", "boxed", "budget_solution")), BRIEF, BARE],
+    ids=["think_answer", "boxed", "budget_solution", "brief", "bare"],
+)
+def test_the_template_writes_the_prompt_of_a_format(style):
+    letters = hf_world.chat_tokenizer()
+    letters.chat_template = (DATED if style is BRIEF else "") + letters.chat_template
     template = chat_template(letters, style)
     head, tail = frame(letters, style)
     assert rendered(letters, template, QUOTED) == head + QUOTED.strip() + tail
+    assert head.count(style.system) == 1 if style.system else head == "<|im_start|>"
+    assert ("May" in head) == (style is BRIEF)
     told = rendered(letters, template, QUOTED, budget=512)
     assert told == head + QUOTED.strip() + tail + ("512" if style.budget_close else "") + (
         style.budget_close

@@ -5,7 +5,10 @@ import json
 import numpy as np
 import pytest
 
+import hf_world
 from bacr_jax.config import Config, DataConfig
+from bacr_jax.config import io as config_io
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import formats
 from bacr_jax.prompts.formats import FORMATS, allowed_tokens, encode_prompts, encode_text, eos_ids
@@ -231,3 +234,107 @@ def test_a_closing_text_without_its_parts_is_one_line(name, text, says):
     with pytest.raises(UserError) as refusal:
         formats.with_closing_text(formats.FORMATS[name], text)
     assert says in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+# In the manner of Llama 3: the date is said whether there is a system message or not.
+DATED = """\
+{%- if date_string is not defined %}{% set date_string = '26 Jul 2024' %}{% endif -%}
+{{- '<|im_start|>system\\nToday: ' ~ date_string ~ '\\n' -}}
+{%- if messages[0].role == 'system' %}{{- messages[0].content -}}{% endif -%}
+{{- '<|im_end|>' -}}
+{%- for m in messages if m.role == 'user' -%}
+{{- '<|im_start|>' ~ m.content ~ '<|im_end|>' -}}
+{%- endfor -%}
+{{- '<|im_start|>' -}}"""
+# What Qwen2.5's does with system messages.
+QWEN25 = """\
+{%- if messages[0].role != 'system' -%}
+{{- '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for m in messages -%}
+{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' -}}"""
+PLAIN = QWEN25.partition("{%- endif -%}\n")[2]
+# What begins every text is no system message.
+JOINED = "<|im_end|>{% for m in messages %}{{ m.content }}{% endfor %}"
+NO_SYSTEM = "{{ raise_exception('no system') if messages[0].role == 'system' }}" + PLAIN
+SPECIAL = "<s>{% generation %}{% endgeneration %}" + PLAIN
+
+
+def asked(train="math:x", **data):
+    data["template_variables"] = FrozenMap(data.pop("variables", {}))
+    return formats.format_for(Config(data=dataclasses.replace(Config().data, train=train, **data)))
+
+
+def templated(template):
+    found = hf_world.chat_tokenizer()
+    found.chat_template = template
+    return found
+
+
+@pytest.mark.parametrize("name", ["think_answer", "boxed"])
+@pytest.mark.parametrize(
+    ("template", "variables"),
+    [(QWEN25, {}), (DATED, {"date_string": "1 May"}), (SPECIAL, {"x": 1})],
+)
+def test_ids_under_a_system_message_of_ones_own_are_the_templates(name, template, variables):
+    tokenizer, system = templated(template), "Be brief.\n\nUse at most 'three' words."
+    style = asked(prompt_format=name, system_prompt=system, variables=variables)
+    encoded, _ = encode_prompts(tokenizer, ["2+2?", "user"], style, max_tokens=999)
+    for question, row, length in zip(("2+2?", "user"), encoded.tokens, encoded.lengths):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **variables
+        )
+        whole = tokenizer(text + style.think_open, add_special_tokens=False)["input_ids"]
+        assert row[:length].tolist() == whole
+
+
+def test_a_variable_changes_the_text_and_the_default_changes_nothing():
+    tokenizer = templated(DATED)
+    assert asked() is TAGS
+    assert "26 Jul 2024" in formats.frame(tokenizer, TAGS)[0]
+    head, _ = formats.frame(tokenizer, asked(variables={"date_string": "1 May"}))
+    assert head == formats.frame(tokenizer, TAGS)[0].replace("26 Jul 2024", "1 May")
+
+
+@pytest.mark.parametrize("value", ["{day: [1]}", "{day: null}", "{1: a}", "May"])
+def test_variables_of_other_types_are_refused(value):
+    with pytest.raises(UserError, match="to true or false, whole numbers, texts or numbers"):
+        config_io.override(Config(), [f"data.template_variables={value}"])
+
+
+@pytest.mark.parametrize("system", ["", " \n"])
+def test_an_empty_system_prompt_means_no_system_message(system):
+    for template in (PLAIN, NO_SYSTEM, JOINED):
+        head, _ = formats.frame(templated(template), asked(system_prompt=system))
+        assert head == ("<|im_end|>" if template is JOINED else "<|im_start|>user\n")
+
+
+def test_a_system_message_may_say_what_the_user_is_told_too():
+    style = dataclasses.replace(BOXED, system="Box it.", after="\nBox it.")
+    assert formats.frame(templated(QWEN25), style)[1].startswith("\nBox it.<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "data", "says"),
+    [
+        (QWEN25, {"system_prompt": ""}, "system message of its own .*, 'You are Qwen.'; write a"),
+        (DATED, {"system_prompt": ""}, "of its own .*, .*Today: 26 Jul 2024'; write a text"),
+        (NO_SYSTEM, {"system_prompt": "Be brief."}, "fails on a system and a user message"),
+        (QWEN25, {"variables": {"day": 1}}, "template_variables.day: the chat template never re"),
+        (DATED, {"variables": {"messages": "x"}}, "variables.messages: is set for every prompt"),
+        (DATED, {"variables": {"add_generation_prompt": False}}, "prompt: is set for every prompt"),
+        (DATED, {"variables": {"tokenize": True}}, "tokenize: is set for every prompt; leave it"),
+        (DATED, {"variables": {"tools": "x"}}, "variables.tools: is set for every prompt"),
+        (DATED, {"variables": {"enable_thinking": False}}, "write data.prompt_format=native for"),
+        (DATED, {"train": "ledger", "system_prompt": "x"}, "'ledger' has no chat template; leave"),
+        (DATED, {"train": "ledger", "variables": {"a": 1}}, "variables={a: 1}: the prompt format"),
+        (DATED, {"prompt_format": "characters", "system_prompt": ""}, "has no chat template"),
+    ],
+)
+def test_what_a_template_can_not_be_told_is_one_line(template, data, says):
+    with pytest.raises(UserError, match=says) as refusal:
+        formats.frame(templated(template), asked(**data))
+    assert "\n" not in str(refusal.value)

@@ -10,6 +10,7 @@ import pytest
 import hf_world
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.stop_strings import compile_stop_strings
@@ -54,17 +55,26 @@ def test_the_section_of_the_ledger():
     assert "budget.cap=64" in read_settings(written, WHERE)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_comes_back(name):
-    raw = json.loads(json.dumps({"prompt_format": dataclasses.asdict(FORMATS[name])}))
-    assert read_style(raw, WHERE) == FORMATS[name]
+OF_A_CONFIG = dataclasses.replace(
+    FORMATS["native"], system="Be brief.", variables=FrozenMap(day="1 May", n=3, r=0.5, so=True)
+)
+
+
+@pytest.mark.parametrize("style", [*FORMATS.values(), OF_A_CONFIG], ids=lambda style: style.name)
+def test_every_format_comes_back(style):
+    raw = json.loads(json.dumps({"prompt_format": dataclasses.asdict(style)}))
+    assert read_style(raw, WHERE) == style
+    # Folders of earlier versions do not name what came later.
+    older = {name: raw["prompt_format"][name] for name in ("name", "system", "think_close")}
+    assert read_style({"prompt_format": older}, WHERE).system == style.system
 
 
 @pytest.mark.parametrize(
     "damage",
     [{"prompt_format": None}, {"prompt_format": {"name": "x", "new": 1}}, {}]
     + [{"prompt_format": {"name": "x", "chat": 1}}, {"prompt_format": {"name": 3}}]
-    + [{"prompt_format": {"name": "x", "unused": [1]}}],
+    + [{"prompt_format": {"name": "x", "unused": [1]}}]
+    + [{"prompt_format": {"name": "x", "variables": {"a": [1]}}}],
 )
 def test_a_damaged_section_is_one_line(damage):
     with pytest.raises(UserError, match="thinking.prompt_format.*export the folder again"):

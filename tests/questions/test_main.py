@@ -91,6 +91,9 @@ class TestShowPrompts:
         ]
         assert lines[-5].startswith("thinking begins here, opened by the chat template or else the")
         assert lines[-1] == "and the answer follows, up to: </answer>"
+        own = "data.system_prompt=Be brief."
+        lines = show(capsys, "--config", config, "--show-prompts", 1, own)
+        assert lines[lines.index("--- p1") + 1] == "[system] Be brief.\\n"
 
     def test_of_the_ledger_in_its_own_tokens(self, capsys):
         arguments = ["--inspect", "ledger", "--show-prompts", "2", "data.ledger.train_size=9"]

@@ -1,11 +1,14 @@
 """A policy on disk is found, or refused in one line, before anything of it is read."""
 
+import dataclasses
+
 import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import write_json
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import choose_step, open_policy, read_config
 
@@ -39,6 +42,16 @@ def test_a_runs_policy_is_known_by_its_config_and_step(run):
     assert (saved.config, saved.step) == (Config(), 2)
     assert saved.name == f"{run.name}, step 2"
     assert saved.identity["run"] == config_io.fingerprint(Config())
+
+
+def test_a_folders_own_format_takes_the_texts_that_are_written(run):
+    saved = dataclasses.replace(open_policy(run, None, 2), style=FORMATS["boxed"])
+    assert saved.under(saved.config).style is FORMATS["boxed"]
+    config = config_io.override(
+        saved.config, ["data.system_prompt=Be brief.", "data.template_variables={day: 1}"]
+    )
+    style = saved.under(config).style
+    assert (style.name, style.system, dict(style.variables)) == ("boxed", "Be brief.", {"day": 1})
 
 
 def test_folders_without_a_policy_are_refused(tmp_path):

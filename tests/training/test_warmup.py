@@ -6,6 +6,7 @@ import inspect
 import numpy as np
 import pytest
 
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
@@ -58,6 +59,15 @@ def test_prompts_of_a_style_tell_the_budget_where_it_is_told_in_words(tmp_path):
 def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
     found = warmup.told_budgets(load(tmp_path, None, *settings))
     assert (None if found is None else found.tolist()) == budgets
+
+
+def test_a_warm_up_is_another_under_another_system_message(tmp_path):
+    own = ("data.train=math:x", "data.eval=['math:x']", "model.path=y")
+    of = lambda *more: warmup.warmup_fingerprint(
+        config_io.override(Config(), [*own, "conditioning.told=nothing", *more])
+    )
+    prints = [of(), of("data.system_prompt=''"), of("data.template_variables={day: 1}")]
+    assert len(set(prints)) == 3
 
 
 def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):

@@ -81,7 +81,7 @@ _LATER = frozenset(
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
         *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
-        "export.every",
+        *("export.every", "data.system_prompt", "data.template_variables"),
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *("rollout.engine", "rollout.urls", "rollout.weights_dir", "rollout.ahead"),
         *("rollout.transfer", "loss.sequence_mask", "reward.weights", "reward.apart"),

@@ -165,6 +165,14 @@ class DataConfig:
         None,
         "put after thinking that was cut, up to where the answer begins; null: the prompt format's",
     )
+    system_prompt: str | None = key(
+        None, "instead of the prompt format's system message; empty: none; null: the format's"
+    )
+    template_variables: Mapping[str, bool | int | str | float] = key(
+        FrozenMap(),
+        "variables of the tokenizer's chat template, such as {date_string: 26 Jul 2024}",
+        "(-inf, inf)",
+    )
     order: Literal["drawn", "shuffled"] = key(
         "drawn", "questions within a group: drawn anew; shuffled: each once before any again"
     )

@@ -94,8 +94,9 @@ def describe(hint: Any) -> str:
             inner = typing.get_args(member)[0]
             words.append(f"a list of {_PLURALS.get(inner, 'values')}")
         elif _is_map(member):
-            inner = typing.get_args(member)[1]
-            words.append(f"a mapping of names to {_PLURALS.get(inner, 'values')}")
+            inner = alternatives(typing.get_args(member)[1])
+            kinds = any_of([_PLURALS.get(one, "values") for one in inner])
+            words.append(f"a mapping of names to {kinds}")
         else:
             words.append(_NAMES.get(member, getattr(member, "__name__", str(member))))
     return any_of(words)

@@ -1,5 +1,6 @@
 """The model card (README.md) of an exported policy: what it is, what it can do, how it is asked."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,9 +127,11 @@ def _trained_on(about: Exported) -> Iterator[str]:
     how = told.get(config.conditioning.told, "not at all; thinking is cut there all the same")
     low, high = config.budget.min, config.budget.max
     yield f"* Budgets of {low:,} to {high:,} thinking tokens, told {how}."
+    own = config.data.system_prompt
+    said = "" if own is None else f" with the system message {json.dumps(own, ensure_ascii=False)}"
     yield (
         f"* Prompts of at most {config.data.max_prompt_tokens:,} tokens in the format "
-        f"`{about.style.name}`, answers of at most {config.rollout.answer_tokens:,}."
+        f"`{about.style.name}`{said}, answers of at most {config.rollout.answer_tokens:,}."
     )
     yield "* Nothing else was trained or tested: no conversation, no tools, no safety training."
 

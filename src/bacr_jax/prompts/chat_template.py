@@ -1,11 +1,16 @@
 """A tokenizer's chat template: a program that somebody else wrote, run for a limited time."""
 
 import contextlib
+import inspect
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+import jinja2
+import jinja2.meta
+
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
 # Two messages take a millisecond.
@@ -14,10 +19,38 @@ SECONDS = 2.0
 MOST_CHARS = 1_000_000
 # Asks the template of an exported folder for the base's, which it holds; others do not know it.
 BASE = "base_template"
+# Variables that are set here, or by the template of an exported folder, beside transformers' own.
+_SET = ("messages", "enable_thinking", "budget", BASE)
+
+
+def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
+    """UserError: a variable that is set otherwise, or that the chat template never reads."""
+    for name in variables:
+        where = f"data.template_variables.{shown(name, quote=False)}"
+        if name == "enable_thinking":
+            raise UserError(
+                f"{where}: the prompt format says whether thinking is to come; leave it out, and "
+                "write data.prompt_format=native for thinking, boxed for none"
+            )
+        if name in _SET or name in inspect.signature(tokenizer.apply_chat_template).parameters:
+            raise UserError(f"{where}: is set for every prompt; leave it out")
+    # Of tags that transformers adds to the language nothing can be told.
+    with contextlib.suppress(jinja2.TemplateSyntaxError):
+        language = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+        read = jinja2.meta.find_undeclared_variables(language.parse(tokenizer.get_chat_template()))
+        if unread := [name for name in variables if name not in read]:
+            where = f"data.template_variables.{shown(unread[0], quote=False)}"
+            raise UserError(f"{where}: the chat template never reads it; leave it out")
 
 
 def render(
-    tokenizer: Any, system: str, user: str, *, template: str | None = None, thinks: bool = True
+    tokenizer: Any,
+    system: str,
+    user: str,
+    *,
+    template: str | None = None,
+    thinks: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a system and a user message, up to where the answer begins.
 
@@ -25,6 +58,7 @@ def render(
       system: empty: there is none.
       thinks: where a template can leave thinking out (Qwen3's), whether it is to come.
       template: instead of the tokenizer's own.
+      variables: that it is given besides (`check_variables`).
 
     Raises:
       UserError: the template fails, loops, or writes more than a million characters.
@@ -39,7 +73,7 @@ def render(
                 add_generation_prompt=True,
                 chat_template=template,
                 enable_thinking=thinks,
-                **{BASE: True},
+                **{**(variables or {}), BASE: True},
             )
         if len(content) > MOST_CHARS:
             raise ValueError(f"writes {len(content):,} characters")

@@ -16,7 +16,7 @@ A chat template may open thinking itself, as R1's does; then `think_open` is not
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.config import Config
 from bacr_jax.config.derived import own_tokens
+from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.chat_template import render
+from bacr_jax.prompts.chat_template import check_variables, render
 from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.types import Prompts
 
@@ -38,6 +39,8 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 # Stands for the question while the chat template is rendered: a private-use character.
 _PLACEHOLDER = "\ue000"
+# Likewise for a system message.
+_SYSTEM = "\ue002"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class PromptFormat:
     Attributes:
       name: key in `FORMATS`.
       chat: wrap the question in the tokenizer's own chat template.
-      system: system message of the chat template.
+      system: system message of the chat template; empty: there is none.
+      bare: a chat template that writes a system message of its own is refused.
+      variables: of the chat template, by name.
       before, after: text round the question (inside the user's message with a chat template).
       think_open: end of the prompt; thinking follows.
       think_close: with this the model ends its thinking; empty: only by ending its turn.
@@ -64,6 +69,8 @@ class PromptFormat:
     name: str
     chat: bool = False
     system: str = ""
+    bare: bool = False
+    variables: Mapping[str, bool | int | str | float] = FrozenMap()
     before: str = ""
     after: str = ""
     think_open: str = ""
@@ -186,7 +193,7 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
     """The format of a run: data.prompt_format, or the ledger's own, or tags.
 
     Methods whose responses open with a budget have a form of their own; all others share one.
-    UserError: data.closing_text does not fit the format.
+    UserError: a text of the config does not fit the format.
     """
     tokens = own_tokens(config.data)
     if declares_budget:
@@ -195,7 +202,26 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
         name = tokens or "think_answer"
     else:
         name = config.data.prompt_format
-    return with_closing_text(FORMATS[name], config.data.closing_text)
+    return with_texts(FORMATS[name], config)
+
+
+def with_texts(style: PromptFormat, config: Config) -> PromptFormat:
+    """The format with the closing text, system message and template variables of a config.
+
+    UserError: one of them does not fit the format.
+    """
+    system, variables = config.data.system_prompt, config.data.template_variables
+    style = with_closing_text(style, config.data.closing_text)
+    found = [] if system is None else [f"data.system_prompt={shown(system)}"]
+    found += [f"data.template_variables={written(variables)}"] if variables else []
+    if found and not style.chat:
+        raise UserError(
+            f"{found[0]}: the prompt format {style.name!r} has no chat template; leave it out"
+        )
+    if system is not None:
+        blank = not system.strip()
+        style = dataclasses.replace(style, system="" if blank else system, bare=blank)
+    return dataclasses.replace(style, variables=variables) if variables else style
 
 
 def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
@@ -254,15 +280,15 @@ def _opens(tail: str) -> bool:
 def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]:
     """`frame` before the format opens thinking."""
     paragraph = "\n\n" if said and style.chat else ""
-    content = style.before + _PLACEHOLDER + style.after + paragraph + said
+    user = content = style.before + _PLACEHOLDER + style.after + paragraph + said
     if style.chat:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 f"tokenizer: found no chat template, which the prompt format {style.name!r} needs; "
                 "write the folder of an Instruct model"
             )
-        thinks = style.think_close == THINK_CLOSE
-        content = render(tokenizer, style.system, content, thinks=thinks)
+        check_variables(tokenizer, style.variables)
+        content = filled(tokenizer, style, style.system, user)
         _check_thinking(tokenizer, style, content)
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
@@ -270,13 +296,47 @@ def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]
             f"tokenizer: found a chat template that writes the question {len(pieces) - 1} times; "
             "write one that keeps the user's message as it is"
         )
-    if style.system and content.count(style.system) != 1:
-        raise UserError(
-            f"tokenizer: found a chat template that writes the system message "
-            f"{content.count(style.system)} times, which says how to answer; write one that keeps "
-            "it as it is"
-        )
+    if style.chat:
+        _check_system(tokenizer, style, user, content)
     return pieces[0], pieces[1]
+
+
+def filled(
+    tokenizer: Any, style: PromptFormat, system: str, user: str, *, template: str | None = None
+) -> str:
+    """The chat template's text of these messages in a format; arguments as of `render`."""
+    thinks = style.think_close == THINK_CLOSE
+    how: dict[str, Any] = {"thinks": thinks, "variables": style.variables, "template": template}
+    return render(tokenizer, system, user, **how)
+
+
+def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> None:
+    """The system message is written as it is; where there is to be none, there is none."""
+    times = content.count(style.system) - user.count(style.system)
+    if style.system and times != 1:
+        raise UserError(
+            f"tokenizer: found a chat template that writes the system message {times} times, which "
+            "says how to answer; write one that keeps it as it is"
+        )
+    if not style.bare:
+        return
+    try:
+        whole = filled(tokenizer, style, _SYSTEM, user).partition(_PLACEHOLDER)[0]
+    except UserError:
+        # It takes no system message.
+        return
+    without = content.partition(_PLACEHOLDER)[0]
+    before, _, after = whole.partition(_SYSTEM)
+    inside = without.removeprefix(before).removesuffix(after)
+    around = len(without) == len(before + inside + after)
+    # A token that begins every text is no message.
+    for added in tokenizer.added_tokens_decoder.values():
+        before, inside = (text.replace(added.content, "") for text in (before, inside))
+    if around and (own := inside.strip() or before.strip()):
+        raise UserError(
+            f"data.system_prompt='': the chat template writes a system message of its own where "
+            f"none is given, {shown(own)}; write a text"
+        )
 
 
 def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:

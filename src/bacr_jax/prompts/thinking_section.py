@@ -5,6 +5,7 @@ or end something, the stop strings as tables over tokens, and the lengths of tra
 """
 
 import dataclasses
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.derived import LARGEST, cap
-from bacr_jax.config.values import shown
+from bacr_jax.config.values import convert, shown
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import PromptFormat, allowed_tokens, encode_text, eos_ids, line_breaks
 from bacr_jax.prompts.stop_strings import compile_stop_strings, no_stop_string
@@ -101,17 +102,14 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
     `where`: its file, for refusals.
     """
     inside = raw.get("prompt_format")
-    fields = {field.name: field for field in dataclasses.fields(PromptFormat)}
-    plain = dataclasses.asdict(PromptFormat(""))
-    if not isinstance(inside, dict) or set(inside) - set(fields) or "name" not in inside:
+    hints = typing.get_type_hints(PromptFormat)
+    if not isinstance(inside, dict) or set(inside) - set(hints) or "name" not in inside:
         raise _damaged(where, "prompt_format", inside)
     values: dict[str, Any] = {}
     for name, value in inside.items():
-        wanted = type(plain[name])
-        value = tuple(value) if wanted is tuple and isinstance(value, list) else value
-        if type(value) is not wanted or wanted is tuple and {type(x) for x in value} - {str}:
+        fits, values[name] = convert(hints[name], value)
+        if not fits:
             raise _damaged(where, f"prompt_format.{name}", value)
-        values[name] = value
     return PromptFormat(**values)
 
 

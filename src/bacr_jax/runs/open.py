@@ -12,7 +12,7 @@ from bacr_jax.config.cli import BEST
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import thinking_section, tokenizers
-from bacr_jax.prompts.formats import PromptFormat, with_closing_text
+from bacr_jax.prompts.formats import PromptFormat, with_texts
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths
 
@@ -136,11 +136,11 @@ class SavedPolicy:
     def under(self, config: Config) -> "SavedPolicy":
         """The policy under other settings; its own prompt format goes where they say another."""
         of = lambda one: (one.data.prompt_format, one.method)
-        style, closing = self.style, config.data.closing_text
+        style = self.style
         if of(config) != of(self.config):
             style = None
-        elif style is not None and closing is not None:
-            style = with_closing_text(style, closing)
+        elif style is not None:
+            style = with_texts(style, config)
         return dataclasses.replace(self, config=config, style=style)
 
     @property

@@ -341,7 +341,8 @@ def warmup_fingerprint(config: Config) -> str:
         )
     else:
         names = ("train", "dir", "prompt_format", "max_prompt_tokens", "question_column")
-        task = (*(f"data.{name}" for name in (*names, "trace_column")), "eval.holdout")
+        later = ("trace_column", "system_prompt", "template_variables")
+        task = (*(f"data.{name}" for name in (*names, *later)), "eval.holdout")
     settings = config_io.fingerprint(
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
         *("seed", "model", *task, "warmup"),
