@@ -190,7 +190,8 @@ def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
         there = _PROBLEMS.get(spec.partition(":")[0], 500)
         problems = min(asked.size or there, there)
         greedy = [(problems, limit) for limit in limits]
-        sampled = [(problems * asked.samples, limit) for limit in limits if asked.samples]
+        samples = derived.samples_of(asked, spec)
+        sampled = [(problems * samples, limit) for limit in limits if samples]
         cells += [(*greedy, *sampled)] if limits else []
         cells += [((problems, max(limits)),)] if asked.dense and limits else []
     return tuple(cells)

@@ -5,7 +5,15 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check, problems
-from bacr_jax.config.derived import cap, largest_evaluated, param_dtype, read_budgets, selection_set
+from bacr_jax.config.derived import (
+    cap,
+    largest_evaluated,
+    param_dtype,
+    read_budgets,
+    samples_of,
+    samples_problems,
+    selection_set,
+)
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from config_world import changed
@@ -101,6 +109,37 @@ SETS = {"eval": ("math500:a/test.jsonl", "gsm8k:b/test.jsonl")}
 )
 def test_training_questions_select_unless_a_set_is_named(evaluation, chosen_on):
     assert selection_set(changed(eval=evaluation, data=SETS)) == chosen_on
+
+
+def test_answers_are_counted_for_all_sets_or_for_each():
+    math, gsm = SETS["eval"]
+    assert samples_of(changed(eval={"samples": 3}).eval, math) == 3
+    each = changed(eval={"samples": FrozenMap({"math500": 2, gsm: 0, "gsm8k": 9})}, data=SETS)
+    assert [samples_of(each.eval, spec) for spec in (math, gsm)] == [2, 0]
+    path_of = config_io.override(each, ["eval.samples={math500: 2, gsm8k: 5}"])
+    assert samples_of(path_of.eval, gsm) == 5
+    assert [*samples_problems(each), *samples_problems(path_of)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("{math500: 4, gsm: 16}", "{math500: 4, gsm: 16}: has no number for gsm8k:b/test.jsonl, "),
+        ("{}", "has no number for math500:a/test.jsonl, a set of data.eval; write math500: 4 too"),
+        ("{math500: -1, gsm8k: 4}", "eval.samples: found -1; write 0 or more"),
+    ],
+)
+def test_a_set_without_a_number_of_answers_is_refused(value, says):
+    config = config_io.override(
+        changed(data={**SETS, "train": "math:a"}), [f"eval.samples={value}"]
+    )
+    assert any(says in line for line in problems(config))
+
+
+@pytest.mark.parametrize("value", ["few", "{math500: few}", "[4, 16]", "{math500: 1.5}"])
+def test_numbers_of_answers_of_another_type_are_refused(value):
+    with pytest.raises(UserError, match="a whole number or a mapping of names to whole numbers"):
+        config_io.override(Config(), [f"eval.samples={value}"])
 
 
 def test_the_base_has_the_compute_type_and_trained_weights_are_float32():

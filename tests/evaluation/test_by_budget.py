@@ -8,6 +8,7 @@ import pytest
 
 from bacr_grading import ExactGrader
 from bacr_jax.config import EvalConfig
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.evaluation import by_budget
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.samples import GREEDY, subset
@@ -72,6 +73,16 @@ def test_greedy_and_sampled_answers_to_one_subset_at_every_budget(evaluate):
     for mode in ("greedy", "sampled"):
         assert {b: e["accuracy"] for b, e in found["by_budget"][mode].items()} == {"8": 0, "16": 1}
         assert found["anytime"][mode]["mean"] == 0.5
+
+
+@pytest.mark.parametrize(("spec", "samples"), [("math:x", 3), ("gsm8k:y", 0)])
+def test_each_set_has_its_own_number_of_answers(evaluate, spec, samples):
+    config = EvalConfig(budgets=(16,), size=3, samples=FrozenMap(math=3, gsm8k=0))
+    found, drawn = evaluate(config, spec=spec)
+    rows = [("greedy", 3), ("sampled", 9)][: 2 if samples else 1]
+    assert [(mode, count) for mode, _, count, _ in drawn] == rows
+    written = {mode: entry["16"]["samples"] for mode, entry in found["by_budget"].items()}
+    assert written == {"greedy": 1, **({"sampled": samples} if samples else {})}
 
 
 def test_near_duplicates_are_those_of_the_subset(evaluate):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.config import EvalConfig
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.evaluation.samples import (
     GREEDY,
     SAMPLED,
@@ -49,6 +50,12 @@ def test_greedy_settings_come_first_and_budgets_as_the_config_has_them():
     assert eval_settings(config) == [*greedy, *sampled]
     assert eval_settings(config, greedy=False) == sampled
     assert eval_settings(dataclasses.replace(config, samples=0)) == greedy
+    each = dataclasses.replace(config, samples=FrozenMap(math=3, gsm8k=0), dense=3)
+    assert eval_settings(each, "math:x") == [*greedy, *sampled]
+    assert eval_settings(each, "gsm8k:y") == greedy
+    dense = dense_settings(each, "math:x")
+    assert [cuts[0].samples for cuts in dense] == [1, 3]
+    assert dense_settings(each, "gsm8k:y") == dense[:1]
 
 
 def test_a_dense_curve_ends_at_the_largest_budget():

@@ -231,6 +231,15 @@ def test_an_evaluation_is_the_sum_of_its_calls():
     # Four sets, each at four budgets, greedily and sampled four times.
     of_set = tuple((n, b) for n in (16, 64) for b in (512, 1024, 2048, 4096))
     assert work.evaluated == (of_set,) * 4
+    # So many answers of each set: AIME has 30 problems, here 16, and GSM8K is asked greedily.
+    each = "{math500: 4, gsm8k: 0, aime24: 8, minerva_math: 4}"
+    own = workload("eval.size=16", "rollout.slots=16", f"eval.samples={each}")
+    of = lambda samples: tuple((16 * n, b) for n in (1, *samples) for b in (512, 1024, 2048, 4096))
+    expected = {"math500": of([4]), "gsm8k": of([]), "aime24": of([8]), "minerva_math": of([4])}
+    sets = [spec.partition(":")[0] for spec in own.config.data.eval]
+    assert own.evaluated == tuple(expected[name] for name in sets)
+    of_own = seconds.evaluation_seconds(own, mesh(), DEVICES["a100-80"])
+    assert of_own == pytest.approx(price(*own.evaluated)) != price(*work.evaluated)
 
 
 def test_many_rows_on_few_weights_take_their_products():

@@ -17,6 +17,7 @@ from bacr_jax.config.derived import (
     mixture,
     own_tokens,
     reward_shares,
+    samples_problems,
     selection_problems,
 )
 from bacr_jax.config.fields import inside, range_text, walk
@@ -399,6 +400,7 @@ _GENERAL: tuple[Finder, ...] = (
     _ahead,
     _loss,
     selection_problems,
+    samples_problems,
 )
 
 

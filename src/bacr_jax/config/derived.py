@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bacr_jax.config.cli import whole_number
-from bacr_jax.config.schema import Config, DataConfig
-from bacr_jax.config.values import shown
+from bacr_jax.config.schema import Config, DataConfig, EvalConfig
+from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
 # A set of a mixture with its weight: 2*gym:gcd.
@@ -152,6 +152,26 @@ def selection_problems(config: Config) -> Iterator[str]:
             f"eval.select: found {select!r}, which names {found} of data.eval; write {HOLDOUT}"
             + "".join(f" or {spec}" for spec in config.data.eval)
         )
+
+
+def samples_of(config: EvalConfig, spec: str) -> int:
+    """Sampled answers per problem of a set of data.eval, named as in eval.select."""
+    samples = config.samples
+    if isinstance(samples, int):
+        return samples
+    return samples[spec if spec in samples else spec.partition(":")[0]]
+
+
+def samples_problems(config: Config) -> Iterator[str]:
+    """Sets of data.eval for which eval.samples says no number."""
+    samples = config.eval.samples
+    if isinstance(samples, int):
+        return
+    for spec in config.data.eval:
+        name = spec.partition(":")[0]
+        if spec not in samples and name not in samples:
+            found = f"eval.samples={written(samples)}: has no number for {spec}, a set of data.eval"
+            yield f"{found}; write {name}: 4 too, or one number for all sets"
 
 
 def param_dtype(config: Config) -> str:

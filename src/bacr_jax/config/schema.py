@@ -370,7 +370,12 @@ class EvalConfig:
     slots: int | None = key(
         None, "rows decoded together; null: as many as in training (rollout.slots)", "[1, inf)"
     )
-    samples: int = key(4, "sampled answers per problem; 0: greedy only", "[0, inf)")
+    samples: int | Mapping[str, int] = key(
+        4,
+        "sampled answers per problem; 0: greedy only; or of each set of data.eval, such as "
+        "{math500: 4, aime24: 32}",
+        "[0, inf)",
+    )
     temperature: float = key(0.6, "temperature of the sampled answers", "(0, inf)")
     top_p: float = key(0.95, "nucleus of the sampled answers", "(0, 1]")
     select: str = key(

@@ -30,6 +30,7 @@ def evaluate_set(
     *,
     config: EvalConfig,
     seed: int,
+    spec: str = "",
     on_progress: Callable[[int, int], None] | None = None,
     poll: Poll = None,
 ) -> dict[str, Any]:
@@ -38,10 +39,12 @@ def evaluate_set(
     Args:
       decoder: the policy; its thinking width must hold the largest budget.
       key: key of the sampled pass; the greedy one needs none.
+      spec: the set of data.eval, where `config.samples` is not one number.
       on_progress: called with (rows done, rows in all).
     """
     chosen = subset(len(questions), config.size, seed)
-    settings = [[setting] for setting in eval_settings(config)] + dense_settings(config)
+    settings = [[setting] for setting in eval_settings(config, spec)]
+    settings += dense_settings(config, spec)
     total, done = len(chosen) * sum(together[0].samples for together in settings), 0
 
     def count(rows: int) -> None:

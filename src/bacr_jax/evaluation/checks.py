@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config.derived import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated, samples_of
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, dense_cuts, told_budgets
@@ -20,7 +20,7 @@ def smaller_settings(config: Config, self_consistency: int | None) -> list[EvalS
     """Settings that only serve votes at equal total tokens."""
     if self_consistency is None:
         return []
-    budgets, samples = [b for b in config.eval.budgets if b], config.eval.samples
+    budgets, samples = [b for b in config.eval.budgets if b], samples_of(config.eval, "")
     if not budgets or budgets[0] < self_consistency:
         least = budgets[0] if budgets else 0
         advice = f"at most {least}, or larger budgets" if least > 1 else "larger budgets"

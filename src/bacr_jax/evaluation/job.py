@@ -162,7 +162,7 @@ def _decoding(
     """What samples depend on beside policy and problems."""
     rows = problems * max(setting.samples for setting in settings)
     slots = min(config.rollout.slots or rows, rows)
-    decoding = {
+    decoding: dict[str, Any] = {
         "cells": modes,
         "budgets": list(config.eval.budgets),
         "samples": config.eval.samples,

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import EvalConfig
+from bacr_jax.config.derived import samples_of
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.types import (
     CLOSED_BY_BUDGET,
@@ -131,12 +132,15 @@ def told_budgets(config: EvalConfig) -> list[int]:
     return [*config.budgets, *([NO_BUDGET] if config.no_budget else [])]
 
 
-def eval_settings(config: EvalConfig, *, greedy: bool = True) -> list[EvalSetting]:
-    """Settings in the order in which they are evaluated: greedy ones first, budgets rising."""
-    budgets = told_budgets(config)
+def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) -> list[EvalSetting]:
+    """Settings in the order in which they are evaluated: greedy ones first, budgets rising.
+
+    `spec`: the set of data.eval that is asked, where `config.samples` is not one number.
+    """
+    budgets, samples = told_budgets(config), samples_of(config, spec)
     settings = [EvalSetting(GREEDY, budget, 1) for budget in budgets] if greedy else []
-    if config.samples:
-        settings += [EvalSetting(SAMPLED, budget, config.samples) for budget in budgets]
+    if samples:
+        settings += [EvalSetting(SAMPLED, budget, samples) for budget in budgets]
     return settings
 
 
@@ -150,13 +154,18 @@ def dense_cuts(budget: int, every: int) -> list[int]:
     return [*range(every, budget, every), budget]
 
 
-def dense_settings(config: EvalConfig, *, greedy: bool = True) -> list[list[EvalSetting]]:
-    """Settings of the dense curve, those that one trace serves together; none without one."""
+def dense_settings(
+    config: EvalConfig, spec: str = "", *, greedy: bool = True
+) -> list[list[EvalSetting]]:
+    """Settings of the dense curve, those that one trace serves together; none without one.
+
+    `spec`: as of `eval_settings`.
+    """
     if config.dense is None:
         return []
-    largest = max(config.budgets)
+    largest, samples = max(config.budgets), samples_of(config, spec)
     modes = [(GREEDY, 1)] if greedy else []
-    modes += [(SAMPLED, config.samples)] if config.samples else []
+    modes += [(SAMPLED, samples)] if samples else []
     cuts = dense_cuts(largest, config.dense)
     return [[EvalSetting(mode, largest, n, cut) for cut in cuts] for mode, n in modes]
 

@@ -375,6 +375,7 @@ class Trainer:
                     jax.random.fold_in(jax.random.key(self.config.seed), 4),
                     config=config,
                     seed=self.config.seed,
+                    spec=name,
                     on_progress=lambda done, total: phase.update(done, total=total),
                     poll=self.poll,
                 )
