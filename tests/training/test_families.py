@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 import hf_world
 import thinking_world
 from bacr_jax import generate, train
+from bacr_jax.documents import read_lines
 from bacr_jax.export.from_run import export
 from bacr_jax.model import hf
 from methods_world import NAMES, PRESETS
@@ -74,6 +76,94 @@ def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
     said = capsys.readouterr().out
     assert "\\boxed{" in said
     assert f"[4 thinking tokens, {len(after['thinking']['closing_ids'])} forced, " in said
+
+
+# configs/r1-distill-1.5b-math.yaml with less of everything, and nothing of its method changed.
+LESS = {
+    "model.compute_dtype": "float32",
+    "model.logprob_chunk": 64,
+    "data.num_groups": 1,
+    "data.max_prompt_tokens": 256,
+    "grading.workers": 1,
+    "budget.min": 4,
+    "budget.max": 8,
+    "budget.levels": "{}",
+    "rollout.questions": 4,
+    "rollout.group_size": 2,
+    "rollout.answer_tokens": 4,
+    "rollout.chunk": 4,
+    "train.steps": 2,
+    "train.micro_batch_tokens": 1600,
+    "train.length_buckets": 2,
+    "eval.every": "null",
+    "eval.budgets": "[4, 8]",
+    "eval.size": 2,
+    "eval.slots": "null",
+    "output.report": False,
+    "output.tensorboard": False,
+}
+
+
+def released_by_transformers(place):
+    """A random folder of R1-Distill-Qwen's class, template and tags, as transformers writes it."""
+    torch = pytest.importorskip("torch", reason="the extra parity is not installed")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = thinking_world.small("r1")
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        # Padded beyond its tokenizer, as the released one is.
+        vocab_size=len(tokenizer) + 9,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        rope_theta=1e4,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Qwen2ForCausalLM(shape).to(torch.bfloat16).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.mark.slow
+def test_the_config_of_r1_trains_and_a_cut_closes_its_thinking(tmp_path):
+    base, run = released_by_transformers(tmp_path / "base"), tmp_path / "run"
+    sets = [f"jsonl:{tmp_path / name}.jsonl" for name in ("sums", "more")]
+    for spec in sets:
+        rows = "".join(json.dumps(row) + "\n" for row in QUESTIONS)
+        Path(spec.removeprefix("jsonl:")).write_text(rows)
+    settings = {
+        **LESS,
+        "model.path": base,
+        "data.train": sets[0],
+        "data.eval": json.dumps(sets),
+        "eval.samples": json.dumps(dict(zip(sets, (2, 0)))),
+        "output.dir": run,
+    }
+    config = PRESETS.parent / "r1-distill-1.5b-math.yaml"
+    written = [f"{key}={value}" for key, value in settings.items()]
+    assert train.main(["--config", str(config), *written]) == 0
+    steps = read_lines(run / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert math.isfinite(step["loss/total"]) and step["policy/skipped"] == 0
+    for record in read_lines(run / "eval.jsonl"):
+        drawn = [
+            {mode: {entry["samples"] for entry in budgets.values()} for mode, budgets in of.items()}
+            for of in record["sets"].values()
+        ]
+        assert drawn == [{"greedy": {1}, "sampled": {2}}, {"greedy": {1}}]
+    (answer,) = generate.open_session(run, None).ask(["What is 1 + 1?"], [4])
+    assert (answer.closed_by, answer.thinking_tokens) == ("budget", 4)
+    forced = "...\n\n...\n\n</think>\n\n**Final Answer**\n\\boxed{"
+    closing = thinking_world.small("r1")(forced, add_special_tokens=False)["input_ids"]
+    assert list(answer.tokens[4 : 4 + len(closing)]) == closing
+    assert answer.forced_tokens == len(closing)
 
 
 @pytest.fixture(scope="module")
