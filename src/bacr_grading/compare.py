@@ -26,6 +26,7 @@ _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z
 _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _OPEN, _CLOSE = "([{", ")]}"
 _SEPARATORS = ",;" + LIST_COMMA
+_COMMA, _SEMICOLON = re.compile(f"[,{LIST_COMMA}]"), re.compile(";")
 
 # Members of lists are compared each with each; beyond this many pairs by their spelling. The
 # longest list in MATH has some twenty members.
@@ -118,7 +119,7 @@ def _items(key: str) -> Items | None:
         kind, inner = ("set", key[2:-2]) if is_set else (key[0] + key[-1], key[1:-1])
     elif _GROUPED.search(key):
         return None  # "1,000,7": two lists fit
-    parts = _split(inner)
+    parts = _split_list(inner)
     return Items(kind, tuple(map(Answer, parts))) if len(parts) > 1 else None
 
 
@@ -136,21 +137,26 @@ def _encloses(key: str) -> bool:
     return False
 
 
-def _split(text: str) -> list[str]:
-    """Splits at the separators outside all brackets, unless commas and semicolons mix."""
+def split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Splits at a separator outside all brackets."""
     parts: list[str] = []
-    separators = set()
-    depth = start = 0
-    for place, char in enumerate(text):
-        if char in _OPEN:
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-        elif char in _SEPARATORS and not depth:
-            separators.add(char == ";")
-            parts.append(text[start:place])
-            start = place + 1
-    return [*parts, text[start:]] if len(separators) < 2 else [text]
+    depth = place = start = 0
+    for match in separator.finditer(text):
+        between = text[place : match.start()]
+        depth += sum(map(between.count, _OPEN)) - sum(map(between.count, _CLOSE))
+        place = match.start()
+        if not depth:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]]
+
+
+def _split_list(text: str) -> list[str]:
+    """Splits at commas or semicolons; where both separate, nothing says which of them do."""
+    by_comma, by_semicolon = split(text, _COMMA), split(text, _SEMICOLON)
+    if len(by_comma) > 1 and len(by_semicolon) > 1:
+        return [text]
+    return max(by_comma, by_semicolon, key=len)
 
 
 def decide(

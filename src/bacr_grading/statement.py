@@ -7,7 +7,7 @@ A reward must not, so that the strict mode compares such an answer by its spelli
 import re
 from typing import NamedTuple
 
-from bacr_grading.compare import Answer
+from bacr_grading.compare import Answer, split
 from bacr_grading.normalize import split_multiplier, split_unit, unit
 
 
@@ -145,15 +145,15 @@ def _comparable(answer: Answer, reference: Answer) -> bool:
 
 def _members(answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
     """The claims of an answer that may be a chain of equalities, or a list with names."""
-    exact, approximate = _split(answer.text, _APPROX), _split(reference.text, _APPROX)
+    exact, approximate = split(answer.text, _APPROX), split(reference.text, _APPROX)
     if len(exact) > 1 and len(approximate) == 1:
         return _approximate(exact, reference)
-    parts = _split(answer.text, _EQUALS)
-    if len(parts) == 1 or len(_split(reference.text, _EQUALS)) > 1:
+    parts = split(answer.text, _EQUALS)
+    if len(parts) == 1 or len(split(reference.text, _EQUALS)) > 1:
         # An equation against an equation; no chain is one.
         return (Claim(answer, reference),) if len(parts) < 3 or _listed(answer) else None
     if _listed(answer):
-        named = all(_named_once(part) for part in _split(answer.text, _COMMA))
+        named = all(_named_once(part) for part in split(answer.text, _COMMA))
         return (Claim(answer, reference),) if named else None
     if not parts[0].strip():
         parts = parts[1:]
@@ -165,12 +165,12 @@ def _members(answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
 
 
 def _listed(answer: Answer) -> bool:
-    return len(_split(answer.key, _COMMA)) > 1
+    return len(split(answer.key, _COMMA)) > 1
 
 
 def _named_once(part: str) -> bool:
     """Whether a member of a list is a value, or one name and its value."""
-    sides = _split(part, _EQUALS)
+    sides = split(part, _EQUALS)
     return len(sides) == 1 or (len(sides) == 2 and _names(sides[0]))
 
 
@@ -192,21 +192,6 @@ def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | Non
     if exact is None:
         return None
     return (*exact, Claim(right, exact[-1].answer, number.places))
-
-
-def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Splits at a separator outside all brackets."""
-    found = separator.finditer(text)
-    parts: list[str] = []
-    depth = place = start = 0
-    for match in found:
-        between = text[place : match.start()]
-        depth += sum(map(between.count, "([{")) - sum(map(between.count, ")]}"))
-        place = match.start()
-        if not depth:
-            parts.append(text[start : match.start()])
-            start = match.end()
-    return [*parts, text[start:]]
 
 
 # --- words after a number -------------------------------------------------------------------------
