@@ -53,10 +53,7 @@ def result(seed, regime, answers=4):
     value = {
         "squared_error": 0.01,
         "standard_error": 0.001,
-        "variance_of_return": 0.2,
         "threshold": 0.03,
-        "predicted_excess": 1.0,
-        "calibration": {"8-16": [0.5, 0.6]},
     }
     scores = {
         "with_norm": [0.9, 0.8, 0.7, 0.6],
@@ -68,8 +65,7 @@ def result(seed, regime, answers=4):
     }
     found = {"values": {"saved": value}, "icc": 0.1, "scores": {"surprise": scores}}
     found["value_edges"] = np.array([0.1, 0.4, 0.62, 0.9])
-    seconds = {"one": 0.001, "several": 0.002, "scores": 0.003}
-    return Result(seed, 5, regime, {8: measured}, found, 0.3, 0.8, seconds)
+    return Result(seed, 5, regime, {8: measured}, found, 0.3, 0.8)
 
 
 @pytest.fixture(scope="module")

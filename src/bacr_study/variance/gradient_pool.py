@@ -1,7 +1,6 @@
 """Pools of rollouts of a frozen policy: outcomes at every cut, and inner products of scores."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,6 @@ class Drawn:
       energy: sum over them of 1 - 2 p + sum_v p(v)^2, the squared norm of a token's score in the
         logits.
       by_answer: outcome of every answer.
-      seconds: it took to sample and to grade them.
     """
 
     questions: Int[np.ndarray, "B"]
@@ -107,14 +105,16 @@ class Drawn:
     energy: Float[np.ndarray, "B M"]
     by_answer: Float[np.ndarray, "B M A"]
     sampled: Int[np.ndarray, "B M A"]
-    seconds: float = 0.0
 
     @staticmethod
     def joined(parts: "list[Drawn]") -> "Drawn":
         """Rows of all parts."""
-        names = [field.name for field in dataclasses.fields(Drawn) if field.name != "seconds"]
-        stacked = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
-        return Drawn(**stacked, seconds=sum(part.seconds for part in parts))
+        names = [field.name for field in dataclasses.fields(Drawn)]
+        return Drawn(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+
+    def only(self, rows: Bool[np.ndarray, "B"]) -> "Drawn":
+        """Some of the rows."""
+        return Drawn(**{name: x[rows] for name, x in vars(self).items()})
 
 
 def draw(
@@ -127,7 +127,6 @@ def draw(
     answers: int,
 ) -> tuple[Drawn, Rollout]:
     """Traces under budgets, `answers` answers at each of `cuts.count` cuts, and their outcomes."""
-    started = time.perf_counter()
     policy, environment = frozen.policy, frozen.environment
     cuts = np.asarray(rewards.cut_points(jnp.asarray(budgets), num_cuts=frozen.config.cuts.count))
     spec = dataclasses.replace(policy.rollout, answers=answers, slots=min(_SLOTS, len(rows)))
@@ -151,7 +150,6 @@ def draw(
     surprise = advantages.segment_surprise(
         *map(jnp.asarray, (rollout.trunks.logprobs, sampled, cuts))
     )
-    seconds = time.perf_counter() - started
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
     drawn = Drawn(
         questions=rows,
@@ -163,7 +161,6 @@ def draw(
         energy=_segment_energies(frozen, rollout.trunks, ends),
         by_answer=outcomes,
         sampled=np.asarray(rollout.branches.sampled).reshape(shape),
-        seconds=seconds,
     )
     return drawn, rollout
 
@@ -295,7 +292,6 @@ class Pool:
     with_answers: Int[np.ndarray, " H"]
     answer_gram: Float[np.ndarray, "H N V N V"]
     mean: Float[np.ndarray, "C width"]
-    seconds: Float[np.ndarray, "2"]
 
     def save(self, path: Path) -> None:
         """Writes it in one step."""
@@ -309,7 +305,7 @@ class Pool:
         with np.load(path) as saved:
             rows = {n[6:]: saved[n] for n in saved.files if n.startswith("drawn.")}
             rest = {n: saved[n] for n in saved.files if not n.startswith("drawn.")}
-        return cls(drawn=Drawn(**{**rows, "seconds": float(rows["seconds"])}), **rest)
+        return cls(drawn=Drawn(**rows), **rest)
 
 
 def _score_rows(
@@ -389,7 +385,7 @@ def make_pool(
     sketch = sketches.count_sketch(seed, frozen.params, settings.sketch)
     key = jax.random.fold_in(jax.random.key(seed), 19 + 2 * frozen.step + (regime == "common"))
     at_once = max(_SLOTS * 4 // budgets.shape[1], 1)
-    drawn_parts, grams, answer_grams, means, seconds = [], [], [], [], np.zeros(2)
+    drawn_parts, grams, answer_grams, means = [], [], [], []
     for start in range(0, len(chosen), at_once):
         part = np.arange(start, min(start + at_once, len(chosen)))
         rows = np.repeat(chosen[part], budgets.shape[1])
@@ -397,7 +393,6 @@ def make_pool(
         drawn, rollout = draw(
             frozen, questions, rows, budgets[part].reshape(-1), one, answers=answers
         )
-        began = time.perf_counter()
         batch = _batch(frozen, questions, drawn, rollout)
         scored = np.repeat(part < settings.answer_questions, budgets.shape[1])
         found, of_answers = _score_rows(frozen, batch, drawn, scored, sketch)
@@ -406,7 +401,6 @@ def make_pool(
         both = np.concatenate([found[scored], of_answers], 1)
         answer_grams += [_products(x) for x in both.reshape(-1, traces, *both.shape[1:])]
         means += list(_mean_gradient(cells, drawn, traces, weights))
-        seconds += drawn.seconds, time.perf_counter() - began
         drawn_parts.append(drawn)
         phase.update(len(part) + start, total=len(chosen), right=float(drawn.by_answer.mean()))
     per_question = budgets.shape[1] // traces
@@ -420,7 +414,6 @@ def make_pool(
         if answer_grams
         else np.zeros((0, traces, v, traces, v), np.float32),
         mean=np.stack(means),
-        seconds=seconds,
     )
 
 

@@ -125,7 +125,7 @@ class _Place:
     def path(self, name: str, *depends: str) -> Path:
         """The file of what depends on these settings, besides those that all files depend on."""
         known = ("config", "overrides", "questions", "budgets", *depends)
-        chosen = {"format": 3, **{name: getattr(self.settings, name) for name in known}}
+        chosen = {"format": 4, **{name: getattr(self.settings, name) for name in known}}
         digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
         return self.folder / f"{name}-{self.regime}-{self.frozen.step:06d}-{digest}.npz"
 
@@ -179,7 +179,7 @@ class _Place:
         """Rollouts of questions under budgets, from their file or written to it."""
         if path.exists():
             with np.load(path) as saved:
-                return Drawn(**{**saved, "seconds": float(saved["seconds"])})
+                return Drawn(**saved)
         of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
         own = jax.random.fold_in(of_step, 2 * key + (self.regime == "common"))
         name = path.stem.partition("-")[0]
@@ -242,13 +242,6 @@ def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tup
     return of_pool, earlier
 
 
-def _only(drawn: Drawn, rows: np.ndarray) -> Drawn:
-    """Some of the rows."""
-    fields = dataclasses.asdict(drawn)
-    seconds = fields.pop("seconds")
-    return Drawn(**{name: x[rows] for name, x in fields.items()}, seconds=seconds)
-
-
 def _bins(pool: Pool, regime: Regime) -> list[tuple[int, int]]:
     """Ranges of mixed budgets with about as many traces each; of a list, each budget."""
     if regime == "common":
@@ -264,7 +257,7 @@ def _measured(place: _Place) -> Result:
     settings, frozen, regime, seed = place.settings, place.frozen, place.regime, place.seed
     calibration, oracle, pool = place.calibration(), place.oracle(), place.pool()
     of_pool, of_calibration = _values(place, pool, calibration, oracle)
-    half = _only(calibration, place.second)
+    half = calibration.only(place.second)
     by_group = {}
     middle = middle_group(settings.groups)
     with place.progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
@@ -284,7 +277,6 @@ def _measured(place: _Place) -> Result:
             )
             phase.update(number + 1, group=group)
     weights = Setting(frozen.config).weights
-    rows = len(pool.drawn.budgets)
     partition = noise.partitions([seed, middle], settings.traces, middle, settings.partitions)
     return Result(
         seed=seed,
@@ -294,11 +286,6 @@ def _measured(place: _Place) -> Result:
         diagnostics=pool_statistics.diagnostics(pool, of_pool, weights, middle, partition),
         across=measurement.share_across(pool, by_group[middle]),
         right=float(pool.drawn.by_answer[:, -1].mean()),
-        seconds={
-            "one": oracle.seconds / len(oracle.budgets),
-            "several": pool.drawn.seconds / rows,
-            "scores": float(pool.seconds[1]) / rows,
-        },
     )
 
 

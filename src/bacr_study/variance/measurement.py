@@ -85,7 +85,6 @@ class Result:
     Attributes:
       by_group: noise by group size.
       across: share of a batch's variance that lies between questions.
-      seconds: a trace takes by number of answers at a cut, and its scores.
     """
 
     seed: int
@@ -95,7 +94,6 @@ class Result:
     diagnostics: dict[str, Any]
     across: float
     right: float
-    seconds: dict[str, float]
 
 
 def _weighted(

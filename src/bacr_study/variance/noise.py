@@ -244,20 +244,13 @@ def squared_error(
 
 def intraclass_correlation(
     values: Float[np.ndarray, "Q N"], returns: Float[np.ndarray, "Q N"]
-) -> tuple[float, float, float]:
+) -> float:
     """ICC = tau^2 / (tau^2 + s^2): how much of a return's variance its budget explains.
 
-    With it tau^2 (variance over budgets of the expected return, of which `values` are as good as
-    there are) and s^2 (variance at one budget), means over questions.
+    tau^2 is the variance over budgets of the expected return, of which `values` are as good as
+    there are, s^2 the variance at one budget; means over questions.
     """
     tau2 = float(np.var(values, axis=1, ddof=1).mean())
     within = float(np.square(np.asarray(returns, np.float64) - values).mean())
     total = tau2 + within
-    return (tau2 / total if total else 0.0), tau2, within
-
-
-def predicted_excess(
-    norms: Float[np.ndarray, "Q N"], error2: Float[np.ndarray, "Q"], group: int
-) -> Float[np.ndarray, "Q"]:
-    """Variance that an error of the baseline adds: F v^2 / G, with F = E |score|^2."""
-    return norms.mean(1) * error2 / group
+    return tau2 / total if total else 0.0

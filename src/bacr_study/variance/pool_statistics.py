@@ -46,7 +46,7 @@ def diagnostics(
     group: int,
     partition: Int[np.ndarray, "P n G"],
 ) -> dict[str, Any]:
-    """How good the values are, what that should cost, and what scores say of the best constant.
+    """How good the values are, and what scores say of the best constant.
 
     Args:
       partition: of the pool into groups: one group of every cell is a batch.
@@ -60,27 +60,17 @@ def diagnostics(
         returns = cells(baselines.returns_to_go(outcomes, weights))
         expected = cells(baselines.returns_to_go(predicted, weights))
         error2, deviation, sigma2 = noise.squared_error(expected[..., 0], returns[..., 0])
-        residual = returns - expected
-        each = residual.mean(1) ** 2 - residual.var(1, ddof=1) / traces
-        excess = sum(noise.predicted_excess(norms[..., s], each[:, s], group) for s in range(cuts))
         found[name] = {
             "squared_error": error2,
             "standard_error": deviation,
-            "variance_of_return": sigma2,
             "threshold": sigma2 / (group - 1),
-            "predicted_excess": float(np.sum(excess)),
-            "calibration": _calibration(pool.drawn, predicted),
         }
     oracle = cells(baselines.returns_to_go(values["oracle"], weights))[..., 0]
     returns = cells(baselines.returns_to_go(outcomes, weights))
-    icc, tau2, within = noise.intraclass_correlation(oracle, returns[..., 0])
     return {
         "values": found,
         "value_edges": value_edges(scaled_value(values["trace_and_cut"], weights)),
-        "icc": icc,
-        "variance_over_budgets": tau2,
-        "variance_within_budget": within,
-        "effective_traces": _effective(pool.drawn, traces, group),
+        "icc": noise.intraclass_correlation(oracle, returns[..., 0]),
         "scores": _scores(pool.drawn, norms, returns, partition),
     }
 
@@ -130,23 +120,3 @@ def _correlation(x: Float[np.ndarray, " rows"], y: Float[np.ndarray, " rows"]) -
     x, y = (np.asarray(z, np.float64) - np.mean(z) for z in (x, y))
     spread = np.sqrt((x @ x) * (y @ y))
     return float(x @ y / spread) if spread > 0 else 0.0
-
-
-def _calibration(drawn: Drawn, predicted: Float[np.ndarray, "B M"]) -> dict[str, list[float]]:
-    """Predicted and measured share correct at the budget, by quarters of the budgets."""
-    edges = np.unique(np.quantile(drawn.budgets, [0.25, 0.5, 0.75]))
-    quarter = np.searchsorted(edges, drawn.budgets)
-    table = {}
-    for q in np.unique(quarter):
-        rows = quarter == q
-        span = f"{drawn.budgets[rows].min()}-{drawn.budgets[rows].max()}"
-        measured = drawn.by_answer[rows, -1].mean()
-        table[span] = [float(predicted[rows, -1].mean()), float(measured)]
-    return table
-
-
-def _effective(drawn: Drawn, traces: int, group: int) -> float:
-    """Mean number of a group's traces under one budget: G if it is shared, about 1 if not."""
-    cells = drawn.budgets.reshape(-1, traces)
-    same = [(cell[:, None] == cell[None]).sum(1).mean() / traces for cell in cells]
-    return float(1 + (group - 1) * (np.mean(same) * traces - 1) / (traces - 1))

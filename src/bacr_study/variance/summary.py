@@ -180,7 +180,6 @@ class _Cell:
             "seed": result.seed,
             "right": result.right,
             "across_questions": result.across,
-            "seconds_a_trace": result.seconds,
             "measured_saving": against_mean[place("rescaled_group"), 0],
             **result.diagnostics,
         }
