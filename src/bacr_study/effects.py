@@ -164,9 +164,9 @@ def difficulty(grid: Grid) -> dict[str, Any]:
                     accuracy = grid.accuracy(variant, where)
                     if accuracy is None:
                         continue
-                    other = reference if variant != reference else None
-                    pair = {variant: 1.0, other: -1.0} if other is not None else None
-                    contrast = grid.contrast(pair, where) if pair else None
+                    contrast = None
+                    if reference is not None and variant != reference:
+                        contrast = grid.contrast({variant: 1.0, reference: -1.0}, where)
                     by_budget = found.setdefault(task.id, {}).setdefault(budget, {})
                     by_budget.setdefault(variant.key, {})[str(level)] = {
                         "problems": counts[level],

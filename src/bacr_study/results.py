@@ -4,10 +4,10 @@ Numbers are rounded to six significant digits and keys sorted, so that the same 
 bytes.
 """
 
+import collections
 import dataclasses
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from bacr_study.figures import draw_figures
 from bacr_study.grid import Grid, Setting
 from bacr_study.info import MEAN, StudyInfo, Task, Variant
 from bacr_study.page import page
-from bacr_study.statistics import mean_interval
+from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
@@ -100,7 +100,7 @@ def build_results(
         if view in study.views:
             results[view] = make(grid)
     # Through JSON, so that what is drawn now is what is drawn from the file later.
-    return json.loads(json.dumps(rounded(results), allow_nan=False))
+    return json.loads(json.dumps(rounded(results, _DIGITS), allow_nan=False))
 
 
 def without_times(value: Any) -> Any:
@@ -155,17 +155,6 @@ def as_text(results: Mapping[str, Any]) -> str:
             text = "[\n" + ",\n".join(f"  {dump(item)}" for item in value) + "\n ]"
         parts.append(f" {dump(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def rounded(value: Any) -> Any:
-    """The value with every float in it rounded to six significant digits."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    return value
 
 
 def _numbers_only(cell: Cell) -> dict[str, Any]:
@@ -239,12 +228,10 @@ def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variant in grid.variants(task.id):
         cells = grid.of(task.id, variant)
-        settings = known.settings.get((task.id, variant.key))
-        if settings is not None:
+        how: dict[str, Any] = {}
+        if settings := known.settings.get((task.id, variant.key)):
             updates = [cell.steps * settings["train.minibatches"] for cell in cells]
             how = {"updates": vars(mean_interval(updates)), "settings": dict(settings)}
-        else:
-            how = {}
         found[variant.key] = {
             **how,
             "runs": len(cells),
@@ -254,16 +241,13 @@ def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
     return found
 
 
-def _provenance(cells: Iterable[Cell]) -> dict[str, list[str]]:
+def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
     """Every commit, set of versions, machine and date that occurs, and how many cells have it."""
-    found: dict[str, dict[str, int]] = {"commit": {}, "versions": {}, "machine": {}}
-    dates = []
-    for cell in cells:
-        for key, counts in found.items():
-            text = _text(cell.provenance.get(key, "unknown"))
-            counts[text] = counts.get(text, 0) + 1
-        dates.append(_text(cell.provenance.get("date", "unknown")))
-    ends = sorted(set(dates))
+    found = {
+        key: collections.Counter(_text(cell.provenance.get(key, "unknown")) for cell in cells)
+        for key in ("commit", "versions", "machine", "date")
+    }
+    ends = sorted(found.pop("date"))
     lines = {key: [f"{text} ({n} cells)" for text, n in c.items()] for key, c in found.items()}
     return {**lines, "date": ends if len(ends) < 2 else [f"{ends[0]} to {ends[-1]}"]}
 

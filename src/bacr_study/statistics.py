@@ -6,8 +6,9 @@ seeds, which trained both arms, and the problems, which all runs answer.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -24,7 +25,6 @@ class Estimate:
     """A mean over seeds.
 
     Attributes:
-      mean: in the unit of the values.
       low: lower end of the 95 % interval; None: one value, and nothing else is known.
       basis: what the interval's chance is: `OVER_SEEDS`, `OVER_PROBLEMS` or `NO_SPREAD`.
     """
@@ -42,8 +42,7 @@ class Contrast:
 
     Attributes:
       difference: mean over seeds and problems.
-      df: degrees of freedom of the t distribution.
-      problems: number of problems; 1 where only means over problems are known.
+      problems: 1 where only means over problems are known.
       basis: `OVER_BOTH`, or `OVER_PROBLEMS` with one seed, or `OVER_SEEDS` with `problems` 1.
       seed_low: lower end of the 95 % prediction interval of one new seed on the same problems;
         None: one seed.
@@ -175,6 +174,20 @@ def _contrast(rows: np.ndarray, problems: int, error: float, df: float, basis: s
     ends = mean - half, mean + half
     new = prediction_interval(rows.tolist())
     return Contrast(mean, *ends, p, error, df, len(rows), problems, basis, *new)
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """The value with every float in it at so many significant digits; None for what is no number.
+
+    Arrays and tuples become lists.
+    """
+    if isinstance(value, Mapping):
+        return {key: rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [rounded(item, digits) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

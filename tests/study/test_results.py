@@ -19,7 +19,6 @@ from bacr_study.page import page
 from bacr_study.results import (
     as_text,
     build_results,
-    rounded,
     times_of,
     without_times,
     write_results,
@@ -151,11 +150,6 @@ class TestResults:
             files.append(write_results(tmp_path / name, study))
         assert len(files[0]) == len(files[1]) == 14
         assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files))
-
-    def test_numbers_have_six_digits(self):
-        assert rounded({"a": [1 / 3, 12345678.9, 7, None]}) == {
-            "a": [0.333333, 12345700.0, 7, None]
-        }
 
     def test_the_text_is_the_object(self, results):
         assert json.loads(as_text(results)) == results

@@ -15,6 +15,7 @@ from bacr_study.statistics import (
     holm,
     mean_interval,
     prediction_interval,
+    rounded,
     variance_parts,
 )
 
@@ -196,3 +197,8 @@ class TestHolm:
     def test_lies_between_the_value_and_bonferronis(self, values):
         for p, adjusted in zip(values, holm(values)):
             assert p <= adjusted <= min(len(values) * p, 1.0) + 1e-12
+
+
+def test_rounded_numbers_have_so_many_digits_and_what_is_none_is_none():
+    given = {"a": [1 / 3, 12345678.9, 7, None, "x"], "b": np.array([np.nan, 2 / 3], np.float32)}
+    assert rounded(given, 6) == {"a": [0.333333, 12345700.0, 7, None, "x"], "b": [None, 0.666667]}

@@ -5,7 +5,7 @@ import json
 import operator
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,12 +13,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bacr_jax.runs.provenance import VERSIONED
+from bacr_study.statistics import rounded
 from bacr_study.variance import noise
 from bacr_study.variance.baselines import BY_NAME, Variants, variants
 from bacr_study.variance.measurement import Measured, Result
 from bacr_study.variance.noise import Noise
 from bacr_study.variance.settings import KIND, VarianceSettings
 
+# Significant digits, so that the file is small.
+_DIGITS = 5
 _READ = {"one": "1 answer", "several": "{answers} answers", "pooled": "{answers} answers, pooled"}
 # Drawn and tabulated by group size and budget, in the reading of all answers; the others stand in
 # variance.json.
@@ -59,17 +62,6 @@ def label(name: str, answers: int) -> str:
     """An arm and how it reads the answers, for people."""
     arm, reading = name.split("/")
     return f"{BY_NAME[arm].label}; {_READ[reading].format(answers=answers)}"
-
-
-def _rounded(value: Any) -> Any:
-    """Five significant digits, so that the file is small; null for what can't be told."""
-    if isinstance(value, Mapping):
-        return {str(name): _rounded(x) for name, x in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [_rounded(x) for x in value]
-    if not isinstance(value, float | np.floating):
-        return value
-    return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
 def _clusters(questions: Sequence[Int[np.ndarray, " entries"]]) -> Int[np.ndarray, " entries"]:
@@ -220,5 +212,5 @@ def summary(
         "versions": {name: version(name) for name in VERSIONED},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "against": measured.names[measured.against],
-        "cells": _rounded(cells),
+        "cells": rounded(cells, _DIGITS),
     }
