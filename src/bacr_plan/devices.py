@@ -31,7 +31,6 @@ class Device:
       link_bandwidth: bytes/s to other GPUs of the box, one direction; the PCIe slot's where cards
         have no NVLink.
       cores: multiprocessors.
-      l2_mib: second-level cache.
     """
 
     name: str

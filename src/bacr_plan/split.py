@@ -23,12 +23,9 @@ HANDED = 2e9
 
 @dataclass(frozen=True)
 class Split:
-    """Seconds of an iteration by part.
+    """Devices that learn and that sample, and seconds of an iteration by part.
 
-    Attributes:
-      learner: devices that learn.
-      samplers: devices that sample.
-      hand: seconds of handing a policy over, while neither works.
+    `hand`: of handing a policy over, while neither works.
     """
 
     learner: int

@@ -41,15 +41,7 @@ CONTRASTS = "Pairs that the study asks about"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure.
-
-    Attributes:
-      name: of its files.
-      title: above it.
-      caption: below it: what is shown.
-      rows: charts, as many in each row.
-      legend: columns of the legend below it.
-    """
+    """A figure, with the name of its files and the columns of the legend below it."""
 
     name: str
     title: str

@@ -56,7 +56,6 @@ class Arm:
     """A method as it is run here.
 
     Attributes:
-      label: what tables call it.
       set: keys over those, `{train.steps: 10}`.
       votes: k of a Self-Consistency row: its numbers are those of maj@k over samples of `of`.
       accounting: of the votes: `per_sample` (k samples of b tokens), `matched_total` (b / k each).
@@ -84,8 +83,6 @@ class Task:
     """Questions with their base config.
 
     Attributes:
-      config: base configs.
-      budgets: thinking budgets evaluated.
       data: sets evaluated; empty: the config's own.
       hard_levels: levels whose problems are also shown by themselves (view `hard`).
     """
@@ -105,7 +102,6 @@ class Evaluation:
     Attributes:
       samples: answers per problem and budget, beside the greedy one.
       size: problems per set; None: all.
-      top_p: nucleus of the samples.
       slots: rows decoded together.
       seed: chooses problems (and makes those of a procedural set).
     """
@@ -123,7 +119,6 @@ class Study:
     """Methods x tasks x seeds, perhaps x one key.
 
     Attributes:
-      title: one line for people.
       paper: what it reproduces, "Table 1 of the paper"; empty: nothing in it.
       arms: by name, in the order of tables.
       seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.

@@ -262,15 +262,15 @@ def _weighted(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> C
 
 def _weighted_group(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
     """The group's mean weighted by lengths (OPO), or by paths of scores."""
-    of_trace = {
-        "length": lambda: length_weights(groups.tokens),
-        "path": lambda: path_weights(groups.energy, groups.tokens),
-    }
-    weights, outcomes = of_trace[arm.options["weights"]](), groups.outcomes(reading)
+    if arm.options["weights"] == "length":
+        weights = reached = length_weights(groups.tokens)
+    else:
+        weights = path_weights(groups.energy, groups.tokens)
+        # A trace that ended before a cut still has an answer there: its path as far as it goes.
+        reached = np.cumsum(groups.energy, -1)
+    outcomes = groups.outcomes(reading)
     mean = lambda x, w: weighted_mean(x, w, loo=arm.options["loo"])
     returns = returns_to_go(outcomes, setting.weights)
-    # A trace that ended before a cut still has an answer there: its path as far as it goes.
-    reached = weights if arm.options["weights"] == "length" else np.cumsum(groups.energy, -1)
     return Credit(
         jnp.asarray(returns - mean(returns, weights), jnp.float32),
         jnp.asarray(mean(outcomes, reached), jnp.float32),
