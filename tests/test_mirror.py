@@ -63,7 +63,7 @@ ELSEWHERE = {
     ("training/test_start.py", PART): "bacr_jax.runs.initial",
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
-    ("planning/test_costs.py", PART): "bacr_plan.lengths .seconds",
+    ("planning/test_costs.py", PART): "bacr_plan.lengths",
     ("study/test_results.py", DRAWN): (
         "bacr_study.analyses .effects .figures .info .items .page .tables"
     ),

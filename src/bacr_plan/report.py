@@ -7,13 +7,12 @@ from typing import Any
 
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
-from bacr_plan import costs, memory, schedule, search, seconds, split
+from bacr_plan import costs, memory, schedule, search, seconds
 from bacr_plan.compiling import Compilation
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION, Device
 from bacr_plan.memory import MemoryPhase
 from bacr_plan.search import Choice, Room
-from bacr_plan.seconds import ASSUMED, Iteration
-from bacr_plan.split import Split
+from bacr_plan.seconds import ASSUMED, Iteration, Split
 from bacr_plan.workload import Workload
 
 # Boxes tried when a run doesn't fit into the given one, as multiples of its devices.
@@ -62,7 +61,7 @@ class Plan:
     @functools.cached_property
     def splits(self) -> list[Split]:
         """The same devices, some of which sample by servers of vLLM."""
-        return split.splits(self.work, self.device, self.iteration, self.layout.num_devices)
+        return seconds.splits(self.work, self.device, self.iteration, self.layout.num_devices)
 
     @functools.cached_property
     def evaluation(self) -> float:
@@ -425,7 +424,7 @@ def as_text(plan: Plan) -> str:
             f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
         )
     together = sum(predictions(plan)[_name(plan)].values())
-    lines += ["", *_work(plan), "", *_seconds(plan), *split.as_lines(plan.splits, together)]
+    lines += ["", *_work(plan), "", *_seconds(plan), *seconds.split_lines(plan.splits, together)]
     return "\n".join(lines)
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bacr_plan import seconds, split
+from bacr_plan import seconds
 from bacr_plan.devices import DEVICES
-from bacr_plan.split import Split
+from bacr_plan.seconds import Split
 from plan_world import mesh, workload
 
 
@@ -12,7 +12,7 @@ from plan_world import mesh, workload
 def found():
     work, device = workload(), DEVICES["h100"]
     made = seconds.iteration(work, mesh())
-    return split.splits(work, device, made, 8), seconds.step_seconds(work, mesh(), device, made)
+    return seconds.splits(work, device, made, 8), seconds.step_seconds(work, mesh(), device, made)
 
 
 def test_devices_of_a_split_are_those_of_the_run(found):
@@ -31,8 +31,10 @@ def test_a_step_ahead_takes_the_longer_part_and_the_handing_over():
     one = Split(6, 2, learn=30.0, sample=50.0, hand=7.0)
     assert (one.in_turn, one.ahead) == (87.0, 57.0)
     other = Split(4, 4, learn=45.0, sample=30.0, hand=7.0)
-    text = "\n".join(split.as_lines([one, other], together=60.0))
+    text = "\n".join(seconds.split_lines([one, other], together=60.0))
     assert "in turn: 4 learn, 4 sample" in text and "rollout.ahead=1: 4 learn, 4 sample" in text
     assert "fastest: rollout.ahead=1: 4 learn, 4 sample; of each 7 s" in text
-    assert "fastest: all in turn, own decoder" in "\n".join(split.as_lines([one], together=50.0))
-    assert split.as_lines([], together=50.0) == []
+    assert "fastest: all in turn, own decoder" in "\n".join(
+        seconds.split_lines([one], together=50.0)
+    )
+    assert seconds.split_lines([], together=50.0) == []
