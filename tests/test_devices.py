@@ -66,27 +66,27 @@ def records(folder):
     return without_timings(folder / "metrics.jsonl")
 
 
-def joined_environment():
-    """What joins two processes, their numbers aside."""
+def joined_environment(processes=2):
+    """What joins processes, their numbers aside."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    return {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
+    return {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": str(processes)}
 
 
-def start_two(folder, *overrides, apart=((), ())):
-    """Two processes of one run, four devices each; `apart`: what each alone is told."""
-    joined = joined_environment()
+def start_all(folder, *overrides, apart=((), ()), devices=4):
+    """Processes of one run, two unless more are told something `apart` from the others."""
+    joined = joined_environment(len(apart))
     return [
-        start(folder, *overrides, *apart[index], devices=4, **joined, JAX_PROCESS_ID=str(index))
-        for index in range(2)
+        start(folder, *overrides, *own, devices=devices, **joined, JAX_PROCESS_ID=str(index))
+        for index, own in enumerate(apart)
     ]
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
-    both = start_two(folder, "train.steps=500")
+    both = start_all(folder, "train.steps=500")
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_bytes().splitlines()) < 2:
         assert both[0].poll() is None, both[0].communicate()
@@ -98,40 +98,45 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     assert max(int(path.name) for path in (folder / "checkpoints").iterdir()) == steps
     # The same command goes on.
     more = [f"train.steps={steps + 1}", "--allow-change", "train.steps"]
-    for process in start_two(folder, *more):
+    for process in start_all(folder, *more):
         finish(process)
     assert [line["step"] for line in records(folder)] == list(range(1, steps + 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lost", "by", "says"),
+    ("processes", "lost", "by", "says"),
     [
-        (1, signal.SIGKILL, r"process 1 on .* was lost at step \d+ \(\w+\): it was not heard of"),
-        (0, signal.SIGKILL, r"process 0 on .* was lost at step \d+ \(\w+\): it has closed its"),
-        (1, signal.SIGSTOP, r"process 1 on .* was lost at step \d+ \(\w+\): it was not heard of"),
-        (0, signal.SIGSTOP, r"process 0 on .* was lost at step \d+ \(\w+\): it was not heard of"),
+        (2, 1, signal.SIGKILL, "was not heard of"),
+        (2, 0, signal.SIGKILL, "has closed its"),
+        (2, 1, signal.SIGSTOP, "was not heard of"),
+        (2, 0, signal.SIGSTOP, "was not heard of"),
+        (4, 2, signal.SIGKILL, "was not heard of"),
     ],
 )
 def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(
-    tmp_path, lost, by, says
+    tmp_path, processes, lost, by, says
 ):
-    folder = tmp_path / "run"
-    both = start_two(folder, "train.steps=500", "warmup.steps=0")
+    folder, apart = tmp_path / "run", [()] * processes
+    every = start_all(
+        folder, "train.steps=500", "warmup.steps=0", apart=apart, devices=8 // processes
+    )
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_bytes().splitlines()) < 2:
-        assert both[0].poll() is None, both[0].communicate()
+        assert every[0].poll() is None, every[0].communicate()
         time.sleep(0.1)
-    both[lost].send_signal(by)
+    every[lost].send_signal(by)
     began = time.monotonic()
-    _, err = finish(both[1 - lost], code=75)
-    assert time.monotonic() - began < 60
-    (line,) = [line for line in err.splitlines() if line and not GLOO.search(line)]
-    assert re.match(says, line) and "the same command goes on" in line
+    for left in (process for index, process in enumerate(every) if index != lost):
+        _, err = finish(left, code=75)
+        assert time.monotonic() - began < 60
+        (line,) = [line for line in err.splitlines() if line and not GLOO.search(line)]
+        named = rf"process {lost} on .* was lost at step \d+ \(\w+\): it {says}"
+        assert re.match(named, line) and "the same command goes on" in line
     if by == signal.SIGSTOP:
-        both[lost].send_signal(signal.SIGCONT)
-        finish(both[lost], code=75)
-    both[lost].communicate()
+        every[lost].send_signal(signal.SIGCONT)
+        finish(every[lost], code=75)
+    every[lost].communicate()
 
 
 EVERY_KEY = """
@@ -203,7 +208,7 @@ def test_processes_that_differ_are_refused_by_name_before_they_train(tmp_path, k
         shared += ["eval.select=jsonl:own.jsonl", "data.prompt_format=characters"]
         shared += ["data.num_groups=1"]
         values = [value.replace("=", f"={tmp_path}/") for value in values]
-    both = start_two(tmp_path / "run", *shared, apart=[[value] for value in values])
+    both = start_all(tmp_path / "run", *shared, apart=[[value] for value in values])
     for process in both:
         _, err = finish(process, code=2)
         line = [line for line in err.splitlines() if line.startswith("error: process 1 on ")]
@@ -214,7 +219,7 @@ def test_processes_that_differ_are_refused_by_name_before_they_train(tmp_path, k
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does_and_leave_one_run(tmp_path):
-    both = start_two(tmp_path / "two")
+    both = start_all(tmp_path / "two")
     # The CPU's collectives announce themselves, several threads on one line at times.
     own = lambda text: [line for line in text.splitlines() if not GLOO.search(line)]
     first, second = (own(finish(process)[0]) for process in both)
