@@ -33,6 +33,7 @@ from bacr_jax.training.run import make_run
 from bacr_jax.training.start import open_inputs, untrained_state
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
+VALUE_HEAD = "advantage.baseline=value"  # the quickstart itself has one running number instead
 STEPS = 10
 
 
@@ -168,7 +169,7 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
 
 def main(overrides):
     """Ten steps from an untrained policy; a line each."""
-    config = config_io.load([CONFIG], overrides)
+    config = config_io.load([CONFIG], [VALUE_HEAD, *overrides])
     inputs = open_inputs(config)
     policy = make_policy(config, inputs.method, inputs.vocab_size)
     run = make_run(config, inputs.environment, inputs.method, policy, STEPS)

@@ -23,6 +23,8 @@ from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
+# Files named in a warning.
+_MOST_NAMED = 3
 _COSTS = ("steps", "generated_tokens", "wall_seconds")
 # What two equal studies differ in: it is kept in a file of its own.
 _OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
@@ -276,7 +278,9 @@ def _warnings(reading: Reading, study: StudyInfo) -> list[str]:
             "over the seeds that it has, and not over the same for all"
         )
     if reading.strangers:
-        warnings.append(f"files of no cell of this study: {', '.join(reading.strangers)}")
+        first, rest = reading.strangers[:_MOST_NAMED], len(reading.strangers) - _MOST_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        warnings.append(f"files of no cell of this study: {', '.join(first)}{more}")
     if len(study.seeds) == 1:
         warnings.append(
             "one seed: intervals and tests are over problems only, and say nothing about other "

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
@@ -87,6 +88,12 @@ def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
     assert float(metrics["loss/policy"]) == pytest.approx(expected["loss/policy"], abs=1e-6)
     for a, b in zip(jax.tree.leaves(after.policy), jax.tree.leaves(same.train.policy)):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_the_example_of_public_functions_starts_with_the_value_head_that_it_asks():
+    example = module_of(EXAMPLES / "start_here.py")
+    config = config_io.load([example.CONFIG], [example.VALUE_HEAD])
+    assert load_method(config).uses_value
 
 
 @pytest.mark.parametrize(

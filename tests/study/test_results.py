@@ -166,6 +166,15 @@ class TestResults:
             "cells come from 2 commits: ffff (1 cells); 0123abcd (5 cells)",
         ]
 
+    @pytest.mark.parametrize(("others", "end"), [(3, "c.json"), (5, "c.json and 2 more")])
+    def test_of_many_files_that_are_no_cells_a_few_are_named(self, tmp_path, others, end):
+        study = dataclasses.replace(SMALL, views=("accuracy",))
+        write_cells(tmp_path, study, problems=6, steps=1)
+        strangers = [f"{name}.json" for name in "abcde"[:others]]
+        reading = dataclasses.replace(read_cells(tmp_path, study), strangers=strangers)
+        said = f"files of no cell of this study: a.json, b.json, {end}"
+        assert said in build_results(reading, study)["warnings"]
+
     def test_one_seed_falls_back_to_problems_and_says_so(self, tmp_path):
         found = built(tmp_path, dataclasses.replace(SMALL, views=("accuracy",), seeds=(0,)))
         assert {e["basis"] for e in found["comparisons"]} == {"problems"}

@@ -111,6 +111,23 @@ def test_a_pools_point_is_what_a_batch_predicts_and_what_the_pool_shows(written)
         np.testing.assert_allclose(one.ends, [(26.0, 36.0)] * len(SETTINGS.seeds))
         saved = [100 * pool["measured_saving"] for pool in cell["pools"]]
         np.testing.assert_allclose(one.y, saved)
+    # Pools on which nothing could be measured have no point, and without a point there is no line.
+    found["cells"][0]["pools"][0]["measured_saving"] = None
+    for pool in found["cells"][1]["pools"]:
+        pool["measured_saving"] = None
+    chart = variance_report.predicted_chart(found)
+    assert [one.label for one in chart.series] == [names[0], *names[2:]]
+    assert len(chart.series[0].x) == len(SETTINGS.seeds) - 1
+
+
+def test_without_a_measured_pool_the_picture_of_predictions_is_left_out(tmp_path, monkeypatch):
+    empty = variance_report.predicted_chart({"cells": []})
+    assert not empty.series
+    monkeypatch.setattr(variance_report, "predicted_chart", lambda found: empty)
+    paths = variance_report.write(
+        tmp_path, "cpu", ONE, [result(seed, "training", answers=1) for seed in ONE.seeds], 90.0
+    )
+    assert not any(path.stem == "variance_predicted" for path in paths)
 
 
 def test_with_one_answer_everything_is_against_brpo_of_one_answer(tmp_path):

@@ -139,7 +139,7 @@ RUN = {
     "cp -r docs/results/": as_is,
     "python examples/start_here.py": few,
     "python examples/own_data.py own": as_is,
-    "python -m bacr_jax.data --inspect jsonl:own/train.jsonl": as_is,
+    "python -m bacr_jax.data --config configs/examples/own-data.yaml": as_is,
     "python -m bacr_jax.train --config configs/examples/own-data.yaml": few,
     "python docs/make_configuration.py": and_also("--check"),
 }

@@ -70,7 +70,7 @@ def test_a_step_with_a_grace_window(tmp_path):
     rules = dataclasses.replace(rules, line_breaks=breaks)
     run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, rules=rules))
     _, iteration = iterate(run, state, 0)
-    trunks = iteration.rollout.trunks
+    trunks = iteration.chosen.rollout.trunks
     excess = np.maximum(np.asarray(trunks.thinking) - np.asarray(trunks.budgets), 0)
     assert 0 < excess.max() <= 3
     assert iteration.metrics["rollout/excess_mean"] == excess.mean()

@@ -263,15 +263,19 @@ def predicted_chart(found: Mapping[str, Any]) -> Chart:
     """What a batch says that one score-weighted number saves, and what it saves on its pool.
 
     A point a pool, with the deviation from batch to batch; a trace's own surprises stand for its
-    score's squared norm, as in training (`score/predicted_saving`).
+    score's squared norm, as in training (`score/predicted_saving`). Pools on which nothing could be
+    measured, such as those without a gradient, are left out.
     """
     series = list[Series]()
     for number, cell in enumerate(found["cells"], 1):
-        of = [pool["scores"]["surprise"] for pool in cell["pools"]]
+        pools = [pool for pool in cell["pools"] if pool["measured_saving"] is not None]
+        if not pools:
+            continue
+        of = [pool["scores"]["surprise"] for pool in pools]
         said = [100 * one["predicted_saving"] for one in of]
         spread = [100 * one["deviation_of_saving"] for one in of]
         ends = [(mean - width, mean + width) for mean, width in zip(said, spread)]
-        measured = [100 * pool["measured_saving"] for pool in cell["pools"]]
+        measured = [100 * pool["measured_saving"] for pool in pools]
         name = f"{cell['regime']}, step {cell['step']}"
         look: dict[str, Any] = {"colour": colour(number), "marker": marker(number)}
         series.append(Series(name, said, measured, ends=ends, across=True, line="", **look))
@@ -308,6 +312,8 @@ def write(
     write_atomically(paths[1], markdown(found))
     for regime in settings.regimes:
         paths += draw(folder, found, regime)
-    rows = [[predicted_chart(found)]]
-    figure = png.figure("Predicted and measured saving", rows, legend=2, size=(5.0, 4.2))
+    chart = predicted_chart(found)
+    if not chart.series:
+        return paths
+    figure = png.figure("Predicted and measured saving", [[chart]], legend=2, size=(5.0, 4.2))
     return paths + _saved(figure, folder, "variance_predicted")
