@@ -41,3 +41,11 @@ def test_a_slice_that_is_none_is_refused(text):
 def test_the_table_names_files_that_are_there():
     root = Path(__file__).parents[1]
     assert [unit for unit in TABLE if not (root / unit.partition("::")[0]).is_file()] == []
+
+
+def test_the_table_names_every_file_with_a_slow_test():
+    """So that a file which can't be collected somewhere moves no other one to another slice."""
+    root = Path(__file__).parents[1]
+    slow = {p for p in (root / "tests").rglob("test_*.py") if "mark.slow" in p.read_text()}
+    named = {root / unit.partition("::")[0] for unit in TABLE}
+    assert slow - named - {Path(__file__)} == set()

@@ -56,7 +56,8 @@ def relay(address: str) -> str:
     def copy(source: socket.socket, sink: socket.socket, near: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                sink.sendall(data)
+                with contextlib.suppress(OSError):  # What is sent to one who is gone is lost.
+                    sink.sendall(data)
         if source is near:
             near.close()
             with contextlib.suppress(OSError):
