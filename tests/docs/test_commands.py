@@ -91,6 +91,28 @@ def test_every_command_is_understood(stops_when_parsed, capsys, monkeypatch):
     assert "--config" in refusal_of("python -m bacr_jax.study --dry-run", capsys)
 
 
+# What a recipe is told beside the folder of its results.
+TOLD = {"rehearsal": ["--data", "DATA", "--tokenizer", "TOKENIZER"]}
+RECIPES = [p for p in sorted((ROOT / "recipes").glob("*.sh")) if p.stem != "steps"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_shows_commands_that_are_understood(
+    recipe, tmp_path, stops_when_parsed, capsys, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    told = ["--out", str(tmp_path / "out"), *TOLD.get(recipe.stem, [])]
+    done = subprocess.run(
+        ["bash", recipe, "--dry-run", *told], capture_output=True, text=True, check=True
+    )
+    assert not (tmp_path / "out").exists()
+    shown = [re.sub(" # .*", "", line) for line in done.stdout.splitlines()]
+    assert sum("bacr_jax.train" in one for one in shown) >= 2
+    assert {one: said for one in shown if (said := refusal_of(one, capsys))} == {}
+    wrong = subprocess.run(["bash", recipe, "--ouput", "x"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "found '--ouput'" in wrong.stderr
+
+
 def test_every_command_is_run_or_it_is_said_why_not():
     wrong = [f"{one.page}: {one.text}" for one in commands() if class_of(one.text) is None]
     assert wrong == [], "\n".join(

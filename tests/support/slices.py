@@ -9,6 +9,7 @@ import pytest
 SECONDS = Path(__file__).with_name("slow_seconds.json")
 # Of a file that is not in the table.
 UNKNOWN = 20.0
+TESTS = Path(__file__).parents[1]
 
 
 def slice_of(text):
@@ -33,6 +34,12 @@ def dealt(units, count, seconds):
     return slices
 
 
+def slow_files(tests):
+    """Files with a slow test, also those left out here for want of a package: all have a slice."""
+    files = sorted(tests.rglob("test_*.py"))
+    return [str(p.relative_to(tests.parent)) for p in files if "mark.slow" in p.read_text()]
+
+
 def keep_slice(config, items):
     """Leaves the items of `--slice`; without it, all."""
     if config.option.slice is None:
@@ -40,8 +47,7 @@ def keep_slice(config, items):
     number, count = slice_of(config.option.slice)
     seconds = json.loads(SECONDS.read_text())
     units = [unit_of(item.nodeid, seconds) for item in items]
-    # The table's, too: files that are left out where a package is missing move no other one.
-    slices = dealt([*units, *seconds], count, seconds)
+    slices = dealt([*units, *seconds, *slow_files(TESTS)], count, seconds)
     inside = [slices[unit] == number for unit in units]
     config.hook.pytest_deselected(items=[i for i, kept in zip(items, inside) if not kept])
     items[:] = [item for item, kept in zip(items, inside) if kept]

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import jax
 import pytest
 
 import hf_world
@@ -177,8 +178,16 @@ def qwen2(tmp_path_factory):
     return place
 
 
+@pytest.fixture
+def programs_are_dropped():
+    """Those of twenty presets are more memory maps than a process may have (vm.max_map_count)."""
+    yield
+    jax.clear_caches()
+
+
 # SelfBudgeter's own first stage asks for a policy that is right sometimes, which no random one is.
 @pytest.mark.slow
+@pytest.mark.usefixtures("programs_are_dropped")
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"selfbudgeter"}))
 def test_every_preset_trains_it_two_steps(qwen2, tmp_path, name):
     settings = {

