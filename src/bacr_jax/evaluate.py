@@ -292,9 +292,6 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
       The set that --train names, or else the one that the run was trained on; None where there is
       neither, or where training questions themselves are evaluated. And a line to be said if the
       run's own can't be read, which is no reason to evaluate nothing.
-
-    Raises:
-      UserError: what --train names can't be read.
     """
     from bacr_jax.prompts.environment import load_training_texts
 

@@ -57,7 +57,6 @@ class Asking:
 
     Attributes:
       budgets: thinking tokens; None: the policy is told none.
-      temperature: 0: the most likely tokens.
     """
 
     budgets: tuple[int | None, ...]
@@ -119,11 +118,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> "PromptFormat":
-    """The format that the policy was trained with, or one that suits a bare model.
-
-    Args:
-      is_run: it is that of a run, and no folder's.
-    """
+    """The format that the policy was trained with, or one that suits a bare model."""
     from bacr_jax.methods.registry import declares_budget
     from bacr_jax.prompts.formats import FORMATS, format_for, with_texts
 
@@ -144,13 +139,7 @@ def open_session(
     *,
     download: bool = False,
 ) -> "Session":
-    """A policy on disk, ready to be asked.
-
-    Args:
-      step: checkpoint of the run: a number, or "best"; None: the newest.
-      overrides: `key.sub=value` for how questions are read and answered.
-      download: gets a model that is not in the hub's cache.
-    """
+    """A policy on disk, ready to be asked."""
     from bacr_jax.runs.open import open_policy
 
     saved = open_policy(run, model, step, download=download)
@@ -203,11 +192,7 @@ def stopping() -> Iterator[Callable[[], None]]:
 
 
 def answer(session: "Session", question: str, asking: Asking, say: Callable[[str], Any]) -> None:
-    """Asks one question and writes what comes, while it comes.
-
-    Args:
-      say: writes text, without a line end of its own.
-    """
+    """Asks one question and writes what comes, while it comes."""
     from rich.console import Console
 
     from bacr_jax.report.answers import LiveColumns, in_plain_text
@@ -327,11 +312,7 @@ def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> 
 
 
 def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
-    """Opens the policy and answers: one question, those that are typed, or those of a pipe.
-
-    Args:
-      say: writes text, without a line end of its own.
-    """
+    """Opens the policy and answers: one question, those that are typed, or those of a pipe."""
     a = arguments
     session = open_session(a.run, a.model, a.step, a.overrides, download=a.download)
     asking = Asking(budgets_of(session, a.budget, "--budget"), a.temperature, a.top_p, a.seed)

@@ -97,9 +97,6 @@ def phase_memory(phase: str, **sizes: int) -> Iterator[None]:
 
     The device works ahead of Python: what is inside should end by waiting for its results, or the
     error comes up in a later phase.
-
-    Raises:
-      OutOfMemory: memory ran out; any other exception passes through.
     """
     try:
         yield

@@ -102,11 +102,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
 
 
 def check(config: Config, allowed: Sequence[str] = ()) -> None:
-    """Refuses settings that can't work, alone or together, before any device work.
-
-    Args:
-      allowed: keys in which a run that is there may differ.
-    """
+    """Refuses settings that can't work, alone or together, before any device work."""
     # Imports JAX, which no other check needs.
     with uninterrupted():
         from bacr_jax.methods.registry import problems
@@ -163,11 +159,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
 
 
 def run_path(config: Config) -> Path:
-    """The run folder that a config names; ~ is the home folder.
-
-    Raises:
-      UserError: nobody has the home folder.
-    """
+    """The run folder that a config names; ~ is the home folder."""
     try:
         return Path(config.output.dir).expanduser()
     except RuntimeError:

@@ -29,8 +29,6 @@ class Key:
 
     Attributes:
       value: what it is set to; in the defaults, its value if nobody sets it.
-      bounds: interval that its numbers lie in; None: it holds none.
-      is_section: it has keys instead of a value.
     """
 
     hint: Any

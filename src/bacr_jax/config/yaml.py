@@ -46,11 +46,9 @@ class Entry:
     """A value somebody wrote.
 
     Attributes:
-      key: dotted name.
       value: as YAML reads it.
       text: it again, short and printable, for messages.
       raw: what was typed, if it is a plain scalar.
-      where: file and line, or the command line.
       lenient: a plain number may stand for text, because a shell takes the quotes away.
     """
 
@@ -68,8 +66,6 @@ class Parsed:
 
     Attributes:
       node: root of the document; None for an empty one.
-      loader: constructs values.
-      source: file, or the command line.
       prefix: dotted name of the root, with its dot.
       lines: whether line numbers mean anything.
     """

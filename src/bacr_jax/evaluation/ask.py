@@ -64,13 +64,7 @@ class Answer:
 
 
 class Session:
-    """A policy that was read once and answers question after question.
-
-    Attributes:
-      saved: the policy, with the settings it is decoded with.
-      vocab_size: rows of its embedding.
-      rules: vocabulary facts of its format.
-    """
+    """A policy that was read once and answers question after question."""
 
     def __init__(self, saved: SavedPolicy, style: PromptFormat):
         """Reads the tokenizer; weights are read with the first question."""
@@ -98,9 +92,7 @@ class Session:
         Args:
           budgets: thinking tokens; None: the policy is told none and thinks up to budget.cap
             tokens.
-          temperature: 0: the most likely tokens.
           watch: called after every chunk for each row that went on, with its texts so far.
-          poll: called between chunks, so that a caller can stop by raising.
 
         Returns:
           Answers question by question, budget by budget, sample by sample.
@@ -241,11 +233,7 @@ def prompt_per_budget(
     budgets: Sequence[int | None],
     config: EvalConfig,
 ) -> Prompts:
-    """The prompts once per budget, with the budget in them where the format has a place for it.
-
-    Returns:
-      All rows at the first budget, then those at the second, and so on.
-    """
+    """The prompts once per budget, with the budget in them where the format has a place for it."""
     numbers = tuple(budget for budget in budgets if budget is not None)
     settings = dataclasses.replace(config, budgets=numbers)
     rows = [

@@ -38,9 +38,7 @@ def evaluate_set(
 
     Args:
       decoder: the policy; its thinking width must hold the largest budget.
-      key: key of the sampled pass; the greedy one needs none.
       spec: the set of data.eval, where `config.samples` is not one number.
-      on_progress: called with (rows done, rows in all).
     """
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config, spec)]

@@ -24,7 +24,6 @@ def check_comparable(
     Args:
       mine: the `sets` of this evaluation's settings.
       theirs: the settings of the other one.
-      grader: this evaluation's verifier of one's own, as its settings have it.
     """
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
@@ -101,7 +100,7 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
 
     Args:
       one: samples of one policy by set and setting; traces cut early are not compared.
-      other: those of the other; sets and settings that only one has are left out.
+      other: sets and settings that only one has are left out.
 
     Returns:
       By set: by_budget (by mode and budget), and anytime by mode over the common budgets.

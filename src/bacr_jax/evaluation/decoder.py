@@ -48,7 +48,6 @@ class Decoder:
 
     Attributes:
       spec: rollout shapes; its thinking width holds every budget asked for.
-      phi_of: budget embedding; None for an unconditioned policy.
       cap: most thinking tokens of a row that is told no budget.
     """
 
@@ -229,7 +228,6 @@ def draw_samples(
     Args:
       parts: row numbers, as `batches` gives them, and what they are asked: decoding and budget;
         with several settings the same traces are cut at several places, as many in every part.
-      name: of the set, for the records.
 
     Returns:
       For every part a sample per row and setting: those of the first row in the order of the

@@ -42,12 +42,7 @@ class SampleBatch:
 def sample_batches(
     ids: Mapping[str, Sequence[str]], settings: Sequence[Sequence[EvalSetting]], most: int
 ) -> list[SampleBatch]:
-    """Every batch of an evaluation, in the order in which they are drawn.
-
-    Args:
-      ids: identifiers of the problems evaluated, by set.
-      settings: decodings and budgets, those together that the same traces serve.
-    """
+    """Every batch of an evaluation, in the order in which they are drawn."""
     work = []
     for name, problems in ids.items():
         for together in settings:
@@ -77,11 +72,7 @@ def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[Samp
 
 
 class EvaluationFolder:
-    """An opened folder; use `open_evaluation`.
-
-    Attributes:
-      is_new: this process made it.
-    """
+    """An opened folder; use `open_evaluation`."""
 
     def __init__(self, path: Path):
         """Wraps a folder whose lock is held."""

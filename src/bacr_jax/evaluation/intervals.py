@@ -51,10 +51,6 @@ def paired_difference_interval(
 
         m = sum d_i / (n + 2),   v = (sum d_i^2 + 1) / (n + 2) - m^2,   m +- z sqrt(v / (n + 2))
 
-    Args:
-      one: verdicts of one policy, problems by samples.
-      other: verdicts of the other, the same problems in the same order.
-
     Returns:
       Lower and upper end, in [-1, 1]. It leaves out 0 where the policies differ.
     """

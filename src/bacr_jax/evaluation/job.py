@@ -97,8 +97,6 @@ class Work:
     """An evaluation that was checked and not started.
 
     Attributes:
-      name: of the policy, for tables.
-      saved: the policy on disk, with the evaluation's config.
       chosen: places of the problems evaluated, by set.
       eval_settings: decodings and budgets, those together that the same traces serve.
       compared: folders of other evaluations by their names.
@@ -207,7 +205,6 @@ def prepare(
     """Reads questions and checks that everything fits together, before any device work.
 
     Args:
-      greedy: also the most likely answer, beside samples.
       self_consistency: k of votes at equal total tokens.
       train: near-duplicates of its questions are counted apart; None: none are looked for.
     """

@@ -35,9 +35,6 @@ def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
 
     Args:
       correct: verdicts or scores, problems by samples.
-
-    Raises:
-      ValueError: more samples asked for than there are.
     """
     samples = correct.shape[1]
     if not 1 <= k <= samples:

@@ -27,7 +27,6 @@ class ResponseScore:
     """A response and its log-probabilities.
 
     Attributes:
-      budget: thinking tokens that the policy was told; None: none.
       tokens: ids of the response.
       logprobs: log-probability of each token given the prompt and the tokens before it, nats. A
         token that is never sampled has one of about -1e30.
@@ -64,7 +63,6 @@ class Scorer:
 
         Args:
           responses: what follows each prompt, as a text or as ids (`Answer.tokens`).
-          budget: thinking tokens that the policy is told; None: none.
         """
         if len(questions) != len(responses):
             raise UserError(

@@ -41,9 +41,6 @@ class EvalSetting:
     """Answers that are averaged together.
 
     Attributes:
-      mode: GREEDY or SAMPLED.
-      budget: thinking tokens of each answer.
-      samples: answers per problem.
       cut: thinking tokens kept of traces that were told the budget; None: they end by themselves or
         at the budget.
     """
@@ -59,9 +56,7 @@ class Sample:
     """One answer to one problem, with its verdicts.
 
     Attributes:
-      set: name of the set.
       id: identifier of the problem in the set.
-      mode: GREEDY or SAMPLED.
       budget: thinking tokens allowed, which the policy is told.
       cut: thinking tokens kept, where the trace was cut before its budget; else None.
       sample: number of the answer, 0 .. samples - 1.
@@ -70,7 +65,6 @@ class Sample:
       text: everything after the prompt: thinking, forced suffix, answer; without the thinking where
         it was cut early, since the trace as a whole has it.
       extracted: the answer that the grader found.
-      gold: the reference answer.
       correct: lenient verdict, or score.
       strict: strict verdict, the one that rewards use; the same score.
       path: what decided the verdict.
@@ -187,10 +181,7 @@ class Graded:
     Attributes:
       budget: thinking tokens that the policy was told; NO_BUDGET: none.
       correct: lenient verdicts; scores in [0, 1] where a verifier of one's own gave them.
-      thinking: thinking tokens.
       total: thinking, forced and answer tokens.
-      forced_tokens: tokens put between thinking and answer.
-      answered: sampled answer tokens.
       forced: the budget ended the thinking.
       answers: extracted answers, None where there is none.
       paths: how many verdicts each path decided.
@@ -280,8 +271,6 @@ class Drawing:
     Attributes:
       key: of the evaluation; what a row says depends on it, its number and its budget.
       config: temperature and nucleus of sampled answers, and what a budget tag holds.
-      poll: called regularly, so that a caller can stop by raising.
-      on_rows: called with how many more rows are decoded.
     """
 
     environment: Environment

@@ -247,7 +247,6 @@ def summarise(
     Args:
       budgets: those that the report is about; other settings only serve votes at equal total
         tokens.
-      problems: the problems, for their near-duplicates of training questions.
 
     Returns:
       problems; near_duplicates (how many, and of which training set; None where none was looked

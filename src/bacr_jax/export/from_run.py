@@ -90,12 +90,6 @@ def export(
       merge_told_words: leave out the code that holds budgets, for a policy told in words.
       adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
         alone in PEFT's layout.
-
-    Returns:
-      Names of the files written.
-
-    Raises:
-      UserError: the run or a folder can't be used; nothing is written then.
     """
     writing.check_free(out)
     config = read_config(run)

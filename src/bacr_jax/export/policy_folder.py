@@ -39,7 +39,6 @@ class BudgetInput:
     Attributes:
       module: how the budget module is used; there if and only if the parameters have one.
       words: sentence that tells the budget; None: none does.
-      levels: names of budgets, with their tokens.
     """
 
     module: BudgetModule | None = None
@@ -120,7 +119,6 @@ def save_policy(
         source's files.
       dtype: float32, bfloat16 or float16; None: the source's type if that stores every value
         exactly, else float32.
-      max_shard_bytes: most bytes of weights in one file.
       explained: how the policy is asked; None: the folder says nothing of it.
     """
     out, source = Path(out), None if source is None else Path(source)

@@ -16,11 +16,7 @@ class Batch:
 
     Attributes:
       trunk: prompt and thinking, right-padded.
-      prompt_lengths: prompt tokens.
-      question_start: first token of the question.
-      question_end: one past its last token.
       sampled: sampled thinking tokens (closing tag included).
-      budgets: b of each row.
       cuts: b_j of each cut.
       branches: suffix and answer of each cut.
       context: trunk tokens each branch sees.

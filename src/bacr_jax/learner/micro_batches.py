@@ -32,7 +32,6 @@ class Shapes:
 
     Attributes:
       tokens: allowance of a micro-batch, padding included: trunk and branch positions.
-      buckets: number of trunk widths.
       multiple: rows come in multiples of this (the row shards of a mesh).
     """
 
@@ -140,9 +139,6 @@ def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
 
     Longest rows first, so that the last micro-batch, which may not be full, is the cheapest; rows
     with few branch positions are put together over all lengths, or over a part of them.
-
-    Args:
-      batch: arrays of the host.
 
     Returns:
       The widest last.

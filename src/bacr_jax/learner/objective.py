@@ -23,8 +23,6 @@ class TokenScores:
     """The policy's view of the sampled tokens.
 
     Attributes:
-      thinking: log-probabilities of the sampled thinking tokens.
-      answers: log-probabilities of the sampled answer tokens.
       thinking_entropy: entropy at each thinking token, nats.
       answers_entropy: entropy at each answer token, nats.
       question: pooled question states h_q, fp32.
@@ -42,7 +40,6 @@ class Minibatch:
     """Rows, and what other policies make of their tokens.
 
     Attributes:
-      batch: the rows.
       old: scores of the policy when the rows were sampled; None on the first update, where the
         ratio is exactly 1, and where the sampler's own are taken (loss.old_logprobs).
       reference: scores of the reference policy; needed with a KL term.
@@ -82,9 +79,6 @@ def chunked_logprobs(
 
     A chunk takes a few tokens of every row, so that rows stay where they are on the mesh. Each is
     recomputed in the backward pass.
-
-    Args:
-      allowed_tokens: ids that can be drawn; None for all.
     """
     b, t, _ = states.shape
     # Cast and gathered once, not once per chunk; of the masters no value is read then.

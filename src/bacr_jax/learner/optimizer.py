@@ -10,11 +10,7 @@ from bacr_jax.config import OptimizerConfig, ValueConfig
 
 
 def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Learning rate relative to its peak: a linear rise, then cosine, linear or no decay.
-
-    Returns:
-      A function from the update's number to a factor in [0, 1].
-    """
+    """Learning rate relative to its peak: a linear rise, then cosine, linear or no decay."""
     rise = min(config.warmup_steps, max(total_steps - 1, 0))
     rest = max(total_steps - rise, 1)
     decay = {

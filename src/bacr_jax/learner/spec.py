@@ -21,9 +21,7 @@ class LearnerSpec(Compute):
     """Everything about the learner that fixes its compiled form; how it computes is `Compute`.
 
     Attributes:
-      model: model shape.
       conditioning: how phi joins the stream; None for the plain model.
-      loss: clipping, ratio, aggregation, coefficients.
       value: value head settings; None when the method has no value head.
       b_max: largest budget, constant of the aggregation and scale of the budget codes.
       reward_coefficient: lambda of Eq. 7, by which V is made of probabilities

@@ -40,7 +40,6 @@ class TrainState:
     Attributes:
       policy: policy parameters that are trained, fp32 masters.
       head: value head parameters; None when the method has none.
-      updates: policy updates done.
       skipped: updates skipped because a gradient was not finite.
       skipped_in_a_row: those since the last one whose gradient was finite.
     """
@@ -78,7 +77,6 @@ class Gradients:
     """Sums over the micro-batches seen so far.
 
     Attributes:
-      policy: gradients of the policy, fp32.
       head: gradients of the value head; None without one. With several data-parallel copies
         (mesh.data) both are each copy's own, with a leading axis of copies.
     """
@@ -211,9 +209,6 @@ def train_step(
       state: donated.
       frozen: parameters beside `state.policy` that are not trained.
       update_policy: False moves only the value head (its warm-up).
-
-    Returns:
-      The new state and metrics (means over the whole batch).
     """
     normalizers = loss_normalizers(minibatch.batch, spec=spec)
 

@@ -58,11 +58,7 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """The learner's part of an iteration.
-
-    Attributes:
-      allowed_tokens: ids the sampler may draw.
-    """
+    """The learner's part of an iteration."""
 
     spec: LearnerSpec
     config: TrainConfig
@@ -84,8 +80,6 @@ class Updates:
         Args:
           state: donated.
           reference: all parameters of the reference policy, for a KL term.
-          frozen: parameters of the policy that are not trained.
-          update_policy: False moves only the value head.
         """
         parts = self._minibatches(batch)
         split = self._by_rows if self.config.micro_batch_tokens is None else self._by_tokens
@@ -121,7 +115,6 @@ class Updates:
         the first update compiles.
 
         Args:
-          state: not donated.
           batch: of the shapes to come; what is in it does not matter.
           on_program: called with (programs done, programs in all) before each and after the last;
             raises to leave the rest.

@@ -113,11 +113,7 @@ def update_history(
     lengths: Int[Array, "Q G"],
     correct: Shaped[Array, "Q G"],
 ) -> Int[Array, "n"]:
-    """History after a batch: the minimum with the batch's shortest correct lengths.
-
-    Returns:
-      The new history; it never grows.
-    """
+    """The minimum of the history and a batch's shortest correct lengths; it never grows."""
     chex.assert_rank([history, problem, lengths, correct], [1, 1, 2, 2])
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     shortest = jnp.min(jnp.where(right, lengths, NO_HISTORY), axis=1)

@@ -20,12 +20,9 @@ class GroupBatch:
 
     Attributes:
       questions: index of each question in the training set.
-      budgets: thinking budget of each rollout, in tokens.
-      cuts: truncation points, in tokens.
       outcomes: correctness at each cut in [0, 1], averaged over the answers of a cut; the score of
         a verifier of one's own.
       by_answer: correctness of every answer of a cut.
-      thinking: thinking tokens of each rollout.
       lengths: response tokens of each rollout: thinking and the answer at its end, without what
         was forced.
       closed: the thinking ended by itself, before the budget.
@@ -114,7 +111,6 @@ class RejectionSFT:
 
     Attributes:
       questions: training questions answered once; None: all.
-      steps: supervised steps.
       learning_rate: their constant rate.
       batch_tokens: tokens per step, padding included.
       opening: length of a response in tokens -> text put before it, to be learned.
@@ -153,7 +149,6 @@ class Method:
     itself alone); `state` is the method's own pytree, saved with every checkpoint.
 
     Attributes:
-      name: for tables and logs.
       conditioned: the policy is told its budget.
       uses_value: a value head predicts rewards.
       question_weights: (curriculum, group sizes [K]) -> probability of each difficulty group [K].

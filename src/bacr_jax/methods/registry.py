@@ -40,9 +40,6 @@ def load_method(config: Config) -> Method:
 
     A built-in by name; your own as the path of a Python file, or as a module path, with a function
     `make(config) -> Method`.
-
-    Raises:
-      UserError: no such file or module, it has no `make`, or the config contradicts the method.
     """
     method = make_method(config)
     for problem in redefinitions(config, method.published):

@@ -120,9 +120,6 @@ def _partial(
 def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N H"]:
     """One softmax over the keys of all segments (log-sum-exp merge in fp32).
 
-    Args:
-      partials: results over disjoint sets of keys, equal shapes.
-
     Returns:
       Attention output; zeros for a query that sees no key in any segment.
     """
@@ -158,9 +155,6 @@ def causal_attention(
       implementation: `xla` anywhere; `cudnn` needs an NVIDIA GPU and 16-bit floats.
       lengths: real tokens per right-padded row; lets cuDNN skip padding.
       real: keys that may be seen; None for all.
-
-    Raises:
-      UserError: the implementation cannot do what is asked.
     """
     chex.assert_rank([q, k, v], 4)
     if implementation == "cudnn":
@@ -233,7 +227,6 @@ def branch_mask(
 
     Args:
       branch_of: branch of each packed position; None: branches of equal length.
-      count: positions F of the branches.
     """
     b, num_cuts = context.shape
     if branch_of is None:
@@ -267,9 +260,7 @@ def tree_attention(
         branch (m, a)    s < context[m]      a' <= a
 
     Args:
-      context: trunk tokens visible to each branch.
       branch_of: branch of each packed position, -1 for none; None: M branches of A tokens.
-      implementation: of the trunk's causal attention.
     """
     count = q.shape[1] - trunk_length
     if implementation == "cudnn" or count == 0:

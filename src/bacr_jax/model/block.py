@@ -114,11 +114,7 @@ def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Arr
 
 
 class Block(nn.Module):
-    """A decoder layer: grouped-query attention and a gated MLP, each on a normed residual stream.
-
-    Attributes:
-      dtype: compute type; parameters are cast to it where they are used.
-    """
+    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams."""
 
     config: Qwen2Config
     dtype: Any = jnp.float32

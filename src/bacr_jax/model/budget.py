@@ -51,9 +51,7 @@ class BudgetEmbedding(nn.Module):
     W2 starts at zero, so phi is zero and the pretrained model unchanged bit for bit at the start.
 
     Attributes:
-      width: D, the model's hidden size.
       copies: independent embeddings, one per layer; None for a single shared one.
-      scale: input scale of the sinusoids.
     """
 
     width: int

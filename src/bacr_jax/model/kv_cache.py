@@ -26,7 +26,7 @@ class LayerCache:
     """Keys and values of one layer.
 
     Attributes:
-      k: keys, already rotated.
+      k: already rotated.
       transposed: keys are held [B, K, H, S].
     """
 
@@ -95,9 +95,6 @@ def decode_params(
     nothing of the base is copied.
 
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
-
-    Args:
-      shards: tensor shards of the copy; see `join_products`, which stacked layers go through.
     """
     layers, adapter = params["layers"], scaled(params)
     apart = not isinstance(layers, dict)

@@ -125,8 +125,6 @@ def token_logprobs(
 
     Args:
       hidden: final states of the rows that predict a token.
-      allowed_tokens: ids that the sampler may draw; the same mask it uses.
-      temperature: divides the logits, as in the sampler.
       copy: `head_copy` of the head in the states' type, if there is one already.
 
     Returns:

@@ -48,11 +48,7 @@ def init(
     conditioning: ConditioningConfig | None = None,
     b_max: int = 4096,
 ) -> Params:
-    """Random parameters, fp32, layers stacked.
-
-    Args:
-      conditioning: adds a budget module when given.
-    """
+    """Random parameters, fp32, layers stacked."""
     embed_key, layers_key, head_key, budget_key = jax.random.split(key, 4)
     normal = nn.initializers.normal(0.02)
     vocabulary = (config.vocab_size, config.hidden_size)
@@ -128,8 +124,6 @@ def run_layers(
     """All layers and the final norm.
 
     Args:
-      x: embedded tokens in the compute type.
-      attend: the attention of every layer, from rotated q, k and v to its output.
       conditioned: the rows' budgets; None gives exactly the plain model.
       length: bound of positions that are known at run time only (`rotation`).
     """

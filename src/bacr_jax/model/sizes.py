@@ -31,13 +31,11 @@ class Qwen2Config:
     Attributes:
       vocab_size: rows of the embedding (padded past the tokenizer's ids in released models).
       hidden_size: width D of the residual stream.
-      intermediate_size: width of the gated MLP.
       num_layers: decoder blocks L.
       num_heads: query heads N.
       num_kv_heads: key/value heads K; divides N.
       head_dim: width H of a head.
       rope_theta: base of the rotary frequencies.
-      rms_norm_eps: added to the mean square before its root.
       tie_embeddings: the output head is the embedding itself.
       max_positions: longest sequence the model was made for.
       qkv_bias: queries, keys and values have a bias.

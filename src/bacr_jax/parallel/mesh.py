@@ -96,9 +96,6 @@ def resolve(
 
     fsdp -1 takes all remaining devices. `fsdp` splits the model's width D, `tensor` the width of
     its MLP and the key/value heads K.
-
-    Raises:
-      UserError: the layout does not fit the devices or the model; names the nearest that does.
     """
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
     fitting = list(_layouts(num_devices, hidden_size, kv_heads))

@@ -74,7 +74,6 @@ class Peers:
 
     Args:
       store: JAX's client of the coordination service.
-      clock: seconds, monotonic.
     """
 
     def __init__(

@@ -57,11 +57,7 @@ def render(
     Args:
       system: empty: there is none.
       thinks: where a template can leave thinking out (Qwen3's), whether it is to come.
-      template: instead of the tokenizer's own.
       variables: that it is given besides (`check_variables`).
-
-    Raises:
-      UserError: the template fails, loops, or writes more than a million characters.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": user})

@@ -95,7 +95,6 @@ class Environment:
     """Everything a run needs around the model.
 
     Attributes:
-      vocab_size: rows of the embedding.
       holdout: questions of the training set that are not trained on, each text once.
       graders: verifiers by what a set is graded by (`QuestionSet.graded_by`).
       graded_by: the one in use: the training set's, except after `graded_like`.
@@ -240,8 +239,6 @@ class Environment:
         """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
 
         Args:
-          branches: sampled answers of B rows.
-          answers: gold answer of each row.
           poll: called while waiting for the grader; not by one of several processes, which wait
             for different times.
           questions: which verifiers of one's own see; their outcomes are scores in [0, 1].

@@ -48,7 +48,6 @@ class PromptFormat:
     r"""How a question becomes a prompt and where its answer stands.
 
     Attributes:
-      name: key in `FORMATS`.
       chat: wrap the question in the tokenizer's own chat template.
       system: system message of the chat template; empty: there is none.
       bare: a chat template that writes a system message of its own is refused.
@@ -228,9 +227,6 @@ def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
     """The format with another forced suffix; None leaves it as it is.
 
     What follows the closing of the thinking in it is the natural suffix, as in the formats here.
-
-    Raises:
-      UserError: the text doesn't close the thinking, or doesn't open the answer at its end.
     """
     if text is None:
         return style
@@ -374,10 +370,6 @@ def encode_prompts(
     Returns:
       Prompts of the questions kept, in their order, as numpy arrays, and the indices of those left
       out because they are longer than `max_tokens`.
-
-    Raises:
-      UserError: an empty question or one the tokenizer can not write (by its row), no question
-        short enough, or a tokenizer without the chat template the format needs.
     """
     head, tail = around or frame(tokenizer, style)
     bodies = [question.strip() for question in questions]

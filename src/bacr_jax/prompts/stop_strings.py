@@ -113,9 +113,6 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     A token can be part of a character, so these need not be valid UTF-8 one by one. Added and
     special tokens stand for their literal content. The tokenizer is byte-level or has whole tokens
     as its text.
-
-    Raises:
-      UserError: a slow tokenizer, or one whose tokens are not the bytes of the text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -194,10 +191,6 @@ def compile_stop_strings(
 
     Returns:
       The table. About 5 bytes per state and id: 8 states and 152,064 ids take 6 MB.
-
-    Raises:
-      UserError: no string or an empty one, a tokenizer that does not fit the vocabulary or whose
-        tokens are not bytes of text, or strings that `locate_start` refuses.
     """
     if isinstance(strings, str) or not strings or "" in strings:
         raise UserError(f"stop strings: found {strings!r}; write a list of strings, none empty")

@@ -25,7 +25,6 @@ def load_tokenizer(
     Its `turn_ends` are the ids that the model's folder says it ends with.
 
     Args:
-      where: key or option that named it, for messages.
       model: folder of the model, if that is another one.
     """
     documents.check_model_folder(folder or "null", where)

@@ -54,7 +54,6 @@ class ToldPrompts:
     """Prompts that wait for the number of a budget.
 
     Attributes:
-      opened: each question's prompt up to the number, as numpy arrays.
       closing: ids after the number.
       digits: tokens of the longest number planned for, so that all budgets have one width.
     """
@@ -89,9 +88,6 @@ class ToldPrompts:
         Args:
           budgets: tokens, or NO_BUDGET: the row's prompt has no sentence.
           untold: the same rows without a budget.
-
-        Raises:
-          ValueError: a number of more tokens than planned for.
         """
         opened: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.opened)
         none = np.asarray(untold.tokens)
@@ -126,8 +122,6 @@ def told_prompts(
     """Tokenises questions in their format, up to the number of a budget.
 
     Args:
-      words: the sentence (`budget_words`).
-      largest: largest budget to come, in tokens.
       max_tokens: longest prompt kept, with the number of the largest budget in it.
 
     Raises:

@@ -212,12 +212,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def inspect(options: argparse.Namespace) -> Iterator[str]:
-    """The lines of the command.
-
-    Raises:
-      UserError: the set, the tokenizer or an override can't be used; what a run that trains on
-        the set would be told about it, with the same words, is said after what there is to show.
-    """
+    """The lines of the command."""
     from bacr_jax.questions.groups import check_levels
     from bacr_jax.questions.loaders import load_questions
     from bacr_jax.questions.missing import lines_about_missing

@@ -27,12 +27,7 @@ class CharacterTokenizer:
     chat_template = None
 
     def __init__(self, vocabulary: Sequence[str], *, longest: int) -> None:
-        """Makes the Rust part, as transformers would.
-
-        Args:
-          vocabulary: `TAGS`, then characters.
-          longest: tokens of a text, for those who want to know.
-        """
+        """Makes the Rust part, as transformers would."""
         self._vocabulary, self._longest = vocabulary, longest
         self.backend_tokenizer = _rust_tokenizer(vocabulary)
         # The end token is a tag, and there already.

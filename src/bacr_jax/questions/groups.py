@@ -72,10 +72,6 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
     One JSON object a line, {"id": "train/algebra/0.json", "avg": 0.25, "samples": 8}: `avg` is
     the share of that many sampled answers that are correct. Labels of other questions are not
     looked at, so one file can serve several sets.
-
-    Raises:
-      UserError: a file or line that can't be read, an identifier labelled twice, or a question
-        without a label.
     """
     where = f"data.labels={path}"
     try:

@@ -167,14 +167,7 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
 def load_questions(
     spec: str | Sequence[str], config: DataConfig, seed: int, split: Split
 ) -> QuestionSet:
-    """Reads or makes a set, or several with weights (`2*gym:gcd`) as one.
-
-    Args:
-      seed: of the ledger's problems.
-
-    Raises:
-      UserError: an unknown name, or whatever a source finds wrong.
-    """
+    """Reads or makes a set, or several with weights (`2*gym:gcd`) as one."""
     key = "data.train" if split == "train" else "data.eval"
     parts = [(w, open_source(name, config, seed, key)) for w, name in mixture(spec)]
     return question_set(parts, config, split)

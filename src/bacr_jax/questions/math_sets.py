@@ -90,9 +90,6 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
 
     Args:
       name: a key of `LAYOUTS`, or one of `TABLES`.
-
-    Raises:
-      UserError: no path.
     """
     if not path:
         raise UserError(f"{name}: found no path; write {name}:PATH")

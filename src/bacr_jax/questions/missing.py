@@ -36,9 +36,6 @@ def without_missing(
 
     Args:
       begun: the config of the run to go on with; None: a new one.
-
-    Returns:
-      The config, and a line for each set that is left out.
     """
     if config.data.eval_missing == "refuse":
         return config, ()

@@ -32,9 +32,6 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
       directory: made if it is not there; sets that are there already are not written over.
       names: keys of `SOURCES`; none: all, and those that can't be had are left out with a line.
       origin: a folder or an archive that holds copies of the sets; None: the hub.
-
-    Raises:
-      UserError: an unknown name, a set that was asked for by name and can't be had, or none at all.
     """
     unknown = [name for name in names if name not in SOURCES]
     if unknown:

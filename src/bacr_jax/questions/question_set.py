@@ -29,7 +29,6 @@ class QuestionSet:
     """Questions with verifiable answers; entry i of every field up to `duplicates` is question i.
 
     Attributes:
-      name: where they are from, for tables and logs.
       levels: 1 (easy) .. 5, or 0 where the source gives none.
       groups: difficulty group, 0 (easy) .. K - 1.
       ids: identifiers, unique in the set.

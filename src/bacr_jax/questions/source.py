@@ -87,9 +87,6 @@ def question_set(
 
     A mixture holds as many rows of each source as its weight allows, evenly spaced among them; of
     the one that is scarcest for its weight all.
-
-    Raises:
-      UserError: nothing is left, sources are scored in different ways, or groups can't be made.
     """
     sources = [source for _, source in parts]
     if len({(s.score, s.whole, s.relative_tolerance) for s in sources}) > 1:

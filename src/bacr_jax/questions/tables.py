@@ -48,14 +48,9 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
       path: a file, a folder (both from `base` if relative), or hf://OWNER/NAME[@REVISION][/PLACE].
       split: "train" or "test": which files of a folder are meant. A file is taken as it is.
       any_split: the set is published as one piece, whatever its files call that piece.
-      where: the set in the user's words, for messages.
 
     Returns:
       Rows in the order of the files (by name) and of the lines in them.
-
-    Raises:
-      NotThere: nothing is there.
-      UserError: files that can't be read, or no row in them.
     """
     local = find(path, base=base, where=where)
     files = _files_of(local, split, any_split, where) if local.is_dir() else [local]
@@ -66,15 +61,7 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
 
 
 def find(path: str, *, base: str, where: str) -> Path:
-    """The file or folder of a set; what the hub has and its cache has not is downloaded.
-
-    Args:
-      where: the set in the user's words, for messages.
-
-    Raises:
-      NotThere: nothing is there, or the hub does not give it.
-      UserError: no path at all, or the hub's library is not installed.
-    """
+    """The file or folder of a set, from the hub where it lies there; NotThere: there is none."""
     local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
     if not local.is_dir() and not local.is_file():
         write = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")

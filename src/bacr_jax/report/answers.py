@@ -32,7 +32,6 @@ def in_plain_text(answers: Sequence[Answer], say: Callable[[str], Any], *, strea
     """Writes answers below each other.
 
     Args:
-      say: writes text, without a line end of its own.
       streamed: the thinking of the only answer is written already.
     """
     for answer in answers:
@@ -42,11 +41,7 @@ def in_plain_text(answers: Sequence[Answer], say: Callable[[str], Any], *, strea
 
 
 def side_by_side(columns: Sequence[tuple[str, str, str, str]]) -> Table:
-    """A column per budget.
-
-    Args:
-      columns: name, thinking, answer and counts of each.
-    """
+    """A column per budget."""
     table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
     for name, *_ in columns:
         table.add_column(Text(name, style="bold"), ratio=1, overflow="fold")

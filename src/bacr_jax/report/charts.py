@@ -33,7 +33,6 @@ class Series:
 
     Attributes:
       label: in the legend; empty: in none.
-      x: places.
       y: values; what is not finite is a gap.
       colour: a class of the style sheet, `s0`; or a share: from easy to hard, or early to late.
       ends: lower and upper end at each place.
@@ -65,7 +64,6 @@ class Axis:
       label: what it measures, and in what unit.
       log2: doublings are equally far apart.
       low: smallest value shown; None: that of the data.
-      high: largest.
       ticks: values with their names; None: round numbers.
       whole: values between whole numbers have no ticks.
     """

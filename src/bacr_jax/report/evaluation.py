@@ -82,12 +82,7 @@ LABEL = "one trace told {told:,} tokens, cut early"
 
 
 def dense_table(name: str, dense: Dense, told: Summary) -> Table:
-    """A row per decoding and cut, beside the accuracy of the policy that is told that budget.
-
-    Args:
-      dense: curves by decoding.
-      told: the curve over told budgets.
-    """
+    """A row per decoding and cut, beside the accuracy of the policy that is told that budget."""
     rows = []
     for mode, found in dense.items():
         for cut, entry in found["curve"].items():
@@ -313,11 +308,7 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
 
 
 def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Table]:
-    """Writes results.md, results.tex and a picture per set.
-
-    Returns:
-      The tables, for a terminal.
-    """
+    """Writes results.md, results.tex and a picture per set."""
     made = tables(results)
     head = f"# {results['name']}\n\n"
     write_atomically(folder / MARKDOWN, head + "\n".join(table.markdown() for table in made))

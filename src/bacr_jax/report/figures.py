@@ -15,12 +15,7 @@ from bacr_jax.runs.folder import RunPaths
 
 
 def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
-    """Accuracy by budget and by tokens used, for each decoding.
-
-    Args:
-      policies: summaries by name, in the order of the legend; the first of several is drawn in
-        grey.
-    """
+    """Accuracy by budget and by tokens used, for each decoding."""
     return png.attempt(path, title, _accuracies, policies)
 
 

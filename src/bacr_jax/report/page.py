@@ -284,11 +284,7 @@ def page(runs: Sequence[RunData]) -> str:
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Writes the report of a run, and its pictures into its folder.
-
-    Args:
-      out: the file; report.html in the run folder by default.
-    """
+    """Writes the report of a run, and its pictures into its folder."""
     path = _target(RunPaths(folder).report, out)
     run = _read([folder], [None])[0]
     _or_refused(folder, figures.draw_run, folder, run.method)
@@ -297,12 +293,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path | None) -> Path:
-    """Writes one page of several runs.
-
-    Args:
-      labels: what to call them; empty: as their folders.
-      out: the file; comparison.html in the first run's folder by default.
-    """
+    """Writes one page of several runs."""
     names = labels_of(list(folders), list(labels))
     runs = _read(folders, names)
     path = _target(folders[0] / COMPARISON, out)

@@ -87,14 +87,7 @@ def save(made: Any, path: Path) -> None:
 def attempt(
     path: Path, title: str, rows: Callable[..., Sequence[Sequence[Chart]]], *args: Any
 ) -> bool:
-    """Draws a picture; one that fails is a warning, since results must not depend on pictures.
-
-    Args:
-      rows: makes its charts.
-
-    Returns:
-      Whether the picture is there.
-    """
+    """Draws a picture; one that fails is a warning, since results must not depend on pictures."""
     try:
         save(figure(title, rows(*args)), path)
     # Matplotlib raises whatever a font, a disk or an odd number made of it.

@@ -19,12 +19,7 @@ _KINDS = {int: "whole number", str: "text", dict: "object"}
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, finished or under way.
-
-    Attributes:
-      label: what a page calls it.
-      summary: of a finished run; else empty.
-    """
+    """A run, finished or under way."""
 
     label: str
     paths: RunPaths

@@ -71,7 +71,6 @@ class Shown:
     """What stands in a table's cell.
 
     Attributes:
-      text: as it is read.
       numbers: for CSV: value, and lower and upper end of its interval where there is one.
       rank: `BEST`, `SECOND` or empty.
       marks: behind the text, of `MARKS`.
@@ -96,10 +95,8 @@ class Table:
     """A table.
 
     Attributes:
-      header: name of each column.
       words: columns that hold words, from the left; the others hold numbers.
       sections: a terminal shows the first column as headings between the rows.
-      name: of its files.
       groups: (heading, number of columns) above the header, from the left; empty: none.
       rules: rows after which a line is drawn.
     """

@@ -38,11 +38,7 @@ _STRONG = 0.5
 
 
 def read_traces(folder: Path) -> list[Trace]:
-    """Traces of a run in the order of their steps; of many steps, some that are spread evenly.
-
-    Args:
-      folder: `rollouts/` of a run.
-    """
+    """Traces of a run in the order of their steps; of many steps, some that are spread evenly."""
     paths = sorted(folder.glob("*.jsonl"))
     places = np.linspace(0, len(paths) - 1, min(_MOST_FILES, len(paths))).round().astype(int)
     found = []
@@ -73,11 +69,7 @@ def _check(trace: Trace) -> None:
 
 
 def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
-    """As many as a page can show: of steps that are spread evenly, the first and last included.
-
-    Args:
-      runs: runs that share the page.
-    """
+    """As many as a page of `runs` can show: of steps spread evenly, the first and last included."""
     most, chars = max(_MOST_TRACES // runs, 1), _MOST_CHARS // runs
     by_step: dict[int, list[Trace]] = {}
     for trace in traces:

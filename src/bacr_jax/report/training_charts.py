@@ -177,11 +177,7 @@ def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
 def machinery_charts(
     runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]
 ) -> list[Chart | Bars]:
-    """Sampler against learner, values against rewards, and where the time goes.
-
-    Args:
-      traces: of each run by its label, for the calibration of its value head.
-    """
+    """Sampler against learner, values against rewards, and where the time goes."""
     mismatch, pace = list[Series](), list[Series]()
     for place, run in enumerate(runs):
         if run.metrics:

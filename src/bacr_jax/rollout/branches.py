@@ -48,11 +48,7 @@ class Chunk:
 def split(
     cuts: Int[np.ndarray, "n M"], source: Int[np.ndarray, "n M"], at_once: int
 ) -> list[Chunk]:
-    """Chunks of the same width, those left out in which no cut wants an answer.
-
-    Args:
-      source: index of the cut whose answer serves each cut.
-    """
+    """Chunks of the same width, those left out in which no cut wants an answer."""
     pad = ((0, 0), (0, -cuts.shape[1] % at_once))
     own = np.pad(source == np.arange(cuts.shape[1]), pad)
     wide = np.pad(cuts, pad, mode="edge")
@@ -105,8 +101,6 @@ class BranchState:
     Attributes:
       cache: own keys and values per layer, [B M, K, A, H] each: the branches of a row beside each
         other, as their queries are put to them, so that a step writes its slice in place.
-      tokens: suffix then answer.
-      context: trunk positions visible.
       forced: forced tokens at the start.
       sampled: answer tokens sampled so far.
       matched: state of the closing-tag automaton.
@@ -114,7 +108,6 @@ class BranchState:
       finished: closed by the tag or an end token.
       broken: ended because its logits were not finite.
       logprobs: of each sampled token.
-      ids: of the rows, for their keys.
       source: branch whose text serves each cut.
       phi: budget embedding of the trunks, or of each branch (`DecodeSpec.tells_cuts`).
     """
@@ -161,7 +154,6 @@ def open_branches(
       cuts: thinking tokens kept at each cut (larger than the thinking: all of it).
       share: cuts that fall on the same place have one source: the others start ended and copy its
         text at the end. False: each gets an answer of its own.
-      wanted: answers that are wanted; all by default.
     """
     chex.assert_rank([cuts, ids.row], [2, 1])
     b, m = cuts.shape

@@ -53,12 +53,7 @@ def attend_rows(
     lengths: Int[Array, "B"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Float[Array, "B 1 N H"]:
-    """Attention of one token per row over the first keys of its own cache.
-
-    Args:
-      cache: keys and values of the layer, the token's own among them.
-      lengths: keys that each row may see, at least 1.
-    """
+    """Attention of one token per row over the first keys of its own cache, its own among them."""
     attended: Array = _kernel(q, cache, lengths, mesh)
     return attended.reshape(q.shape)
 

@@ -40,7 +40,6 @@ class OpenBranches:
     """Branches of some slots, and what they read.
 
     Attributes:
-      trunk_cache: keys and values of the trunks, per layer.
       places: place of each slot among the trunks.
       first_cut: number of the first cut, where the others are answered apart.
     """
@@ -76,7 +75,6 @@ class Engine:
     """Compiled pieces around the state of the slots; every method is one phase of a rollout.
 
     Attributes:
-      prompts: all prompts, on the host.
       lengths: lengths that the caches may have, ascending.
       sizes: numbers of rows that are prefilled or answered at once, ascending.
     """

@@ -74,7 +74,6 @@ class Fleet:
     Attributes:
       write: writes parameters as a Hugging Face folder that does not exist yet.
       folder: where such folders go, one for each version; the servers read it too.
-      dtype: type in which the servers compute.
       sender: brings weights over NCCL; a folder is then written only for servers to start with.
       held: version that the servers hold; None: not known.
       alive: servers that can be asked.

@@ -95,8 +95,6 @@ class Loop:
     """The host's side of one call of `generate`.
 
     Attributes:
-      scheduler: rows waiting, and the row in each slot.
-      rows: what is asked for in each row.
       sampled: thinking tokens of each row so far.
       ended: slots whose row has ended its thinking.
       work: steps of slots and of answer lanes, and seconds of each part.

@@ -26,8 +26,6 @@ class Sampler:
     """What stays the same from rollout to rollout.
 
     Attributes:
-      spec: shapes.
-      rules: vocabulary facts.
       sampling: temperature and truncation; a temperature of each stream, where there are several.
       phi_of: maps budgets [B] to the budget embedding; None for the plain model.
     """

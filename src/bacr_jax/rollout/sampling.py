@@ -316,8 +316,6 @@ def sample_tokens(
 
     Args:
       keys: one PRNG key per row; a row's draw depends on nothing else of the batch.
-      logits: raw scores, fp32.
-      sampling: temperature, of all or of each row, and truncation.
       mesh: devices that the logits are spread over; where the vocabulary is split over `tensor`
         (`parallel.splits_vocab`), every device looks at its own part.
 

@@ -99,11 +99,7 @@ def prefill_batches(widths: Int[np.ndarray, "n"], sizes: Sequence[int]) -> list[
 
 
 class Scheduler:
-    """Rows waiting, and the row in each slot.
-
-    Attributes:
-      slot_row: row in each slot, FREE where none is.
-    """
+    """Rows waiting, and the row in each slot."""
 
     def __init__(
         self,

@@ -42,8 +42,6 @@ class TrunkState:
     Attributes:
       cache: keys and values per layer; index == position.
       logits: scores of each row's next token, fp32.
-      tokens: prompt then sampled tokens.
-      prompt_lengths: prompt tokens.
       budgets: tokens after which a row is cut.
       matched: state of the closing-tag automaton.
       tag_start: sampled-token index where the tag match now alive began.
@@ -51,7 +49,6 @@ class TrunkState:
       ended: no token will be sampled any more.
       broken: ended because its logits were not finite.
       logprobs: of each sampled token under the sampling distribution.
-      ids: of the rows, for their keys.
       phi: budget embedding per row (or per layer and row); None without conditioning.
     """
 
@@ -76,7 +73,6 @@ class Prefilled:
     """Prompts that went through the model.
 
     Attributes:
-      cache: keys and values of the prompts, per layer.
       logits: scores of each row's first thinking token, fp32.
       phi: budget embedding they were prefilled with.
     """
@@ -95,11 +91,7 @@ def free_slots(
     length: int,
     phi: Phi = None,
 ) -> TrunkState:
-    """A state without any row.
-
-    Args:
-      phi: any budget embedding of `slots` rows, for its shape; None without conditioning.
-    """
+    """A state without any row; of `phi` the shape alone is read."""
     zeros = jnp.zeros(slots, jnp.int32)
     state = TrunkState(
         cache=kv_cache.empty(
@@ -172,7 +164,6 @@ def insert_rows(
 
     Args:
       state: slots; those named here are overwritten.
-      budgets: thinking tokens each row may sample, 0..max_new.
       slots: where each row goes; a slot that does not exist drops the row.
       sources: prefilled prompt of each row; by default there is one for each.
     """
@@ -311,13 +302,7 @@ def decode_trunks(
     spec: DecodeSpec,
     num_steps: int,
 ) -> TrunkState:
-    """`num_steps` steps of every row; a trip count known at compile time never waits for the host.
-
-    Args:
-      state: rows in flight (donated).
-      draws: with what; tokens depend on (key, row id, position) alone.
-      num_steps: steps; the caches must be long enough for every position reached.
-    """
+    """Steps of every row; a trip count known at compile time never waits for the host."""
 
     def advance(_: Array, state: TrunkState) -> TrunkState:
         state = trunk_step(params, state, draws, spec=spec)

@@ -70,11 +70,7 @@ def _digest(content: bytes) -> str:
 
 
 def disagreement(told: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
-    """The refusal of processes that were told different things; None: all agree with the first.
-
-    Args:
-      told: of each process, in their order; not all need have the same names.
-    """
+    """The refusal of processes that were told different things; None: all agree with the first."""
     for place, other in enumerate(told):
         names = dict.fromkeys((*told[0], *other))
         differing = [name for name in names if told[0].get(name) != other.get(name)]
@@ -103,9 +99,6 @@ def refuse_others(told: Told, refused: UserError | None = None) -> None:
 
     Args:
       refused: why this process can't go on, which all then hear.
-
-    Raises:
-      UserError: in all of them, with the same line.
     """
     own = {"host": socket.gethostname(), "told": told, "refused": refused and str(refused)}
     every = [json.loads(text) for text in processes.texts_of_all(json.dumps(own))]

@@ -145,7 +145,6 @@ class RunFolder(RunPaths):
     """An opened run folder; a context manager that holds its lock.
 
     Attributes:
-      is_new: this process made the folder's config.yaml.
       config_now: the config that `keep_config` makes the folder's; None: it stays as it is.
     """
 

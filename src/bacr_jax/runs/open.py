@@ -70,9 +70,6 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
 
     Only the policy is read: optimizer states, data and devices of the run are not needed. A
     checkpoint of adapters holds no base; that is read from where the run had it.
-
-    Args:
-      base: where `model.path` lies now; None: where the config says.
     """
     from bacr_jax.runs.checkpoint import read_part
 
@@ -118,7 +115,6 @@ class SavedPolicy:
     """A policy on disk, not read yet.
 
     Attributes:
-      folder: the run folder or the Hugging Face folder.
       step: step of the checkpoint; None for a Hugging Face folder.
       config: settings it was trained with, or those that fit the folder.
       identity: what makes it this policy and no other, for records.
@@ -190,8 +186,6 @@ def open_policy(
 
     Args:
       model: Hugging Face folder, or a name of its hub, if it is no run.
-      step: checkpoint of the run, see `choose_step`.
-      download: gets a model that is not in the hub's cache.
     """
     if run is None:
         assert model is not None

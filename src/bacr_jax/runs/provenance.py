@@ -49,7 +49,6 @@ def provenance(
     """What made a state, for JSON.
 
     Args:
-      questions: trained on.
       mesh: of the learner; None for one device.
       verifiers: digests of files that grade, by the key and the value that name each.
     """

@@ -152,8 +152,6 @@ class Policy:
     """Settings of the policy under a method.
 
     Attributes:
-      learner: compiled form of the learner.
-      rollout: compiled form of training rollouts.
       evaluation: compiled form of evaluation rollouts (its budgets may be larger).
       b_max: scale of the budget codes.
       decode_mesh: the learner's devices, laid out for the decode copy; None for one device.
@@ -262,12 +260,7 @@ def _meshes(config: Config, mesh: MeshShape | None) -> tuple[Mesh | None, Mesh |
 def make_policy(
     config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
-    """Collects the settings of a run under a method.
-
-    Args:
-      method: says whether the policy is conditioned and has a value head.
-      mesh: layout of the devices (`mesh_shape`); None for one device.
-    """
+    """Collects the settings of a run under a method."""
     learner_mesh, decode_mesh = _meshes(config, mesh)
     learner = LearnerSpec(
         model=model_shape(config, vocab_size),

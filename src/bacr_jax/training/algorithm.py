@@ -112,14 +112,7 @@ def sample_round(
     clock: Clock,
     poll: Poll,
 ) -> tuple[Round, Int[np.ndarray, "K"]]:
-    """Lines 3 to 11 of Algorithm 1: one round of questions, with traces and outcomes.
-
-    Args:
-      cursors: questions drawn so far from each group.
-
-    Returns:
-      The round, and the new cursors.
-    """
+    """Lines 3 to 11 of Algorithm 1: one round of questions, with traces and outcomes."""
     plan_key, rollout_key = stages.round_keys(run.key, step, index)
     if isinstance(state, RunStateAhead) and state.in_hand.there:
         plan, rollout = state.in_hand.plan, state.in_hand.rollout
@@ -143,14 +136,7 @@ def sample_round(
 def plan_round(
     run: Run, state: RunState, key: Array, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Prompts, Int[np.ndarray, "K"]]:
-    """Lines 3 to 8 and 10 of Algorithm 1: what is asked in a round.
-
-    Args:
-      cursors: questions drawn so far from each group.
-
-    Returns:
-      The plan, its prompts, and the new cursors.
-    """
+    """Lines 3 to 8 and 10 of Algorithm 1: what is asked in a round."""
     # 3, 4, 6, 8, 10: weights w_k and budgets p(b | k) as the pass rates have it; questions by w_k,
     # G budgets for each from p(b | k), M truncation points of each.
     plan = stages.plan_batch(

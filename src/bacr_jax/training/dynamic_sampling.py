@@ -21,11 +21,7 @@ _ADDITIVE = (
 
 @pytree
 class BatchPlan:
-    """Questions, budgets and cuts of one iteration.
-
-    Attributes:
-      questions: indices into the training set.
-    """
+    """Questions, budgets and cuts of one iteration."""
 
     questions: Int[Array, "Q"]
     groups: Int[Array, "Q"]

@@ -42,7 +42,6 @@ class StepDone:
     """An iteration of Algorithm 1 is over.
 
     Attributes:
-      step: steps done.
       metrics: every number of the step, also where `output.log_every` leaves its line out.
     """
 
@@ -56,7 +55,6 @@ class EvaluationDone:
     """The policy was evaluated.
 
     Attributes:
-      step: steps done.
       when: before, during or after training.
       sets: by name of the set, decoding and budget: accuracy and the rest, as in eval.jsonl.
     """
@@ -68,11 +66,7 @@ class EvaluationDone:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint is whole on the disk; it is written beside the training.
-
-    Attributes:
-      step: steps done when it was taken.
-    """
+    """A checkpoint is whole on the disk; it is written beside the training."""
 
     step: int
     path: Path
@@ -83,7 +77,6 @@ class Finished:
     """The run is over and its folder complete.
 
     Attributes:
-      step: steps done.
       summary: content of summary.json.
     """
 
@@ -133,11 +126,7 @@ class Reporter:
         return finished_steps(self._folder.path) if self._callbacks else ()
 
     def tell(self, event: Event) -> None:
-        """Hands an event to every callback.
-
-        Raises:
-          CallbackRaised: one of them raised.
-        """
+        """Hands an event to every callback."""
         for callback in self._callbacks:
             try:
                 callback(event)
@@ -150,11 +139,7 @@ class Reporter:
             self.tell(StepDone(step, steps, frozen(metrics)))
 
     def catch_up(self, evaluated: Sequence[Mapping[str, Any]]) -> None:
-        """Tells of evaluations and checkpoints that were not there at the last call.
-
-        Args:
-          evaluated: all evaluations of the run, as records of eval.jsonl.
-        """
+        """Tells of evaluations and checkpoints that were not there at the last call."""
         new, self._evaluations = evaluated[self._evaluations :], len(evaluated)
         for record in new if self._callbacks else ():
             self.tell(EvaluationDone(record["step"], record["when"], frozen(record["sets"])))

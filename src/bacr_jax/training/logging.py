@@ -33,7 +33,6 @@ class Iteration:
     """What an iteration leaves for the logs.
 
     Attributes:
-      metrics: by `group/name`.
       chosen: what was learned from.
       advantages: of its tokens, and rewards, on the host.
       values: V(q, b, b_j) that was subtracted, on the host; None without a value head.

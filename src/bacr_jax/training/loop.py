@@ -68,12 +68,7 @@ class Trainer:
         poll: Poll = None,
         tell_phase: TellPhase | None = None,
     ):
-        """Builds data, model settings and the iteration; trains nothing yet.
-
-        Args:
-          poll: called wherever work can be left without loss; raises to leave it.
-          tell_phase: hears what begins, and of which step.
-        """
+        """Builds data, model settings and the iteration; trains nothing yet."""
         self.config, self.folder, self.poll = config, folder, poll
         self.tell_phase = tell_phase or (lambda phase, step: None)
         self.started, self.earlier_seconds = time.monotonic(), 0.0
@@ -263,11 +258,7 @@ class Trainer:
         return state
 
     def maintain(self, state: RunState, step: int) -> None:
-        """Evaluation and checkpoint on their own cadences, and a look at whether to go on.
-
-        Raises:
-          TrainingFailed: nothing has been learned for too many updates.
-        """
+        """Evaluation and checkpoint on their own cadences, and a look at whether to go on."""
         if self.poll is not None:
             self.poll()
         self.checkpoints.confirm()

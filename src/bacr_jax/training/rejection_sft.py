@@ -52,12 +52,7 @@ def answer_once(
     questions: int | None,
     poll: Poll = None,
 ) -> Answered:
-    """Samples a response to every training question at the largest budget.
-
-    Args:
-      plain: environment in the format that all methods share.
-      questions: number of questions asked; None: all.
-    """
+    """Samples a response to every training question at the largest budget."""
     total = len(plain.train)
     order = np.random.default_rng([config.seed, 6]).permutation(total)
     asked = np.sort(order[: total if questions is None else questions])
@@ -144,7 +139,6 @@ def imitate(
 
     Args:
       params: the starting policy, without a budget module; what is trained of it is donated.
-      on_progress: called with (steps done, loss) every few steps.
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     tx = supervised_optimizer()
@@ -184,7 +178,6 @@ def rejection_sft(
     Args:
       plain: environment in the format that all methods share.
       environment: environment in the method's own format, over the same questions.
-      on_progress: called with (steps done, loss) every few steps.
 
     Returns:
       The taught policy, the method's state, and the tokens sampled.

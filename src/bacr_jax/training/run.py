@@ -66,7 +66,6 @@ class Run:
     """The fixed parts of a run; made by `make_run`.
 
     Attributes:
-      policy: compiled forms.
       total_steps: iterations in the whole run, for the schedules.
       key: all randomness of training is folded from it and the number of the step.
       updates: line 14 of Algorithm 1.
@@ -223,7 +222,6 @@ def precompile(
     """Compiles every form of rollouts and updates: no iteration after the first compiles.
 
     Args:
-      reference: parameters of the reference policy, for a KL term; None without one.
       on_program: called with (of what, programs done, programs in all) before each is compiled and
         after the last; raises to leave the rest.
     """

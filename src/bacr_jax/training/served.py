@@ -30,11 +30,7 @@ Params = dict[str, Any]
 
 
 def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
-    """The run, sampled by the servers of `rollout.urls` if `rollout.engine` says so.
-
-    Raises:
-      UserError: several processes train, an address is none, or the method can't be a batch ahead.
-    """
+    """The run, sampled by the servers of `rollout.urls` if `rollout.engine` says so."""
     config = run.config
     if config.rollout.engine == "own":
         return run

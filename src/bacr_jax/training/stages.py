@@ -50,7 +50,6 @@ def plan_batch(
     Args:
       group_of: group of each question; an argument, since XLA would sort a constant of this length
         while compiling.
-      method: says how to weigh, assign and cut.
     """
     question_key, budget_key = jax.random.split(key)
     weights = method.question_weights(schedule, group_sizes)
@@ -249,9 +248,6 @@ def start_values(
     Its values in this step are, for each question, the mean over the other questions: no trace's
     own reward is in its baseline.
 
-    Args:
-      values: V(q, b, b_j); None without a value head.
-
     Returns:
       The state to update, and the values to subtract; at later steps, as they were.
     """
@@ -285,9 +281,7 @@ class TokenAdvantages:
     """Rewards, and the advantages they give to tokens.
 
     Attributes:
-      thinking: advantage of each thinking token.
       answers: advantage of each of a row's N answers, summed over the cuts it serves.
-      rewards: dense rewards.
       returns: what each thinking segment is paid.
       keep: rollouts that count in the loss; None: all.
     """
@@ -313,7 +307,6 @@ def token_advantages(
     """Lines 11 and 12: dense rewards and advantages, spread over tokens.
 
     Args:
-      values: V(q, b, b_j); None without a value head.
       source: index of the answer that serves each place (`Branches.source`).
       grace: tokens after the budget that the last segment may have.
 

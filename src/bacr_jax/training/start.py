@@ -98,12 +98,7 @@ def can_go_ahead(run: Run) -> bool:
 
 
 def go_ahead(run: Run, poll: Callable[[], None]) -> None:
-    """An iteration and an evaluation with untrained weights, for the sake of their programs.
-
-    Args:
-      run: what stays fixed; its graders are not asked.
-      poll: raises to leave.
-    """
+    """An iteration and an evaluation with untrained weights, for the sake of their programs."""
     key, config = jax.random.key(0), run.config
     params = initial.initial_params(key, run.policy, None)
     environment = run.environment.exactly_graded()
@@ -136,10 +131,6 @@ def initial_state(
     """The run with its frozen base, if it has one, and a fresh state around the starting policy.
 
     The policy is that of a folder, random, or warmed up.
-
-    Args:
-      folder: of the run; holds the warm-up, unless the config names another place.
-      poll: called wherever the warm-up can be left.
     """
     keys = _keys(run)
     if run.config.warmup.steps:
@@ -159,12 +150,7 @@ def untrained_state(run: Run) -> RunState:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a run reads before it uses a device.
-
-    Attributes:
-      shape: of the model.
-      vocab_size: rows of its embedding.
-    """
+    """What a run reads before it uses a device."""
 
     method: Method
     shape: Qwen2Config
@@ -173,11 +159,7 @@ class Inputs:
 
 
 def open_inputs(config: Config) -> Inputs:
-    """Reads data and tokenizer of a run and looks at its model's folder.
-
-    Raises:
-      UserError: one of them can't be used; `train --check` says the same line.
-    """
+    """Reads data and tokenizer of a run and looks at its model's folder."""
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
     shape = setup.model_shape(config, vocab_size)
@@ -240,9 +222,6 @@ def restore_files(
     folder: RunFolder, written: dict[str, Any], step: int, progress: Progress
 ) -> None:
     """Brings the files of a resumed run to where they were at its checkpoint, in one process.
-
-    Args:
-      written: what the checkpoint knows of its files.
 
     Raises:
       UserError: a file can't be brought there; in every process.

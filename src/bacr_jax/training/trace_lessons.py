@@ -34,11 +34,7 @@ class TraceLessons:
     """
 
     def __init__(self, config: Config, environment: Environment):
-        """Writes and tokenises every trace.
-
-        Raises:
-          UserError: a set without traces, a style it has not, or too small a batch.
-        """
+        """Writes and tokenises every trace."""
         self._config, self._told = config, told_budgets(config)
         tokenizer = self._tokenizer = environment.tokenizer
         self.styles, self._weights = _styles(config, environment.train.set)

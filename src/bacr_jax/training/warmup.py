@@ -199,9 +199,6 @@ def styled_prompts(
 ) -> tuple[Prompts, list[str]]:
     """Training prompts of one level that already hold the first token of a style, which decides it.
 
-    Args:
-      budget: told where the policy is told in words.
-
     Returns:
       Prompts of at most `STYLE_PROBLEMS` problems, and their answers.
     """
@@ -379,9 +376,6 @@ def warm_up(
     """Weights after the warm-up, trained now or read from `folder`.
 
     Args:
-      policy: settings of the policy; the warm-up trains the plain model inside it.
-      batches: what it is trained on.
-      styles: trace styles whose accuracy is noted at the end.
       accuracy_of: greedy accuracy of given weights at the largest budget.
       style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
         any other: on `warmup.style_level`); asked with `warmup.style` only.

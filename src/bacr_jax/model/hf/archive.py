@@ -41,9 +41,7 @@ class Archive:
     """The tensors of a folder by name.
 
     Attributes:
-      files: file that holds each tensor.
       dtypes: stored type of each tensor, as safetensors calls it.
-      shapes: shape of each tensor.
     """
 
     files: dict[str, Path]

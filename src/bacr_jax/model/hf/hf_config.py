@@ -80,7 +80,6 @@ class BudgetModule:
     """How a saved budget module is to be used.
 
     Attributes:
-      conditioning: gate, sharing, positions and input of the embedding.
       b_max: scale of the budget codes (`log` and `normalised` inputs), in tokens.
     """
 
@@ -350,7 +349,6 @@ def to_json(
     """The config.json of a folder.
 
     Args:
-      dtype: type of the stored weights, as torch calls it.
       source: the config.json the model came with; everything that is not about shape, type or
         conditioning (token ids, defaults of the hub) is kept from it.
       budget_words: sentence that tells the policy its budget after the question; None: none does.

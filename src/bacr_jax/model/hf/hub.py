@@ -32,10 +32,6 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
     Returns:
       A folder; `path` itself if it is no name of the hub. The cache's folder is named by the
       commit, so that it says which weights they were.
-
-    Raises:
-      UserError: no such folder, or a name of the hub that is not in the cache and is not to be
-        got, or can't be.
     """
     if not is_hub_name(path):
         check_model_folder(path, where)

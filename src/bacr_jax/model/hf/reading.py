@@ -153,9 +153,6 @@ def load_policy(
     Returns:
       Shape and parameters, as `model.qwen2` describes them; "budget" is there if the folder has it
       (`read_budget_module` says how it is used).
-
-    Raises:
-      UserError: the folder can't be used; one line that names the file or tensor.
     """
     archives.check_files(path)
     config, archive, entries = _checked(Path(path))

@@ -24,7 +24,6 @@ class Problem:
 
     Attributes:
       question: `4a2b3c1`; every character is a token.
-      answer: one digit.
       level: number of operations, 1..5.
     """
 
@@ -38,7 +37,6 @@ class LedgerArrays:
     """Problems as arrays, one row each.
 
     Attributes:
-      levels: number of operations n.
       operands: columns from n on are not used.
       values: start digit, then the value after each operation, modulo 10.
     """
