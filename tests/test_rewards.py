@@ -106,7 +106,7 @@ class TestDenseReward:
     def test_eq9_does_not_tell_early_improvement_from_flip_flopping(self):
         r = jnp.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
         dense = rewards.dense_reward(r, coefficient=0.3)
-        total = rewards.cumulative_reward(dense, rewards.cut_weights("uniform", 4))
+        total = dense @ rewards.cut_weights("uniform", 4)
         np.testing.assert_allclose(total, [0.575, 0.575], rtol=1e-6)
 
     @settings(max_examples=50, deadline=None)
@@ -114,7 +114,7 @@ class TestDenseReward:
     def test_uniform_progress_telescopes_to_the_last_outcome(self, r, coefficient):
         cuts = r.shape[-1]
         dense = rewards.dense_reward(jnp.asarray(r), coefficient=coefficient)
-        total = rewards.cumulative_reward(dense, rewards.cut_weights("uniform", cuts))
+        total = dense @ rewards.cut_weights("uniform", cuts)
         want = r.mean(-1) + coefficient / cuts * r[:, -1]
         np.testing.assert_allclose(total, want, rtol=1e-5, atol=1e-6)
 
@@ -124,9 +124,7 @@ class TestDenseReward:
         weights = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(r.shape[-1])))
         dense = rewards.dense_reward(jnp.asarray(r), coefficient=coefficient)
         u = rewards.outcome_coefficients(weights, coefficient=coefficient)
-        np.testing.assert_allclose(
-            rewards.cumulative_reward(dense, weights), r @ np.asarray(u), rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(dense @ weights, r @ np.asarray(u), rtol=1e-4, atol=1e-5)
 
     def test_final_heavy_weights_with_the_papers_lambda_punish_a_right_answer_at_the_third_cut(
         self,
@@ -162,7 +160,7 @@ class TestDenseReward:
     def test_compiles_and_maps(self):
         def total(r):
             dense = rewards.dense_reward(r, coefficient=0.3)
-            return rewards.cumulative_reward(dense, rewards.cut_weights("uniform", 4))
+            return dense @ rewards.cut_weights("uniform", 4)
 
         r = jnp.array([[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
         np.testing.assert_allclose(jax.jit(jax.vmap(total))(r), total(r), rtol=1e-6)

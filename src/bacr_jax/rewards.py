@@ -7,7 +7,7 @@ trace cut at four places,
     source  = distinct_cuts(cuts, lengths)                  # cuts past the natural end are one text
     r       = take_along_axis(outcomes, source, -1)         # one verdict per cut
     R       = dense_reward(r, coefficient=.3)               # Eq. 7
-    R_bar   = cumulative_reward(R, cut_weights("uniform", 4))   # Eq. 9
+    R_bar   = sum(cut_weights("uniform", 4) * R, -1)        # Eq. 9
 
 Eq. 7 and 8 also take numpy's arrays, for those who must not touch a device. The rewards of
 published length-aware methods are beside these methods, in `methods`.
@@ -180,21 +180,6 @@ def dense_reward(
       coefficient: lambda.
     """
     return r + coefficient * progress(r)
-
-
-def cumulative_reward(
-    dense: Float[Array, "*batch M"], weights: Float[Array, "M"]
-) -> Float[Array, "*batch"]:
-    """Reward of a trace: its cuts' rewards averaged, paper Eq. 9 with general weights.
-
-        R_bar = sum_j w_j R_j
-
-    Args:
-      weights: w (`cut_weights`), uniform in the paper.
-    """
-    chex.assert_rank(weights, 1)
-    chex.assert_axis_dimension(dense, -1, weights.shape[0])
-    return jnp.sum(weights * dense, axis=-1)
 
 
 def outcome_coefficients(

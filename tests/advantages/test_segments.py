@@ -81,7 +81,7 @@ class TestCredit:
         total = 0.0
         for path in self.PATHS:
             dense = rewards.dense_reward(self.outcomes(path), coefficient=self.LAMBDA)
-            reward = rewards.cumulative_reward(dense, self.WEIGHTS)[0, 0]
+            reward = (dense @ self.WEIGHTS)[0, 0]
             total += jnp.exp(sum(self.logprobs(theta, path))) * reward
         return total
 
@@ -137,7 +137,7 @@ class TestCredit:
         def objective(theta):
             r = jnp.broadcast_to(outcome[:, None], (2, 2))
             dense = rewards.dense_reward(r, coefficient=self.LAMBDA)
-            return jnp.sum(jax.nn.softmax(theta) * rewards.cumulative_reward(dense, self.WEIGHTS))
+            return jnp.sum(jax.nn.softmax(theta) * (dense @ self.WEIGHTS))
 
         def surrogate(theta):
             logprobs = jax.nn.log_softmax(theta)

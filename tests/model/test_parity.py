@@ -105,7 +105,7 @@ def test_logits_of_right_padded_rows(pair):
 def test_logits_of_left_padded_rows(pair):
     model, _, config, params = pair
     real = np.arange(14) >= 14 - LENGTHS[:, None]
-    positions = qwen2.padded_positions(jnp.asarray(real))
+    positions = hf_world.padded_positions(real)
     want = of_torch(
         model,
         TOKENS * real,

@@ -180,11 +180,6 @@ def logits(params: Params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]
     return jnp.einsum("...d,vd->...v", hidden, lm_head, preferred_element_type=jnp.float32)
 
 
-def padded_positions(real: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """Positions that count real tokens only, from 0; padding before the first one stands at 0."""
-    return jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
-
-
 def forward(
     params: Params,
     tokens: Int[Array, "B T"],
@@ -199,7 +194,7 @@ def forward(
     """Final states of padded rows.
 
     Rows padded on the right need nothing: causality hides the padding. Rows padded elsewhere say
-    which tokens are real and where they stand (`padded_positions`).
+    which tokens are real and where they stand.
 
     Args:
       positions: rotary positions; 0, 1, 2 ... by default.

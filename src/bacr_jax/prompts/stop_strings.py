@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,14 +31,12 @@ class StopTable:
       next_state: state after a token, for every state and token id.
       opens: true where the match that is live after the token, whole or partial, began inside that
         token. The last such token on a row is the first one of the tag.
-      build_seconds: a table from the cache keeps that of its first build.
     """
 
     next_state: Int[np.ndarray, "states V"]
     opens: Bool[np.ndarray, "states V"]
     accept: int
     strings: tuple[str, ...]
-    build_seconds: float
 
 
 @dataclass(frozen=True)
@@ -149,12 +146,10 @@ class Vocabulary:
 
     Attributes:
       fingerprint: hash of the contents.
-      seconds: time it took to read them from the tokenizer.
     """
 
     fingerprint: str
     texts: tuple[bytes, ...] = dataclasses.field(compare=False, repr=False)
-    seconds: float = dataclasses.field(compare=False)
 
 
 _VOCABULARIES: "weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]]"
@@ -167,11 +162,10 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
     # Tokens can be added to a tokenizer, never renamed: an unchanged length is the same content.
     if known is not None and known[0] == len(tokenizer):
         return known[1]
-    started = time.perf_counter()
     texts = token_bytes(tokenizer)
     lengths = np.array([len(text) for text in texts], np.int64).tobytes()
     digest = hashlib.sha256(lengths + b"".join(texts)).hexdigest()
-    read = Vocabulary(digest, tuple(texts), time.perf_counter() - started)
+    read = Vocabulary(digest, tuple(texts))
     _VOCABULARIES[tokenizer] = (len(tokenizer), read)
     return read
 
@@ -208,14 +202,13 @@ def no_stop_string(vocab_size: int) -> StopTable:
     next_state = np.zeros((2, vocab_size), np.int32)
     next_state[1] = 1
     opens = np.zeros((2, vocab_size), bool)
-    return StopTable(next_state, opens, 1, (), 0.0)
+    return StopTable(next_state, opens, 1, ())
 
 
 @functools.lru_cache(maxsize=16)
 def _compile(
     read: Vocabulary, strings: tuple[str, ...], vocab_size: int, locate_start: bool
 ) -> StopTable:
-    started = time.perf_counter()
     over_bytes = byte_automaton([string.encode() for string in strings])
     after, begin = _jumps(over_bytes, read.texts)
     depth, accepting = over_bytes.depth, over_bytes.accepting
@@ -238,8 +231,7 @@ def _compile(
     opens[:accept, : len(read.texts)] = (alive & (begin >= 0))[kept]
     next_state.setflags(write=False)
     opens.setflags(write=False)
-    seconds = read.seconds + time.perf_counter() - started
-    return StopTable(next_state, opens, accept, strings, seconds)
+    return StopTable(next_state, opens, accept, strings)
 
 
 def _reachable(over_bytes: ByteAutomaton) -> list[int]:

@@ -239,8 +239,3 @@ def without_timings(path: Path) -> list[dict[str, Any]]:
     records = read_lines(path)
     keep = lambda record: {k: v for k, v in record.items() if not k.startswith(OF_THE_MACHINE)}
     return [keep(record) for record in records]
-
-
-def same_metrics(one: Path, other: Path) -> bool:
-    """Whether two metrics.jsonl agree in every digit, timings aside."""
-    return without_timings(one) == without_timings(other)

@@ -9,7 +9,7 @@ import pytest
 
 import hf_world
 from bacr_jax.export import policy_folder
-from bacr_jax.model import hf, qwen2
+from bacr_jax.model import hf
 from bacr_jax.model.sizes import RopeScaling
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -55,7 +55,7 @@ def test_logits_of_right_padded_rows(case):
 def test_logits_of_left_padded_rows(case):
     config, params, want = case
     real = jnp.arange(12) >= 12 - want["lengths"][:, None]
-    positions = qwen2.padded_positions(real)
+    positions = hf_world.padded_positions(real)
     found = hf_world.logits(params, want["left_tokens"], config, positions=positions, real=real)
     for row, length in enumerate(want["lengths"]):
         np.testing.assert_allclose(found[row, -length:], want["left"][row, -length:], atol=1e-4)

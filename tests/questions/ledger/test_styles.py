@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger
+from bacr_jax.questions.ledger.problems import problem_arrays
+from bacr_jax.questions.ledger.styles import LONGEST
 from ledger_world import check_at_once, check_trace, unchecked
 
 STYLES = ("steps", "redo", "mixed", "at_once")
@@ -61,10 +63,20 @@ class TestTraces:
             unchecked(ledger.render)(problem, "stepz", np.random.default_rng(0))
 
 
+def supervised_example(problem, style, rng, *, cut=False):
+    """One example without redone lines: its tokens, and which of them are in the loss."""
+    rows = problem_arrays(problem)
+    redo, at_once = np.zeros((1, ledger.MAX_LEVEL), bool), np.array([style == "at_once"])
+    batch = ledger.supervised_batch(rows, redo, at_once, np.array([cut]), rng, width=LONGEST)
+    length = int(batch.lengths[0])
+    tokens = [ledger.VOCABULARY[token] for token in batch.tokens[0, :length]]
+    return tokens, batch.loss_mask[0, :length].tolist()
+
+
 class TestExamples:
     def test_the_whole_row_by_hand(self):
         problem, rng = ledger.Problem("4a2", "6", 1), np.random.default_rng(0)
-        tokens, mask = ledger.supervised_example(problem, "at_once", rng)
+        tokens, mask = supervised_example(problem, "at_once", rng)
         prompt, rest = ["<bos>", *"4a2", "<think>"], [*"42=6", "</think>", "<answer>", "6"]
         assert tokens == [*prompt, *rest, "</answer>"]
         assert mask == [False] * 5 + [True] * 8
@@ -73,7 +85,7 @@ class TestExamples:
         problem, rng = ledger.Problem("4a2b3c1", "0", 3), np.random.default_rng(0)
         kept = set()
         for _ in range(400):
-            tokens, mask = ledger.supervised_example(problem, "steps", rng, cut=True)
+            tokens, mask = supervised_example(problem, "steps", rng, cut=True)
             length = len(tokens) - 9 - 4
             assert "".join(tokens[9 : 9 + length]) == "a4+2=6b6+3=9c9+1=0"[:length]
             assert tokens[-4:] == ["</think>", "<answer>", "0", "</answer>"]

@@ -36,7 +36,6 @@ from bacr_jax.questions.ledger.styles import (
     SupervisedBatch as SupervisedBatch,
     render as render,
     supervised_batch as supervised_batch,
-    supervised_example as supervised_example,
 )
 from bacr_jax.questions.ledger.supervised import (
     BUCKETS as BUCKETS,

@@ -159,16 +159,3 @@ def supervised_batch(
     if lengths.max(initial=0) > width:
         raise ValueError(f"an example of {lengths.max()} tokens does not fit in {width}")
     return SupervisedBatch(tokens[:, :width], mask[:, :width], lengths.astype(np.int32))
-
-
-def supervised_example(
-    problem: Problem, style: Style, rng: np.random.Generator, *, cut: bool = False
-) -> tuple[list[str], list[bool]]:
-    """One example as token strings, and which of them are in the loss; see `supervised_batch`."""
-    redo, at_once = _style_flags(style, rng)
-    batch = supervised_batch(
-        problem_arrays(problem), redo, at_once, np.array([cut]), rng, width=LONGEST
-    )
-    length = int(batch.lengths[0])
-    tokens = [VOCABULARY[token] for token in batch.tokens[0, :length]]
-    return tokens, batch.loss_mask[0, :length].tolist()
