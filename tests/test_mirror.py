@@ -51,7 +51,7 @@ ELSEWHERE = {
     ("model/test_qwen2.py", RECORD): "bacr_jax.model.compute",
     ("model/test_adapters.py", WIRE): "bacr_jax.model.hf.peft",
     ("parallel/test_processes.py", WIRE): "bacr_jax.parallel.launched",
-    ("prompts/test_formats.py", PART): "bacr_jax.prompts.chat_template",
+    ("prompts/test_encoding.py", PART): "bacr_jax.prompts.chat_template",
     ("questions/test_main.py", DRAWN): "bacr_jax.prompts.show_prompts",
     ("questions/test_prepare.py", RECORD): "bacr_jax.questions.sources",
     ("report/test_evaluation.py", DRAWN): "bacr_jax.report.evaluation_charts",

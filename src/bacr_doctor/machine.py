@@ -23,7 +23,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.model.hf import check_folder
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.model.hf.hub import local_folder
-from bacr_jax.prompts.formats import encode_prompts, eos_ids, format_for, frame
+from bacr_jax.prompts.encoding import encode_prompts, eos_ids, frame
+from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import decode_ids, load_tokenizer
 from bacr_jax.runs.agreement import told_at_start
 from bacr_jax.runs.folder import LOCK, lock_folder

@@ -2,7 +2,8 @@
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.evaluation.ask import prompt_per_budget
-from bacr_jax.prompts.formats import FORMATS, encode_prompts
+from bacr_jax.prompts.encoding import encode_prompts
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions.ledger import ledger_tokenizer
 
 

@@ -17,8 +17,9 @@ from bacr_jax.evaluation.decoder import Decoder, declaration, for_grader, with_d
 from bacr_jax.export import policy_folder
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import build_environment
-from bacr_jax.prompts.formats import FORMATS, encode_prompts
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions.ledger import ledger_tokenizer
 from bacr_jax.runs import initial, setup
 from bacr_jax.runs.checkpoint import Checkpoints

@@ -9,7 +9,8 @@ import pytest
 import hf_world
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.export.template import chat_template
-from bacr_jax.prompts.formats import FORMATS, encode_prompts, frame
+from bacr_jax.prompts.encoding import encode_prompts, frame
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.told import told_prompts
 from bacr_jax.questions.ledger import ledger_tokenizer
 

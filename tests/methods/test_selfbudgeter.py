@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from bacr_jax.config import SelfBudgeterConfig
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
-from bacr_jax.prompts.formats import (
-    FORMATS,
-    allowed_tokens,
-    encode_prompts,
-    encode_text,
-    with_declaration,
-)
+from bacr_jax.prompts.encoding import allowed_tokens, encode_prompts, encode_text, with_declaration
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 import thinking_world
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.formats import (
-    FORMATS,
+from bacr_jax.prompts.encoding import (
     allowed_tokens,
     encode_prompts,
     encode_text,
@@ -18,6 +17,7 @@ from bacr_jax.prompts.formats import (
     frame,
     opener,
 )
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.show_prompts import shown_prompts
 from bacr_jax.prompts.stop_strings import compile_stop_strings, match
 from bacr_jax.prompts.tokenizers import load_tokenizer

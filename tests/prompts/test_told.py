@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import hf_world
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import build_environment
-from bacr_jax.prompts.formats import FORMATS, encode_prompts
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
 from bacr_jax.questions import ledger
 from bacr_jax.types import NO_BUDGET

@@ -14,8 +14,8 @@ from bacr_jax.evaluation.decoder import open_decoder
 from bacr_jax.export import from_run, policy_folder
 from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import make_rules
-from bacr_jax.prompts.formats import encode_prompts
 from bacr_jax.prompts.told import told_prompts
 from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 from bacr_jax.runs.open import open_policy

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.formats import FORMATS, encode_prompts, encode_text
+from bacr_jax.prompts.encoding import encode_prompts, encode_text
+from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training import rejection_sft

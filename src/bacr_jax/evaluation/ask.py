@@ -15,8 +15,9 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.checks import check_grace
 from bacr_jax.evaluation.decoder import Decoder, open_decoder, with_declared_budget
 from bacr_jax.evaluation.samples import CLOSE_NAMES
+from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import make_rules
-from bacr_jax.prompts.formats import PromptFormat, encode_prompts
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
 from bacr_jax.prompts.told import budget_words, told_prompts
 from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params

@@ -8,8 +8,9 @@ from bacr_jax.config.derived import largest_evaluated, samples_of
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, dense_cuts, told_budgets
+from bacr_jax.prompts.encoding import line_breaks
 from bacr_jax.prompts.environment import Questions
-from bacr_jax.prompts.formats import PromptFormat, line_breaks
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.runs import setup
 
 # Cuts of a dense curve: each is an answer of its own.

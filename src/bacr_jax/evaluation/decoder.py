@@ -24,8 +24,9 @@ from bacr_jax.evaluation.samples import (
 )
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
+from bacr_jax.prompts.encoding import encode_text, with_declaration
 from bacr_jax.prompts.environment import Environment, Questions
-from bacr_jax.prompts.formats import PromptFormat, encode_text, with_declaration
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.rollout import (
     Listeners,

@@ -13,7 +13,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Session, rounded_up
 from bacr_jax.learner.scoring import response_logprobs
 from bacr_jax.methods import load_method
-from bacr_jax.prompts.formats import encode_text
+from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.runs import setup
 from bacr_jax.types import NO_BUDGET

@@ -12,7 +12,8 @@ from bacr_jax.methods.registry import declares_budget
 from bacr_jax.model import adapters, hf
 from bacr_jax.model.hf import names, peft, writing
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.prompts.formats import PromptFormat, eos_ids, format_for
+from bacr_jax.prompts.encoding import eos_ids
+from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.prompts.told import budget_words

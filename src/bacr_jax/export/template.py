@@ -6,7 +6,8 @@ from typing import Any
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.chat_template import BASE
-from bacr_jax.prompts.formats import PromptFormat, filled, frame
+from bacr_jax.prompts.encoding import filled, frame
+from bacr_jax.prompts.formats import PromptFormat
 
 # Stands for the number of a budget while the base's template is rendered.
 _NUMBER = "\ue001"

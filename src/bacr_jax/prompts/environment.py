@@ -20,7 +20,7 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
-from bacr_jax.prompts import formats
+from bacr_jax.prompts import encoding, formats
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.graders import (
@@ -308,7 +308,7 @@ def _encoded(
             max_tokens=limit,
         )
         questions = questions.without(dropped, reason)
-    encoded, dropped = formats.encode_prompts(
+    encoded, dropped = encoding.encode_prompts(
         tokenizer, questions.questions, style, max_tokens=limit
     )
     # A sentence more has made no prompt shorter.
@@ -394,13 +394,13 @@ def make_rules(tokenizer: Any, style: formats.PromptFormat, vocab_size: int) -> 
         return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
 
     return decode_rules(
-        allowed_tokens=formats.allowed_tokens(tokenizer, style, vocab_size),
-        eos_ids=formats.eos_ids(tokenizer, style),
+        allowed_tokens=encoding.allowed_tokens(tokenizer, style, vocab_size),
+        eos_ids=encoding.eos_ids(tokenizer, style),
         think_close=stops(style.think_close),
         answer_close=stops(style.answer_close),
-        forced_suffix=formats.encode_text(tokenizer, style.forced_suffix),
-        natural_suffix=formats.encode_text(tokenizer, style.natural_suffix),
-        line_breaks=formats.line_breaks(tokenizer, vocab_size),
+        forced_suffix=encoding.encode_text(tokenizer, style.forced_suffix),
+        natural_suffix=encoding.encode_text(tokenizer, style.natural_suffix),
+        line_breaks=encoding.line_breaks(tokenizer, vocab_size),
     )
 
 

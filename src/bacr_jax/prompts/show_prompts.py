@@ -7,7 +7,8 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
-from bacr_jax.prompts.formats import PromptFormat, encode_prompts, opener
+from bacr_jax.prompts.encoding import encode_prompts, opener
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
 from bacr_jax.questions.question_set import QuestionSet

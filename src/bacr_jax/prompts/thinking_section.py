@@ -16,7 +16,8 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import LARGEST, cap
 from bacr_jax.config.values import convert, shown
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.formats import PromptFormat, allowed_tokens, encode_text, eos_ids, line_breaks
+from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line_breaks
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.stop_strings import compile_stop_strings, no_stop_string
 
 # Keys of the section and the settings of a run that they are.

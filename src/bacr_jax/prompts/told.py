@@ -20,13 +20,8 @@ from jaxtyping import Int
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.formats import (
-    PromptFormat,
-    encode_prompts,
-    encode_text,
-    frame,
-    with_declaration,
-)
+from bacr_jax.prompts.encoding import encode_prompts, encode_text, frame, with_declaration
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.types import NO_BUDGET, Prompts
 
 # Stands for the number while the chat template is rendered: a private-use character.

@@ -159,7 +159,8 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     import numpy as np
 
     from bacr_jax.methods.registry import declares_budget
-    from bacr_jax.prompts.formats import encode_prompts, format_for
+    from bacr_jax.prompts.encoding import encode_prompts
+    from bacr_jax.prompts.formats import format_for
     from bacr_jax.prompts.show_prompts import prompt_ids
     from bacr_jax.prompts.told import budget_words, largest_told
 

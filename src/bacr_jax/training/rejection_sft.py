@@ -18,8 +18,9 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import adapters
+from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment
-from bacr_jax.prompts.formats import PromptFormat, encode_text
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
 from bacr_jax.runs.setup import Policy
 from bacr_jax.types import CLOSED_BY_TAG, Poll

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Int
 from bacr_jax.config import Config
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment, Questions
-from bacr_jax.prompts.formats import encode_text
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, bucket_of_step
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, told_budgets
