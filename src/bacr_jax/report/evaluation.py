@@ -19,11 +19,14 @@ def _cells(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             yield mode, budget_name(budget), budgets[budget]
 
 
-def _share(entry: Mapping[str, Any], name: str, ends: str) -> str:
+def _rate(entry: Mapping[str, Any], name: str, ends: str) -> str:
     if entry[name] is None:
         return NONE
-    low, high = entry[ends]
-    return f"{100 * entry[name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return accuracy_text({"accuracy": entry[name], "ci95": entry[ends]})
+
+
+def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
+    return [f"{entry[f'mean_{kind}_tokens']:,.1f}" for kind in ("thinking", "total")]
 
 
 def completion(name: str, summary: Summary) -> Table:
@@ -38,7 +41,7 @@ def completion(name: str, summary: Summary) -> Table:
         f"{name}: completion, and accuracy given completion",
         ["decoding", "budget", "complete", "answer closed", "right if complete", "right if cut"],
         [
-            [mode, budget, *(_share(entry, *column) for column in columns)]
+            [mode, budget, *(_rate(entry, *column) for column in columns)]
             for mode, budget, entry in _cells(summary)
         ],
         caption="in % [95 % interval]; complete: the thinking ended by itself within the budget; "
@@ -87,19 +90,10 @@ def dense_table(name: str, dense: Dense, told: Summary) -> Table:
     for mode, found in dense.items():
         for cut, entry in found["curve"].items():
             own = told.get(mode, {}).get(cut)
-            rows.append(
-                [
-                    mode,
-                    f"{int(cut):,}",
-                    accuracy_text(entry),
-                    NONE if own is None else accuracy_text(own),
-                    f"{100 * entry['completion_rate']:.1f}",
-                    f"{entry['mean_thinking_tokens']:,.1f}",
-                    f"{entry['mean_total_tokens']:,.1f}",
-                ]
-            )
-        area = {"accuracy": found["area"], "ci95": found["area_ci95"]}
-        rows.append([mode, "area", accuracy_text(area), *[NONE] * 4])
+            accuracies = [accuracy_text(entry), NONE if own is None else accuracy_text(own)]
+            complete = _percent(entry["completion_rate"])
+            rows.append([mode, f"{int(cut):,}", *accuracies, complete, *_think_and_total(entry)])
+        rows.append([mode, "area", _rate(found, "area", "area_ci95"), *[NONE] * 4])
     label = LABEL.format(told=max(found["told"] for found in dense.values()))
     return Table(
         f"{name}: dense curve, {label}",
@@ -122,12 +116,8 @@ def _percent(rate: float | int) -> str:
     return f"{100 * rate:.1f}"
 
 
-def _points(value: float | int) -> str:
-    return f"{100 * value:+.1f}"
-
-
-def _rate(entry: Mapping[str, Any], name: str, ends: str) -> str:
-    return accuracy_text({"accuracy": entry[name], "ci95": entry[ends]})
+def _points(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
@@ -148,24 +138,12 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
     most = max(entry["samples"] for budgets in modes.values() for entry in budgets.values())
     voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
     rows = []
-    for mode, budgets in modes.items():
-        for budget in by_size(budgets):
-            entry = budgets[budget]
-            label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"
-            votes = [_of_k(entry, "pass_at", most), _of_k(entry, "maj_at", most)] if voting else []
-            rows.append(
-                [
-                    label,
-                    budget_name(budget),
-                    accuracy_text(entry),
-                    _percent(entry["strict_accuracy"]),
-                    _percent(entry["disagreement"]),
-                    *votes,
-                    f"{entry['mean_thinking_tokens']:,.1f}",
-                    f"{entry['mean_total_tokens']:,.1f}",
-                    _percent(entry["forced_share"]),
-                ]
-            )
+    for mode, budget, entry in _cells(modes):
+        label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"
+        strict = [_percent(entry[name]) for name in ("strict_accuracy", "disagreement")]
+        votes = [_of_k(entry, "pass_at", most), _of_k(entry, "maj_at", most)] if voting else []
+        tokens = [*_think_and_total(entry), _percent(entry["forced_share"])]
+        rows.append([label, budget, accuracy_text(entry), *strict, *votes, *tokens])
     return Table(
         f"{name}: {result['problems']:,} problems",
         ["decoding", "budget", "accuracy", "strict", "differ", *voting, "think", "total", "forced"],
@@ -180,20 +158,11 @@ def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
     """A row per decoding and budget: all problems, and those that training did not come near."""
     count, left = result["near_duplicates"]["count"], 0
     rows = []
-    for mode, budgets in result["by_budget"].items():
-        for budget in by_size(budgets):
-            entry = budgets[budget]["without_near_duplicates"]
-            left = entry["problems"]
-            rows.append(
-                [
-                    mode,
-                    budget_name(budget),
-                    accuracy_text(budgets[budget]),
-                    accuracy_text(entry),
-                    f"{entry['mean_thinking_tokens']:,.1f}",
-                    f"{entry['mean_total_tokens']:,.1f}",
-                ]
-            )
+    for mode, budget, entry in _cells(result["by_budget"]):
+        others = entry["without_near_duplicates"]
+        left = others["problems"]
+        accuracies = [accuracy_text(entry), accuracy_text(others)]
+        rows.append([mode, budget, *accuracies, *_think_and_total(others)])
     return Table(
         f"{name}: without {count:,} near-duplicates of training questions",
         ["decoding", "budget", f"all {result['problems']:,}", f"the other {left:,}"]
@@ -217,17 +186,9 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
     for k, ways in result["self_consistency"].items():
         for way, budgets in ways.items():
             for budget, entry in budgets.items():
-                rows.append(
-                    [
-                        f"maj@{k}",
-                        way.replace("_", " "),
-                        f"{int(budget):,}",
-                        f"{k} x {entry['budget_each']:,}",
-                        _rate(entry, "value", "ci95"),
-                        f"{entry['mean_thinking_tokens']:,.1f}",
-                        f"{entry['mean_total_tokens']:,.1f}",
-                    ]
-                )
+                vote = [f"maj@{k}", way.replace("_", " "), f"{int(budget):,}"]
+                each, right = f"{k} x {entry['budget_each']:,}", _rate(entry, "value", "ci95")
+                rows.append([*vote, each, right, *_think_and_total(entry)])
     return Table(
         f"{name}: Self-Consistency",
         ["vote", "accounting", "budget", "samples x tokens", "accuracy", "think", "total"],
@@ -257,24 +218,14 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
 
 def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
     rows = []
-    for mode, budgets in comparison["by_budget"].items():
-        for budget in by_size(budgets):
-            entry = budgets[budget]
-            low, high = entry["ci95"]
-            first, last = entry["thinking_ci95"]
-            rows.append(
-                [
-                    mode,
-                    budget_name(budget),
-                    _percent(entry["accuracy"]),
-                    _percent(entry["other_accuracy"]),
-                    f"{_points(entry['difference'])} [{_points(low)}, {_points(high)}]",
-                    f"{entry['thinking_tokens_difference']:+,.1f} [{first:+,.1f}, {last:+,.1f}]",
-                ]
-            )
+    for mode, budget, entry in _cells(comparison["by_budget"]):
+        both = [_percent(entry[name]) for name in ("accuracy", "other_accuracy")]
+        points = _points(entry["difference"], *entry["ci95"])
+        first, last = entry["thinking_ci95"]
+        tokens = f"{entry['thinking_tokens_difference']:+,.1f} [{first:+,.1f}, {last:+,.1f}]"
+        rows.append([mode, budget, *both, points, tokens])
     for mode, over in comparison["anytime"].items():
-        low, high = over["mean_ci95"]
-        points = f"{_points(over['mean_difference'])} [{_points(low)}, {_points(high)}]"
+        points = _points(over["mean_difference"], *over["mean_ci95"])
         rows.append([mode, "mean", NONE, NONE, points, NONE])
     return Table(
         f"{name}: difference to {other}",

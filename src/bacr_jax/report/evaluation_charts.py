@@ -82,6 +82,18 @@ def _has(policies: Mapping[str, Summary], name: str) -> bool:
     return all(name in entry for summary in policies.values() for entry in entries(summary))
 
 
+def _curve(
+    label: str,
+    place: int,
+    x: Sequence[float],
+    y: Sequence[float],
+    ends: Sequence[tuple[float, float]],
+) -> Series:
+    """Of one of several policies; the first, which the others are compared with, is dashed."""
+    line = "--" if place == 0 else "-"
+    return Series(label, x, y, colour(place), ends, line=line, marker=marker(place))
+
+
 def _apart(place: int, count: int) -> float:
     """A factor, since the axis is logarithmic: policies stand 2.5 % of a doubling apart."""
     return float(2 ** (0.025 * (place - count / 2)))
@@ -93,7 +105,7 @@ def _by_budget(
     title: str,
     name: str,
     interval: str,
-    y: Axis,
+    axis: Axis,
     start: int,
     *,
     note: str = "",
@@ -104,31 +116,23 @@ def _by_budget(
     for place, (label, summary) in enumerate(policies.items(), start):
         found = summary.get(mode, {})
         budgets = by_size(found)
-        apart = _apart(place, len(policies))
-        series.append(
-            Series(
-                label,
-                [where[budget] * apart for budget in budgets],
-                [_percent(found[budget][name]) for budget in budgets],
-                colour(place),
-                [_ends(found[budget], interval) for budget in budgets],
-                line="--" if place == 0 else "-",
-                marker=marker(place),
-            )
-        )
+        x = [where[budget] * _apart(place, len(policies)) for budget in budgets]
+        y = [_percent(found[budget][name]) for budget in budgets]
+        ends = [_ends(found[budget], interval) for budget in budgets]
+        series.append(_curve(label, place, x, y, ends))
     ticks = by_size(where)
     ticks = ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
-    x = Axis(
+    across = Axis(
         "thinking budget (tokens)",
         log2=True,
         low=min(where.values()) * 0.93,
         high=max(where.values()) * 1.07,
         ticks=[(where[budget], budget_name(budget)) for budget in ticks],
     )
-    return Chart(title, series, x, y, note=note)
+    return Chart(title, series, across, axis, note=note)
 
 
-def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) -> Chart:
+def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: int) -> Chart:
     """Accuracy against the tokens that were really spent, a point per budget."""
     whole = _has(policies, "mean_total_tokens")
     name = "mean_total_tokens" if whole else "mean_thinking_tokens"
@@ -137,21 +141,12 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, y: Axis, start: int) 
         found = summary.get(mode, {})
         rows = [found[budget] for budget in by_size(found) if found[budget][name] > 0]
         rows = sorted(rows, key=lambda entry: entry[name])
-        series.append(
-            Series(
-                label,
-                [entry[name] for entry in rows],
-                [_percent(entry["accuracy"]) for entry in rows],
-                colour(place),
-                [_ends(entry, "ci95") for entry in rows],
-                line="--" if place == 0 else "-",
-                marker=marker(place),
-            )
-        )
+        x, y = [entry[name] for entry in rows], [_percent(entry["accuracy"]) for entry in rows]
+        series.append(_curve(label, place, x, y, [_ends(entry, "ci95") for entry in rows]))
     what = "mean tokens used, in all" if whole else "mean thinking tokens used"
     note = "a point per budget; thinking, forced and answer tokens" if whole else ""
-    x = Axis(what, log2=True)
-    return Chart(f"Accuracy by tokens used, {mode}", series, x, y, note=note)
+    across = Axis(what, log2=True)
+    return Chart(f"Accuracy by tokens used, {mode}", series, across, axis, note=note)
 
 
 def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> Chart:
@@ -169,17 +164,8 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
         mean = [max(entry["used"], 1.0) for entry in used]
         seen += asked
         reached += [end for pair in ends for end in pair]
-        series.append(
-            Series(
-                label,
-                [budget * _apart(place, len(policies)) for budget in asked],
-                mean,
-                colour(place),
-                ends,
-                line="--" if place == 0 else "-",
-                marker=marker(place),
-            )
-        )
+        x = [budget * _apart(place, len(policies)) for budget in asked]
+        series.append(_curve(label, place, x, mean, ends))
     low, high = min(seen, default=1.0), max(seen, default=2.0)
     # With room beyond the ends, which would seem to go on otherwise.
     least, most = 0.93 * min(reached, default=1.0), 1.07 * max(reached, default=2.0)
