@@ -10,37 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from bacr_grading.documents import (
-    LARGEST_TABLE,
-    NotJson,
-    check_regular,
-    nearest,
-    parse_json,
-    read_file,
-    read_json,
-    read_object,
+    LARGEST_TABLE as LARGEST_TABLE,
+    NotJson as NotJson,
+    check_regular as check_regular,
+    nearest as nearest,
+    parse_json as parse_json,
+    read_file as read_file,
+    read_json as read_json,
+    read_object as read_object,
 )
 from bacr_grading.errors import UserError
-
-__all__ = [
-    "LARGEST_TABLE",
-    "NotJson",
-    "append_line",
-    "cannot_write",
-    "check_regular",
-    "keep_until",
-    "check_model_folder",
-    "lines_until",
-    "nearest",
-    "parse_json",
-    "read_file",
-    "read_json",
-    "read_lines",
-    "read_object",
-    "replace_file",
-    "write_atomically",
-    "write_json",
-    "write_lines",
-]
 
 
 def check_model_folder(path: str | Path, where: str) -> None:

@@ -7,23 +7,15 @@ import argparse
 import logging
 from pathlib import Path
 
-from bacr_grading.command import STOPPED, Parser, entry_point, failure, refusal, uninterrupted
+from bacr_grading.command import (
+    STOPPED as STOPPED,
+    Parser as Parser,
+    entry_point as entry_point,
+    failure as failure,
+    refusal as refusal,
+    uninterrupted as uninterrupted,
+)
 from bacr_jax.errors import UserError
-
-__all__ = [
-    "BEST",
-    "STOPPED",
-    "Parser",
-    "add_saved_policy",
-    "check_saved_policy",
-    "checkpoint_step",
-    "entry_point",
-    "failure",
-    "quieten_orbax",
-    "refusal",
-    "uninterrupted",
-    "whole_number",
-]
 
 # The checkpoint whose evaluation was the best.
 BEST = "best"

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from bacr_jax.config.checks import check
+from bacr_jax.config.checks import check as check
 from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.reader import read_entry
 from bacr_jax.config.schema import Config
@@ -32,18 +32,6 @@ from bacr_jax.config.values import (
 )
 from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
 from bacr_jax.errors import UserError
-
-__all__ = [
-    "check",
-    "fingerprint",
-    "flatten",
-    "help_text",
-    "load",
-    "override",
-    "schema",
-    "to_yaml",
-    "value_text",
-]
 
 COMMAND_LINE = "command line"
 # Keys of earlier versions, and what is written instead of each of their values.

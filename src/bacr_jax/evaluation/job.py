@@ -25,12 +25,12 @@ from bacr_jax.evaluation.folder import (
     SampleBatch,
     find_evaluation,
     in_one_call,
-    open_evaluation,
     read_results,
     read_samples,
     read_settings,
     sample_batches,
 )
+from bacr_jax.evaluation.folder import open_evaluation as open_evaluation
 from bacr_jax.evaluation.samples import (
     SAMPLED,
     Drawing,
@@ -83,8 +83,6 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     groups = groups_from_solve_rate(rates, num_groups=len(GROUPS))
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
-
-__all__ = ["Work", "open_evaluation", "prepare", "run"]
 
 # Rows of a batch for each row decoded together: more keep slots busier, fewer lose less to a kill.
 _WAVES = 4

@@ -9,19 +9,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
-
-__all__ = [
-    "NO_HISTORY",
-    "PUBLISHED",
-    "length_reward",
-    "make",
-    "no_history",
-    "problems",
-    "total_reward",
-    "update_history",
-]
 
 Scalar = int | float | Array
 

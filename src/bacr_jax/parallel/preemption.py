@@ -38,12 +38,7 @@ class PreemptionHandler:
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Gives the signals back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -1,6 +1,5 @@
 """Answers for people: one after the other as plain text, or side by side while they come."""
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,14 +70,9 @@ class LiveColumns:
         self._draw()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Leaves what was drawn last."""
-        self._live.__exit__(kind, error, trace)
+        self._live.__exit__(*error)
 
     def watch(self, row: int, thinking: str, answer: str) -> None:
         """Takes the texts of a row so far; see `ask.Session`."""

@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import tempfile
-import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -159,12 +158,7 @@ class RunFolder(RunPaths):
         """The folder itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Releases the lock; the end of the process, however it comes, does so too."""
         if self._held is not None:
             self._held.close()

@@ -5,7 +5,6 @@ import contextlib
 import io
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,12 +134,7 @@ class Progress:
         """The progress itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Gives the terminal back."""
         self.close()
 
