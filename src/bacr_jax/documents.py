@@ -39,11 +39,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replaces a file in one step: a reader sees the old text or the new one, never half.
-
-    Raises:
-      OSError: no space, or no right to write there.
-    """
+    """Replaces a file in one step: a reader sees the old text or the new one, never half."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -54,11 +50,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """`replace_file` of a run's file.
-
-    Raises:
-      UserError: no space, or no right to write there.
-    """
+    """`replace_file` of a run's file; UserError: no space, or no right to write there."""
     try:
         replace_file(path, text)
     except OSError as error:

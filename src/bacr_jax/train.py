@@ -169,12 +169,7 @@ def run_path(config: Config) -> Path:
 
 
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
-    """The run folder: opened by the first process, after which the others follow.
-
-    Raises:
-      UserError: it can't be used.
-      SystemExit: the first process has said why it can't.
-    """
+    """The run folder: opened by the first process, after which the others follow."""
     import numpy as np
 
     from bacr_jax.parallel import processes

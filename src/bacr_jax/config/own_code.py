@@ -12,12 +12,7 @@ from bacr_jax.errors import UserError
 
 
 def module_of_file(key: str, name: str) -> Any:
-    """The module of a Python file; `key` names the config's key that names it.
-
-    Raises:
-      UserError: there is no such file.
-      ImportError, SyntaxError: its own, as by `guarded`.
-    """
+    """The module of a Python file that the config's `key` names, imported as by `guarded`."""
     path = Path(name)
     if not path.is_file():
         write = nearest(path, "the path of a Python file")
@@ -32,11 +27,9 @@ def module_of_file(key: str, name: str) -> Any:
 
 
 def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
-    """The result of somebody's code, or one line that says where it stumbled.
+    """The result of somebody's code; UserError: where it stumbled, or tried to end the process.
 
-    Raises:
-      ImportError, SyntaxError: its own.
-      UserError: it raised something else, or tried to end the process.
+    ImportError and SyntaxError pass: its caller knows what to write instead.
     """
     try:
         return call()

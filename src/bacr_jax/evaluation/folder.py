@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from bacr_jax import documents
 from bacr_jax.documents import cannot_write, write_json
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
 from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder
 
@@ -159,10 +159,6 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[Evaluation
 
     It is locked against other processes until it is left. A new folder in which nothing was
     evaluated disappears when a UserError leaves it.
-
-    Raises:
-      UserError: the folder holds something else or another evaluation, is in use, or can't be
-        written.
     """
     where = f"--out {path}"
     try:
@@ -205,10 +201,9 @@ def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> Non
         if there.get(name) != now.get(name)
     ]
     if differing:
-        more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
         raise UserError(
             f"{where}: holds another evaluation, which differs in "
-            f"{', '.join(differing[:_MOST_NAMED])}{more}; write another --out"
+            f"{first_of(differing, _MOST_NAMED)}; write another --out"
         )
 
 

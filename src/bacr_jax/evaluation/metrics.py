@@ -95,9 +95,6 @@ def majority_at_k(
       answers: number of the answer each sample gives, equal answers having equal numbers (within a
         problem); -1 for no answer.
       correct: verdicts, equal for equal answers; or scores.
-
-    Raises:
-      ValueError: more samples asked for than there are, or an answer with both verdicts.
     """
     samples = answers.shape[1]
     if not 1 <= k <= samples:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel.launched import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_half_told
 from bacr_jax.parallel.peers import relay
 
@@ -81,10 +81,9 @@ def join() -> bool:
         try:
             jax.distributed.initialize(**_relayed(others))
         except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"{COORDINATOR}: the processes of this run did not find each other ({reason}); "
-                "start all of them, where process 0 can be reached"
+                f"{COORDINATOR}: the processes of this run did not find each other "
+                f"({reason_of(error)}); start all of them, where process 0 can be reached"
             ) from None
     return others is not None
 

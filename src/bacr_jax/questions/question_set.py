@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from bacr_jax.errors import first_of
+
 _PER_QUESTION = (
     *("questions", "answers", "levels", "groups", "ids", "subjects", "rows", "duplicates"),
 )
@@ -120,6 +122,5 @@ class QuestionSet:
             lines.append(f"  {self.note}")
         for reason, count in Counter(row.reason for row in self.left_out).items():
             ids = [row.id for row in self.left_out if row.reason == reason]
-            more = f" and {count - _SHOWN:,} more" if count > _SHOWN else ""
-            lines.append(f"  left out, {reason}: {count:,} ({', '.join(ids[:_SHOWN])}{more})")
+            lines.append(f"  left out, {reason}: {count:,} ({first_of(ids, _SHOWN)})")
         return lines

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, read_file
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, first_of
 
 Row = dict[str, Any]
 
@@ -78,8 +78,8 @@ def _local(path: str, base: str, where: str) -> Path:
 
 
 def _names(files: list[Path], root: Path) -> str:
-    shown = [str(file.relative_to(root)) if root.is_dir() else file.name for file in files[:3]]
-    return ", ".join(shown) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    inside = root.is_dir()
+    return first_of([str(file.relative_to(root)) if inside else file.name for file in files], 3)
 
 
 def _files_of(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:

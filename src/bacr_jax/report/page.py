@@ -1,6 +1,5 @@
 """report.html of a run, or of several beside each other: one file with everything in it."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from bacr_jax import documents
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import mixture
 from bacr_jax.documents import write_atomically
-from bacr_jax.errors import UserError, printable
+from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
@@ -303,12 +302,7 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
 
 def try_report(folder: Path) -> None:
     """`write_report` of a run that is done; a failure is a warning, since the results are there."""
-    try:
-        write_report(folder)
-    # Whatever a record, a font or a disk made of it.
-    except Exception as error:
-        reason = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        print(f"warning: {RunPaths(folder).report}: can't be written ({reason})", file=sys.stderr)
+    attempt(f"{RunPaths(folder).report}: can't be written", write_report, folder)
 
 
 def _target(default: Path, out: Path | None) -> Path:

@@ -1,7 +1,6 @@
 """Charts for files, drawn by Matplotlib from the descriptions that pages draw as SVG."""
 
 import math
-import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bacr_jax import errors
 from bacr_jax.errors import printable
 from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Scale, Series
 
@@ -88,14 +88,7 @@ def attempt(
     path: Path, title: str, rows: Callable[..., Sequence[Sequence[Chart]]], *args: Any
 ) -> bool:
     """Draws a picture; one that fails is a warning, since results must not depend on pictures."""
-    try:
-        save(figure(title, rows(*args)), path)
-    # Matplotlib raises whatever a font, a disk or an odd number made of it.
-    except Exception as error:
-        reason = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        print(f"warning: {path}: can't be drawn ({reason})", file=sys.stderr)
-        return False
-    return True
+    return errors.attempt(f"{path}: can't be drawn", lambda: save(figure(title, rows(*args)), path))
 
 
 def _plain(text: str) -> str:

@@ -279,11 +279,7 @@ def set_titles(specs: Iterable[str]) -> dict[str, str]:
 
 
 def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summary] | None:
-    """The same policies on the problems that are no near-duplicates of training questions.
-
-    Returns:
-      Summaries by name; None if no problem was marked as one.
-    """
+    """The same policies on the problems that are no near-duplicates of training questions."""
     key = "without_near_duplicates"
     others = {
         name: {

@@ -53,11 +53,7 @@ class SampleTraces(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """A prompt whose continuation is known to the learner.
-
-    Attributes:
-      score: from parameters and the tokens that follow the prompt to their log-probabilities.
-    """
+    """A prompt whose continuation is known to the learner."""
 
     prompt: Sequence[int]
     budget: int | None
@@ -100,12 +96,7 @@ class Fleet:
         sampler: Sampler,
         listeners: Listeners,
     ) -> Rollout:
-        """See `SampleTraces`.
-
-        Raises:
-          ServersLost: none is left.
-          UserError: a server refuses a row, or holds other weights than it says.
-        """
+        """See `SampleTraces`."""
         try:
             return ask(prompts, rows, key, sampler, listeners, self._sampled)
         except (Refused, ValueError) as error:

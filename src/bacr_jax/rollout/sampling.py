@@ -235,10 +235,6 @@ def first_reaching(
 
     An index without mass is never returned, whatever the rounding of the sums.
 
-    Args:
-      mass: not negative, some of it positive in every row.
-      share: in [0, 1).
-
     Returns:
       Indices, and the total mass.
     """
@@ -262,9 +258,6 @@ def categorical(
 
     Args:
       scores: fp32; entries at least some 100 below the largest have no mass.
-
-    Returns:
-      Token ids, and their log-probabilities (nats).
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])

@@ -45,11 +45,7 @@ def positions_needed(
     ended: Bool[np.ndarray, "n"],
     chunk: int,
 ) -> int:
-    """Positions that caches must have for the next chunk.
-
-    Args:
-      limits: most tokens each may sample.
-    """
+    """Positions that caches must have for the next chunk."""
     reach = np.minimum(sampled + np.where(ended, 0, chunk), limits)
     return int((prompts + reach).max())
 

@@ -19,7 +19,7 @@ from bacr_held.fingerprint import file_digests
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.reproducible import DUMP, LOAD
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, first_of
 from bacr_jax.parallel import processes
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.runs.provenance import VERSIONED, data_fingerprint
@@ -73,17 +73,16 @@ def disagreement(told: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str
     """The refusal of processes that were told different things; None: all agree with the first."""
     for place, other in enumerate(told):
         names = dict.fromkeys((*told[0], *other))
-        differing = [name for name in names if told[0].get(name) != other.get(name)]
+        differing = [
+            f"{name} ({_short(told[0].get(name))} there, {_short(other.get(name))} here)"
+            for name in names
+            if told[0].get(name) != other.get(name)
+        ]
         if differing:
-            named = ", ".join(
-                f"{name} ({_short(told[0].get(name))} there, {_short(other.get(name))} here)"
-                for name in differing[:_MOST_NAMED]
-            )
-            more = len(differing) - _MOST_NAMED
             return (
                 f"process {place} on {hosts[place]}: is not of the run of process 0 on {hosts[0]}, "
-                f"and differs in {named}{f' and {more} more' if more > 0 else ''}; start all "
-                "processes with the same command, files, versions and environment"
+                f"and differs in {first_of(differing, _MOST_NAMED)}; start all processes with the "
+                "same command, files, versions and environment"
             )
     return None
 

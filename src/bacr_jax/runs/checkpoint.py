@@ -21,7 +21,7 @@ from etils import epath
 
 from bacr_jax import documents
 from bacr_jax.documents import lines_until, read_lines, write_lines
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel import processes
 from bacr_jax.runs.digest import DigestMismatch, digests, verify
 from bacr_jax.runs.folder import RunPaths
@@ -130,11 +130,6 @@ def _is_local(leaf: Any) -> bool:
     """An array that was never put on particular devices."""
     is_array = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return is_array and leaf.is_fully_addressable and not leaf.committed
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _disk_trouble(error: BaseException | None) -> str | None:
@@ -250,7 +245,7 @@ def read_part(state: Path, *path: str) -> Any:
             found = found[name]
     # A damaged file shows as almost any exception, by where the damage is.
     except Exception as error:
-        raise damaged_policy(state, _reason(error)) from None
+        raise damaged_policy(state, reason_of(error)) from None
     return found
 
 
@@ -259,7 +254,7 @@ def read_meta(state: Path) -> dict[str, Any]:
     try:
         return _record(state)[0]
     except Exception as error:
-        raise damaged_policy(state, _reason(error)) from None
+        raise damaged_policy(state, reason_of(error)) from None
 
 
 def damaged_policy(state: Path, reason: str) -> UserError:
@@ -364,9 +359,6 @@ class Checkpoints:
 
         Args:
           wait: until it has been read; else what is not known yet is left for the next call.
-
-        Raises:
-          UserError: names the checkpoint, and the one before, which was not touched.
         """
         if self._saved is None:
             return
@@ -377,7 +369,7 @@ class Checkpoints:
         with self._writing():
             self._manager.wait_until_finished()
         error = None if read is None else read.exception()
-        reason = processes.text_from_first("" if error is None else _reason(error))
+        reason = processes.text_from_first("" if error is None else reason_of(error))
         if reason:
             raise UserError(self._unreadable(step, f"was saved, but can't be read ({reason})"))
         for old in self.steps[: -self._kept.newest]:
@@ -448,7 +440,7 @@ class Checkpoints:
             what = "damaged"
             if not isinstance(error, DigestMismatch):
                 what += ", or of another model than this config's"
-            raise UserError(self._unreadable(step, f"{what} ({_reason(error)})")) from None
+            raise UserError(self._unreadable(step, f"{what} ({reason_of(error)})")) from None
 
     def _unreadable(self, step: int, what: str) -> str:
         """What is wrong with a checkpoint, and what to do."""

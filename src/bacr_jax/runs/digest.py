@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
+from bacr_jax.errors import first_of
 from bacr_jax.parallel import processes
 
 # Words digested at a time on the host: what fits a core's cache.
@@ -124,8 +125,7 @@ def verify(tree: Any, expected: Mapping[str, str]) -> None:
     found = digests(tree)
     wrong = [name for name in found if found[name] != expected.get(name)]
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise DigestMismatch(f"{wrong[0]}{more}: not what was saved")
+        raise DigestMismatch(f"{first_of(wrong)}: not what was saved")
 
 
 def check_replicas(tree: Any) -> None:

@@ -19,7 +19,7 @@ from bacr_jax.documents import (
     write_atomically,
     write_lines,
 )
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, first_of
 
 LOCK = ".lock"
 # What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
@@ -246,17 +246,16 @@ def _refuse_unless_ours(
         raise UserError(
             f"{where}: holds a run whose config can't be read ({error}); write another folder"
         ) from None
-    refused = [key for key in differing if key not in allowed]
+    refused = [
+        f"{key} ({there} there, {now} now)"
+        for key, (there, now) in differing.items()
+        if key not in allowed
+    ]
     if refused:
-        named = ", ".join(
-            f"{key} ({differing[key][0]} there, {differing[key][1]} now)"
-            for key in refused[:_MOST_NAMED]
-        )
-        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
         raise UserError(
-            f"{where}: holds a run with another config, which differs in {named}{more}; write "
-            "another folder, or the same config to resume, or --allow-change KEY for each key "
-            "that may differ from here on"
+            f"{where}: holds a run with another config, which differs in "
+            f"{first_of(refused, _MOST_NAMED)}; write another folder, or the same config to "
+            "resume, or --allow-change KEY for each key that may differ from here on"
         )
 
 

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import math
 import os
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import append_line, check_regular, read_lines, write_atomically
-from bacr_jax.errors import UserError, printable
+from bacr_jax.errors import UserError, attempt
 from bacr_jax.runs.folder import RunFolder
 
 
@@ -157,16 +156,6 @@ def open_boards(folder: RunFolder, config: Config) -> list[TensorBoard | Wandb]:
     return boards
 
 
-def attempt(what: str, show: Any, *args: Any) -> None:
-    """Shows something; a failure is a warning, since results must not depend on what is shown."""
-    try:
-        show(*args)
-    # A picture, a network or a library can fail in any way.
-    except Exception as error:
-        reason = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        print(f"warning: {what} can't be shown ({reason})", file=sys.stderr)
-
-
 # Metrics of these groups measure the machine and the process, not the run: two equal runs, or one
 # that was resumed, differ in them.
 OF_THE_MACHINE = ("time/", "process/")
@@ -217,11 +206,11 @@ class MetricsWriter:
             where = type(board).__name__
             if numbers:
                 number = functools.partial(board.numbers, repeats=False)
-                attempt(f"{where}: an evaluation", number, step, numbers)
+                attempt(f"{where}: an evaluation can't be shown", number, step, numbers)
             if pictures:
-                attempt(f"{where}: pictures", board.pictures, step, pictures)
+                attempt(f"{where}: pictures can't be shown", board.pictures, step, pictures)
             if traces is not None and traces.rows:
-                attempt(f"{where}: traces", board.traces, step, traces)
+                attempt(f"{where}: traces can't be shown", board.traces, step, traces)
 
     def close(self) -> None:
         """Flushes what the boards hold back, and ends them."""

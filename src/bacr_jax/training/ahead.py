@@ -40,13 +40,7 @@ class InHand:
 def nothing_in_hand(
     questions: int, group_size: int, cuts: int, spec: RolloutSpec, *, prompt: int, suffix: int
 ) -> InHand:
-    """Of the shapes of a batch in hand.
-
-    Args:
-      cuts: of each trace.
-      prompt: width of the prompts.
-      suffix: most forced tokens.
-    """
+    """Of the shapes of a batch in hand."""
     rows, answers = questions * group_size, cuts * spec.answers
     whole = lambda *shape: np.zeros(shape, np.int32)
     real = lambda *shape: np.zeros(shape, np.float32)

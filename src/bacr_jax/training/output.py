@@ -11,6 +11,7 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import append_line
+from bacr_jax.errors import attempt
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.prompts.tokenizers import decode_ids
@@ -19,7 +20,7 @@ from bacr_jax.report.figures import short_names
 from bacr_jax.report.page import try_report
 from bacr_jax.report.traces import Trace, is_right, read_traces, shown_traces
 from bacr_jax.runs.folder import RunFolder
-from bacr_jax.runs.metrics import MetricsWriter, Rows, attempt
+from bacr_jax.runs.metrics import MetricsWriter, Rows
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.run import Run
 
@@ -247,8 +248,8 @@ def publish(
     if config.output.report:
         try_report(folder.path)
     if not again:
-        attempt("pictures", _show_pictures, folder, metrics, step)
-        attempt("traces", _show_traces, folder, metrics, step)
+        attempt("pictures can't be shown", _show_pictures, folder, metrics, step)
+        attempt("traces can't be shown", _show_traces, folder, metrics, step)
     metrics.close()
 
 

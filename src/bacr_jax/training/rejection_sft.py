@@ -93,9 +93,6 @@ def examples(
 
     Tokens that the decoding loop would force are not in the loss. Ids are those that were sampled;
     nothing is tokenised again but the opening and the tags.
-
-    Returns:
-      Tokens and loss mask, right-padded.
     """
     trunks, branches = answered.rollout.trunks, answered.rollout.branches
     encode = lambda text: encode_text(environment.tokenizer, text).tolist()

@@ -63,15 +63,7 @@ def plan_batch(
 def in_stream_order(
     stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
-    """Line 6 with data.order=shuffled: of each question's group the next in order, not the drawn.
-
-    Args:
-      stream: order of the questions; None keeps the plan.
-      cursors: questions drawn so far from each group.
-
-    Returns:
-      The plan and the new cursors.
-    """
+    """Line 6 with data.order=shuffled: of each question's group the next, and the new cursors."""
     if stream is None:
         return plan, cursors
     questions, cursors = stream.draw(cursors, np.asarray(plan.groups))
@@ -309,9 +301,6 @@ def token_advantages(
     Args:
       source: index of the answer that serves each place (`Branches.source`).
       grace: tokens after the budget that the last segment may have.
-
-    Returns:
-      Rewards and advantages, and their metrics.
     """
     rewards = method.rewards(method_state, group_batch)
     found = method.advantages(method_state, group_batch, rewards, values)

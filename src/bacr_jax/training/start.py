@@ -221,11 +221,7 @@ def tokenizer_of(config: Config) -> tuple[Any, int]:
 def restore_files(
     folder: RunFolder, written: dict[str, Any], step: int, progress: Progress
 ) -> None:
-    """Brings the files of a resumed run to where they were at its checkpoint, in one process.
-
-    Raises:
-      UserError: a file can't be brought there; in every process.
-    """
+    """Brings the files of a resumed run to where they were at its checkpoint, in one process."""
     refused = ""
     if processes.is_first():
         try:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from bacr_held import check_manifest
 from bacr_jax import documents
 from bacr_jax.config.values import shown
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, first_of
 from bacr_jax.model.hf.hf_config import read_json
 from bacr_jax.model.hf.names import Entry
 
@@ -110,23 +110,18 @@ def read_headers(paths: Iterable[Path]) -> Archive:
     return archive
 
 
-def _first_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more}"
-
-
 def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
     """Every expected tensor is there in its shape and a float type, and nothing else is."""
     expected = {entry.name: entry for entry in entries}
     missing = [name for name in expected if name not in archive.files]
     if missing:
         raise UserError(
-            f"{folder}: missing tensor {_first_of(missing)}; write a folder with all of its shards"
+            f"{folder}: missing tensor {first_of(missing)}; write a folder with all of its shards"
         )
     extra = sorted(name for name in archive.files if name not in expected)
     if extra:
         raise UserError(
-            f"{folder}: extra tensor {_first_of(extra)}, which this model's shape does not have; "
+            f"{folder}: extra tensor {first_of(extra)}, which this model's shape does not have; "
             "write a folder whose config.json and weights belong together"
         )
     for name, entry in expected.items():

@@ -102,11 +102,7 @@ def save_adapter(
     base: Path | None = None,
     card: str = "",
 ) -> list[str]:
-    """Writes a folder that PEFT loads onto the base.
-
-    Args:
-      base: folder of the base, for adapter_config.json.
-    """
+    """Writes a folder that PEFT loads onto the base."""
     check_free(out)
     assert settings.rank is not None
     own = entries(config, rank=settings.rank, targets=settings.targets)
