@@ -6,7 +6,7 @@ block takes its attention as a function: `attend(q, k, v) -> (output, anything)`
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -83,21 +83,19 @@ def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array,
     return rows.reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def joined_product(
-    y: Float[Array, "*B D"],
-    kernel: Float[Array, "D S C"],
-    bias: Float[Array, "S C"] | None,
-    widths: Sequence[int],
+def joined_products(
+    block: "Block", y: Float[Array, "*B D"], name: str, *widths: int
 ) -> list[Float[Array, "*B E"]]:
     """Several products of one input, whose matrices a decode copy has joined.
 
-    Args:
-      kernel: columns of all of them, by tensor shard (`kv_cache.join_products`).
-      widths: columns of each, all shards together.
+    Their columns lie together by tensor shard, [D, shards, columns] (`kv_cache.join_products`);
+    `widths` are those of each, all shards together.
     """
+    kernel: Array = block.get_variable("params", f"{name}_kernel").astype(block.dtype)
+    bias: Array | None = block.get_variable("params", f"{name}_bias")
     out = matmul(y, kernel.reshape(kernel.shape[0], -1))
     if bias is not None:
-        out = out + bias.reshape(-1)
+        out = out + bias.astype(block.dtype).reshape(-1)
     shards = kernel.shape[1]
     out = out.reshape(*y.shape[:-1], shards, -1)
     ends = list(itertools.accumulate(width // shards for width in widths))
@@ -111,6 +109,15 @@ def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Arr
         return out
     down, up = (adapter[f"{name}_{part}"].astype(y.dtype) for part in "ab")
     return out + matmul(matmul(y, down), up)
+
+
+def rotate_normed(
+    q: Array, k: Array, rotary: Rotary, q_norm: Array, k_norm: Array, eps: float
+) -> tuple[Array, Array]:
+    """Queries and keys that are normed head by head before they are rotated."""
+    # The norms' backward pass reads the products themselves: those are kept.
+    q, k = checkpoint_name(q, "query"), checkpoint_name(k, "key")
+    return rotate(rms_norm(q, q_norm, eps), rotary), rotate(rms_norm(k, k_norm, eps), rotary)
 
 
 class Block(nn.Module):
@@ -149,12 +156,7 @@ class Block(nn.Module):
             out = out + weight(f"{name}_bias", _ZEROS, heads * h) if c.qkv_bias else out
             return out.reshape(*y.shape[:-1], heads, h)
 
-        def joined(y: Array, name: str, *widths: int) -> list[Array]:
-            kernel: Array = self.get_variable("params", f"{name}_kernel")
-            bias: Array | None = self.get_variable("params", f"{name}_bias")
-            bias = None if bias is None else bias.astype(self.dtype)
-            return joined_product(y, kernel.astype(self.dtype), bias, widths)
-
+        joined = functools.partial(joined_products, self)
         is_joined = self.has_variable("params", "qkv_kernel")
         y = rms_norm(x, weight("attention_norm", _ONES, d), c.rms_norm_eps)
         if is_joined:
@@ -165,10 +167,8 @@ class Block(nn.Module):
             k = project(y, "k", c.num_kv_heads)
             v = project(y, "v", c.num_kv_heads)
         if c.qk_norm:
-            # The norms' backward pass reads the products themselves: those are kept.
-            q, k = checkpoint_name(q, "query"), checkpoint_name(k, "key")
-            q = rotate(rms_norm(q, weight("q_norm", _ONES, h), c.rms_norm_eps), rotary)
-            k = rotate(rms_norm(k, weight("k_norm", _ONES, h), c.rms_norm_eps), rotary)
+            norms = weight("q_norm", _ONES, h), weight("k_norm", _ONES, h)
+            q, k = rotate_normed(q, k, rotary, *norms, c.rms_norm_eps)
         else:
             q = checkpoint_name(rotate(q, rotary), "query")
             k = checkpoint_name(rotate(k, rotary), "key")

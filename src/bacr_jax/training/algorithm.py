@@ -40,13 +40,8 @@ def iterate(
 
     Args:
       state: donated.
-      step: number of the iteration; with the run's seed it fixes all randomness.
       reference: parameters of the reference policy, for a KL term; None without one.
       poll: called while sampling and grading; it may raise, and `state` is whole then.
-      tell_phase: hears what begins.
-
-    Returns:
-      The next state, and for the logs the metrics, what was learned from and its advantages.
     """
     clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
@@ -65,15 +60,7 @@ def iterate(
     # Before the first update V is 0 everywhere: it starts at the batch's mean reward instead.
     train, values = stages.start_values(run, state, paid, values, step)
     # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
-    advantages, advantage_metrics = stages.token_advantages(
-        state.method_state,
-        paid,
-        values,
-        chosen.rollout.branches.source,
-        method=run.method,
-        max_thinking=run.policy.rollout.max_sampled,
-        grace=run.config.budget.grace,
-    )
+    advantages, advantage_metrics = stages.advantages_of(run, state, chosen, paid, values)
     # 14: theta and psi by Eq. 16.
     train, learned = stages.update(
         run, train, stages.learner_batch(run, chosen, advantages), features, step, reference
@@ -96,7 +83,6 @@ def iterate(
     if isinstance(new, RunStateAhead):
         new = with_upcoming(new, upcoming, clock)
     metrics = {**learned, **advantage_metrics}
-    metrics |= stages.score_metrics(advantages.returns, chosen.group_batch.surprise)
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
     metrics |= host_metrics(clock, graded, GraderTotals.of(run.environment))
     metrics = clock.timed(metrics, chosen.tokens)

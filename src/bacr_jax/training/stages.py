@@ -285,6 +285,27 @@ class TokenAdvantages:
     keep: Bool[Array, "Q G"] | None
 
 
+def advantages_of(
+    run: Run,
+    state: RunState,
+    chosen: Round,
+    paid: GroupBatch,
+    values: Float[Array, "Q G M"] | None,
+) -> tuple["TokenAdvantages", dict[str, Array]]:
+    """Lines 11 and 12: rewards and advantages, with their metrics; `paid` is what is credited."""
+    advantages, metrics = token_advantages(
+        state.method_state,
+        paid,
+        values,
+        chosen.rollout.branches.source,
+        method=run.method,
+        max_thinking=run.policy.rollout.max_sampled,
+        grace=run.config.budget.grace,
+    )
+    scores = score_metrics(advantages.returns, chosen.group_batch.surprise)
+    return advantages, metrics | scores
+
+
 @functools.partial(jax.jit, static_argnames=("method", "max_thinking", "grace"))
 def token_advantages(
     method_state: Any,
