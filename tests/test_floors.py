@@ -16,7 +16,7 @@ SRC = ROOT.parent
 PACKAGES = {
     0: "bacr_grading bacr_held bacr_tasks",
     1: "bacr_jax",
-    2: "bacr_plan",
+    2: "bacr_gguf bacr_plan",
     3: "bacr_doctor bacr_study",
 }
 # Modules of the library that only begin a command of another package, or of a room.
@@ -26,6 +26,7 @@ DOORS = {
     "study": "bacr_study",
     "grading": "bacr_grading",
     "doctor": "bacr_doctor",
+    "gguf": "bacr_gguf",
 }
 FLOORS = {
     0: "errors documents types masked oom",
@@ -37,9 +38,9 @@ FLOORS = {
     6: "runs",
     7: "evaluation",
     8: "report",
-    9: "export gguf",
+    9: "export",
     10: "training",
-    11: "train evaluate generate data plan study grading doctor",
+    11: "train evaluate generate data plan study grading doctor gguf",
     12: "facade",
     13: "__main__",
 }

@@ -13,6 +13,7 @@ ROOMS = {
     "bacr_tasks": ["tasks"],
     "bacr_plan": ["planning"],
     "bacr_doctor": ["doctor"],
+    "bacr_gguf": ["gguf"],
     "bacr_study": ["study"],
     "bacr_study/variance": ["study"],
 }
@@ -40,6 +41,7 @@ ELSEWHERE = {
     ("export/test_policy_folder.py", WIRE): "bacr_jax.model.hf.writing",
     ("test_main.py", DOOR): "bacr_jax.data .grading .study",
     ("doctor/test_main.py", DOOR): "bacr_jax.doctor",
+    ("gguf/test_main.py", DOOR): "bacr_jax.gguf",
     ("doctor/test_paths.py", PART): "bacr_doctor.checks bacr_doctor.reference",
     ("questions/test_source.py", PART): "bacr_jax.config.own_code",
     ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",

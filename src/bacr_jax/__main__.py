@@ -11,7 +11,7 @@ COMMANDS = {
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
     "export": ("bacr_jax.export.__main__", "write the policy of a run as a Hugging Face folder"),
-    "import": ("bacr_jax.gguf.__main__", "make a Hugging Face folder of a GGUF file"),
+    "import": ("bacr_jax.gguf", "make a Hugging Face folder of a GGUF file"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
     "study": ("bacr_jax.study", "many runs, compared: the experiments of the paper"),
     "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import gguf_world
-from bacr_jax.gguf import container
-from bacr_jax.gguf.container import Unusable
+from bacr_gguf import container
+from bacr_gguf.container import Unusable
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import gguf_world
-from bacr_jax.gguf import folder
-from bacr_jax.gguf.container import Unusable
+from bacr_gguf import folder
+from bacr_gguf.container import Unusable
 from bacr_jax.model import hf
 from bacr_jax.prompts.tokenizers import load_tokenizer
 

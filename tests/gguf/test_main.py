@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import gguf_world
+from bacr_gguf.__main__ import packaged
 from bacr_jax.__main__ import main
-from bacr_jax.gguf.__main__ import packaged
 
 FILES = {"README.md", "chat_template.jinja", "config.json", "generation_config.json"}
 FILES |= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -77,7 +77,7 @@ def test_it_needs_no_jax(tmp_path):
     path = gguf_world.write(tmp_path / "m.gguf")
     code = f"""
 import sys
-from bacr_jax.gguf.__main__ import main
+from bacr_gguf.__main__ import main
 assert main(["--gguf", {str(path)!r}, "--out", {str(tmp_path / "out")!r}]) == 0
 assert not {{"jax", "torch", "transformers"}} & set(sys.modules)
 """

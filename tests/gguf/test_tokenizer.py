@@ -3,8 +3,8 @@
 import pytest
 
 import gguf_world
-from bacr_jax.gguf import container, tokenizer
-from bacr_jax.gguf.container import Unusable
+from bacr_gguf import container, tokenizer
+from bacr_gguf.container import Unusable
 from gguf_world import TOKENS, TYPES
 
 ROWS = len(TOKENS)

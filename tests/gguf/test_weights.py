@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import gguf_world
-from bacr_jax.gguf import container, weights
-from bacr_jax.gguf.container import Unusable
+from bacr_gguf import container, weights
+from bacr_gguf.container import Unusable
 
 
 def read(path, dtype="float32"):

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa
 from transformers.integrations.gguf import dequant  # noqa: E402
 
 import gguf_world  # noqa: E402
+from bacr_gguf import container, folder, weights  # noqa: E402
+from bacr_gguf.__main__ import packaged  # noqa: E402
 from bacr_jax.errors import UserError  # noqa: E402
-from bacr_jax.gguf import container, folder, weights  # noqa: E402
-from bacr_jax.gguf.__main__ import packaged  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", weights.CLASSES)

@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from tokenizers import pre_tokenizers
 
-from bacr_jax.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
+from bacr_gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
 
 WIDTH, MLP, LAYERS, HEADS, KV_HEADS, SIZE, MOST = 64, 96, 2, 4, 2, 16, 512
 END, START, THINK = "<|im_end|>", "<|im_start|>", "<think>"

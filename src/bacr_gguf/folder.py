@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from bacr_gguf import container, tokenizer, weights
+from bacr_gguf.container import GgufFile
 from bacr_jax import __version__
 from bacr_jax.errors import printable
-from bacr_jax.gguf import container, tokenizer, weights
-from bacr_jax.gguf.container import GgufFile
 from bacr_jax.model.hf import vocabulary
 from bacr_jax.model.hf.archive import SINGLE, write_file
 from bacr_jax.model.hf.writing import check_free, complete_or_absent

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None) -> None:
     arguments = parser.parse_args(argv)
     if importlib.util.find_spec("gguf") is None:
         raise UserError('import: needs gguf; write pip install -e ".[gguf]" in a clone')
-    from bacr_jax.gguf import container, folder
+    from bacr_gguf import container, folder
 
     out, path = arguments.out, arguments.gguf or packaged(arguments.from_package)
     try:

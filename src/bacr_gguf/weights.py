@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 from gguf.quants import dequantize
 
+from bacr_gguf.container import GgufFile, Tensor, Unusable
 from bacr_jax.config.values import shown
-from bacr_jax.gguf.container import GgufFile, Tensor, Unusable
 from bacr_jax.model.hf.archive import Stored
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

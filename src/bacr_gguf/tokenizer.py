@@ -5,8 +5,8 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers as pre
 
+from bacr_gguf.container import GgufFile, Unusable
 from bacr_jax.config.values import shown
-from bacr_jax.gguf.container import GgufFile, Unusable
 
 # llama.cpp's numbers of the types of tokens.
 TYPES = NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
