@@ -8,9 +8,13 @@ A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off 
 the forced suffix, then sampled answer tokens. Lengths, never token values, say what is real.
 """
 
+import dataclasses
 import typing
 from collections.abc import Callable
+from typing import Any
 
+import jax
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
@@ -54,6 +58,17 @@ class Prompts:
     lengths: Int[Array, "B"]
     question_start: Int[Array, "B"]
     question_end: Int[Array, "B"]
+
+    def take(self, index: Int[np.ndarray, "n"]) -> "Prompts":
+        """Rows at some places, on the host."""
+        rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self)
+        return rows
+
+    def padded(self, width: int) -> "Prompts":
+        """The same, on the host, in rows of so many places."""
+        more = width - self.tokens.shape[1]
+        tokens: Any = np.pad(np.asarray(self.tokens), ((0, 0), (0, more)))
+        return dataclasses.replace(self, tokens=tokens)
 
 
 @pytree

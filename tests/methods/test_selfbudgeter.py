@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bacr_jax.config import SelfBudgeterConfig
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
-from bacr_jax.prompts.encoding import allowed_tokens, encode_prompts, encode_text, with_declaration
+from bacr_jax.prompts.encoding import allowed_tokens, encode_prompts, encode_text, with_ids
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
@@ -111,7 +111,7 @@ def test_a_user_declares_the_budget_by_a_longer_prompt(tokenizer):
     prompts, _ = encode_prompts(
         tokenizer, ["4a2", "1a3b1"], FORMATS["ledger_budget"], max_tokens=20
     )
-    longer = with_declaration(prompts, encode_text(tokenizer, "16h"))
+    longer = with_ids(prompts, encode_text(tokenizer, "16h"))
     for row, text in enumerate(("<bos>4a2<think>g16h", "<bos>1a3b1<think>g16h")):
         ids = longer.tokens[row, : longer.lengths[row]]
         assert tokenizer.decode(ids) == text

@@ -13,7 +13,7 @@ from bacr_jax.config import EvalConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.checks import check_grace
-from bacr_jax.evaluation.decoder import Decoder, open_decoder, with_declared_budget
+from bacr_jax.evaluation.decoder import Decoder, open_decoder, stacked, with_declared_budget
 from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import make_rules
@@ -104,10 +104,10 @@ class Session:
         question, budget, sample = (axis.ravel() for axis in np.indices(shape))
         rows = budget * len(questions) + question
         limit = limits[budget]
-        decoder = self._decoder()
+        prompts, decoder = prompts.take(rows), self._decoder()
         rollout = generate(
             decoder.params,
-            _widened(jax.tree.map(lambda x: np.asarray(x)[rows], prompts)),
+            prompts.padded(rounded_up(prompts.tokens.shape[1])),
             Rows(_told(budgets)[budget], limit[:, None], limits=limit),
             jax.random.key(seed),
             Sampler(
@@ -147,8 +147,7 @@ class Session:
         if not words:
             return prompt_per_budget(prompts, self.tokenizer, style, budgets, config.eval)
         index = np.tile(np.arange(len(questions)), len(budgets))
-        untold = jax.tree.map(lambda x: np.asarray(x)[index], prompts)
-        return waiting.at(index, np.repeat(told, len(questions)), untold)
+        return waiting.at(index, np.repeat(told, len(questions)), prompts.take(index))
 
     def _limits(self, budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
         """Most thinking tokens at each budget."""
@@ -213,13 +212,6 @@ def rounded_up(number: int) -> int:
     return max(1 << (number - 1).bit_length(), _SMALLEST)
 
 
-def _widened(prompts: Prompts) -> Prompts:
-    """The same prompts in rows of a rounded width."""
-    width = rounded_up(prompts.tokens.shape[1])
-    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, width - prompts.tokens.shape[1])))
-    return dataclasses.replace(prompts, tokens=tokens)
-
-
 def _spec(decoder: Decoder, longest: int, rows: int) -> Any:
     """Sizes of a rollout that other questions will have too."""
     slots = min(1 << (rows - 1).bit_length(), decoder.spec.slots)
@@ -237,16 +229,14 @@ def prompt_per_budget(
     """The prompts once per budget, with the budget in them where the format has a place for it."""
     numbers = tuple(budget for budget in budgets if budget is not None)
     settings = dataclasses.replace(config, budgets=numbers)
-    rows = [
-        prompts
-        if budget is None
-        else with_declared_budget(prompts, tokenizer, style, settings, budget)
-        for budget in budgets
-    ]
-    width = max(row.tokens.shape[1] for row in rows)
-    wide: Callable[[Any], Any] = lambda x: np.pad(np.asarray(x), ((0, 0), (0, width - x.shape[1])))
-    rows = [dataclasses.replace(row, tokens=wide(row.tokens)) for row in rows]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
+    return stacked(
+        [
+            prompts
+            if budget is None
+            else with_declared_budget(prompts, tokenizer, style, settings, budget)
+            for budget in budgets
+        ]
+    )
 
 
 class _Live:

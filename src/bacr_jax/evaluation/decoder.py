@@ -24,7 +24,7 @@ from bacr_jax.evaluation.samples import (
 )
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.prompts.encoding import encode_text, with_declaration
+from bacr_jax.prompts.encoding import encode_text, with_ids
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
@@ -92,7 +92,7 @@ class Decoder:
         greedy = [setting.mode == GREEDY for setting in streams]
         config, on_rows = drawing.config, drawing.on_rows
         rollout = self.generate(
-            _stacked([part.prompts for part in parts]),
+            stacked([part.prompts for part in parts]),
             Rows(
                 each([setting.budget for setting in first]),
                 each(cuts),
@@ -120,17 +120,12 @@ class Decoder:
         return [pick(start, stop) for start, stop in zip(ends, ends[1:])]
 
 
-def _stacked(prompts: Sequence[Prompts]) -> Prompts:
+def stacked(prompts: Sequence[Prompts]) -> Prompts:
     """Prompts one after the other, padded to the widest."""
     width = max(part.tokens.shape[1] for part in prompts)
-
-    def padded(part: Prompts) -> Prompts:
-        tokens: Any = np.asarray(part.tokens)
-        tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
-        return dataclasses.replace(part, tokens=tokens)
-
-    stacked: Prompts = jax.tree.map(lambda *x: np.concatenate(x), *map(padded, prompts))
-    return stacked
+    wide = [part.padded(width) for part in prompts]
+    joined: Prompts = jax.tree.map(lambda *x: np.concatenate(x), *wide)
+    return joined
 
 
 def open_decoder(
@@ -208,11 +203,9 @@ def with_declared_budget(
     given = declared(budget)
     if not len(given):
         return prompts
-    longer = with_declaration(prompts, given)
     # All budgets in one width, so that nothing is compiled for each.
-    width = max(len(declared(b)) for b in (*config.budgets, budget)) - len(given)
-    tokens: Any = np.pad(np.asarray(longer.tokens), ((0, 0), (0, width)))
-    return dataclasses.replace(longer, tokens=tokens)
+    longest = max(len(declared(b)) for b in (*config.budgets, budget))
+    return with_ids(prompts, given).padded(prompts.tokens.shape[1] + longest)
 
 
 def draw_samples(

@@ -21,7 +21,7 @@ from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config, derived
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.grpo_family import by_size, group_mean, needs_a_group
+from bacr_jax.methods.grpo_family import by_size, cut_points, group_mean, needs_a_group
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 from bacr_jax.methods.published import given_by
 
@@ -223,13 +223,6 @@ def sample_budgets(
         num_rollouts=shape[1],
         assign=budget.assign,
     )
-
-
-def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-    """Truncation points of each trace (Algorithm 1, line 10)."""
-    if config.cuts.kind == "random":
-        return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
-    return rewards.cut_points(budgets, num_cuts=config.cuts.count)
 
 
 # --- what it is worth -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What methods share that train at the largest budget, with one outcome and one advantage a trace.
+"""What methods share, above all those of one budget, one outcome and one advantage a trace.
 
 GRPO and its relatives differ in the reward of a trace and in how rewards become advantages;
 `grpo_family` is the rest.
@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bacr_jax import curriculum
+from bacr_jax import curriculum, rewards
 from bacr_jax.advantages import group_advantage
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
@@ -44,6 +44,13 @@ def largest_budget(config: Config) -> SampleBudgets:
         return curriculum.fixed_budgets(config.budget.max, shape=shape)
 
     return sample_budgets
+
+
+def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+    """Truncation points of each trace (Algorithm 1, line 10)."""
+    if config.cuts.kind == "random":
+        return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
+    return rewards.cut_points(budgets, num_cuts=config.cuts.count)
 
 
 def group_mean(x: PerCut) -> PerCut:

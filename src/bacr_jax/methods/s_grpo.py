@@ -1,5 +1,6 @@
 """S-GRPO (arXiv 2505.07686): one trace left at several places, earlier right answers paid more."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
     by_size,
+    cut_points,
     largest_budget,
     told_nothing,
 )
@@ -93,12 +95,6 @@ def problems(config: Config) -> Iterator[str]:
 
 def make(config: Config) -> Method:
     """Serial groups: `cuts.count` exits of every trace, the whole trace the last of them."""
-    count = config.cuts.count
-
-    def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-        if config.cuts.kind == "random":
-            return cutting.random_cut_points(key, budgets, num_cuts=count)
-        return cutting.cut_points(budgets, num_cuts=count)
 
     def source(batch: GroupBatch) -> Int[Array, "Q G M"]:
         return cutting.distinct_cuts(batch.cuts, batch.thinking)
@@ -117,7 +113,7 @@ def make(config: Config) -> Method:
         return Advantages(thinking, answers, baseline=rewards - advantage)
 
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
-        own = source(batch) == jnp.arange(count)
+        own = source(batch) == jnp.arange(config.cuts.count)
         return {"s_grpo/exits": own.sum(-1).mean()}
 
     return Method(
@@ -126,7 +122,7 @@ def make(config: Config) -> Method:
         uses_value=False,
         question_weights=by_size,
         sample_budgets=largest_budget(config),
-        cuts=cuts,
+        cuts=functools.partial(cut_points, config),
         rewards=rewards,
         advantages=advantages,
         metrics=metrics,

@@ -3,6 +3,7 @@
 A chat template may open thinking itself, as R1's does; then `think_open` is not written again.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,17 +204,16 @@ def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
     return np.asarray(ids, np.int32)
 
 
-def with_declaration(prompts: Prompts, declaration: Int[np.ndarray, "n"]) -> Prompts:
-    """Prompts in which the user has declared the budget: ids put at the end of every row.
+def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
+    """Prompts with ids behind the last one of each row, the same for all or each row's own.
 
-    They are the number and the closing tag; prompts are right-padded and end with the opening tag.
+    Of a policy that declares its budget they are the number and the closing tag.
     """
-    rows, count = len(prompts.lengths), len(declaration)
-    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, count)))
+    count = ids.shape[-1]
+    longer: Any = prompts.padded(prompts.tokens.shape[1] + count)
     at = np.asarray(prompts.lengths)[:, None] + np.arange(count)
-    tokens[np.arange(rows)[:, None], at] = declaration
-    longer: Any = np.asarray(prompts.lengths) + count
-    return Prompts(tokens, longer, prompts.question_start, prompts.question_end)
+    longer.tokens[np.arange(len(at))[:, None], at] = ids
+    return dataclasses.replace(longer, lengths=np.asarray(prompts.lengths) + count)
 
 
 def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:

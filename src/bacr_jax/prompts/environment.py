@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from bacr_grading import ExactGrader, VerifierGrader
@@ -61,8 +60,7 @@ class Questions:
 
     def take(self, index: np.ndarray) -> Prompts:
         """Prompts of the given questions, without a budget."""
-        rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.prompts)
-        return rows
+        return self.prompts.take(index)
 
     def part(self, index: np.ndarray, name: str) -> "Questions":
         """The questions at these places, under a name of their own."""

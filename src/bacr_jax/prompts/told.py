@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.encoding import encode_prompts, encode_text, frame, with_declaration
+from bacr_jax.prompts.encoding import encode_prompts, encode_text, frame, with_ids
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.types import NO_BUDGET, Prompts
 
@@ -70,8 +69,7 @@ class ToldPrompts:
 
     def take(self, index: Int[np.ndarray, "n"]) -> "ToldPrompts":
         """Those of some questions alone."""
-        opened: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.opened)
-        return dataclasses.replace(self, opened=opened)
+        return dataclasses.replace(self, opened=self.opened.take(index))
 
     def at(
         self, index: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"], untold: Prompts
@@ -84,21 +82,19 @@ class ToldPrompts:
           budgets: tokens, or NO_BUDGET: the row's prompt has no sentence.
           untold: the same rows without a budget.
         """
-        opened: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self.opened)
+        opened = self.opened.take(index)
         none = np.asarray(untold.tokens)
         width = max(np.asarray(self.opened.tokens).shape[1] + self.rest, none.shape[1])
         tokens = np.zeros((len(index), width), np.int32)
         lengths = np.zeros(len(index), np.int32)
         for budget in np.unique(budgets):
             rows = np.flatnonzero(np.asarray(budgets) == budget)
-            told: Prompts = jax.tree.map(lambda x: np.asarray(x)[rows], opened)  # noqa: B023
-            if budget == NO_BUDGET:
-                told = jax.tree.map(lambda x: np.asarray(x)[rows], untold)  # noqa: B023
-            else:
+            told = (untold if budget == NO_BUDGET else opened).take(rows)
+            if budget != NO_BUDGET:
                 number = encode_text(self.tokenizer, str(budget))
                 if len(number) > self.digits:
                     raise ValueError(f"budget {budget}: its number has over {self.digits} tokens")
-                told = with_declaration(told, np.concatenate([number, self.closing]))
+                told = with_ids(told, np.concatenate([number, self.closing]))
             tokens[rows, : told.tokens.shape[1]] = told.tokens
             lengths[rows] = told.lengths
         arrays: tuple[Any, ...] = (tokens, lengths, untold.question_start, untold.question_end)

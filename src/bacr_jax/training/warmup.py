@@ -44,6 +44,7 @@ from bacr_jax.learner.supervised import rows_right, supervised_optimizer, superv
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
+from bacr_jax.prompts.encoding import with_ids
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.questions import ledger
 from bacr_jax.runs.checkpoint import Checkpoints
@@ -215,11 +216,7 @@ def opened_prompts(
 ) -> tuple[Prompts, list[str]]:
     """Prompts that already hold the first token of a trace, told a budget; and their answers."""
     prompts = questions.at(index, np.full_like(index, budget))
-    tokens: Any = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, 1)))
-    tokens[np.arange(len(index)), np.asarray(prompts.lengths)] = first
-    lengths: Any = np.asarray(prompts.lengths) + 1
-    opened = Prompts(tokens, lengths, prompts.question_start, prompts.question_end)
-    return opened, [questions.set.answers[i] for i in index]
+    return with_ids(prompts, first[:, None]), [questions.set.answers[i] for i in index]
 
 
 def short_accuracy(run: WarmUp) -> float:
