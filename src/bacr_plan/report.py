@@ -262,6 +262,7 @@ def _choice(choice: Choice, work: Workload) -> dict[str, Any]:
 def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
+    tenths = lambda values: {name: round(value, 1) for name, value in values.items()}
     flops, predicted, work = operations(plan), predictions(plan), plan.work
     named = lambda key, found: found and {key: found[0], **_choice(found[1], work)}
     return {
@@ -273,21 +274,12 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
         "bytes_per_device": traffic(plan),
-        "predicted_step_s": {
-            name: round(sum(phases.values()), 1) for name, phases in predicted.items()
-        },
-        "predicted_s_by_phase": {
-            name: {phase: round(value, 1) for phase, value in phases.items()}
-            for name, phases in predicted.items()
-        },
+        "predicted_step_s": tenths({name: sum(by.values()) for name, by in predicted.items()}),
+        "predicted_s_by_phase": {name: tenths(phases) for name, phases in predicted.items()},
         "predicted_evaluation_s": round(plan.evaluation, 1),
         "predicted_splits_s": [
-            {
-                "learner": one.learner,
-                "samplers": one.samplers,
-                "in_turn": round(one.in_turn, 1),
-                "ahead": round(one.ahead, 1),
-            }
+            {"learner": one.learner, "samplers": one.samplers}
+            | tenths({"in_turn": one.in_turn, "ahead": one.ahead})
             for one in plan.splits
         ],
         "assumed_shares": {
@@ -313,9 +305,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "device_memory_gib": plan.memory_gib,
         "mesh": plan.layout._asdict(),
         "memory_from": plan.compilation.source,
-        "compile_s": {
-            name: round(one.seconds, 1) for name, one in plan.compilation.programs.items()
-        },
+        "compile_s": tenths({n: one.seconds for n, one in plan.compilation.programs.items()}),
         "suggestion": plan.suggestion and _choice(plan.suggestion, work),
         "smaller_model": named("model.preset", plan.smaller),
         "shorter_budget": named("budget.max", plan.shorter),
