@@ -1,10 +1,12 @@
 """Tables and pictures of the variance study."""
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from bacr_jax.documents import write_atomically, write_json
@@ -24,14 +26,6 @@ _THIRDS = ("lowest third of V", "middle third", "highest third")
 
 
 _UNKNOWN = "can't be told"
-# What is said of a regime below its heading.
-_OF_REGIME = {
-    "common": "",
-    "independent": "Every trace has its own budget, so the group baselines mix budgets here, "
-    "BRPO's V2 too. AnytimeReasoner itself scores every trace at all budgets and never does.",
-    "training": "Every trace has its own budget, from the list that the run trains at. With one "
-    "cut BRPO is the group's mean, over all the budgets in the group.",
-}
 
 
 def _percent(reduction: Sequence[float | None]) -> str:
@@ -49,158 +43,26 @@ def _share(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
-def _section(
-    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, said: str = ""
-) -> list[str]:
-    """Lines of a table with its heading, and what is said above it."""
-    line = lambda cells: f"| {' | '.join(cells)} |"
-    above = [title, "", said, ""] if said else [title, ""] if title else []
-    return [*above, line(head), line(["---"] + ["---:"] * (len(head) - 1)), *map(line, rows), ""]
-
-
-def _regime_tables(found: Mapping[str, Any], regime: str) -> Iterator[str]:
-    answers, groups = found["settings"]["answers"], found["settings"]["groups"]
-    middle, kept = str(middle_group(groups)), shown(variants(answers))
-    cells = [cell for cell in found["cells"] if cell["regime"] == regime]
-    last = cells[-1]
-    name_of = lambda name: label(name, answers)
-    yield from ("", f"## {regime} budgets, G = {middle}", "")
-    yield from (
-        "Less noise than published BRPO, in percent, at equal scale of the expected gradient: "
-        "thinking's gradient, same rollouts.",
-        "",
-    )
-    yield from (_OF_REGIME[regime], "") if _OF_REGIME[regime] else ()
-    head = ["arm", *(f"step {cell['step']}" for cell in cells), "at equal tokens, last"]
-    numbers = ("advantage_variance", "tokens_a_trace", "bias")
-    yield from _section(
-        "",
-        [*head, "advantage variance, last", "tokens", "bias"],
-        (
-            [
-                name_of(name),
-                *(_percent(cell["groups"][middle][name]["reduction"]) for cell in cells),
-                _percent(arm["reduction_at_equal_tokens"]),
-                *(_number(arm[key]) for key in numbers),
-            ]
-            for name, arm in last["groups"][middle].items()
-        ),
-    )
-    by_group = last["groups"]
-    yield from _section(
-        "### By group size, last checkpoint",
-        ["arm", *(f"G = {group}" for group in groups)],
-        (
-            [name_of(name), *(_percent(by_group[str(g)][name]["reduction"]) for g in groups)]
-            for name in kept
-        ),
-    )
-    bins = last["by_budget"]
-    yield from _section(
-        "### By budget, last checkpoint",
-        ["arm", *bins],
-        ([name_of(name), *(_percent(bins[b][name]) for b in bins)] for name in kept),
-    )
-    yield from _pair_tables(cells, name_of)
-    if last["with_answers"]:
-        rows = ([name_of(name), _percent(x)] for name, x in last["with_answers"].items())
-        title = "### With the gradient of the answers, last checkpoint"
-        yield from _section(title, ["arm", "reduction"], rows)
-    yield from _pool_tables(cells)
-
-
-def _pair_tables(
-    cells: Sequence[Mapping[str, Any]], name_of: Callable[[str], str]
-) -> Iterator[str]:
-    """Arms by V, and arm against arm."""
-    thirds = cells[-1]["by_value"]
-    if thirds:
-        ends = (
-            f"seed {pool['seed']}: {', '.join(f'{x:.2f}' for x in pool['value_edges'])}"
-            for pool in cells[-1]["pools"]
-        )
-        yield from _section(
-            "### By V, last checkpoint",
-            ["arm", *_THIRDS],
-            (
-                [name_of(name), *(_percent(third["arms"][name]) for third in thirds)]
-                for name in thirds[0]["arms"]
-            ),
-            said="V as a share of the most there is to get; ends of the thirds, "
-            f"{'; '.join(ends)}.",
-        )
-    else:
-        yield from ("### By V, last checkpoint", "")
-    yield from _section(
-        "### Arm against arm",
-        ["arms", *(f"step {cell['step']}" for cell in cells), *_THIRDS[: len(thirds)]],
-        (
-            [pair, *(_percent(part["compared"][pair]) for part in (*cells, *thirds))]
-            for pair in cells[0]["compared"]
-        ),
-        said="Less noise than the second arm has, in percent; thirds of V at the last checkpoint.",
-    )
-
-
-def _pool_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What one batch says of weighing returns by scores; how good the values are."""
-    of_pool = lambda cell, pool, name: f"seed {pool['seed']}, step {cell['step']}, {name}"
-    pools = [(cell, pool) for cell in cells for pool in cell["pools"]]
-    head = ["w", "corr(w, norm) by segment", "CV(w)", "corr(w, G)", "effective traces"]
-    yield from _section(
-        "### Scores and returns",
-        [*head, "predicted saving", "measured saving"],
-        (
-            [
-                of_pool(cell, pool, name),
-                ", ".join(f"{x:.2f}" for x in of["with_norm"]),
-                f"{of['cv']:.2f}",
-                f"{of['correlation']:+.2f}",
-                f"{of['effective_traces']:.0f}",
-                f"{100 * of['predicted_saving']:.0f} ± {100 * of['deviation_of_saving']:.0f} %",
-                _share(pool["measured_saving"]),
-            ]
-            for cell, pool in pools
-            for name, of in pool["scores"].items()
-        ),
-        said="w stands for the squared norm of a segment's score. A batch has one group of every "
-        "question; the predicted saving is that of one number against the leave-one-out mean, "
-        "± the deviation from batch to batch, and beside it what this arm saves on the pool.",
-    )
-    head = ["value", "v^2 of the return", "sigma^2 / (G - 1)", "ICC", "variance across questions"]
-    yield from _section(
-        "### Values and budgets",
-        [*head, "right at the budget"],
-        (
-            [
-                of_pool(cell, pool, name),
-                f"{of['squared_error']:.4f} ± {1.96 * of['standard_error']:.4f}",
-                f"{of['threshold']:.4f}",
-                f"{pool['icc']:.3f}",
-                _share(pool["across_questions"]),
-                _share(pool["right"]),
-            ]
-            for cell, pool in pools
-            for name, of in pool["values"].items()
-        ),
-    )
-
-
 def markdown(found: Mapping[str, Any]) -> str:
     """The tables of a summary."""
     settings = found["settings"]
-    lines = [
-        f"# Gradient noise under every baseline ({found['size']} size)",
-        "",
-        f"Seeds {settings['seeds']}, checkpoints {settings['checkpoints']}; "
-        f"{settings['questions']} held-out questions x {settings['traces']} traces a budget, "
-        f"{settings['answers']} answer{'s' * (settings['answers'] > 1)} a cut; {found['machine']}, "
-        f"{found['wall_seconds'] / 60:.0f} minutes. Brackets: 95 % intervals, bootstrap over "
-        "questions of all seeds.",
-    ]
-    for regime in settings["regimes"]:
-        lines += _regime_tables(found, regime)
-    return "\n".join(lines) + "\n"
+    return _markdown.get_template("variance.md").render(
+        found=found,
+        middle=str(middle_group(settings["groups"])),
+        kept=shown(variants(settings["answers"])),
+        names=_THIRDS,
+        label=functools.partial(label, answers=settings["answers"]),
+    )
+
+
+_markdown = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_markdown.filters |= {"percent": _percent, "number": _number, "share": _share}
 
 
 # --- pictures -------------------------------------------------------------------------------------
