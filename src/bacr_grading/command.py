@@ -27,7 +27,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(
         self, *args: Any, advice: str = "--help shows what can be written", **settings: Any
     ):
-        """Takes what `argparse.ArgumentParser` takes, and what a refusal ends with."""
         super().__init__(*args, **settings)
         self.advice = advice
 

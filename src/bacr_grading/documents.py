@@ -31,7 +31,6 @@ class NotJson(ValueError):
     """What is wrong with a text that should be JSON, in a few words (`msg`)."""
 
     def __init__(self, msg: str):
-        """Takes the words."""
         super().__init__(msg)
         self.msg = msg
 

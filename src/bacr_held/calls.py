@@ -141,7 +141,6 @@ class Thinking(_Part):
     """The thinking of a row: `limit` tokens at most (0: none), and a grace window if any."""
 
     def __init__(self, rules: Rules, prompt: Sequence[int], limit: int):
-        """Begins behind a prompt."""
         super().__init__(rules, prompt, rules.think_close)
         self.limit = limit
 
@@ -185,7 +184,6 @@ class Answering(_Part):
     """The answer of a row, before which ids are forced."""
 
     def __init__(self, rules: Rules, context: Sequence[int], forced: Sequence[int]):
-        """Begins behind prompt and thinking, with forced ids."""
         super().__init__(rules, (*context, *forced), rules.answer_close)
         self.forced = tuple(forced)
 

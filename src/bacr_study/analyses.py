@@ -29,7 +29,7 @@ def ablation_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
         for budget in study.focus_budgets(task):
             rows = by_budget.get(budget, {}).get("rows", {})
             variants = [Variant(arm.id) for arm in study.arms]
-            columns.append(ranked(accuracy_column(results, study, task, variants, budget)))
+            columns.append(ranked(accuracy_column(results, task, variants, budget)))
             columns.append([difference_item(rows.get(arm.id)) for arm in study.arms])
         checks = [
             [*["✓" if p in arm.parts else "" for p in study.parts], ", ".join(arm.marks)]
@@ -88,7 +88,7 @@ def sweep_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
                 columns = []
                 for value in sweep.values:
                     variants = [Variant(arm.id, value) for arm in arms]
-                    columns.append(ranked(accuracy_column(results, study, task, variants, budget)))
+                    columns.append(ranked(accuracy_column(results, task, variants, budget)))
                 for arm, items in zip(arms, zip(*columns)):
                     rows.append([named, row_name(study, Variant(arm.id)), *items])
                 for entries, label in _sweep_differences(results, study, task, budget, arms):

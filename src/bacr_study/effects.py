@@ -1,6 +1,6 @@
 """Paired comparisons of a study's arms, and what each part of an ablation does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,56 +30,48 @@ def _default_pairs(study: StudyInfo) -> Iterator[tuple[Variant, Variant]]:
                 yield Variant(arm.id, value), Variant(arm.id, sweep.default)
 
 
+def _tested(grid: Grid, cases: Iterable[tuple[Entry, Variant, Variant, Setting]]) -> list[Entry]:
+    """A family of tests: Holm's p-values over all of it, and how many tests these are.
+
+    Cases have what an entry says besides, an arm, the arm that it is compared with, and where; one
+    that lacks an arm is left out.
+    """
+    found = [(said, grid.contrast({of: 1.0, less: -1.0}, at)) for said, of, less, at in cases]
+    entries = [{**said, **asdict(contrast)} for said, contrast in found if contrast is not None]
+    adjusted = holm([entry["p"] for entry in entries])
+    return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
+
+
 def _family(
     grid: Grid,
     view: str,
     pairs: Sequence[tuple[Variant, Variant]],
     settings: Sequence[Setting],
 ) -> list[Entry]:
-    """Differences of a family of tests, with Holm's p-values over all of it."""
-    entries: list[Entry] = []
-    for where in settings:
-        for variant, reference in pairs:
-            contrast = grid.contrast({variant: 1.0, reference: -1.0}, where)
-            if contrast is not None:
-                entries.append(
-                    {
-                        "view": view,
-                        "task": where.task,
-                        "set": where.set,
-                        "budget": where.budget,
-                        "variant": variant.key,
-                        "reference": reference.key,
-                        **asdict(contrast),
-                    }
-                )
-    return _adjusted(entries)
+    """The tests of a table: differences of pairs in each setting."""
 
+    def said(where: Setting, variant: Variant, reference: Variant) -> Entry:
+        place = {"view": view, "task": where.task, "set": where.set, "budget": where.budget}
+        return {**place, "variant": variant.key, "reference": reference.key}
 
-def _adjusted(entries: list[Entry]) -> list[Entry]:
-    """The tests of a family with Holm's p-values, and how many they are."""
-    adjusted = holm([entry["p"] for entry in entries])
-    return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
+    return _tested(grid, [(said(at, *pair), *pair, at) for at in settings for pair in pairs])
 
 
 def contrasts(grid: Grid) -> list[Entry]:
     """Paired differences of the study's pairs at the budgets in focus and on their mean.
 
     A study that asks a few questions names their pairs beside what they will mean, and tests those
-    alone: Holm's correction is over them, not over all pairs that its arms make. A pair that lacks
-    an arm is left out. Entries have name, of, less, task, budget, the fields of `Contrast`,
-    `p_holm` and the number of tests.
+    alone: Holm's correction is over them, not over all pairs that its arms make. Entries have
+    name, of, less, task, budget, the fields of `Contrast`, `p_holm` and the number of tests.
     """
-    entries: list[Entry] = []
+    cases = []
     for task in grid.study.tasks:
         for budget in grid.study.focus_budgets(task):
             where = Setting(task.id, task.main, budget)
             for name, of, less in grid.study.contrasts:
-                found = grid.contrast({Variant(of): 1.0, Variant(less): -1.0}, where)
-                if found is not None:
-                    pair = {"name": name, "of": of, "less": less}
-                    entries.append({**pair, "task": task.id, "budget": budget, **asdict(found)})
-    return _adjusted(entries)
+                pair = {"name": name, "of": of, "less": less, "task": task.id, "budget": budget}
+                cases.append((pair, Variant(of), Variant(less), where))
+    return _tested(grid, cases)
 
 
 def comparisons(grid: Grid) -> list[Entry]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report import png
 from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Series, marker, shade, stepped
 from bacr_study.curves import AXES
@@ -32,6 +33,7 @@ _SCHEDULE = (
     ("mu", "scheduled mean budget", "tokens", 1.0),
     ("pass_rate", "pass rate", "%", 100.0),
 )
+_ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
 # Above the table and the figure of a study's contrasts.
 CONTRASTS = "Pairs that the study asks about"
 
@@ -112,11 +114,6 @@ def variant_label(study: StudyInfo, variant: Variant) -> str:
     return name if variant.value is None else f"{name}, {variant.value}"
 
 
-def accuracy_axis(study: StudyInfo) -> Axis:
-    """An axis of accuracies."""
-    return Axis(f"accuracy (%, {study.mode} decoding)")
-
-
 # --- the figures ----------------------------------------------------------------------------------
 
 
@@ -147,9 +144,9 @@ def draw_figures(folder: Path, results: Results) -> list[tuple[Drawn, Path, Path
 
 
 def _by_budget(
-    results: Results, study: StudyInfo, task: Task, name: str, variant: Variant
+    results: Results, task: Task, name: str, variant: Variant
 ) -> dict[int, Mapping[str, Any]]:
-    found = {b: estimate_of(results, study, task, name, variant, str(b)) for b in task.budgets}
+    found = {b: estimate_of(results, task, name, variant, str(b)) for b in task.budgets}
     return {budget: entry for budget, entry in found.items() if entry is not None}
 
 
@@ -164,12 +161,12 @@ def accuracy_figures(results: Results, study: StudyInfo, *, hard: bool = False) 
             continue
         series = []
         for index, variant in enumerate(variants):
-            found = _by_budget(results, study, task, name, variant)
+            found = _by_budget(results, task, name, variant)
             x = [budget * apart(index, len(variants)) for budget in found]
             entries = [entry["accuracy"] for entry in found.values()]
             label = variant_label(study, variant)
             series.append(accuracies(looks[variant.arm], label, x, entries))
-        charts.append(Chart(task.label, series, budget_axis(task.budgets), accuracy_axis(study)))
+        charts.append(Chart(task.label, series, budget_axis(task.budgets), _ACCURACY))
     yield Drawn(
         "hard" if hard else "accuracy",
         "Accuracy on harder problems" if hard else "Accuracy by budget",
@@ -195,7 +192,7 @@ def efficiency_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     for task in study.tasks:
         gained, used, seen = list[Series](), list[Series](), list[Point]()
         for index, variant in enumerate(variants):
-            found = _by_budget(results, study, task, task.main, variant)
+            found = _by_budget(results, task, task.main, variant)
             if not found:
                 continue
             look, label = looks[variant.arm], variant_label(study, variant)
@@ -219,7 +216,7 @@ def efficiency_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
                     task.label,
                     gained,
                     Axis("mean tokens used: thinking, forced, answer", log2=True),
-                    accuracy_axis(study),
+                    _ACCURACY,
                 ),
                 Chart(
                     f"{task.label}; the line: all that is asked for",
@@ -316,7 +313,7 @@ def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget:
         measured = {}
         for value in sweep.values:
             variant = Variant(arm.id, value)
-            found = estimate_of(results, study, task, task.main, variant, budget)
+            found = estimate_of(results, task, task.main, variant, budget)
             if found is not None:
                 measured[value] = found["accuracy"]
         x = [places[value] for value in measured]
@@ -326,7 +323,7 @@ def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget:
         _panel(task, budget),
         series,
         Axis(sweep.label, ticks=[(place, str(value)) for value, place in places.items()]),
-        accuracy_axis(study),
+        _ACCURACY,
         marks=[Mark("x", places[sweep.default], "broad")] if known else [],
     )
 

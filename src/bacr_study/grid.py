@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.evaluation.intervals import rate_intervals
+from bacr_jax.evaluation.samples import SAMPLED
 from bacr_study.cells import Cell
 from bacr_study.info import MEAN, StudyInfo, Variant, cell_id
 from bacr_study.statistics import (
@@ -26,14 +27,14 @@ class Setting:
     Attributes:
       budget: key of a budget, or `MEAN`.
       level: only problems of this level; None: all.
-      mode: decoding; empty: that of the arm's numbers in tables.
+      mode: decoding; tables and figures show that by default.
     """
 
     task: str
     set: str
     budget: str
     level: int | None = None
-    mode: str = ""
+    mode: str = SAMPLED
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,22 @@ class Grid:
         """Variants with at least one cell, in order."""
         return [variant for variant in self.study.variants() if self.of(task, variant)]
 
-    def mode(self, variant: Variant) -> str:
-        """Decoding of a variant's numbers in tables and figures."""
-        return self.study.mode_of(self.study.arm(variant.arm))
-
     def keys(self, where: Setting) -> list[str]:
         """Keys of the budgets that a setting stands for."""
         mean = where.budget == MEAN
         return list(map(str, self.study.task(where.task).budgets)) if mean else [where.budget]
 
-    def entries(self, cell: Cell, where: Setting, mode: str) -> list[dict[str, Any]] | None:
+    def entries(self, cell: Cell, where: Setting) -> list[dict[str, Any]] | None:
         """A cell's numbers at a budget, or at all budgets for `MEAN`; None: one is missing."""
-        found = [cell.entry(where.set, mode, key) for key in self.keys(where)]
+        found = [cell.entry(where.set, where.mode, key) for key in self.keys(where)]
         return [entry for entry in found if entry is not None] if all(found) else None
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
         """Share of right samples of each problem, or [accuracy] where verdicts are not kept."""
-        mode = where.mode or self.mode(cell.variant)
-        entries = self.entries(cell, where, mode)
+        entries = self.entries(cell, where)
         if entries is None:
             return None
-        rates = [cell.rates(where.set, mode, key) for key in self.keys(where)]
+        rates = [cell.rates(where.set, where.mode, key) for key in self.keys(where)]
         known = [one for one in rates if one is not None]
         if len(known) < len(rates):
             return np.array([np.mean([entry["accuracy"] for entry in entries])])
@@ -139,22 +135,19 @@ class Grid:
         _, problem, counts = np.unique(same, return_inverse=True, return_counts=True)
         return values @ np.eye(len(counts))[problem] / counts, counts.astype(np.float64)
 
-    def estimate(
-        self, variant: Variant, where: Setting, key: str, mode: str | None = None
-    ) -> Estimate | None:
+    def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:
         """Mean over seeds of a number, with its interval.
 
         Where there is one seed, or seeds do not vary, the interval of an accuracy is that over
         problems. None: no cell has the number.
         """
-        mode = mode or self.mode(variant)
-        found = [self.entries(cell, where, mode) for cell in self.of(where.task, variant)]
+        found = [self.entries(cell, where) for cell in self.of(where.task, variant)]
         known = [entries for entries in found if entries is not None]
         values = [float(np.mean([entry[key] for entry in entries])) for entries in known]
         if not values:
             return None
         estimate = mean_interval(values)
-        if key != "accuracy" or np.ptp(values) > 0 or mode != self.mode(variant):
+        if key != "accuracy" or np.ptp(values) > 0 or where.mode != SAMPLED:
             return estimate
         return self._over_problems(variant, where, estimate)
 

@@ -71,7 +71,6 @@ class Arm:
       marks: what is said of it in tables, such as "paper row".
       parts: of an ablation, those of `StudyInfo.parts` that are on.
       accounting: how the tokens of a vote are counted ("per sample", "matched total").
-      mode: decoding its numbers are taken from; empty: that of the study.
     """
 
     id: str
@@ -79,7 +78,6 @@ class Arm:
     marks: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     accounting: str = ""
-    mode: str = ""
     sweep: Sweep | None = None
 
     @property
@@ -110,7 +108,6 @@ class StudyInfo:
         the views `convergence` and `difficulty`.
       parts: of an ablation, the names of its parts in order.
       focus: budgets of the views that show one or two; empty: the task's second smallest.
-      mode: decoding of tables and figures, `greedy` or `sampled`.
       size: the size that is run, such as `cpu`; empty: whatever the cells are of.
       contrasts: name, arm, and the arm that it is compared with, of the view `contrasts`.
     """
@@ -125,7 +122,6 @@ class StudyInfo:
     sweep: Sweep | None = None
     parts: tuple[str, ...] = ()
     focus: tuple[int, ...] = ()
-    mode: str = "sampled"
     size: str = ""
     clustered: bool = False
     contrasts: tuple[tuple[str, str, str], ...] = ()
@@ -139,10 +135,6 @@ class StudyInfo:
     def sweep_of(self, arm: Arm) -> Sweep | None:
         """The arm's own sweep, or the study's."""
         return arm.sweep or self.sweep
-
-    def mode_of(self, arm: Arm) -> str:
-        """Decoding of the arm's numbers in tables and figures."""
-        return arm.mode or self.mode
 
     def arm(self, id_: str) -> Arm:
         """The arm of an id."""
@@ -181,7 +173,8 @@ def study_of(record: Mapping[str, Any]) -> StudyInfo:
         return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
 
     def made(cls: Any, found: Mapping[str, Any]) -> Any:
-        return cls(**{key: tuples(value) for key, value in found.items()})
+        # Earlier files say besides which decoding is shown, which was always this one.
+        return cls(**{key: tuples(value) for key, value in found.items() if key != "mode"})
 
     def sweep(found: Mapping[str, Any] | None) -> Any:
         return found and made(Sweep, found)

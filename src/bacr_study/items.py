@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown
 from bacr_study.info import MEAN, StudyInfo, Task, Variant
 
@@ -12,12 +13,11 @@ _MINUS = "−"
 
 
 def estimate_of(
-    results: Results, study: StudyInfo, task: Task, name: str, variant: Variant, budget: str
+    results: Results, task: Task, name: str, variant: Variant, budget: str
 ) -> Mapping[str, Any] | None:
-    """Numbers of a variant in its decoding, by the names of results.json; None: not measured."""
-    mode = study.mode_of(study.arm(variant.arm))
+    """Numbers of a variant, by the names of results.json; None: not measured."""
     by_set = results["means"].get(task.id, {}).get(name, {})
-    return by_set.get(mode, {}).get(variant.key, {}).get(budget)
+    return by_set.get(SAMPLED, {}).get(variant.key, {}).get(budget)
 
 
 def budget_heading(budget: str) -> str:
@@ -129,7 +129,7 @@ def what_is_shown(study: StudyInfo) -> str:
     """The sentence every caption of accuracies begins with."""
     several = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
     one = "one seed, ± half the 95 % interval over problems"
-    return f"Accuracy in %, {study.mode} decoding, {several if len(study.seeds) > 1 else one}."
+    return f"Accuracy in %, {SAMPLED} decoding, {several if len(study.seeds) > 1 else one}."
 
 
 def row_name(study: StudyInfo, variant: Variant) -> str:
@@ -141,8 +141,8 @@ def row_name(study: StudyInfo, variant: Variant) -> str:
 
 
 def accuracy_column(
-    results: Results, study: StudyInfo, task: Task, variants: Sequence[Variant], budget: str
+    results: Results, task: Task, variants: Sequence[Variant], budget: str
 ) -> list[Item]:
     """`accuracy_item` of each variant on the task's main set."""
-    found = [estimate_of(results, study, task, task.main, v, budget) for v in variants]
+    found = [estimate_of(results, task, task.main, v, budget) for v in variants]
     return [accuracy_item(entry["accuracy"] if entry else None) for entry in found]

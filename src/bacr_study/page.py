@@ -53,7 +53,7 @@ def _verdict(results: Mapping[str, Any]) -> Iterator[str]:
             found = {
                 variant.key: estimate["accuracy"]["mean"]
                 for variant in study.variants()
-                if (estimate := estimate_of(results, study, task, task.main, variant, budget))
+                if (estimate := estimate_of(results, task, task.main, variant, budget))
             }
             if found:
                 best = max(found, key=lambda key: found[key])

@@ -128,8 +128,8 @@ def pairs(before: Results, now: Results) -> list[Pair]:
             if task.id not in earlier or variant.arm not in arms:
                 continue
             for budget in (*map(str, task.budgets), MEAN):
-                old = estimate_of(before, then, earlier[task.id], task.main, variant, budget)
-                new = estimate_of(now, study, task, task.main, variant, budget)
+                old = estimate_of(before, earlier[task.id], task.main, variant, budget)
+                new = estimate_of(now, task, task.main, variant, budget)
                 if old is not None and new is not None:
                     both = (Estimate(**entry["accuracy"]) for entry in (old, new))
                     found.append(Pair(task, variant, budget, *both))

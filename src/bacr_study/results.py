@@ -187,13 +187,13 @@ def _means(grid: Grid, task: Task) -> dict[str, Any]:
                 by_mode[variant.key] = {
                     key: numbers
                     for key in (*keys, MEAN)
-                    if (numbers := _numbers(grid, variant, Setting(task.id, name, key), mode))
+                    if (numbers := _numbers(grid, variant, Setting(task.id, name, key, mode=mode)))
                 }
     return found
 
 
-def _numbers(grid: Grid, variant: Variant, where: Setting, mode: str) -> dict[str, Any]:
-    estimates = {key: grid.estimate(variant, where, key, mode) for key in NUMBERS}
+def _numbers(grid: Grid, variant: Variant, where: Setting) -> dict[str, Any]:
+    estimates = {key: grid.estimate(variant, where, key) for key in NUMBERS}
     return {key: vars(estimate) for key, estimate in estimates.items() if estimate is not None}
 
 

@@ -85,7 +85,7 @@ def _accuracies(
         family = "anytime" if budget == MEAN else view
         column = []
         for variant in study.variants():
-            found = estimate_of(results, study, task, name, variant, budget) or {}
+            found = estimate_of(results, task, name, variant, budget) or {}
             marks = significance_marks(results, study, family, task, variant, budget)
             column.append(accuracy_item(found.get("accuracy"), marks))
         columns.append(ranked(column))
@@ -120,7 +120,7 @@ def hard_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     for task in (task for task in study.tasks if task.hard):
         budgets = list(map(str, task.budgets))
         columns += _accuracies(results, study, "hard", task, budgets)
-        found = [estimate_of(results, study, task, task.hard, v, budgets[-1]) for v in variants]
+        found = [estimate_of(results, task, task.hard, v, budgets[-1]) for v in variants]
         for key in ("mean_thinking_tokens", "mean_total_tokens"):
             columns.append([tokens_item((entry or {}).get(key)) for entry in found])
         header += [*map(budget_heading, budgets), "thinking tok", "total tok"]
