@@ -91,11 +91,17 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(written, advice):
         config_io.load([written])
 
 
+# Where one prompt serves all budgets, so that it is read once.
+OWN = {"smollm2-135m": {"conditioning.positions"}}
+
+
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_trains_by_the_recommended_method(path):
     """Its preset over them changes nothing; the paper's method has all that it needs."""
-    alone, robust = config_io.load([path]), config_io.load([path, "bacr-robust"])
-    assert config_io.flatten(alone) == config_io.flatten(robust)
+    alone, robust = (
+        config_io.flatten(config_io.load(files)) for files in ([path], [path, "bacr-robust"])
+    )
+    assert {key for key in alone if alone[key] != robust[key]} == OWN.get(path.stem, set())
     paper = config_io.load([path, "bacr-paper"])
     updates = [line for line in built_in_departures(paper) if "train.minibatches" in line]
     assert built_in_departures(paper) == updates

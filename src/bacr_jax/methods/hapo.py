@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
 Scalar = int | float | Array
