@@ -12,6 +12,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions import ledger
 from bacr_jax.training import warmup
+from learner_world import SPEC
 from methods_world import load
 
 TRADEOFF = (
@@ -173,3 +174,43 @@ def test_the_benchmark_config_is_good():
     from methods_world import PRESETS
 
     config_io.check(config_io.load([PRESETS.parent / "tradeoff.yaml"]))
+
+
+class Step:
+    """The loss of a step that is under way until somebody waits for it."""
+
+    ended = False
+
+    def block_until_ready(self):
+        self.ended = True
+        return self
+
+    def __float__(self):
+        return 0.5
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(1e9, [20, 25]), (-1.0, list(range(1, 26)))])
+def test_one_step_is_under_way_at_a_time_and_a_slow_one_is_shown(monkeypatch, seconds, shown):
+    begun, seen = [], []
+
+    def supervised_step(params, opt_state, *_, **__):
+        assert all(step.ended for step in begun[:-1])
+        begun.append(Step())
+        return params, opt_state, begun[-1]
+
+    monkeypatch.setattr(warmup, "supervised_step", supervised_step)
+    monkeypatch.setattr(warmup, "SHOW_SECONDS", seconds)
+    run = warmup.WarmUp(
+        config=Config(),
+        batches=lambda step, practice: (None, None),
+        spec=SPEC,
+        tx=None,
+        params={},
+        opt_state=None,
+        on_progress=lambda step, planned, loss: seen.append(step),
+        poll=None,
+        saved=None,
+        planned=25,
+    )
+    run.advance(25, lambda i: 1e-3)
+    assert len(begun) == 25 and seen == shown
