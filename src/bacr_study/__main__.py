@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.cli import STOPPED, Parser, entry_point
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError
 from bacr_jax.runs.progress import Progress, duration
@@ -16,7 +16,6 @@ from bacr_study.archive import pack, unpack
 from bacr_study.plan import (
     PlannedRun,
     StudyPaths,
-    different_folders,
     find_run,
     paths_of,
     plan_runs,
@@ -72,6 +71,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.config = locate(arguments.config, STUDIES)
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs {arguments.jobs}: write 1 or more")
+    if arguments.against is not None:
+        why = "--against: there is nothing to compare with {option}; leave one of them out"
+        alone(arguments, ("dry_run", "list", "only", "pack"), why)
     return arguments
 
 
@@ -118,79 +120,44 @@ def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> No
             raise UserError(why.format(option=f"--{option.replace('_', '-')}"))
 
 
-def earlier(arguments: argparse.Namespace, study: Study) -> Mapping[str, Any] | None:
-    """The results.json of --against, before anything is run; None: not asked for."""
-    if arguments.against is None:
-        return None
-    why = "--against: there is nothing to compare with {option}; leave one of them out"
-    alone(arguments, ("dry_run", "list", "only", "pack"), why)
-    from bacr_study.reproduction import read_earlier
+def run_missing(
+    study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, arguments: argparse.Namespace
+) -> int:
+    """Makes every cell that is not there; the exit code."""
+    # Imports JAX, which neither --help nor a listing needs.
+    from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 
-    return read_earlier(arguments.against, study.name, study.size)
+    scheduler = schedule.Scheduler(
+        command=[sys.executable, "-m", "bacr_jax.study", *again(arguments), "--only"],
+        paths=paths,
+        shares=schedule.shares(study.devices_per_run, arguments.jobs),
+        waiting=[run for run in runs if not paths.has_cell(run)],
+        environment=os.environ,
+    )
+    with Progress() as progress, PreemptionHandler() as handler:
+        try:
+            schedule.run_all(scheduler, runs, progress, handler.poll)
+        except Preempted as signal:
+            scheduler.stop()
+            print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+            return STOPPED
+    return 1 if scheduler.failed else 0
 
 
-def compare(before: Mapping[str, Any], paths: StudyPaths) -> None:
-    """Says whether the study's results agree with earlier ones."""
+def report(
+    study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, before: Mapping[str, Any] | None
+) -> None:
+    """Writes what the cells say, and whether it agrees with earlier results."""
     from bacr_study import reproduction
-
-    files, text = reproduction.write(paths.folder, before)
-    for path in files:
-        print(f"wrote {path}")
-    print(text)
-
-
-def write_report(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths) -> list[Path]:
-    """Writes results.json, tables, figures and study.html from the cells that are there."""
     from bacr_study.configured import configured, study_info
     from bacr_study.results import write_results
 
-    return write_results(paths.folder, study_info(study, runs), configured(study, runs))
-
-
-def run_study(
-    study: Study,
-    runs: Sequence[PlannedRun],
-    paths: StudyPaths,
-    arguments: argparse.Namespace,
-    before: Mapping[str, Any] | None = None,
-) -> int:
-    """Makes every cell that is not there, then tables and figures; compares with earlier ones."""
-    # Imports JAX, which neither --help nor a listing needs.
-    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-
-    missing = [run for run in runs if not paths.has_cell(run)]
-    # Cells that share a run come after it: training is done once.
-    first = different_folders(missing)
-    rest = [run for run in missing if run not in first]
-    with Progress() as progress, PreemptionHandler() as handler:
-        for wave in (first, rest):
-            scheduler = schedule.Scheduler(
-                command=[sys.executable, "-m", "bacr_jax.study", *again(arguments), "--only"],
-                paths=paths,
-                shares=schedule.shares(study.devices_per_run, arguments.jobs),
-                waiting=list(wave),
-                environment=os.environ,
-            )
-            done = schedule.run_all(scheduler, runs, progress, handler.poll)
-            try:
-                for run in done:
-                    if run.id not in scheduler.failed:
-                        progress.say(f"done: {run.id}")
-            except Preempted as signal:
-                scheduler.stop()
-                for one in scheduler.running:
-                    one.process.wait()
-                print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
-                return EXIT_CODE
-            if scheduler.failed:
-                break
-        for name, code in scheduler.failed.items():
-            progress.say(f"FAILED, exit code {code}: {name}; see {paths.log(name)}")
-        for path in write_report(study, runs, paths):
-            progress.say(f"wrote {path}")
+    info, said = study_info(study, runs), ""
+    written = write_results(paths.folder, info, configured(study, runs))
     if before is not None:
-        compare(before, paths)
-    return 1 if scheduler.failed else 0
+        files, said = reproduction.write(paths.folder, before, info)
+        written += files
+    print(*written, *filter(None, [said]), sep="\n")
 
 
 def run_variance(arguments: argparse.Namespace) -> int:
@@ -220,7 +187,6 @@ def main(argv: Sequence[str] | None) -> int:
     paths = paths_of(study, arguments.out)
     unpack(paths.folder)
     runs = plan_runs(study, paths)
-    before = earlier(arguments, study)
     if arguments.list:
         print(listing(runs))
     elif arguments.dry_run:
@@ -232,15 +198,16 @@ def main(argv: Sequence[str] | None) -> int:
         schedule.end_with_parent()
         return run_one(study, find_run(runs, arguments.only), paths)
     elif arguments.pack is not None:
-        for path in pack(paths.folder, arguments.pack, [run.id for run in runs]):
-            print(path)
-    elif arguments.report:
-        for path in write_report(study, runs, paths):
-            print(path)
-        if before is not None:
-            compare(before, paths)
+        print(*pack(paths.folder, arguments.pack, [run.id for run in runs]), sep="\n")
     else:
-        return run_study(study, runs, paths, arguments, before)
+        from bacr_study.reproduction import read_earlier
+
+        against = arguments.against
+        before = read_earlier(against, study.name, study.size) if against else None
+        code = 0 if arguments.report else run_missing(study, runs, paths, arguments)
+        if code != STOPPED:
+            report(study, runs, paths, before)
+        return code
     return 0
 
 

@@ -4,10 +4,9 @@
 their problems; everything else are means.
 """
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,14 +41,13 @@ class Cell:
       departures: where the run departs from its method's publication.
       steps: of training; 0: not trained.
       wall_seconds: of training; a shared warm-up counts in the run that made it.
-      sets: by set, decoding and budget: accuracy, mean tokens, shares, `levels`, and `correct`,
-        a digit per problem (base 36) that says how many of its samples are right, or a list of
-        shares.
+      sets: by set, decoding and budget: accuracy, mean tokens, shares, and `correct`,
+        a digit per problem (base 36) that says how many of its samples are right.
       samples: per problem, by decoding.
       problems_digest: of the problems' ids, by set.
       levels_of: a digit per problem, by set.
-      curve: records of `step`, `tokens`, `seconds`, `reward`, `thinking` and `accuracy`.
-      schedule: records of `step`, `tokens` and `groups`; empty without a curriculum.
+      curve: records of `step`, `tokens`, `seconds`, `reward` and `accuracy`.
+      schedule: records of `step` and `groups`; empty without a curriculum.
     """
 
     id: str
@@ -85,18 +83,13 @@ class Cell:
         entry = self.entry(name, mode, budget)
         if entry is None or not entry.get("correct"):
             return None
-        return _rates(entry["correct"], self.samples[mode])
+        counts = [int(digit, _BASE) for digit in entry["correct"]]
+        return np.array(counts, np.float64) / self.samples[mode]
 
     def levels(self, name: str) -> Int[np.ndarray, "n"] | None:
         """Level of each problem; None: not kept."""
         digits = self.levels_of.get(name)
         return np.array([int(c, _BASE) for c in digits]) if digits else None
-
-
-def _rates(correct: str | list[float], samples: int) -> Float[np.ndarray, "n"]:
-    if isinstance(correct, str):
-        return np.array([int(digit, _BASE) for digit in correct], np.float64) / samples
-    return np.array(correct, np.float64)
 
 
 def ids_digest(ids: Sequence[str]) -> str:
@@ -118,12 +111,8 @@ def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
 
 
 def write_cell(folder: Path, cell: Cell) -> Path:
-    """Writes a cell into a study's folder, in one step.
-
-    UserError: the cell contradicts itself, or the file can't be written.
-    """
+    """Writes a cell into a study's folder, in one step; UserError: it can't be written."""
     path = folder / "cells" / f"{cell.id}.json"
-    _check(cell, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(vars(cell), allow_nan=False) + "\n")
     return path
@@ -133,124 +122,84 @@ def read_cell(path: Path) -> Cell:
     """Reads one cell; UserError: the file is damaged, lacks a field, or contradicts itself."""
     again = "remove it and run the study again"
     try:
-        record = documents.read_object(path)
-    except ValueError as error:
-        raise UserError(f"{path}: is damaged ({error}); {again}") from None
+        cell = Cell(**documents.read_object(path))
+        wrong = next(_contradictions(cell, path), None)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from None
-    fields = {f.name: f for f in dataclasses.fields(Cell)}
-    for name, f in fields.items():
-        if name not in record and f.default_factory is dataclasses.MISSING:
-            raise UserError(f"{path}: lacks the field {name!r}; {again}")
-    for name in sorted(record.keys() - fields):
-        raise UserError(f"{path}: has the unknown field {name!r}; {again}")
-    try:
-        cell = Cell(**record)
-        _check(cell, path)
-    except UserError:
-        raise
-    except (TypeError, ValueError, AttributeError, KeyError):
-        raise UserError(f"{path}: has a field of another form; {again}") from None
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise UserError(f"{path}: is damaged, or no cell ({error}); {again}") from None
+    if wrong is not None:
+        raise UserError(f"{path}: {wrong}; {again}")
     return cell
 
 
-def _check(cell: Cell, path: Path) -> None:
-    """Refuses what would give wrong numbers without a word."""
+def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
+    """What would give wrong numbers without a word."""
     expected = cell_id(cell.task, cell.variant, cell.seed)
-    if cell.id != expected or path.name != f"{expected}.json":
-        raise UserError(
-            f"{path}: found id {cell.id!r} of task, arm, value and seed {expected!r}; "
-            "write them alike, also in the file's name"
-        )
+    if cell.id != expected or path.stem != expected:
+        yield f"found id {cell.id!r} of task, arm, value and seed {expected!r}"
     for name, modes in cell.sets.items():
         if name not in cell.problems_digest:
-            raise UserError(f"{path}: problems_digest: found none of {name}; write its digest")
+            yield f"problems_digest: found none of {name}"
         for mode, budgets in modes.items():
             for budget, entry in budgets.items():
-                _check_entry(cell, f"{path}: sets.{name}.{mode}.{budget}", name, mode, entry)
+                for wrong in _of_entry(entry, cell.rates(name, mode, budget), cell.levels(name)):
+                    yield f"sets.{name}.{mode}.{budget}.{wrong}"
 
 
-def _check_entry(cell: Cell, where: str, name: str, mode: str, entry: Mapping[str, Any]) -> None:
+def _of_entry(
+    entry: Mapping[str, Any],
+    rates: Float[np.ndarray, "n"] | None,
+    levels: Int[np.ndarray, "n"] | None,
+) -> Iterator[str]:
     for key in NUMBERS:
         value = entry.get(key)
         if not isinstance(value, int | float) or not np.isfinite(value):
-            raise UserError(f"{where}.{key}: found {value!r}; write a number")
-    if not 0.0 <= entry["accuracy"] <= 1.0:
-        raise UserError(f"{where}.accuracy: found {entry['accuracy']}; write a share, 0 to 1")
-    correct = entry.get("correct")
-    if not correct:
+            yield f"{key}: found {value!r}, which is no number"
+    accuracy = entry["accuracy"]
+    if not 0.0 <= accuracy <= 1.0:
+        yield f"accuracy: found {accuracy}, which is no share"
+    if rates is None:
         return
-    rates, digits = _rates(correct, cell.samples[mode]), cell.levels_of.get(name)
-    if rates.min() < 0.0 or rates.max() > 1.0:
-        found = f"{correct if isinstance(correct, str) else 'shares'}"[:20]
-        raise UserError(
-            f"{where}.correct: found {found}... with {cell.samples[mode]} samples per problem; "
-            "write counts up to that number"
-        )
-    if digits and len(digits) != len(rates):
-        raise UserError(
-            f"{where}.correct: found {len(rates)} problems, and {len(digits)} in levels_of; "
-            "write one digit per problem in both"
-        )
-    if abs(float(rates.mean()) - entry["accuracy"]) > _AGREE:
-        raise UserError(
-            f"{where}.correct: found a mean of {rates.mean():.4f}, and accuracy "
-            f"{entry['accuracy']:.4f}; write the verdicts that accuracy is the mean of, or none"
-        )
+    if rates.max() > 1.0:
+        yield "correct: found more right samples of a problem than there are"
+    if levels is not None and len(levels) != len(rates):
+        yield f"correct: found {len(rates)} problems, and {len(levels)} in levels_of"
+    if abs(float(rates.mean()) - accuracy) > _AGREE:
+        yield f"correct: found a mean of {rates.mean():.4f}, and accuracy {accuracy:.4f}"
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The cells of a folder.
-
-    Attributes:
-      missing: ids of cells that the study has and the folder has not.
-      strangers: names of files whose cells are not of the study.
-    """
-
-    cells: dict[str, Cell]
-    missing: list[str]
-    strangers: list[str]
-
-
-def read_cells(folder: Path, study: StudyInfo) -> Reading:
-    """Reads the cells of a study.
+def read_cells(folder: Path, study: StudyInfo) -> dict[str, Cell]:
+    """The cells of a study that are in its folder, by id; those of other studies are left alone.
 
     UserError: a damaged cell, no cell at all, or cells that must not be compared: of several
       sizes of the study, or of other problems.
     """
-    expected = list(study.cell_ids())
-    # A temporary file of a cell that is being written ends otherwise.
-    paths = {path.stem: path for path in sorted((folder / "cells").glob("*.json"))}
-    cells = {id_: read_cell(paths[id_]) for id_ in expected if id_ in paths}
+    paths = {id_: folder / "cells" / f"{id_}.json" for id_ in study.cell_ids()}
+    cells = {id_: read_cell(path) for id_, path in paths.items() if path.exists()}
     if not cells:
         raise UserError(f"{folder / 'cells'}: found no finished run of study {study.name}")
-    size = study.size or next(iter(cells.values())).study_size
     for cell in cells.values():
-        if cell.study_size != size:
+        if cell.study_size != study.size:
             raise UserError(
                 f"{folder / 'cells'}: found {cell.id} of size {cell.study_size!r} in a study of "
-                f"size {size!r}; give every size a folder of its own"
+                f"size {study.size!r}; give every size a folder of its own"
             )
     _check_problems(cells, folder)
-    strangers = sorted(paths[id_].name for id_ in paths.keys() - set(expected))
-    return Reading(cells, [id_ for id_ in expected if id_ not in cells], strangers)
+    return cells
 
 
 def _check_problems(cells: Mapping[str, Cell], folder: Path) -> None:
-    """Cells of a task must have the same problems, level by level and in the same number."""
-    seen: dict[tuple[str, str], tuple[Cell, int | None]] = {}
+    """Cells of a task must have the same problems, level by level."""
+    known: dict[tuple[str, str], Cell] = {}
     for cell in cells.values():
-        for name, modes in cell.sets.items():
-            entries = [entry for budgets in modes.values() for entry in budgets.values()]
-            lengths = {len(entry["correct"]) for entry in entries if entry.get("correct")}
-            first, count = seen.get((cell.task, name), (cell, None))
-            lengths |= set() if count is None else {count}
-            same = first.problems_digest[name] == cell.problems_digest[name]
-            same = same and first.levels_of.get(name) == cell.levels_of.get(name)
-            if not same or len(lengths) > 1:
+        for name in cell.sets:
+            first = known.setdefault((cell.task, name), cell)
+            problems, others = (
+                (one.problems_digest[name], one.levels_of.get(name)) for one in (cell, first)
+            )
+            if problems != others:
                 raise UserError(
                     f"{folder / 'cells'}: {cell.id} has other problems of {name} than {first.id}; "
                     "run one of them again with the same data"
                 )
-            seen[cell.task, name] = first, next(iter(lengths), None)

@@ -1,5 +1,6 @@
 """A study as its results are made: what its file and its configs say that its cells don't."""
 
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_study import info
 from bacr_study.cells import Cell, ids_digest
-from bacr_study.info import PARTS, StudyInfo, Variant
+from bacr_study.info import Part, StudyInfo, Variant
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Sweep
 from bacr_study.work import hard_name
@@ -116,9 +117,9 @@ def study_info(study: Study, runs: Sequence[PlannedRun]) -> StudyInfo:
         arms=tuple(_arm(study, name, arm) for name, arm in study.arms.items()),
         seeds=study.seeds,
         views=study.views,
-        references=study.reference,
+        references=tuple(name for name in study.reference if name in study.arms),
         sweep=_sweep(study.sweep),
-        parts=PARTS if "ablation" in study.views else (),
+        parts=typing.get_args(Part) if "ablation" in study.views else (),
         focus=study.focus,
         size=study.size,
         clustered=study.clustered,
@@ -131,7 +132,7 @@ def _arm(study: Study, name: str, arm: Arm) -> info.Arm:
         id=name,
         label=arm.label,
         marks=("paper's row",) if arm.marked else (),
-        parts=arm.parts or (),
+        parts=arm.parts,
         accounting=ACCOUNTING[arm.accounting] if arm.votes else "",
         sweep=_sweep(arm.sweep),
     )
@@ -140,4 +141,4 @@ def _arm(study: Study, name: str, arm: Arm) -> info.Arm:
 def _sweep(sweep: Sweep | None) -> info.Sweep | None:
     if sweep is None:
         return None
-    return info.Sweep(sweep.key, sweep.label or sweep.key, sweep.names, sweep.default)
+    return info.Sweep(sweep.key, sweep.label or sweep.key, tuple(sweep.values), sweep.default)

@@ -11,7 +11,7 @@ from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report import png
 from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Series, marker, shade, stepped
 from bacr_study.curves import AXES
-from bacr_study.info import StudyInfo, Sweep, Task, Variant, study_of
+from bacr_study.info import StudyInfo, Sweep, Task, Variant
 from bacr_study.items import Results, budget_phrase, estimate_of
 
 # Of arms, which are told apart by colours first.
@@ -68,11 +68,10 @@ class Look:
 
 def looks_of(study: StudyInfo) -> dict[str, Look]:
     """A look for every arm: no two of 27 alike, and the first reference in grey."""
-    ids = [arm.id for arm in study.arms]
-    first = [id_ for id_ in study.references[:1] if id_ in ids]
+    first = study.references[:1]
     return {
         id_: Look(f"s{i % len(COLOURS)}", marker(i), _LINES[i // len(COLOURS) % len(_LINES)])
-        for i, id_ in enumerate([*first, *(id_ for id_ in ids if id_ not in first)])
+        for i, id_ in enumerate([*first, *(arm.id for arm in study.arms if arm.id not in first)])
     }
 
 
@@ -117,9 +116,10 @@ def variant_label(study: StudyInfo, variant: Variant) -> str:
 # --- the figures ----------------------------------------------------------------------------------
 
 
-def draw_figures(folder: Path, results: Results) -> list[tuple[Drawn, Path, Path]]:
+def draw_figures(
+    folder: Path, results: Results, study: StudyInfo
+) -> list[tuple[Drawn, Path, Path]]:
     """Draws the figures that the study shows, in the order of its page; with their two files."""
-    study = study_of(results["study"])
     makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Drawn]]] = {
         "accuracy": accuracy_figures,
         "hard": functools.partial(accuracy_figures, hard=True),

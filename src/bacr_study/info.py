@@ -1,12 +1,10 @@
 """What a study compares: tasks, arms, seeds, a swept key, and what is drawn of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from bacr_jax.errors import UserError
-
-VIEWS = (
+View = Literal[
     "accuracy",
     "hard",
     "ablation",
@@ -17,9 +15,9 @@ VIEWS = (
     "difficulty",
     "sensitivity",
     "contrasts",
-)
+]
 # The four parts of BACR in an ablation, as the paper calls them.
-PARTS = ("BUP", "CAS", "TDR", "BCAE")
+Part = Literal["BUP", "CAS", "TDR", "BCAE"]
 # The place of the mean over all budgets among the budgets.
 MEAN = "mean"
 
@@ -108,7 +106,7 @@ class StudyInfo:
         the views `convergence` and `difficulty`.
       parts: of an ablation, the names of its parts in order.
       focus: budgets of the views that show one or two; empty: the task's second smallest.
-      size: the size that is run, such as `cpu`; empty: whatever the cells are of.
+      size: the size that is run, such as `cpu`.
       contrasts: name, arm, and the arm that it is compared with, of the view `contrasts`.
     """
 
@@ -125,12 +123,6 @@ class StudyInfo:
     size: str = ""
     clustered: bool = False
     contrasts: tuple[tuple[str, str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        known = [arm.id for arm in self.arms]
-        for id_ in set(self.references) - set(known):
-            write = f"some of {', '.join(known)}"
-            raise UserError(f"study {self.name}: references: found {id_}; write {write}")
 
     def sweep_of(self, arm: Arm) -> Sweep | None:
         """The arm's own sweep, or the study's."""
@@ -164,27 +156,6 @@ class StudyInfo:
             for variant in self.variants():
                 for seed in self.seeds:
                     yield cell_id(task.id, variant, seed)
-
-
-def study_of(record: Mapping[str, Any]) -> StudyInfo:
-    """A study from what `dataclasses.asdict` made of it, also after JSON."""
-
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
-
-    def made(cls: Any, found: Mapping[str, Any]) -> Any:
-        # Earlier files say besides which decoding is shown, which was always this one.
-        return cls(**{key: tuples(value) for key, value in found.items() if key != "mode"})
-
-    def sweep(found: Mapping[str, Any] | None) -> Any:
-        return found and made(Sweep, found)
-
-    arms = [made(Arm, {**arm, "sweep": sweep(arm["sweep"])}) for arm in record["arms"]]
-    tasks = [made(Task, task) for task in record["tasks"]]
-    study: StudyInfo = made(
-        StudyInfo, {**record, "arms": arms, "tasks": tasks, "sweep": sweep(record["sweep"])}
-    )
-    return study
 
 
 def cell_id(task: str, variant: Variant, seed: int) -> str:

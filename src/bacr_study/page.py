@@ -8,7 +8,7 @@ from typing import Any
 from bacr_jax.report.html_page import STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study.figures import Drawn
-from bacr_study.info import MEAN, study_of
+from bacr_study.info import MEAN, StudyInfo
 from bacr_study.items import budget_phrase, difference_text, estimate_of, row_name
 
 _STYLE = """
@@ -24,16 +24,19 @@ _render = renderer(Path(__file__).with_name("templates"))
 
 
 def page(
-    results: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[tuple[Drawn, Path, Path]]
+    results: Mapping[str, Any],
+    study: StudyInfo,
+    tables: Sequence[Table],
+    figures: Sequence[tuple[Drawn, Path, Path]],
 ) -> str:
     """The HTML of a study, from results.json, and the tables and figures made of it."""
     pictures = [(drawn, base64.b64encode(png.read_bytes()).decode()) for drawn, png, _ in figures]
     return _render(
         "study.html",
-        title=results["study"]["title"],
-        facts="; ".join(_facts(results)),
+        title=study.title,
+        facts="; ".join(_facts(results, study)),
         warnings=results["warnings"],
-        verdict=list(_verdict(results)),
+        verdict=list(_verdict(results, study)),
         tables=tables,
         pictures=pictures,
         provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
@@ -42,9 +45,9 @@ def page(
     )
 
 
-def _verdict(results: Mapping[str, Any]) -> Iterator[str]:
+def _verdict(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
     """Which arm leads each task at its smallest and largest budget and on average, and by what."""
-    study, pairs = study_of(results["study"]), dict[tuple[str, ...], Any]()
+    pairs = dict[tuple[str, ...], Any]()
     for entry in results["comparisons"]:
         pairs.setdefault(tuple(entry[k] for k in ("task", "set", "budget", "variant")), entry)
     names = {variant.key: row_name(study, variant) for variant in study.variants()}
@@ -64,33 +67,29 @@ def _verdict(results: Mapping[str, Any]) -> Iterator[str]:
                 yield line
 
 
-def _facts(results: Mapping[str, Any]) -> list[str]:
-    study = results["study"]
+def _facts(results: Mapping[str, Any], study: StudyInfo) -> list[str]:
     sizes = sorted({cell["study_size"] for cell in results["cells"].values()})
     return [
-        f"study {study['name']}, size {', '.join(sizes)}",
+        f"study {study.name}, size {', '.join(sizes)}",
         f"{len(results['cells'])} runs",
-        f"{len(study['arms'])} methods",
-        f"tasks: {', '.join(task['label'] for task in study['tasks'])}",
-        f"seeds: {', '.join(map(str, study['seeds']))}",
+        f"{len(study.arms)} methods",
+        f"tasks: {', '.join(task.label for task in study.tasks)}",
+        f"seeds: {', '.join(map(str, study.seeds))}",
         *(
-            f"budgets of {task['label']}: {', '.join(f'{b:,}' for b in task['budgets'])} tokens"
-            for task in study["tasks"]
+            f"budgets of {task.label}: {', '.join(f'{b:,}' for b in task.budgets)} tokens"
+            for task in study.tasks
         ),
-        *_problems(results),
+        *_problems(results, study),
     ]
 
 
-def _problems(results: Mapping[str, Any]) -> Iterator[str]:
+def _problems(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
     """How many problems of each set are distinct, and of each level."""
-    labels = {task["id"]: task["label"] for task in results["study"]["tasks"]}
     for task, sets in results["problems"].items():
         for name, counts in sets.items():
             levels = ", ".join(
                 f"level {level}: {entry['distinct_problems']:,} in {entry['rows']:,} rows"
                 for level, entry in counts["levels"].items()
             )
-            yield (
-                f"problems of {labels[task]}, {name}: {counts['distinct_problems']:,} distinct in "
-                f"{counts['rows']:,} rows ({levels})"
-            )
+            distinct = f"{counts['distinct_problems']:,} distinct in {counts['rows']:,} rows"
+            yield f"problems of {study.task(task).label}, {name}: {distinct} ({levels})"

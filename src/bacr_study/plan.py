@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_study.info import Variant
 from bacr_study.spec import Study
 
 
@@ -148,16 +149,6 @@ def settings_digest(config: Config) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _varied(study: Study, arm: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """The values that an arm runs with, and the keys that each sets."""
-    sweep = study.sweep_of(arm)
-    if sweep is None:
-        yield None, {}
-        return
-    for value in sweep.names:
-        yield value, sweep.settings(value)
-
-
 def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
     """Every run of a study, seeds outermost: what is there early covers all arms.
 
@@ -168,8 +159,9 @@ def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
     trained = [name for name, arm in study.arms.items() if arm.of is None]
     configs = {}
     for task, arm in itertools.product(study.tasks, trained):
-        for value, keys in _varied(study, arm):
-            name = arm if value is None else f"{arm}.{value}"
+        sweep = study.sweep_of(arm)
+        for value, keys in ({None: {}} if sweep is None else sweep.settings()).items():
+            name = Variant(arm, value).key
             try:
                 config = study.config_of(task, arm, keys)
                 config_io.check(config, also=problems)
@@ -186,11 +178,6 @@ def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
         for seed in study.seeds
         for (task, arm, value, name), config in configs.items()
     ]
-
-
-def different_folders(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """One run per folder: cells that share settings share the run."""
-    return list({run.folder: run for run in reversed(runs)}.values())[::-1]
 
 
 def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:

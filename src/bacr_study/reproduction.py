@@ -14,7 +14,7 @@ from bacr_jax.documents import read_file
 from bacr_jax.errors import UserError
 from bacr_jax.report.table import Item, Shown, Table
 from bacr_study.archive import read_compressed
-from bacr_study.info import MEAN, StudyInfo, Task, Variant, study_of
+from bacr_study.info import MEAN, StudyInfo, Task, Variant
 from bacr_study.items import (
     Results,
     accuracy_item,
@@ -115,20 +115,16 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
     return error * float(nctdtrinc(df, 1 - _POWER, stdtrit(df, 1 - level / 2)))
 
 
-def pairs(before: Results, now: Results) -> list[Pair]:
+def pairs(before: Results, now: Results, study: StudyInfo) -> list[Pair]:
     """Every accuracy that both have, at each budget and on average over them.
 
     UserError: they have nothing in common.
     """
-    then, study, found = study_of(before["study"]), study_of(now["study"]), list[Pair]()
-    earlier = {task.id: task for task in then.tasks}
-    arms = {arm.id for arm in then.arms}
+    found = list[Pair]()
     for task in study.tasks:
         for variant in study.variants():
-            if task.id not in earlier or variant.arm not in arms:
-                continue
             for budget in (*map(str, task.budgets), MEAN):
-                old = estimate_of(before, earlier[task.id], task.main, variant, budget)
+                old = estimate_of(before, task, task.main, variant, budget)
                 new = estimate_of(now, task, task.main, variant, budget)
                 if old is not None and new is not None:
                     both = (Estimate(**entry["accuracy"]) for entry in (old, new))
@@ -241,12 +237,11 @@ def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
     )
 
 
-def write(folder: Path, before: Results) -> tuple[list[Path], str]:
+def write(folder: Path, before: Results, study: StudyInfo) -> tuple[list[Path], str]:
     """Compares the results.json of a study's folder with an earlier one; UserError: see `pairs`."""
     now = documents.read_object(folder / "results.json")
-    found = pairs(before, now)
-    made = table(study_of(now["study"]), found)
-    return write_table(folder / "tables", made), summary(found)
+    found = pairs(before, now, study)
+    return write_table(folder / "tables", table(study, found)), summary(found)
 
 
 def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ bytes.
 import collections
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_study import curves, effects
-from bacr_study.cells import NUMBERS, Cell, Reading, read_cells
+from bacr_study.cells import NUMBERS, Cell, read_cells
 from bacr_study.configured import Configured, Problems
 from bacr_study.figures import draw_figures
 from bacr_study.grid import Grid, Setting
@@ -23,12 +23,9 @@ from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
-# Files named in a warning.
-_MOST_NAMED = 3
 _COSTS = ("steps", "generated_tokens", "wall_seconds")
-# What two equal studies differ in: it is kept in a file of its own.
+# What two equal studies differ in: tables show it, and cells keep it.
 _OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
-TIMES = "times.json"
 _NOTHING = Configured()
 
 
@@ -42,23 +39,22 @@ def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) 
     UserError: no cell, a damaged one, or cells that must not be compared.
     """
     results = build_results(read_cells(folder, study), study, known)
-    written = [folder / "results.json", folder / TIMES]
+    written = [folder / "results.json"]
     write_atomically(written[0], as_text(without_times(results)))
-    write_atomically(written[1], as_text(times_of(results)))
-    tables = tables_of(results)
+    tables = tables_of(results, study)
     for kind in ("tables", "figures"):
         (folder / kind).mkdir(exist_ok=True)
     for table in tables:
         written += write_table(folder / "tables", table)
-    figures = draw_figures(folder / "figures", results)
+    figures = draw_figures(folder / "figures", results, study)
     written += [file for _, *files in figures for file in files]
     written.append(folder / "study.html")
-    write_atomically(written[-1], page(results, tables, figures))
+    write_atomically(written[-1], page(results, study, tables, figures))
     return written
 
 
 def build_results(
-    reading: Reading, study: StudyInfo, known: Configured = _NOTHING
+    cells: Mapping[str, Cell], study: StudyInfo, known: Configured = _NOTHING
 ) -> dict[str, Any]:
     """results.json as an object.
 
@@ -69,23 +65,24 @@ def build_results(
       comparisons, decoding; and difficulty, ablation, convergence and curriculum if the study shows
       them.
     """
-    problems = _problems(reading.cells.values(), known)
+    missing = [id_ for id_ in study.cell_ids() if id_ not in cells]
+    problems = _problems(cells.values(), known)
     same = {place: found.number for place, found in problems.items()}
-    grid = Grid(study, reading.cells, same if study.clustered else {})
-    provenance = _provenance(reading.cells.values())
+    grid = Grid(study, cells, same if study.clustered else {})
+    provenance = _provenance(cells.values())
     counts: dict[str, Any] = {}
     for (task, name), found in problems.items():
         counts.setdefault(task, {})[name] = found.counts()
     results: dict[str, Any] = {
         "study": dataclasses.asdict(study),
-        "missing": reading.missing,
+        "missing": missing,
         "warnings": [
-            *_warnings(reading, study),
+            *_warnings(missing, cells, study),
             *_repeated(counts, study),
             *_differences(provenance),
         ],
         "provenance": provenance,
-        "cells": {id_: _numbers_only(cell) for id_, cell in reading.cells.items()},
+        "cells": {id_: _numbers_only(cell) for id_, cell in cells.items()},
         "problems": counts,
         "means": {task.id: _means(grid, task) for task in study.tasks},
         "costs": {task.id: _costs(grid, task, known) for task in study.tasks},
@@ -101,7 +98,7 @@ def build_results(
     ):
         if view in study.views:
             results[view] = make(grid)
-    # Through JSON, so that what is drawn now is what is drawn from the file later.
+    # Through JSON: what is drawn is what the file says.
     return json.loads(json.dumps(rounded(results, _DIGITS), allow_nan=False))
 
 
@@ -111,31 +108,9 @@ def without_times(value: Any) -> Any:
         kept = {k: v for k, v in value.items() if k not in _OF_THE_MACHINE}
         return {key: without_times(item) for key, item in kept.items()}
     if isinstance(value, list):
-        return [without_times(v) for v in value if not _timed(v)]
+        timed = lambda one: isinstance(one, dict) and one.get("axis") in _OF_THE_MACHINE
+        return [without_times(one) for one in value if not timed(one)]
     return value
-
-
-def _timed(value: Any) -> bool:
-    """Whether a record is about an axis of the machine."""
-    return isinstance(value, dict) and value.get("axis") in _OF_THE_MACHINE
-
-
-def times_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What `without_times` leaves out, as times.json."""
-    found: dict[str, Any] = {
-        "date": results["provenance"]["date"],
-        "wall_seconds": {
-            task: {variant: cost["wall_seconds"] for variant, cost in costs.items()}
-            for task, costs in results["costs"].items()
-        },
-        "cells": {id_: cell["wall_seconds"] for id_, cell in results["cells"].items()},
-    }
-    if "convergence" in results:
-        found["convergence"] = {
-            task: [record for record in entry["thresholds"] if _timed(record)]
-            for task, entry in results["convergence"].items()
-        }
-    return found
 
 
 def as_text(results: Mapping[str, Any]) -> str:
@@ -269,18 +244,14 @@ def _differences(provenance: dict[str, list[str]]) -> list[str]:
     ]
 
 
-def _warnings(reading: Reading, study: StudyInfo) -> list[str]:
+def _warnings(missing: Sequence[str], cells: Collection[str], study: StudyInfo) -> list[str]:
     warnings = []
-    if reading.missing:
-        total = len(reading.missing) + len(reading.cells)
+    if missing:
+        total = len(missing) + len(cells)
         warnings.append(
-            f"{len(reading.missing)} of {total} cells are missing: what is shown of a method is "
+            f"{len(missing)} of {total} cells are missing: what is shown of a method is "
             "over the seeds that it has, and not over the same for all"
         )
-    if reading.strangers:
-        first, rest = reading.strangers[:_MOST_NAMED], len(reading.strangers) - _MOST_NAMED
-        more = f" and {rest} more" if rest > 0 else ""
-        warnings.append(f"files of no cell of this study: {', '.join(first)}{more}")
     if len(study.seeds) == 1:
         warnings.append(
             "one seed: intervals and tests are over problems only, and say nothing about other "

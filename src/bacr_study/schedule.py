@@ -160,11 +160,14 @@ class Scheduler:
     stopping: bool = False
 
     def next_run(self) -> PlannedRun | None:
-        """The first waiting run whose warm-up is there, or that nobody else is making."""
+        """The first waiting run whose folder is free, and whose warm-up is there or free to make.
+
+        Cells of equal settings share a run: the second one finds it trained.
+        """
+        busy = {other.run.folder for other in self.running}
         warming = {other.run.warmup for other in self.running if not other.run.warmed_up}
-        return next(
-            (run for run in self.waiting if run.warmed_up or run.warmup not in warming), None
-        )
+        free = (run for run in self.waiting if run.folder not in busy)
+        return next((run for run in free if run.warmed_up or run.warmup not in warming), None)
 
     def start_some(self) -> None:
         """Starts runs while a share is free."""
@@ -204,11 +207,12 @@ class Scheduler:
         return [one.run for one in ended]
 
     def stop(self) -> None:
-        """Asks every run to save and leave."""
-        if not self.stopping:
-            self.stopping = True
-            for one in self.running:
-                one.process.send_signal(signal.SIGTERM)
+        """Asks every run to save and leave, and waits until they have."""
+        self.stopping = True
+        for one in self.running:
+            one.process.send_signal(signal.SIGTERM)
+        for one in self.running:
+            one.process.wait()
 
 
 def run_all(
@@ -216,8 +220,8 @@ def run_all(
     everything: Sequence[PlannedRun],
     progress: Progress,
     poll: Callable[[], None],
-) -> Iterator[PlannedRun]:
-    """Runs what waits, gives runs as they end, and shows all of it in a line with the time to go.
+) -> None:
+    """Runs what waits, says which have ended, and shows all of it in a line with the time to go.
 
     Args:
       everything: all runs of the study, for the progress.
@@ -234,7 +238,10 @@ def run_all(
             poll()
             for run in scheduler.collect():
                 finished.add(run.id)
-                yield run
+                code = scheduler.failed.get(run.id)
+                what = "done" if code is None else f"FAILED, exit code {code}"
+                see = "" if code is None else f"; see {scheduler.paths.log(run.id)}"
+                progress.say(f"{what}: {run.id}{see}")
             scheduler.start_some()
             done = sum(work[id_] for id_ in finished)
             done += sum(_trained_tokens(one.run) for one in scheduler.running)

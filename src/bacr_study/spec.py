@@ -9,18 +9,17 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.derived import read_budgets
 from bacr_jax.config.reader import read_dataclass, refusal
 from bacr_jax.config.values import any_of, shown
-from bacr_jax.config.yaml import parse_file, parse_override
-from bacr_study.info import PARTS, VIEWS
+from bacr_jax.config.yaml import Parsed, parse_file, parse_override
+from bacr_study.info import Part, View
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,11 @@ class Sweep:
     label: str = ""
     default: Any = None
 
-    @property
-    def names(self) -> tuple[Any, ...]:
-        """The values, as results call them."""
-        return tuple(self.values)
-
-    def settings(self, value: Any) -> Mapping[str, Any]:
-        """Keys of the config at a value."""
+    def settings(self) -> dict[Any, Mapping[str, Any]]:
+        """Keys of the config by value, or by the name of what varies."""
         if isinstance(self.values, Mapping):
-            found: Mapping[str, Any] = self.values[value] or {}
-            return found
-        return {self.key: value}
+            return {name: keys or {} for name, keys in self.values.items()}
+        return {value: {self.key: value} for value in self.values}
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ class Arm:
       samples: answers per problem, if others than the study's.
       of: another arm whose runs are evaluated instead of own ones; None: its own.
       sweep: what is varied within it; None: nothing, or what the study says.
-      parts: the four parts of BACR that are on, for ablations; None: not part of one.
+      parts: the four parts of BACR that are on, for ablations.
       marked: the paper has this row.
     """
 
@@ -70,11 +63,11 @@ class Arm:
     config: tuple[str, ...] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
     votes: int | None = None
-    accounting: str = "per_sample"
+    accounting: Literal["per_sample", "matched_total"] = "per_sample"
     samples: int | None = None
     of: str | None = None
     sweep: Sweep | None = None
-    parts: tuple[str, ...] | None = None
+    parts: tuple[Part, ...] = ()
     marked: bool = False
 
 
@@ -145,7 +138,7 @@ class Study:
     evaluation: Evaluation = Evaluation()
     sweep: Sweep | None = None
     reference: tuple[str, ...] = ()
-    views: tuple[str, ...] = ("accuracy",)
+    views: tuple[View, ...] = ("accuracy",)
     focus: tuple[int, ...] = ()
     clustered: bool = False
     contrasts: Mapping[str, Any] = field(default_factory=dict)
@@ -193,21 +186,33 @@ def _named(cls: Any, given: Any, where: str) -> dict[str, Any]:
     """A mapping from names to dataclasses."""
     if not isinstance(given, Mapping) or not given:
         raise refusal(where, f"found {shown(given)}", "at least one, by name")
-    for name in given:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise refusal(where, f"found the name {shown(name)}", "letters, digits, _ + and -")
     made = {}
     for name, value in given.items():
-        nested = {}
-        if cls is Arm and isinstance(value, Mapping):
-            nested["sweep"] = _sweep(value.get("sweep"), f"{where}.{name}.sweep")
-            value = {key: item for key, item in value.items() if key != "sweep"}
-        made[name] = read_dataclass(cls, value, f"{where}.{name}", given=nested)
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise refusal(where, f"found the name {shown(name)}", "letters, digits, _ + and -")
+        made[name] = _with_sweep(cls, value, f"{where}.{name}")
     return made
 
 
-def _merged(document: dict[str, Any], path: Path, size: str | None) -> tuple[dict[str, Any], str]:
-    """The keys of a size over those at the top, mappings key by key."""
+def _with_sweep(cls: Any, parsed: Any, where: str, given: Mapping[str, Any] | None = None) -> Any:
+    """`read_dataclass` of one that may hold a `Sweep`."""
+    given = dict(given or {})
+    if isinstance(parsed, Mapping) and parsed.get("sweep") is not None:
+        sweep = read_dataclass(Sweep, parsed["sweep"], f"{where}.sweep")
+        if not isinstance(sweep.values, list | Mapping) or not sweep.values:
+            found = f"found {shown(sweep.values)}"
+            raise refusal(f"{where}.sweep.values", found, "a list, or keys by name")
+        given["sweep"] = sweep
+        parsed = {key: value for key, value in parsed.items() if key != "sweep"}
+    return read_dataclass(cls, parsed, where, given=given)
+
+
+def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
+    """The keys of a size over those at the top of a file, mappings key by key; and the size.
+
+    UserError: the file can't be read, or has no such size.
+    """
+    document = _document(path)
     sizes = document.pop("sizes", None)
     if not isinstance(sizes, Mapping) or not sizes:
         raise refusal(f"{path}: sizes", f"found {shown(sizes)}", "at least one, by name")
@@ -217,17 +222,26 @@ def _merged(document: dict[str, Any], path: Path, size: str | None) -> tuple[dic
     over = sizes[chosen] or {}
     if not isinstance(over, Mapping):
         raise refusal(f"{path}: sizes.{chosen}", f"found {shown(over)}", "keys of a study")
-    merged = dict(document)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = {**merged[key], **value} if both else value
-    return merged, chosen
+        both = isinstance(value, Mapping) and isinstance(document.get(key), Mapping)
+        document[key] = {**document[key], **value} if both else value
+    document.pop("kind", None)
+    return document, chosen
+
+
+def overridden(text: str) -> tuple[str, Any]:
+    """Key and value of `key=value` on the command line."""
+    given = parse_override(text, "command line")
+    return given.prefix[:-1], _constructed(given)
+
+
+def _constructed(parsed: Parsed) -> Any:
+    return parsed.node and parsed.loader.construct_document(parsed.node)
 
 
 def _document(path: Path) -> dict[str, Any]:
     """The keys at the top of a study's file."""
-    parsed = parse_file(path)
-    return {} if parsed.node is None else dict(parsed.loader.construct_document(parsed.node))
+    return dict(_constructed(parse_file(path)) or {})
 
 
 def kind_of(path: Path) -> str:
@@ -249,60 +263,31 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
 
     UserError: what can't be used, in one line.
     """
-    merged, chosen = _merged(_document(path), path, size)
-    merged.pop("kind", None)
-    _check_own(merged, str(path))
-    every = [*(merged.get("arms") or {})]
+    keys, chosen = merged(path, size)
+    every = [*(keys.get("arms") or {})]
     own = {f.name for f in dataclasses.fields(Study)} - {"name", "size", "folder"}
-    for text in overrides:
-        given = parse_override(text, "command line")
-        key = given.prefix[:-1]
-        value = None if given.node is None else given.loader.construct_document(given.node)
+    for key, value in map(overridden, overrides):
         if key in ("arms", "tasks") and isinstance(value, list):
-            merged[key] = _chosen(merged.get(key, {}), value, key)
+            keys[key] = _chosen(keys.get(key, {}), value, key)
         elif key in own:
-            merged[key] = value
+            keys[key] = value
         else:
-            merged["set"] = {**merged.get("set", {}), key: value}
+            keys["set"] = {**keys.get("set", {}), key: value}
     where = str(path)
     nested = {
-        "tasks": _named(Task, merged.pop("tasks", None), f"{where}: tasks"),
-        "arms": _named(Arm, merged.pop("arms", None), f"{where}: arms"),
+        "tasks": _named(Task, keys.pop("tasks", None), f"{where}: tasks"),
+        "arms": _named(Arm, keys.pop("arms", None), f"{where}: arms"),
         "evaluation": read_dataclass(
-            Evaluation, merged.pop("evaluation", {}), f"{where}: evaluation"
+            Evaluation, keys.pop("evaluation", {}), f"{where}: evaluation"
         ),
-        "sweep": _sweep(merged.pop("sweep", None), f"{where}: sweep"),
         "name": path.stem,
         "size": chosen,
         "folder": path.parent,
     }
-    study: Study = read_dataclass(Study, merged, where, given=nested)
-    _check(study, where, every)
+    study: Study = _with_sweep(Study, keys, where, nested)
+    for place, found, write in _misfits(study, every):
+        raise refusal(f"{where}: {place}", f"found {shown(found)}", write)
     return study
-
-
-def _check_own(merged: Mapping[str, Any], where: str) -> None:
-    """Refuses keys of an arm that is not there."""
-    own, arms = merged.get("own") or {}, merged.get("arms") or {}
-    for name, keys in own.items() if isinstance(own, Mapping) else ():
-        if name not in arms:
-            raise refusal(f"{where}: own", f"found {shown(name)}", any_of(list(map(str, arms))))
-        if not isinstance(keys, Mapping):
-            raise refusal(
-                f"{where}: own.{name}", f"found {shown(keys)}", "a mapping of config keys"
-            )
-
-
-def _sweep(given: Any, where: str) -> Sweep | None:
-    """What is varied; None where nothing is."""
-    if given is None:
-        return None
-    built: Sweep = read_dataclass(Sweep, given, where)
-    lists = isinstance(built.values, list) and built.values
-    names = isinstance(built.values, Mapping) and built.values
-    if not (lists or names):
-        raise refusal(f"{where}.values", f"found {shown(built.values)}", "a list, or keys by name")
-    return built
 
 
 def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[str, Any]:
@@ -313,55 +298,41 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
     return {name: value for name, value in known.items() if name in names}
 
 
-def _check(study: Study, where: str, every: Sequence[str]) -> None:
-    """Refuses what does not fit together; `every` arm of the file, chosen or not."""
+def _misfits(study: Study, every: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    """What does not fit together: where, what is there and what to write.
+
+    Args:
+      every: arms of the file, chosen or not.
+    """
     if not study.seeds or len(set(study.seeds)) < len(study.seeds):
-        raise refusal(f"{where}: seeds", f"found {list(study.seeds)}", "different seeds")
-    for name in study.views:
-        if name not in VIEWS:
-            raise refusal(f"{where}: views", f"found {shown(name)}", any_of(VIEWS))
-    for name in study.reference:
+        yield "seeds", list(study.seeds), "different seeds"
+    for name, keys in study.own.items():
         if name not in every:
-            raise refusal(f"{where}: reference", f"found {shown(name)}", any_of(every))
+            yield "own", name, any_of(every)
+        if not isinstance(keys, Mapping):
+            yield f"own.{name}", keys, "a mapping of config keys"
+    for name in set(study.reference) - set(every):
+        yield "reference", name, any_of(every)
     if "contrasts" in study.views and not study.contrasts:
-        raise refusal(f"{where}: contrasts", "found none", "pairs of arms by name")
+        yield "contrasts", None, "pairs of arms by name"
     for name, pair in study.contrasts.items():
         if not (isinstance(pair, list) and len(pair) == 2 and set(pair) <= set(study.arms)):
-            found = f"found {shown(pair)}"
-            raise refusal(f"{where}: contrasts.{name}", found, "two arms of the study, [of, less]")
+            yield f"contrasts.{name}", pair, "two arms of the study, [of, less]"
     for name, task in study.tasks.items():
-        if not task.budgets:
-            raise refusal(f"{where}: tasks.{name}", "has no budgets", "budgets: [512, 1024]")
-        read_budgets(",".join(map(str, task.budgets)), option="budgets", levels={})
-        if list(task.budgets) != sorted(set(task.budgets)):
-            place = f"{where}: tasks.{name}.budgets"
-            raise refusal(place, f"found {list(task.budgets)}", "rising numbers")
-        for budget in set(study.focus) - set(task.budgets):
-            known = any_of(list(map(str, task.budgets)))
-            raise refusal(f"{where}: focus", f"found {budget}", known)
-    parts = PARTS if "ablation" in study.views else ()
+        budgets = list(task.budgets)
+        if not budgets or budgets != sorted(set(budgets)) or budgets[0] < 0:
+            yield f"tasks.{name}.budgets", budgets, "rising numbers, such as [512, 1024]"
+        for budget in set(study.focus) - set(budgets):
+            yield "focus", budget, any_of(list(map(str, budgets)))
     for name, arm in study.arms.items():
-        if set(arm.parts or ()) - set(parts):
-            write = any_of(parts) if parts else "none, or the view ablation"
-            raise refusal(f"{where}: arms.{name}.parts", f"found {list(arm.parts or ())}", write)
+        if arm.parts and "ablation" not in study.views:
+            yield f"arms.{name}.parts", list(arm.parts), "none, or the view ablation"
         if {"scale", "sensitivity"} & set(study.views) and study.sweep_of(name) is None:
-            raise refusal(f"{where}: arms.{name}.sweep", "found none", "the key and its values")
+            yield f"arms.{name}.sweep", None, "the key and its values"
         if arm.of is not None and (arm.of not in study.arms or study.arms[arm.of].of):
-            raise refusal(f"{where}: arms.{name}.of", f"found {shown(arm.of)}", "an arm with runs")
-        if arm.accounting not in ("per_sample", "matched_total"):
-            raise refusal(
-                f"{where}: arms.{name}.accounting",
-                f"found {shown(arm.accounting)}",
-                "per_sample or matched_total",
-            )
+            yield f"arms.{name}.of", arm.of, "an arm with runs"
         if (arm.votes is None) != (arm.of is None):
-            raise refusal(
-                f"{where}: arms.{name}", "a vote names the arm whose samples vote", "votes and of"
-            )
+            yield f"arms.{name}", arm.votes, "both votes and of: the arm whose samples vote"
         drawn = study.samples_of(arm.of or name)
         if arm.votes is not None and not 2 <= arm.votes <= drawn:
-            raise refusal(
-                f"{where}: arms.{name}.votes",
-                f"found {arm.votes}",
-                f"2 to {drawn}, the number of samples",
-            )
+            yield f"arms.{name}.votes", arm.votes, f"2 to {drawn}, the number of samples"

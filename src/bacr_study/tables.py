@@ -14,7 +14,7 @@ from bacr_study.analyses import (
     difficulty_tables,
     sweep_tables,
 )
-from bacr_study.info import MEAN, StudyInfo, Task, study_of
+from bacr_study.info import MEAN, StudyInfo, Task
 from bacr_study.items import (
     Results,
     accuracy_item,
@@ -49,9 +49,8 @@ def write_table(folder: Path, table: Table) -> list[Path]:
     return files
 
 
-def tables_of(results: Results) -> list[Table]:
+def tables_of(results: Results, study: StudyInfo) -> list[Table]:
     """Every table that the study shows, in the order of its page."""
-    study = study_of(results["study"])
     makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Table]]] = {
         "accuracy": accuracy_tables,
         "hard": hard_tables,

@@ -102,21 +102,12 @@ def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
 def entry_of(answers: Graded) -> dict[str, Any]:
     """One budget of a cell: means over problems and samples, and the verdicts."""
     wordless = [answer is None for row in answers.answers for answer in row]
-    levels = {}
-    for level in sorted(set(answers.levels.tolist()) - {0}):
-        here = answers.levels == level
-        levels[str(level)] = {
-            "problems": int(here.sum()),
-            "accuracy": number(answers.correct[here].mean()),
-            "mean_thinking_tokens": number(answers.thinking[here].mean()),
-        }
     return {
         "accuracy": number(answers.correct.mean()),
         "mean_thinking_tokens": number(answers.thinking.mean()),
         "mean_total_tokens": number(answers.total.mean()),
         "forced_share": number(answers.forced.mean()),
         "no_answer_share": number(np.mean(wordless)),
-        "levels": levels,
         "correct": correct_digits(answers.correct.sum(1)),
     }
 
@@ -156,7 +147,6 @@ def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
                 "accuracy": row["value"],
                 "mean_thinking_tokens": row["mean_thinking_tokens"],
                 "mean_total_tokens": row["mean_total_tokens"],
-                "levels": {},
                 "correct": None,
             }
     return sets
@@ -205,7 +195,7 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
                 evaluated[record["step"]] = modes["greedy"]["mean"]
     points: list[dict[str, Any]] = []
     if 0 in evaluated:
-        start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None, "thinking": None}
+        start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None}
         points.append({**start, "accuracy": evaluated[0]})
     seconds = 0.0
     for record in read_lines(folder.metrics):
@@ -217,7 +207,6 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
                 "tokens": record["rollout/tokens_total"],
                 "seconds": round(seconds, 3),
                 "reward": record["reward/mean"],
-                "thinking": record["rollout/thinking_mean"],
                 "accuracy": evaluated.get(record["step"]),
             }
         )
@@ -232,7 +221,6 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
         found.append(
             {
                 "step": record["step"],
-                "tokens": record["rollout/tokens_total"],
                 "groups": [
                     {
                         "pass_rate": record[f"curriculum/pass_rate_{group}"],

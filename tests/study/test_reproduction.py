@@ -102,7 +102,7 @@ def results(folder, **changes):
 
 def test_a_study_agrees_with_itself_and_not_with_another(tmp_path):
     study, now = results(tmp_path)
-    found = pairs(now, now)
+    found = pairs(now, now, study)
     # Three arms, two tasks, five budgets and their mean.
     assert len(found) == 3 * 2 * 6
     assert summary(found).startswith("36 of 36 means lie")
@@ -111,14 +111,14 @@ def test_a_study_agrees_with_itself_and_not_with_another(tmp_path):
     entry = worse["means"]["tradeoff"]["test"]["sampled"]["anytime"]["16"]["accuracy"]
     for key, value in {"mean": 0.01, "low": 0.009, "high": 0.011}.items():
         entry[key] = value
-    said = summary(pairs(worse, now))
+    said = summary(pairs(worse, now, study))
     assert "\n1 of 36 differ" in said and "differs: tradeoff, anytime, 16" in said
 
 
 def test_the_table_is_written_beside_the_others(tmp_path):
     study, now = results(tmp_path)
     write_results(tmp_path, study)
-    files, said = reproduction.write(tmp_path, now)
+    files, said = reproduction.write(tmp_path, now, study)
     assert [file.name for file in files] == [f"reproduction.{end}" for end in ("md", "tex", "csv")]
     assert files[0].read_text().count("| yes |") == 36 and said.startswith("36 of 36")
     assert "| detectable | detectable, Holm |" in files[0].read_text()

@@ -16,13 +16,7 @@ from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
 from bacr_study.info import Arm, Task, Variant
 from bacr_study.page import page
-from bacr_study.results import (
-    as_text,
-    build_results,
-    times_of,
-    without_times,
-    write_results,
-)
+from bacr_study.results import as_text, build_results, without_times, write_results
 from bacr_study.statistics import holm
 from bacr_study.tables import tables_of
 from cells_world import (
@@ -71,8 +65,8 @@ def ablation(tmp_path_factory):
     return study, folder, built(folder, study)
 
 
-def table(results, name):
-    return next(one for one in tables_of(results) if one.name == name)
+def table(results, name, study=SMALL):
+    return next(one for one in tables_of(results, study) if one.name == name)
 
 
 def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(tmp_path):
@@ -85,8 +79,8 @@ def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(
     assert second["difference"] == -first["difference"]
     assert [e["budget"] for e in means] == ["mean", "mean"] and first["tests"] == 4
     assert first["p_holm"] == pytest.approx(min(1, 4 * first["p"])) or first["p"] > means[0]["p"]
-    assert [row[0] for row in table(found, "contrasts").rows] == ["paper", "back"]
-    assert [drawn.name for drawn, *_ in figures.draw_figures(tmp_path, found)] == [
+    assert [row[0] for row in table(found, "contrasts", study).rows] == ["paper", "back"]
+    assert [drawn.name for drawn, *_ in figures.draw_figures(tmp_path, found, study)] == [
         "contrasts_ledger"
     ]
 
@@ -148,7 +142,7 @@ class TestResults:
         for name in ("one", "other"):
             write_cells(tmp_path / name, study, problems=6, steps=1)
             files.append(write_results(tmp_path / name, study))
-        assert len(files[0]) == len(files[1]) == 14
+        assert len(files[0]) == len(files[1]) == 13
         assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files))
 
     def test_the_text_is_the_object(self, results):
@@ -165,15 +159,6 @@ class TestResults:
             "two seeds: intervals are wide, and their 95 % only roughly right",
             "cells come from 2 commits: ffff (1 cells); 0123abcd (5 cells)",
         ]
-
-    @pytest.mark.parametrize(("others", "end"), [(3, "c.json"), (5, "c.json and 2 more")])
-    def test_of_many_files_that_are_no_cells_a_few_are_named(self, tmp_path, others, end):
-        study = dataclasses.replace(SMALL, views=("accuracy",))
-        write_cells(tmp_path, study, problems=6, steps=1)
-        strangers = [f"{name}.json" for name in "abcde"[:others]]
-        reading = dataclasses.replace(read_cells(tmp_path, study), strangers=strangers)
-        said = f"files of no cell of this study: a.json, b.json, {end}"
-        assert said in build_results(reading, study)["warnings"]
 
     def test_one_seed_falls_back_to_problems_and_says_so(self, tmp_path):
         found = built(tmp_path, dataclasses.replace(SMALL, views=("accuracy",), seeds=(0,)))
@@ -220,7 +205,7 @@ class TestConfigured:
         assert counts["levels"]["1"] == {"rows": ones, "distinct_problems": 1}
         said = f"{distinct} distinct problems, and tests take rows for problems"
         assert any(said in line for line in found["warnings"])
-        assert f"test: {distinct} distinct in 12 rows" in page(found, tables_of(found), [])
+        assert f"test: {distinct} distinct in 12 rows" in page(found, self.STUDY, [], [])
 
     def test_problems_that_are_not_the_cells_are_not_counted(self, tmp_path):
         other = dataclasses.replace(repeated(self.STUDY), digest=ids_digest(["another"]))
@@ -242,15 +227,15 @@ class TestConfigured:
         settings = dict(zip(SHOWN, (2, 0.02, 5e-4)))
         known = Configured({("ledger", arm.id): settings for arm in self.STUDY.arms})
         found = self.built(tmp_path, known)
-        names = [one.name for one in tables_of(found)]
+        names = [one.name for one in tables_of(found, self.STUDY)]
         assert names[:2] == ["accuracy", "arms"]
-        shown = table(found, "arms").rows
+        shown = table(found, "arms", self.STUDY).rows
         # Ten steps of two minibatches; the first arm is not trained.
         assert [item.text for item in shown[1][1:]] == ["20", "0.02", "0.0005", "200,000"]
         assert list(shown[0][1:]) == ["-"] * 4
 
     def test_without_configs_there_is_no_such_table(self, results):
-        assert "arms" not in {one.name for one in tables_of(results)}
+        assert "arms" not in {one.name for one in tables_of(results, SMALL)}
 
 
 class TestDecoding:
@@ -278,7 +263,7 @@ class TestDecoding:
         first["change"].update(low=-0.1, high=0.1)
         first["sampled"].update(difference=0.2, low=0.1, high=0.3)
         first["greedy"].update(difference=-0.2, low=-0.3, high=-0.1)
-        of = lambda found: [one for one in tables_of(found) if one.name == "decoding"]
+        of = lambda found: [one for one in tables_of(found, SMALL) if one.name == "decoding"]
         assert sum(len(one.rows) for one in of(results)) == len(apart)
         rows = of(changed)[0].rows
         assert rows[0][4].text == "+20.0 [+10.0, +30.0]"
@@ -310,7 +295,8 @@ class TestAblation:
         assert found["difference"] == pytest.approx(mean(True) - mean(False), abs=1e-5)
 
     def test_the_table_has_a_row_for_every_combination(self, ablation):
-        shown = table(ablation[2], "ablation_tradeoff")
+        study, _, results = ablation
+        shown = table(results, "ablation_tradeoff", study)
         assert len(shown.rows) == 16
         assert [list(row[:5]) for row in shown.rows[:3]] == [
             ["", "", "", "", "paper row"],
@@ -343,7 +329,7 @@ class TestTables:
             assert [item.rank for item in order] == ["best", "second", ""]
 
     def test_latex_has_as_many_cells_as_columns_and_escapes_words(self, results):
-        for shown in tables_of(results):
+        for shown in tables_of(results, SMALL):
             text = shown.latex()
             body = [line for line in text.splitlines() if line.endswith(r"\\")]
             spans = r"\multicolumn{"
@@ -372,7 +358,7 @@ class TestTables:
     def test_differences_by_model_size_are_at_the_same_size(self, tmp_path):
         study = dataclasses.replace(scale_study(), tasks=SMALL.tasks, seeds=(0, 1))
         results = built(tmp_path, study)
-        shown = table(results, "sweep_ledger_model")
+        shown = table(results, "sweep_ledger_model", study)
         assert shown.header == ["budget", "method", "30k", "130k", "500k"]
         names = [row[1] for row in shown.rows]
         assert names[:5] == [
@@ -411,8 +397,8 @@ class TestWriting:
         missing = ["ledger.anytime.1", "ledger.cot.0", "ledger.cot.1"]
         results = built(tmp_path, study, skip=missing)
         assert sorted(results["missing"]) == missing
-        assert table(results, "accuracy").rows[0][1:] == ("-",) * 6
-        shown = page(results, tables_of(results), [])
+        assert table(results, "accuracy", study).rows[0][1:] == ("-",) * 6
+        shown = page(results, study, [], [])
         assert "3 of 6 cells are missing: what is shown of a method" in shown
         assert "<li>ledger.cot.0</li>" in shown
 
@@ -481,16 +467,16 @@ def test_equal_runs_that_took_another_time_give_the_same_results_file(tmp_path):
     texts = []
     for factor in (1.0, 3.0):
         folder = tmp_path / str(factor)
-        for cell in read_cells(tmp_path_with_cells(folder), SMALL).cells.values():
+        for cell in read_cells(tmp_path_with_cells(folder), SMALL).values():
             slower = [{**point, "seconds": factor * point["seconds"]} for point in cell.curve]
             changed = dataclasses.replace(
                 cell, curve=slower, wall_seconds=factor * cell.wall_seconds
             )
             write_cell(folder, changed)
         results = build_results(read_cells(folder, SMALL), SMALL)
-        texts.append((as_text(without_times(results)), as_text(times_of(results))))
-    (one, times), (other, other_times) = texts
-    assert one == other and times != other_times and "wall_seconds" not in one
+        texts.append((as_text(without_times(results)), as_text(results)))
+    (one, whole), (other, other_whole) = texts
+    assert one == other and whole != other_whole and "wall_seconds" not in one
 
 
 def tmp_path_with_cells(folder):

@@ -13,7 +13,7 @@ from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study import schedule
 from bacr_study.schedule import Scheduler, Share, run_all, shares
-from study_world import planned
+from study_world import STUDY, planned
 
 # Writes down what it was given, makes its warm-up, and waits for a file before it ends.
 RUN = """
@@ -80,20 +80,37 @@ def test_a_failure_is_kept_and_the_rest_runs(tmp_path, monkeypatch):
         warmed(run)
         (tmp_path / f"{run.id}.end").write_text("3" if run.id == "plain.bacr.0" else "")
     scheduler = scheduler_of(tmp_path, paths, runs)
-    ended = list(run_all(scheduler, runs, Progress(enabled=False), lambda: None))
-    assert {run.id for run in ended} == {run.id for run in runs}
+    run_all(scheduler, runs, Progress(enabled=False), lambda: None)
+    assert {path.stem for path in tmp_path.glob("*.started")} == {run.id for run in runs}
     assert scheduler.failed == {"plain.bacr.0": 3}
     assert paths.log("plain.bacr.0").exists()
 
 
-def test_a_signal_is_passed_on_once_and_is_no_failure(tmp_path):
+def test_cells_of_equal_settings_come_one_after_the_other(tmp_path):
+    twin = "  twin: {label: again, set: {loss.entropy_coef: 0.0}}\nsizes:"
+    _, runs, paths = planned(tmp_path, "seeds=[0]", text=STUDY.replace("sizes:", twin, 1))
+    grpo, bacr, twin = runs
+    warmed(grpo)
+    scheduler = scheduler_of(tmp_path, paths, [bacr, twin, grpo])
+    scheduler.start_some()
+    # The second share does not take the run that the first one is making.
+    assert [one.run for one in scheduler.running] == [bacr, grpo]
+    for name in ("bacr", "grpo", "twin"):
+        (tmp_path / f"plain.{name}.0.end").write_text("")
+    until(lambda: scheduler.collect())
+    until(lambda: bacr not in [one.run for one in scheduler.running] or scheduler.collect())
+    scheduler.start_some()
+    assert twin in [one.run for one in scheduler.running]
+    until(lambda: not scheduler.collect() and not scheduler.running)
+
+
+def test_a_signal_is_passed_on_and_is_no_failure(tmp_path):
     _, runs, paths = planned(tmp_path)
     scheduler = scheduler_of(tmp_path, paths, runs)
     scheduler.start_some()
     until(lambda: len(list(tmp_path.glob("*.started"))) == 2)
     scheduler.stop()
-    scheduler.stop()
-    assert [one.process.wait(10) for one in scheduler.running] == [EXIT_CODE] * 2
+    assert [one.process.poll() for one in scheduler.running] == [EXIT_CODE] * 2
     scheduler.collect()
     scheduler.start_some()
     assert scheduler.running == [] and scheduler.failed == {} and len(scheduler.waiting) == 2
