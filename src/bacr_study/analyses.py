@@ -1,12 +1,12 @@
 """Tables of a study's analyses: ablations, swept values, levels, times to an accuracy."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bacr_jax.report.table import NONE, Item, Shown, Table
 from bacr_study.curves import AXES
 from bacr_study.figures import CONTRASTS
-from bacr_study.info import StudyInfo, Task, Variant
+from bacr_study.info import StudyInfo, Sweep, Task, Variant
 from bacr_study.items import (
     Results,
     accuracy_column,
@@ -14,6 +14,7 @@ from bacr_study.items import (
     budget_heading,
     budget_phrase,
     difference_item,
+    p_item,
     p_text,
     ranked,
     row_name,
@@ -79,8 +80,7 @@ def _effects_table(by_budget: Results, study: StudyInfo, task: Task) -> Table:
 def sweep_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Table 4 of the paper, and the numbers of Fig. 5: arm by swept value."""
     for task in study.tasks:
-        for sweep in dict.fromkeys(s for arm in study.arms if (s := study.sweep_of(arm))):
-            arms = [arm for arm in study.arms if study.sweep_of(arm) == sweep]
+        for sweep, arms in study.sweeps().items():
             rows: list[list[Item]] = []
             rules = []
             for budget in study.focus_budgets(task):
@@ -91,7 +91,7 @@ def sweep_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
                     columns.append(ranked(accuracy_column(results, task, variants, budget)))
                 for arm, items in zip(arms, zip(*columns)):
                     rows.append([named, row_name(study, Variant(arm.id)), *items])
-                for entries, label in _sweep_differences(results, study, task, budget, arms):
+                for entries, label in _sweep_differences(results, study, task, budget, sweep):
                     rows.append(
                         [named, label, *[difference_item(entries.get(v)) for v in sweep.values]]
                     )
@@ -110,7 +110,7 @@ def sweep_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
 
 
 def _sweep_differences(
-    results: Results, study: StudyInfo, task: Task, budget: str, arms: Sequence[Any]
+    results: Results, study: StudyInfo, task: Task, budget: str, sweep: Sweep
 ) -> list[tuple[dict[Any, Mapping[str, Any]], str]]:
     """Rows of differences by value: from the reference arms, or from the default value."""
     entries = {
@@ -119,9 +119,7 @@ def _sweep_differences(
         if e["task"] == task.id and e["budget"] == budget and e["set"] == task.main
     }
     rows = []
-    for arm in arms:
-        sweep = study.sweep_of(arm)
-        assert sweep is not None
+    for arm in study.sweeps()[sweep]:
         for name, label in [
             *((other, f"Δ {arm.name} − {study.arm(other).name}") for other in study.references),
             (None, f"Δ {arm.name}, from {sweep.default}"),
@@ -220,8 +218,7 @@ def contrast_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
         row: list[Item] = [name, of, less]
         for task, budget in places:
             entry = found.get((name, task.id, budget))
-            p = Shown(p_text(entry["p_holm"]), (entry["p_holm"],)) if entry else ""
-            row += [difference_item(entry), p]
+            row += [difference_item(entry), p_item(entry["p_holm"]) if entry else ""]
         rows.append(row)
     heads = [text for _, budget in places for text in (budget_heading(budget), "Holm p")]
     tests = results["contrasts"][0]["tests"] if results["contrasts"] else 0

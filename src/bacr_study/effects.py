@@ -1,7 +1,8 @@
 """Paired comparisons of a study's arms, and what each part of an ablation does."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from bacr_study.grid import Grid, Setting
@@ -21,12 +22,9 @@ def _pairs(study: StudyInfo, reference: str) -> Iterator[tuple[Variant, Variant]
 
 def _default_pairs(study: StudyInfo) -> Iterator[tuple[Variant, Variant]]:
     """Every swept value beside the default one of the same arm."""
-    for arm in study.arms:
-        sweep = study.sweep_of(arm)
-        if sweep is None or sweep.default is None:
-            continue
-        for value in sweep.values:
-            if value != sweep.default:
+    for sweep, arms in study.sweeps().items():
+        for arm, value in itertools.product(arms, sweep.values):
+            if sweep.default not in (None, value):
                 yield Variant(arm.id, value), Variant(arm.id, sweep.default)
 
 
@@ -109,25 +107,20 @@ def decoding(grid: Grid) -> list[Entry]:
     `change`: greedy less sampled, tested as one. Arms decoded in one mode alone are left out.
     """
     study, found = grid.study, list[Entry]()
-    for reference in study.references:
-        for task in study.tasks:
-            for budget in (*map(str, task.budgets), MEAN):
-                for variant, other in _pairs(study, reference):
-                    contrasts = _by_mode(grid, variant, other, task, budget)
-                    if contrasts:
-                        where = {"task": task.id, "set": task.main, "budget": budget}
-                        names = {"variant": variant.key, "reference": other.key}
-                        found.append({**where, **names, **contrasts})
+    for reference, task in itertools.product(study.references, study.tasks):
+        for budget in (*map(str, task.budgets), MEAN):
+            for variant, other in _pairs(study, reference):
+                contrasts = _by_mode(grid, variant, other, Setting(task.id, task.main, budget))
+                if contrasts:
+                    where = {"task": task.id, "set": task.main, "budget": budget}
+                    names = {"variant": variant.key, "reference": other.key}
+                    found.append({**where, **names, **contrasts})
     return found
 
 
-def _by_mode(
-    grid: Grid, variant: Variant, other: Variant, task: Task, budget: str
-) -> dict[str, Any]:
+def _by_mode(grid: Grid, variant: Variant, other: Variant, sampled: Setting) -> dict[str, Any]:
     """The contrasts of `decoding`; none where one of them is not known."""
-    sampled, greedy = (
-        Setting(task.id, task.main, budget, mode=mode) for mode in ("sampled", "greedy")
-    )
+    greedy = replace(sampled, mode="greedy")
     pair = lambda where, sign: [(variant, where, sign), (other, where, -sign)]
     found = {
         "sampled": grid.combined(pair(sampled, 1.0)),

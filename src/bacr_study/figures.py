@@ -290,7 +290,7 @@ def _differences(by_variant: Mapping[str, Any], variant: Variant) -> dict[str, A
 
 def sweep_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     """Fig. 5 and Table 4 of the paper: accuracy against the swept value."""
-    for sweep in dict.fromkeys(s for arm in study.arms if (s := study.sweep_of(arm))):
+    for sweep in study.sweeps():
         focus = range(len(study.focus_budgets(study.tasks[0])))
         rows = [
             [_swept(results, study, sweep, t, study.focus_budgets(t)[i]) for t in study.tasks]
@@ -307,9 +307,7 @@ def sweep_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
 
 def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget: str) -> Chart:
     places, looks, series = _places(sweep), looks_of(study), list[Series]()
-    for arm in study.arms:
-        if study.sweep_of(arm) != sweep:
-            continue
+    for arm in study.sweeps()[sweep]:
         measured = {}
         for value in sweep.values:
             variant = Variant(arm.id, value)

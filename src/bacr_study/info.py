@@ -128,6 +128,14 @@ class StudyInfo:
         """The arm's own sweep, or the study's."""
         return arm.sweep or self.sweep
 
+    def sweeps(self) -> dict[Sweep, list[Arm]]:
+        """What is varied, and the arms in which it is."""
+        found: dict[Sweep, list[Arm]] = {}
+        for arm in self.arms:
+            if sweep := self.sweep_of(arm):
+                found.setdefault(sweep, []).append(arm)
+        return found
+
     def arm(self, id_: str) -> Arm:
         """The arm of an id."""
         return next(arm for arm in self.arms if arm.id == id_)

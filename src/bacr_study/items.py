@@ -47,6 +47,11 @@ def p_text(p: float) -> str:
     return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
+def p_item(p: float) -> Item:
+    """`p_text`, with the number."""
+    return Shown(p_text(p), (p,))
+
+
 def difference_item(entry: Mapping[str, Any] | None) -> Item:
     """`difference_text` of a comparison; a dash for None."""
     if entry is None:
@@ -138,6 +143,11 @@ def row_name(study: StudyInfo, variant: Variant) -> str:
     value = "" if variant.value is None else f", {variant.value}"
     marks = f" ({', '.join(arm.marks)})" if arm.marks else ""
     return f"{arm.name}{value}{marks}"
+
+
+def row_names(study: StudyInfo) -> dict[str, str]:
+    """`row_name` by a variant's name in results.json."""
+    return {variant.key: row_name(study, variant) for variant in study.variants()}
 
 
 def accuracy_column(

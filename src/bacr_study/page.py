@@ -9,7 +9,7 @@ from bacr_jax.report.html_page import STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study.figures import Drawn
 from bacr_study.info import MEAN, StudyInfo
-from bacr_study.items import budget_phrase, difference_text, estimate_of, row_name
+from bacr_study.items import budget_phrase, difference_text, estimate_of, row_names
 
 _STYLE = """
 figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
@@ -50,7 +50,7 @@ def _verdict(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
     pairs = dict[tuple[str, ...], Any]()
     for entry in results["comparisons"]:
         pairs.setdefault(tuple(entry[k] for k in ("task", "set", "budget", "variant")), entry)
-    names = {variant.key: row_name(study, variant) for variant in study.variants()}
+    names = row_names(study)
     for task in study.tasks:
         for budget in (str(min(task.budgets)), str(max(task.budgets)), MEAN):
             found = {

@@ -12,7 +12,7 @@ from scipy.special import nctdtrinc, stdtr, stdtrit
 from bacr_jax import documents
 from bacr_jax.documents import read_file
 from bacr_jax.errors import UserError
-from bacr_jax.report.table import Item, Shown, Table
+from bacr_jax.report.table import NONE, Item, Shown, Table
 from bacr_study.archive import read_compressed
 from bacr_study.info import MEAN, StudyInfo, Task, Variant
 from bacr_study.items import (
@@ -20,11 +20,11 @@ from bacr_study.items import (
     accuracy_item,
     budget_heading,
     estimate_of,
-    p_text,
+    p_item,
     row_name,
     signed,
 )
-from bacr_study.statistics import Estimate, holm
+from bacr_study.statistics import Estimate, holm, two_sided
 from bacr_study.tables import write_table
 
 _LEVEL = 0.05
@@ -76,12 +76,7 @@ def welch(first: Estimate, second: Estimate) -> float:
     are equal, and 0 if not.
     """
     error, df = _error(first, second)
-    difference = abs(first.mean - second.mean)
-    if math.isnan(error):
-        return math.nan
-    if error == 0:
-        return 1.0 if difference == 0 else 0.0
-    return min(2 * float(stdtr(df, -difference / error)), 1.0)
+    return math.nan if math.isnan(error) else two_sided(first.mean - second.mean, error, df)
 
 
 def _error(first: Estimate, second: Estimate) -> tuple[float, float]:
@@ -203,7 +198,7 @@ def _place(pair: Pair) -> str:
 def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
     """Before and now of every accuracy."""
     rows: list[list[Item]] = []
-    shown = lambda least: "-" if math.isnan(least) else Shown(_points(least), (100 * least,))
+    shown = lambda least: NONE if math.isnan(least) else Shown(_points(least), (100 * least,))
     for pair, adjusted, *least in zip(found, _adjusted(found), *_least(found)):
         p = welch(pair.before, pair.now)
         known = not math.isnan(p)
@@ -216,8 +211,8 @@ def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
                 accuracy_item(vars(pair.now)),
                 Shown(signed(100 * pair.difference), (100 * pair.difference,)),
                 "yes" if pair.within else "no",
-                Shown(p_text(p), (p,)) if known else "-",
-                Shown(p_text(adjusted), (adjusted,)) if known else "-",
+                p_item(p) if known else NONE,
+                p_item(adjusted) if known else NONE,
                 *map(shown, least),
             ]
         )

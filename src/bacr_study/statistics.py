@@ -166,14 +166,16 @@ def crossed_test(
 def _contrast(rows: np.ndarray, problems: int, error: float, df: float, basis: str) -> Contrast:
     mean = float(rows.mean())
     half = float(stdtrit(df, 0.975)) * error
-    if error > 0:
-        p = min(2.0 * float(stdtr(df, -abs(mean) / error)), 1.0)
-    else:
-        # Means of seeds that do not vary at all.
-        p = 1.0 if mean == 0 else 0.0
-    ends = mean - half, mean + half
+    ends, p = (mean - half, mean + half), two_sided(mean, error, df)
     new = prediction_interval(rows.tolist())
     return Contrast(mean, *ends, p, error, df, len(rows), problems, basis, *new)
+
+
+def two_sided(difference: float, error: float, df: float) -> float:
+    """P(|T| >= |difference| / error) of Student's t; without any spread 1 if equal, 0 if not."""
+    if error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return min(2.0 * float(stdtr(df, -abs(difference) / error)), 1.0)
 
 
 def rounded(value: Any, digits: int) -> Any:

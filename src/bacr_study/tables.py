@@ -24,9 +24,10 @@ from bacr_study.items import (
     estimate_of,
     interval_item,
     marks_caption,
-    p_text,
+    p_item,
     ranked,
     row_name,
+    row_names,
     significance_marks,
     tokens_item,
     what_is_shown,
@@ -138,7 +139,7 @@ def hard_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
 
 def difference_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Every paired comparison with its p-values, a table for each reference arm."""
-    labels = {variant.key: row_name(study, variant) for variant in study.variants()}
+    labels = row_names(study)
     tasks = {task.id: task.label for task in study.tasks}
     by_reference: dict[str, list[Mapping[str, Any]]] = {}
     arms = {variant.key: variant.arm for variant in study.variants()}
@@ -152,8 +153,8 @@ def difference_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
                 budget_heading(e["budget"]),
                 difference_item(e),
                 interval_item(e["seed_low"], e["seed_high"]),
-                Shown(p_text(e["p"]), (e["p"],)),
-                Shown(p_text(e["p_holm"]), (e["p_holm"],)),
+                p_item(e["p"]),
+                p_item(e["p_holm"]),
                 str(e["tests"]),
                 f"{e['seeds']} × {e['problems']:,}",
             ]
@@ -216,7 +217,7 @@ def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
 
 def decoding_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     """Differences from the references that are others greedily than sampled; none: all agree."""
-    labels = {variant.key: row_name(study, variant) for variant in study.variants()}
+    labels = row_names(study)
     rows = [
         [
             labels[e["variant"]],

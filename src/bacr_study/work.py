@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import hashlib
-import itertools
 import json
 import os
 import platform
@@ -114,14 +113,11 @@ def entry_of(answers: Graded) -> dict[str, Any]:
 
 def of_levels(answers: Graded, levels: Sequence[int]) -> Graded:
     """The problems of some levels alone."""
-    keep = np.isin(answers.levels, levels)
-
-    def kept(rows: Any) -> Any:
-        if isinstance(rows, np.ndarray):
-            return rows[keep]
-        return list(itertools.compress(rows, keep)) if isinstance(rows, list) else rows
-
-    return Graded(**{name: kept(rows) for name, rows in vars(answers).items()})
+    keep = np.flatnonzero(np.isin(answers.levels, levels))
+    of = vars(answers).items()
+    kept: dict[str, Any] = {n: rows[keep] for n, rows in of if isinstance(rows, np.ndarray)}
+    kept |= {n: [rows[i] for i in keep] for n, rows in of if isinstance(rows, list)}
+    return dataclasses.replace(answers, **kept)
 
 
 def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
