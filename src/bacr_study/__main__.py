@@ -21,7 +21,7 @@ from bacr_study.plan import (
     plan_runs,
     predicted_seconds,
 )
-from bacr_study.spec import Study, kind_of, read_study
+from bacr_study.spec import Study, kind_of, merged, read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
@@ -168,9 +168,8 @@ def run_variance(arguments: argparse.Namespace) -> int:
     why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
     alone(arguments, ("dry_run", "list", "only", "report", "jobs", "against", "pack"), why)
     from bacr_study.variance import main as variance
-    from bacr_study.variance.settings import SIZES
 
-    size = arguments.size or SIZES[0]
+    _, size = merged(arguments.config, arguments.size)
     own = [text for text in arguments.overrides if text.startswith("output=")]
     output = [] if own else [f"output={arguments.out / f'{arguments.config.stem}-{size}'}"]
     variance.main(arguments.config, size, [*output, *arguments.overrides])

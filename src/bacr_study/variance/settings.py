@@ -1,22 +1,19 @@
 """Settings of the variance study: `sizes` of a file in configs/studies, and overrides."""
 
-import dataclasses
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bacr_jax.config.fields import inside, key, range_text, walk
-from bacr_jax.config.reader import read_entry, refusal
-from bacr_jax.config.yaml import Entry, entries, parse_file, parse_override
+from bacr_jax.config.reader import read_dataclass
 from bacr_jax.errors import UserError
+from bacr_study.spec import merged, overridden
 
 # common: all traces of a group under one budget of a grid. independent: each under its own, from
 # the TruncNorm of Eq. 4. training: each under its own, from the list that the run trains at.
 Regime = typing.Literal["common", "independent", "training"]
 KIND = "variance"
-SIZES = ("cpu", "gpu", "7b")
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class VarianceSettings:
     questions: int = key(64, "held-out questions Q of a pool, spread over levels", "[2, inf)")
     traces: int = key(64, "traces N of each question under each budget", "[4, inf)")
     budgets: tuple[int, ...] = key((16, 32, 48, 64), "grid of the common regime", "[1, inf)")
-    regimes: tuple[str, ...] = key(
+    regimes: tuple[Regime, ...] = key(
         ("common", "independent"),
         "of budgets: common, independent (TruncNorm), training (the run's budget.choices)",
     )
@@ -57,57 +54,31 @@ class VarianceSettings:
     resamples: int = key(1000, "of the bootstrap over questions", "[100, inf)")
 
 
-def _value(entry: Entry, name: str) -> Any:
-    """The value of an entry in the type of its key, within its bounds."""
-    keys = dict(walk(VarianceSettings()))
-    value = read_entry(entry, name, keys)
-    numbers, bounds = value if isinstance(value, tuple) else (value,), keys[name].bounds
-    if bounds and not all(inside(number, bounds) for number in numbers):
-        wanted = f"numbers {range_text(bounds)}"
-        raise refusal(f"{entry.where}: {name}", f"found {entry.text}", wanted)
-    return value
-
-
 def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
+    for name, known in walk(settings):
+        numbers = known.value if isinstance(known.value, tuple) else (known.value,)
+        for number in numbers:
+            if known.bounds and not inside(number, known.bounds):
+                yield f"{name}: found {number}; write numbers {range_text(known.bounds)}"
     most = max(settings.groups, default=0)
     if not settings.groups or settings.traces < 2 * most:
         yield f"traces={settings.traces}: two groups of {most} are needed; write {2 * most} or more"
     if settings.calibration_traces < most:
         yield f"calibration_traces={settings.calibration_traces}: write at least {most}, as groups"
-    for regime in settings.regimes:
-        if regime not in typing.get_args(Regime):
-            yield f"regimes: found {regime!r}; write common, independent or training"
     for name in ("seeds", "checkpoints", "budgets", "regimes", "config"):
         if not getattr(settings, name):
             yield f"{name}=[]: is empty; write at least one"
 
 
-def read_settings(path: Path, size: str, overrides: Sequence[str] = ()) -> VarianceSettings:
+def read_settings(path: Path, size: str | None, overrides: Sequence[str] = ()) -> VarianceSettings:
     """One size of a study's file, with some values replaced.
 
     UserError: the file or an override can't be used.
     """
-    sections = {"sizes", *(f"sizes.{name}" for name in SIZES)}
-    found = {entry.key: entry for entry in entries(parse_file(path), sections)}
-    kind = found.pop("kind", None)
-    if kind is None or kind.value != KIND:
-        said = "nothing" if kind is None else kind.text
-        raise UserError(f"{path}: kind: found {said}; write kind: {KIND}")
-    if not any(name.startswith(f"sizes.{size}.") for name in found):
-        there = sorted({name.split(".")[1] for name in found if name.startswith("sizes.")})
-        raise UserError(f"{path}: has no size {size!r}; write one of {', '.join(there)}")
-    values: dict[str, Any] = {}
-    for name, entry in found.items():
-        section, _, last = name.rpartition(".")
-        if section not in sections - {"sizes"}:
-            raise UserError(f"{entry.where}: {name}: no such key; write kind or sizes")
-        value = _value(entry, last)
-        if section == f"sizes.{size}":
-            values[last] = value
-    for text in overrides:
-        for entry in entries(parse_override(text, "command line"), set()):
-            values[entry.key] = _value(entry, entry.key)
-    settings = dataclasses.replace(VarianceSettings(), **values)
+    keys, chosen = merged(path, size)
+    where = f"{path}, {chosen}"
+    found = {**keys, **dict(map(overridden, overrides))}
+    settings: VarianceSettings = read_dataclass(VarianceSettings, found, where)
     for problem in _problems(settings):
-        raise UserError(f"{path}, {size}: {problem}")
+        raise UserError(f"{where}: {problem}")
     return settings
