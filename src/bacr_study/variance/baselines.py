@@ -19,7 +19,7 @@ from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
 from bacr_study.variance.control_variates import (
-    Regression,
+    fitted_slopes,
     history_advantage,
     history_moments,
     history_surprise,
@@ -290,12 +290,12 @@ def _to_explain(
 def _regressed(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
     """A value corrected by what a regression on earlier batches makes of the rest."""
     assert arm.value is not None
-    regression = setting.earlier[f"{arm.name}/{reading}"]
     residual, given = _to_explain(arm, setting, groups, reading)
+    explained = np.einsum("rgmf,mf->rgm", given, setting.earlier[f"{arm.name}/{reading}"])
     answers = groups.values[arm.value]
     if arm.options["loo"]:
         answers = answers + others_mean(groups.outcomes(reading) - answers)
-    return Credit(jnp.asarray(residual - regression(given)), jnp.asarray(answers))
+    return Credit(jnp.asarray(residual - explained), jnp.asarray(answers))
 
 
 def learned(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Any:
@@ -304,7 +304,7 @@ def learned(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Any
         return settled_state(arm, setting, groups, reading)
     residual, given = _to_explain(arm, setting, groups, reading)
     weights = groups.surprise if arm.options["by_norm"] else groups.tokens
-    return Regression.fitted(given, residual, weights)
+    return fitted_slopes(given, residual, weights)
 
 
 # --- the arms -------------------------------------------------------------------------------------
