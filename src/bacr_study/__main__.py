@@ -1,7 +1,6 @@
 """`python -m bacr_jax.study --config F [key=value ...]`: methods x tasks x seeds, side by side."""
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,7 +131,6 @@ def run_missing(
         paths=paths,
         shares=schedule.shares(study.devices_per_run, arguments.jobs),
         waiting=[run for run in runs if not paths.has_cell(run)],
-        environment=os.environ,
     )
     with Progress() as progress, PreemptionHandler() as handler:
         try:

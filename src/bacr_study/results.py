@@ -26,6 +26,8 @@ _DIGITS = 6
 _COSTS = ("steps", "generated_tokens", "wall_seconds")
 # What two equal studies differ in: tables show it, and cells keep it.
 _OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
+# What results leave to the cells.
+_LONG = ("correct", "curve", "schedule", "levels_of")
 _NOTHING = Configured()
 
 
@@ -82,7 +84,7 @@ def build_results(
             *_differences(provenance),
         ],
         "provenance": provenance,
-        "cells": {id_: _numbers_only(cell) for id_, cell in cells.items()},
+        "cells": {id_: _without(vars(cell), _LONG) for id_, cell in cells.items()},
         "problems": counts,
         "means": {task.id: _means(grid, task) for task in study.tasks},
         "costs": {task.id: _costs(grid, task, known) for task in study.tasks},
@@ -102,14 +104,18 @@ def build_results(
     return json.loads(json.dumps(rounded(results, _DIGITS), allow_nan=False))
 
 
-def without_times(value: Any) -> Any:
+def without_times(results: Any) -> Any:
     """Results without what took how long, and when: equal for equal runs."""
+    return _without(results, _OF_THE_MACHINE)
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    """A value without the fields of these names, and without records about an axis of them."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k not in _OF_THE_MACHINE}
-        return {key: without_times(item) for key, item in kept.items()}
+        return {key: _without(item, names) for key, item in value.items() if key not in names}
     if isinstance(value, list):
-        timed = lambda one: isinstance(one, dict) and one.get("axis") in _OF_THE_MACHINE
-        return [without_times(one) for one in value if not timed(one)]
+        named = lambda one: isinstance(one, dict) and one.get("axis") in names
+        return [_without(one, names) for one in value if not named(one)]
     return value
 
 
@@ -132,21 +138,6 @@ def as_text(results: Mapping[str, Any]) -> str:
             text = "[\n" + ",\n".join(f"  {dump(item)}" for item in value) + "\n ]"
         parts.append(f" {dump(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _numbers_only(cell: Cell) -> dict[str, Any]:
-    left_out = ("curve", "schedule", "levels_of")
-    sets = {
-        name: {
-            mode: {
-                budget: {key: value for key, value in entry.items() if key != "correct"}
-                for budget, entry in budgets.items()
-            }
-            for mode, budgets in modes.items()
-        }
-        for name, modes in cell.sets.items()
-    }
-    return {k: v for k, v in vars(cell).items() if k not in left_out} | {"sets": sets}
 
 
 def _means(grid: Grid, task: Task) -> dict[str, Any]:

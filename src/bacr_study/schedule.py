@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.documents import read_lines
@@ -75,9 +75,9 @@ class Share:
             os.sched_setaffinity(0, before)
 
 
-def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+def visible_gpus() -> tuple[str, ...]:
     """GPUs that this process may use, by name; asks the driver, not JAX."""
-    named = environment.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(name for name in named.split(",") if name.strip())
     try:
@@ -113,21 +113,23 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
     UserError: there are not that many GPUs.
     """
     if devices_per_run:
-        gpus = visible_gpus(os.environ)
+        gpus = visible_gpus()
         most = len(gpus) // devices_per_run
         if most == 0:
             raise UserError(
                 f"devices_per_run={devices_per_run}: found {len(gpus)} GPUs; write --size cpu, or "
                 "start it where they are"
             )
-        count = min(jobs or most, most)
-        parts = [gpus[i * devices_per_run : (i + 1) * devices_per_run] for i in range(count)]
+        parts = _parts(gpus, devices_per_run, min(jobs or most, most))
         return [Share(gpus=part) for part in parts]
     everywhere = set(range(os.cpu_count() or 1))
     cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else everywhere)
     count = min(jobs or len(cores), len(cores))
-    each = len(cores) // count
-    return [Share(cores=tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
+    return [Share(cores=part) for part in _parts(cores, len(cores) // count, count)]
+
+
+def _parts(units: Sequence[Any], each: int, count: int) -> list[tuple[Any, ...]]:
+    return [tuple(units[i * each : (i + 1) * each]) for i in range(count)]
 
 
 @dataclass
@@ -146,7 +148,6 @@ class Scheduler:
 
     Attributes:
       command: starts a run, its id appended.
-      environment: of the processes, before each share's.
       failed: ids of runs that ended with an error, and their exit codes.
     """
 
@@ -154,7 +155,6 @@ class Scheduler:
     paths: StudyPaths
     shares: list[Share]
     waiting: list[PlannedRun]
-    environment: Mapping[str, str]
     running: list[Running] = field(default_factory=list)
     failed: dict[str, int] = field(default_factory=dict)
     stopping: bool = False
@@ -188,7 +188,7 @@ class Scheduler:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=share.environment(self.environment, self.paths.root / "compiled"),
+                env=share.environment(os.environ, self.paths.root / "compiled"),
                 # A Ctrl-C at the terminal is passed on by `stop`, once.
                 start_new_session=True,
             )

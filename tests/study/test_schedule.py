@@ -34,7 +34,6 @@ def scheduler_of(folder, paths, runs, count=2):
         paths=paths,
         shares=[Share(cores=(core,)) for _ in range(count)],
         waiting=list(runs),
-        environment=os.environ,
     )
 
 
