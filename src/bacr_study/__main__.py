@@ -18,7 +18,6 @@ from bacr_study.plan import (
     find_run,
     paths_of,
     plan_runs,
-    predicted_seconds,
 )
 from bacr_study.spec import Study, kind_of, merged, read_study
 
@@ -76,24 +75,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def again(arguments: argparse.Namespace) -> list[str]:
-    """The arguments that name the same study."""
-    words = ["--config", str(arguments.config), "--out", str(arguments.out)]
-    words += ["--size", arguments.size] if arguments.size else []
-    return words + list(arguments.overrides)
-
-
-def listing(runs: Sequence[PlannedRun]) -> str:
-    """`number id` per line; a number is one of an array job."""
-    return "\n".join(f"{number} {run.id}" for number, run in enumerate(runs))
-
-
 def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: int) -> str:
     """Runs with tokens, predicted training time and whether they are there, and the sums."""
     lines, tokens, seconds = [], 0, 0.0
     different = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
-        time = predicted_seconds(study, run)
+        time = run.tokens and study.tokens_per_second and run.tokens / study.tokens_per_second
         state = "done" if paths.has_cell(run) else "trained" if run.trained else ""
         if different[run.folder].id != run.id:
             state = f"shares the run of {different[run.folder].id}"
@@ -126,8 +113,10 @@ def run_missing(
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 
+    command = [sys.executable, "-m", "bacr_jax.study", "--config", str(arguments.config)]
+    command += ["--size", study.size, "--out", str(arguments.out), *arguments.overrides, "--only"]
     scheduler = schedule.Scheduler(
-        command=[sys.executable, "-m", "bacr_jax.study", *again(arguments), "--only"],
+        command=command,
         paths=paths,
         shares=schedule.shares(study.devices_per_run, arguments.jobs),
         waiting=[run for run in runs if not paths.has_cell(run)],
@@ -185,7 +174,8 @@ def main(argv: Sequence[str] | None) -> int:
     unpack(paths.folder)
     runs = plan_runs(study, paths)
     if arguments.list:
-        print(listing(runs))
+        # A number is one of an array job.
+        print(*(f"{number} {run.id}" for number, run in enumerate(runs)), sep="\n")
     elif arguments.dry_run:
         jobs = len(schedule.shares(study.devices_per_run, arguments.jobs))
         print(forecast(study, runs, paths, jobs))

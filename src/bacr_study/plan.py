@@ -188,10 +188,3 @@ def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
     if text.isascii() and text.isdecimal() and int(text) < len(runs):
         return runs[int(text)]
     raise UserError(f"--only {text}: names no run; write 0 to {len(runs) - 1} or an id of --list")
-
-
-def predicted_seconds(study: Study, run: PlannedRun) -> float | None:
-    """Training time of a run at the study's pace, without warm-up and evaluation."""
-    if study.tokens_per_second is None or run.tokens is None:
-        return None
-    return run.tokens / study.tokens_per_second

@@ -32,6 +32,9 @@ def test_a_forecast_says_tokens_and_time_and_what_is_shared(tmp_path, capsys):
     assert "plain.grpo.0" in lines[0] and "1,000 tokens" in lines[0] and "10s" in lines[0]
     assert lines[-1].startswith("4 cells, 4 runs, 4 of them to be trained: 4,000 generated tokens")
     assert "about 40s with 1 at a time" in lines[-1]
+    # Without a stated pace nobody knows.
+    assert main(study(tmp_path, "--dry-run", "tokens_per_second=null")) == 0
+    assert "1,000 tokens        ?" in capsys.readouterr().out
     assert not (tmp_path / "studies").exists()
 
 

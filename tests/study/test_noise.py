@@ -134,11 +134,11 @@ class TestNoise:
         factors = np.array([[1, 1], [np.nan, np.nan]])
         given = dataclasses.replace(self.NOISE, shared=shared, factors=factors)
         np.testing.assert_allclose(given.scale(np.ones(2)), [1.0, 0.5])
-        np.testing.assert_allclose(given.ratio(), [3.0, 4 / 0.5**2 / 4])
+        np.testing.assert_allclose(given.scaled(np.ones(2)), [12.0, 4 / 0.5**2])
         assert np.isfinite(given.reduction(0, resamples=100)).all()
 
-    def test_noise_to_signal(self):
-        np.testing.assert_allclose(self.NOISE.ratio(), [3.0, 4 / 0.875**2 / 4])
+    def test_noise_at_equal_scale(self):
+        np.testing.assert_allclose(self.NOISE.scaled(np.ones(2)), [12.0, 4 / 0.875**2])
 
 
 def test_partitions_are_disjoint_and_repeat_with_their_seed():

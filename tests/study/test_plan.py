@@ -15,7 +15,6 @@ from bacr_study.plan import (
     find_run,
     paths_of,
     plan_runs,
-    predicted_seconds,
     settings_digest,
 )
 from bacr_study.spec import kind_of, read_study
@@ -75,13 +74,6 @@ def test_a_run_is_named_by_number_or_id(tmp_path):
     for text in ("4", "-1", "plain.vote.0", ""):
         with pytest.raises(UserError, match="names no run; write 0 to 3 or an id of --list"):
             find_run(runs, text)
-
-
-def test_time_is_tokens_over_the_stated_pace(tmp_path):
-    study, runs, _ = planned(tmp_path)
-    assert predicted_seconds(study, runs[0]) == 10.0
-    study, runs, _ = planned(tmp_path, "tokens_per_second=null")
-    assert predicted_seconds(study, runs[0]) is None
 
 
 def test_what_train_would_refuse_names_the_arm(tmp_path):

@@ -130,13 +130,8 @@ class Noise:
         c, signal = self.measured_scale(), self.signal.sum()
         return self.own.sum(0) / (c**2 * signal) - 2 * self.shared.sum(0) / (c * signal) + 1
 
-    def ratio(self, weights: Float[np.ndarray, "*B Q"] | None = None) -> np.ndarray:
-        """Noise-to-signal ratio by arm, within questions: sum_q Var_q / (c^2 sum_q |g_q|^2)."""
-        weights = np.ones(len(self.signal)) if weights is None else weights
-        signal = weights @ self.signal
-        return self._scaled(weights) / signal[..., None]
-
-    def _scaled(self, weights: np.ndarray) -> np.ndarray:
+    def scaled(self, weights: Float[np.ndarray, "*B Q"]) -> Float[np.ndarray, "*B arms"]:
+        """Noise at equal scale, within questions: sum_q Var_q / c^2."""
         # Where no question has a gradient there is no scale either: NaN, which tables say in words.
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(weights @ self.variance / self.scale(weights) ** 2)
@@ -161,7 +156,7 @@ class Noise:
         costs = np.ones(self.variance.shape[1]) if costs is None else costs
         whole = np.ones((1, len(self.signal)))
         weights = np.concatenate([whole, resampled(len(self.signal), resamples, seed)])
-        scaled = self._scaled(weights) * costs
+        scaled = self.scaled(weights) * costs
         # Resamples of questions that are all solved, or all hopeless, have no noise to compare, but
         # what rounding leaves.
         there = scaled[:, against : against + 1] > 1e-9 * scaled[0, against]
