@@ -87,8 +87,7 @@ def convergence(grid: Grid) -> dict[str, Any]:
             for name, draw in (("reward", _rewards), ("accuracy", _accuracies)):
                 drawn = {}
                 for axis in AXES:
-                    found_runs = [series(cell, axis, name) for cell in cells]
-                    runs = [one for one in found_runs if one is not None]
+                    runs = [one for cell in cells if (one := series(cell, axis, name))]
                     band = draw(runs) if runs else None
                     if band and band["x"]:
                         drawn[axis] = band
@@ -124,8 +123,8 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     if not study.references:
         return []
     base = Variant(study.references[0])
-    runs = [series(c, "step", "accuracy") for c in grid.of(task.id, base) if c.steps > 0]
-    ends = [(y[0], y[-1]) for _, y in (one for one in runs if one is not None)]
+    runs = [series(cell, "step", "accuracy") for cell in grid.of(task.id, base) if cell.steps > 0]
+    ends = [(y[0], y[-1]) for _, y in filter(None, runs)]
     if not ends:
         return []
     start, stop = np.mean(ends, axis=0)
@@ -177,10 +176,8 @@ def schedules(grid: Grid) -> dict[str, Any]:
     for task in grid.study.tasks:
         for variant in grid.variants(task.id):
             cells = [cell for cell in grid.of(task.id, variant) if cell.schedule]
-            if not cells:
-                continue
             runs = [{int(r["step"]): r["groups"] for r in cell.schedule} for cell in cells]
-            steps = sorted(set.intersection(*(set(run) for run in runs)))
+            steps = sorted(set.intersection(*map(set, runs))) if runs else []
             if not steps:
                 continue
             chosen = np.linspace(0, len(steps) - 1, min(_SCHEDULE_POINTS, len(steps)))

@@ -135,12 +135,17 @@ def draw_figures(
     pictures = []
     for make in dict.fromkeys(makers[view] for view in study.views):
         for drawn in make(results, study):
-            files = folder / f"{drawn.name}.png", folder / f"{drawn.name}.pdf"
             figure = png.figure(drawn.title, drawn.rows, legend=drawn.legend)
-            for file in files:
-                png.save(figure, file)
-            pictures.append((drawn, *files))
+            pictures.append((drawn, *saved(figure, folder, drawn.name)))
     return pictures
+
+
+def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
+    """A figure's two files, PNG and PDF."""
+    files = folder / f"{name}.png", folder / f"{name}.pdf"
+    for file in files:
+        png.save(figure, file)
+    return files
 
 
 def _by_budget(

@@ -1,7 +1,7 @@
 """The cells of a study by task, variant and seed, and contrasts between variants."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,11 @@ class Grid:
         estimate = mean_interval(values)
         if key != "accuracy" or np.ptp(values) > 0 or where.mode != SAMPLED:
             return estimate
-        return self._over_problems(variant, where, estimate)
+        rows = list(self.table(variant, where).values())
+        if not rows or rows[0].size < 2:
+            return estimate
+        low, high = map(float, rate_intervals(np.mean(rows, axis=0)[:, None])[0])
+        return replace(estimate, low=low, high=high, basis=OVER_PROBLEMS)
 
     def accuracy(self, variant: Variant, where: Setting) -> Estimate | None:
         """`estimate` of the accuracy, also at one level."""
@@ -157,11 +161,3 @@ class Grid:
             return self.estimate(variant, where, "accuracy")
         table = self.table(variant, where)
         return mean_interval([float(rates.mean()) for rates in table.values()]) if table else None
-
-    def _over_problems(self, variant: Variant, where: Setting, estimate: Estimate) -> Estimate:
-        rows = list(self.table(variant, where).values())
-        if not rows or rows[0].size < 2:
-            return estimate
-        scores = np.mean(rows, axis=0)[:, None]
-        low, high = rate_intervals(scores)[0]
-        return Estimate(estimate.mean, float(low), float(high), estimate.seeds, OVER_PROBLEMS)

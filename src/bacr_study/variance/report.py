@@ -12,6 +12,7 @@ import numpy as np
 from bacr_jax.documents import write_atomically, write_json
 from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, colour, marker
+from bacr_study.figures import saved
 from bacr_study.variance.baselines import variants
 from bacr_study.variance.measurement import Result
 from bacr_study.variance.settings import VarianceSettings
@@ -118,7 +119,7 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
     seeds = ", ".join(map(str, settings["seeds"]))
     title = f"Same policy, same rollouts: {regime} budgets, G = {middle}, seeds {seeds}"
     figure = png.figure(title, [charts], legend=3, size=(6.2, 0.3 * len(names) + 1.9))
-    return _saved(figure, folder, f"variance_{regime}")
+    return [*saved(figure, folder, f"variance_{regime}")]
 
 
 def predicted_chart(found: Mapping[str, Any]) -> Chart:
@@ -151,14 +152,6 @@ def predicted_chart(found: Mapping[str, Any]) -> Chart:
     )
 
 
-def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
-    """A picture as PNG and PDF."""
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
-    for path in paths:
-        png.save(figure, path)
-    return paths
-
-
 def write(
     folder: Path,
     size: str,
@@ -178,4 +171,4 @@ def write(
     if not chart.series:
         return paths
     figure = png.figure("Predicted and measured saving", [[chart]], legend=2, size=(5.0, 4.2))
-    return paths + _saved(figure, folder, "variance_predicted")
+    return [*paths, *saved(figure, folder, "variance_predicted")]
