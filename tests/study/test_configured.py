@@ -5,7 +5,7 @@ import numpy as np
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.questions.ledger import make_problems
 from bacr_study.cells import ids_digest
-from bacr_study.configured import SHOWN, configured
+from bacr_study.configured import SHOWN, configured, study_info
 from study_world import STUDY, planned
 
 
@@ -15,6 +15,13 @@ def test_arms_and_votes_have_the_settings_of_their_runs(tmp_path):
     assert set(found) == {("plain", arm) for arm in ("grpo", "vote", "bacr")}
     assert found["plain", "vote"] == found["plain", "grpo"]
     assert found["plain", "bacr"] == dict(zip(SHOWN, (1, 0.0, 1.0e-4)))
+
+
+def test_an_arm_that_is_not_run_is_no_reference(tmp_path):
+    study, runs, _ = planned(tmp_path, "arms=[bacr]")
+    assert study.reference == ("grpo",) and study_info(study, runs).references == ()
+    study, runs, _ = planned(tmp_path)
+    assert study_info(study, runs).references == ("grpo",)
 
 
 def test_rows_of_a_made_set_are_one_problem_if_their_question_is(tmp_path):
