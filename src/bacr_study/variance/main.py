@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -297,8 +296,7 @@ def _of_run(
     for step in settings.checkpoints:
         frozen = open_frozen(run, step, environment)
         environment = frozen.environment
-        for name in settings.regimes:
-            regime: Any = name
+        for regime in settings.regimes:
             folder = run.parent / "pools"
             yield _measured(_Place(settings, frozen, regime, seed, folder, progress))
 
