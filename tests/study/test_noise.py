@@ -156,12 +156,6 @@ def test_squared_error_leaves_sampling_noise_out():
     assert sigma2 == pytest.approx(1.0, abs=0.05)
 
 
-def test_intraclass_correlation_by_hand():
-    values, returns = np.array([[0.0, 1.0]]), np.array([[0.5, 0.5]])
-    # tau^2 = .5 between the budgets, s^2 = .25 within.
-    assert noise.intraclass_correlation(values, returns) == pytest.approx(2 / 3)
-
-
 def test_advantage_variance_counts_segments_with_tokens():
     returns, mask = np.array([0.0, 1.0, 9.0]), np.array([True, True, False])
     assert noise.advantage_variance(returns / 2, returns, mask) == pytest.approx(0.25)

@@ -63,9 +63,9 @@ def result(seed, regime, answers=4):
         "predicted_saving": 0.31,
         "deviation_of_saving": 0.05,
     }
-    found = {"values": {"saved": value}, "icc": 0.1, "scores": {"surprise": scores}}
+    found = {"values": {"saved": value}, "scores": {"surprise": scores}}
     found["value_edges"] = np.array([0.1, 0.4, 0.62, 0.9])
-    return Result(seed, 5, regime, {8: measured}, found, 0.3, 0.8)
+    return Result(seed, 5, regime, {8: measured}, found, 0.8)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ which is sum_j u_j r_j (`rewards.outcome_coefficients`): BRPO is given u as its 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -432,6 +432,10 @@ class Variants:
     def trained(self) -> tuple[int, ...]:
         """Those with the gradient of the answers too: where all answers of a cut are trained on."""
         return tuple(i for i, (_, reading) in enumerate(self.pairs) if reading == self.full)
+
+    def factors(self, chosen: Iterable[int], group: int, cuts: int) -> Float[np.ndarray, "_ M"]:
+        """`Arm.factors` of some of them."""
+        return np.stack([self.pairs[place][0].factors(group, cuts) for place in chosen])
 
     def place(self, arm: str) -> int:
         """Where an arm stands that reads all answers."""

@@ -29,8 +29,6 @@ from bacr_jax.runs.progress import Phase
 from bacr_jax.training.start import tokenizer_of
 from bacr_jax.types import Trunks
 from bacr_study.variance import sketches
-from bacr_study.variance.baselines import Setting
-from bacr_study.variance.control_variates import to_go
 from bacr_study.variance.settings import Regime, VarianceSettings
 
 Params = dict[str, Any]
@@ -130,26 +128,20 @@ def draw(
     policy, environment = frozen.policy, frozen.environment
     cuts = np.asarray(rewards.cut_points(jnp.asarray(budgets), num_cuts=frozen.config.cuts.count))
     spec = dataclasses.replace(policy.rollout, answers=answers, slots=min(_SLOTS, len(rows)))
+    sampling = sampling_params(frozen.config.rollout.temperature)
     rollout = generate(
         policy.decode_params(frozen.params),
         questions.at(rows, budgets),
         Rows(budgets, cuts),
         key,
-        Sampler(
-            spec,
-            environment.rules,
-            sampling_params(frozen.config.rollout.temperature),
-            policy.phi_of(frozen.params),
-        ),
+        Sampler(spec, environment.rules, sampling, policy.phi_of(frozen.params)),
     )
     references = [questions.set.answers[row] for row in rows]
     asked = [questions.set.questions[row] for row in rows]
     shape = (len(rows), cuts.shape[1], answers)
     outcomes = environment.verify(rollout.branches, references, questions=asked).reshape(shape)
-    sampled = np.asarray(rollout.trunks.sampled)
-    surprise = advantages.segment_surprise(
-        *map(jnp.asarray, (rollout.trunks.logprobs, sampled, cuts))
-    )
+    sampled, logprobs = np.asarray(rollout.trunks.sampled), rollout.trunks.logprobs
+    surprise = advantages.segment_surprise(*map(jnp.asarray, (logprobs, sampled, cuts)))
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
     drawn = Drawn(
         questions=rows,
@@ -209,15 +201,14 @@ def draw_many(
     phase: Phase,
 ) -> Drawn:
     """`draw`, a few thousand rows at a time."""
-    parts, size = [], 4 * _SLOTS
-    for number, start in enumerate(range(0, len(rows), size)):
+    parts, size, total = [], 4 * _SLOTS, len(rows)
+    for number, start in enumerate(range(0, total, size)):
         part = slice(start, start + size)
         one = jax.random.fold_in(key, number)
         drawn, _ = draw(frozen, questions, rows[part], budgets[part], one, answers=answers)
         parts.append(drawn)
-        phase.update(
-            min(start + size, len(rows)), total=len(rows), right=float(drawn.by_answer.mean())
-        )
+        done, right = min(start + size, total), float(drawn.by_answer.mean())
+        phase.update(done, total=total, right=right)
     return Drawn.joined(parts)
 
 
@@ -246,18 +237,16 @@ def draw_budgets(
     if regime == "training":
         choices = jnp.array(drawn_budgets(config), jnp.int32)
         return np.asarray(curriculum.choice_budgets(key, choices, shape=(questions, traces)))
-    mu0 = config.curriculum.mu0
-    return np.asarray(
-        curriculum.sample_budgets(
-            key,
-            jnp.atleast_1d(jnp.asarray(mu0, jnp.float32))[:1],
-            jnp.zeros(questions, jnp.int32),
-            sigma=config.curriculum.sigma,
-            b_min=config.budget.min,
-            b_max=config.budget.max,
-            num_rollouts=traces,
-        )
+    drawn = curriculum.sample_budgets(
+        key,
+        jnp.atleast_1d(jnp.asarray(config.curriculum.mu0, jnp.float32))[:1],
+        jnp.zeros(questions, jnp.int32),
+        sigma=config.curriculum.sigma,
+        b_min=config.budget.min,
+        b_max=config.budget.max,
+        num_rollouts=traces,
     )
+    return np.asarray(drawn)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -283,7 +272,6 @@ class Pool:
       gram: inner products of the segments' scores.
       with_answers: cells of which the answers' scores are known too.
       answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
-      mean: sketch of each cell's gradient, for what differs between questions.
     """
 
     drawn: Drawn
@@ -291,21 +279,20 @@ class Pool:
     gram: Float[np.ndarray, "C N M N M"]
     with_answers: Int[np.ndarray, " H"]
     answer_gram: Float[np.ndarray, "H N V N V"]
-    mean: Float[np.ndarray, "C width"]
 
     def save(self, path: Path) -> None:
         """Writes it in one step."""
-        arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(Pool)}
-        rows = dataclasses.asdict(arrays.pop("drawn"))
-        save_arrays(path, {**arrays, **{f"drawn.{name}": x for name, x in rows.items()}})
+        arrays = vars(self) | vars(self.drawn)
+        del arrays["drawn"]
+        save_arrays(path, arrays)
 
     @classmethod
     def load(cls, path: Path) -> "Pool":
         """What `save` wrote."""
         with np.load(path) as saved:
-            rows = {n[6:]: saved[n] for n in saved.files if n.startswith("drawn.")}
-            rest = {n: saved[n] for n in saved.files if not n.startswith("drawn.")}
-        return cls(drawn=Drawn(**rows), **rest)
+            arrays = dict(saved)
+        drawn = Drawn(**{field.name: arrays.pop(field.name) for field in dataclasses.fields(Drawn)})
+        return cls(drawn, **arrays)
 
 
 def _score_rows(
@@ -367,7 +354,6 @@ def make_pool(
     settings: VarianceSettings,
     chosen: Int[np.ndarray, "Q"],
     budgets: Int[np.ndarray, "Q B"],
-    *,
     seed: int,
     regime: Regime,
     phase: Phase,
@@ -380,51 +366,30 @@ def make_pool(
       seed: of rollouts and sketch; the regime enters it.
     """
     traces, answers = settings.traces, settings.answers
-    weights = Setting(frozen.config).weights
     questions = frozen.pool_questions
     sketch = sketches.count_sketch(seed, frozen.params, settings.sketch)
     key = jax.random.fold_in(jax.random.key(seed), 19 + 2 * frozen.step + (regime == "common"))
     at_once = max(_SLOTS * 4 // budgets.shape[1], 1)
-    drawn_parts, grams, answer_grams, means = [], [], [], []
+    drawn_parts, grams, answer_grams = list[Drawn](), list[np.ndarray](), list[np.ndarray]()
     for start in range(0, len(chosen), at_once):
         part = np.arange(start, min(start + at_once, len(chosen)))
         rows = np.repeat(chosen[part], budgets.shape[1])
         one = jax.random.fold_in(key, start)
-        drawn, rollout = draw(
-            frozen, questions, rows, budgets[part].reshape(-1), one, answers=answers
-        )
+        flat = budgets[part].reshape(-1)
+        drawn, rollout = draw(frozen, questions, rows, flat, one, answers=answers)
         batch = _batch(frozen, questions, drawn, rollout)
         scored = np.repeat(part < settings.answer_questions, budgets.shape[1])
         found, of_answers = _score_rows(frozen, batch, drawn, scored, sketch)
-        cells = found.reshape(-1, traces, *found.shape[1:])
-        grams += [_products(cell) for cell in cells]
+        grams += map(_products, found.reshape(-1, traces, *found.shape[1:]))
         both = np.concatenate([found[scored], of_answers], 1)
-        answer_grams += [_products(x) for x in both.reshape(-1, traces, *both.shape[1:])]
-        means += list(_mean_gradient(cells, drawn, traces, weights))
+        answer_grams += map(_products, both.reshape(-1, traces, *both.shape[1:]))
         drawn_parts.append(drawn)
         phase.update(len(part) + start, total=len(chosen), right=float(drawn.by_answer.mean()))
-    per_question = budgets.shape[1] // traces
-    v = 3 * len(weights)
+    per_question, vectors = budgets.shape[1] // traces, (traces, 3 * frozen.config.cuts.count)
     return Pool(
         drawn=Drawn.joined(drawn_parts),
         cell_questions=np.repeat(chosen, per_question),
         gram=np.stack(grams),
         with_answers=np.arange(min(settings.answer_questions, len(chosen)) * per_question),
-        answer_gram=np.stack(answer_grams)
-        if answer_grams
-        else np.zeros((0, traces, v, traces, v), np.float32),
-        mean=np.stack(means),
+        answer_gram=np.array(answer_grams, np.float32).reshape(-1, *vectors, *vectors),
     )
-
-
-def _mean_gradient(
-    cells: Float[np.ndarray, "C N M k"],
-    drawn: Drawn,
-    traces: int,
-    weights: Float[np.ndarray, "M"],
-) -> Float[np.ndarray, "C k"]:
-    """Gradient of each cell from all its traces, with their leave-one-out mean."""
-    outcomes = drawn.by_answer.mean(-1).reshape(-1, traces, len(weights))
-    returns = to_go(weights * outcomes)
-    advantages = (returns - returns.mean(1, keepdims=True)) * traces / (traces - 1)
-    return np.einsum("cnm,cnmk->ck", advantages / traces, cells)

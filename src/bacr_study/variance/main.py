@@ -47,54 +47,58 @@ def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
 
     UserError: it can't be the run of a variance study.
     """
-    own = [f"seed={seed}", f"output.dir={folder}", *settings.overrides]
-    config = config_io.load(settings.config, own)
-    if not make_method(config).uses_value:
-        raise UserError(
-            f"overrides: the run needs a value head, found method={config.method} with "
-            f"advantage.baseline={config.advantage.baseline}; write method=bacr and "
-            "advantage.baseline=value"
-        )
-    if config.reward.weights:
-        raise UserError(
-            f"overrides: reward.weights: found {dict(config.reward.weights)}; the study's outcomes "
-            "are right or wrong; leave it out"
-        )
-    if config.adapter.rank is not None:
-        raise UserError(
-            f"overrides: adapter.rank: found {config.adapter.rank}; the study takes gradients of "
-            "all weights; leave it out"
-        )
-    if max(settings.budgets) > config.budget.max:
-        raise UserError(
-            f"budgets: {max(settings.budgets)} is over the run's budget.max={config.budget.max}; "
-            "write smaller ones"
-        )
-    if "training" in settings.regimes and config.budget.prior != "choices":
-        raise UserError(
-            "regimes: training draws budgets from the run's budget.choices, found budget.prior="
-            f"{config.budget.prior}; write budget.prior=choices, or the regime independent"
-        )
-    if settings.answers == 1 and config.cuts.count > 1:
-        raise UserError(
-            f"answers=1: the run has cuts.count={config.cuts.count}, and cuts past a trace's end "
-            "need answers of their own; write 2 or more, or cuts.count=1"
-        )
+    config = config_io.load(settings.config, _own_keys(settings, seed, folder))
+    for problem in _problems(settings, config):
+        raise UserError(problem)
     config_io.check(config)
     return config
 
 
-def trained(settings: VarianceSettings, seed: int, progress: Progress) -> Path:
-    """Folder of a seed's run, trained by the ordinary command if it is not finished.
+def _own_keys(settings: VarianceSettings, seed: int, folder: Path) -> list[str]:
+    return [f"seed={seed}", f"output.dir={folder}", *settings.overrides]
+
+
+def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
+    """Why a run can't be measured."""
+    if not make_method(config).uses_value:
+        yield (
+            f"overrides: the run needs a value head, found method={config.method} with "
+            f"advantage.baseline={config.advantage.baseline}; write method=bacr and "
+            "advantage.baseline=value"
+        )
+    for name, found, why in (
+        ("reward.weights", dict(config.reward.weights), "the study's outcomes are right or wrong"),
+        ("adapter.rank", config.adapter.rank, "the study takes gradients of all weights"),
+    ):
+        if found:
+            yield f"overrides: {name}: found {found}; {why}; leave it out"
+    if max(settings.budgets) > config.budget.max:
+        yield (
+            f"budgets: {max(settings.budgets)} is over the run's budget.max={config.budget.max}; "
+            "write smaller ones"
+        )
+    if "training" in settings.regimes and config.budget.prior != "choices":
+        yield (
+            "regimes: training draws budgets from the run's budget.choices, found budget.prior="
+            f"{config.budget.prior}; write budget.prior=choices, or the regime independent"
+        )
+    if settings.answers == 1 and config.cuts.count > 1:
+        yield (
+            f"answers=1: the run has cuts.count={config.cuts.count}, and cuts past a trace's end "
+            "need answers of their own; write 2 or more, or cuts.count=1"
+        )
+
+
+def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progress) -> None:
+    """Trains a seed's run by the ordinary command if it is not finished.
 
     UserError: training failed, or the run kept none of the checkpoints that are wanted.
     """
-    folder = Path(settings.output) / f"seed-{seed}" / "run"
     run_config(settings, seed, folder)
     if not RunPaths(folder).summary.exists():
         progress.say(f"training seed {seed} into {folder}")
         files = [word for path in settings.config for word in ("--config", path)]
-        words = [f"seed={seed}", f"output.dir={folder}", *settings.overrides]
+        words = _own_keys(settings, seed, folder)
         command = [sys.executable, "-m", "bacr_jax.train", *files, *words]
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"{folder}: its training failed; run it alone: {' '.join(command[1:])}")
@@ -104,7 +108,6 @@ def trained(settings: VarianceSettings, seed: int, progress: Progress) -> Path:
             f"{folder}: keeps no checkpoint of step {missing[0]}; write checkpoint.every and "
             f"checkpoint.keep in overrides so that steps {list(settings.checkpoints)} are kept"
         )
-    return folder
 
 
 # --- one pool with what belongs to it -------------------------------------------------------------
@@ -124,7 +127,7 @@ class _Place:
     def path(self, name: str, *depends: str) -> Path:
         """The file of what depends on these settings, besides those that all files depend on."""
         known = ("config", "overrides", "questions", "budgets", *depends)
-        chosen = {"format": 4, **{name: getattr(self.settings, name) for name in known}}
+        chosen = {"format": 5, **{name: getattr(self.settings, name) for name in known}}
         digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
         return self.folder / f"{name}-{self.regime}-{self.frozen.step:06d}-{digest}.npz"
 
@@ -152,17 +155,11 @@ class _Place:
         path = self.path("pool", "traces", "answers", "answer_questions", "sketch")
         if path.exists():
             return Pool.load(path)
+        budgets = self.budgets(settings.questions, settings.traces, self.seed)
         name = f"pool, step {self.frozen.step}, {self.regime} budgets"
         with self.progress.phase(name, settings.questions) as phase:
-            pool = gradient_pool.make_pool(
-                self.frozen,
-                settings,
-                self.chosen,
-                self.budgets(settings.questions, settings.traces, self.seed),
-                seed=self.seed,
-                regime=self.regime,
-                phase=phase,
-            )
+            given = self.frozen, settings, self.chosen, budgets, self.seed, self.regime
+            pool = gradient_pool.make_pool(*given, phase)
         pool.save(path)
         return pool
 
@@ -183,16 +180,10 @@ class _Place:
         own = jax.random.fold_in(of_step, 2 * key + (self.regime == "common"))
         name = path.stem.partition("-")[0]
         with self.progress.phase(f"{name}, {self.regime}", len(asked)) as phase:
-            drawn = gradient_pool.draw_many(
-                self.frozen,
-                questions,
-                asked,
-                budgets.reshape(-1),
-                own,
-                answers=answers,
-                phase=phase,
-            )
-        gradient_pool.save_arrays(path, dataclasses.asdict(drawn))
+            flat = budgets.reshape(-1)
+            given = self.frozen, questions, asked, flat, own
+            drawn = gradient_pool.draw_many(*given, answers=answers, phase=phase)
+        gradient_pool.save_arrays(path, vars(drawn))
         return drawn
 
     def calibration(self) -> Drawn:
@@ -259,6 +250,9 @@ def _measured(place: _Place) -> Result:
     half = calibration.only(place.second)
     by_group = {}
     middle = middle_group(settings.groups)
+    partition = lambda group: noise.partitions(
+        [seed, group], settings.traces, group, settings.partitions
+    )
     with place.progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
         for number, group in enumerate(settings.groups):
             setting = measurement.calibrated(
@@ -268,22 +262,18 @@ def _measured(place: _Place) -> Result:
                 pool,
                 of_pool,
                 setting,
-                group,
-                count=settings.partitions,
-                seed=seed,
+                partition(group),
                 budget_bins=_bins(pool, regime) if group == middle else (),
                 value_bins=group == middle,
             )
             phase.update(number + 1, group=group)
     weights = Setting(frozen.config).weights
-    partition = noise.partitions([seed, middle], settings.traces, middle, settings.partitions)
     return Result(
         seed=seed,
         step=frozen.step,
         regime=regime,
         by_group=by_group,
-        diagnostics=pool_statistics.diagnostics(pool, of_pool, weights, middle, partition),
-        across=measurement.share_across(pool, by_group[middle]),
+        diagnostics=pool_statistics.diagnostics(pool, of_pool, weights, partition(middle)),
         right=float(pool.drawn.by_answer[:, -1].mean()),
     )
 
@@ -312,7 +302,8 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
     results: list[Result] = []
     with Progress() as progress:
         for seed in settings.seeds:
-            folder = trained(settings, seed, progress)
+            folder = output / f"seed-{seed}" / "run"
+            trained(settings, seed, folder, progress)
             progress.say(f"seed {seed}: {folder}")
             results += _of_run(settings, seed, folder, progress)
         written = variance_report.write(output, size, settings, results, time.time() - started)

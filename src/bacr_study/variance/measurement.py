@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from bacr_jax.config import Config
 from bacr_study.variance import baselines, noise, pool_statistics
-from bacr_study.variance.baselines import Arm, Groups, Setting, Variants, variants
+from bacr_study.variance.baselines import Groups, Setting, Variants, variants
 from bacr_study.variance.gradient_pool import Drawn, Pool
 from bacr_study.variance.noise import Noise
 from bacr_study.variance.pool_statistics import Values
@@ -84,7 +84,7 @@ class Result:
 
     Attributes:
       by_group: noise by group size.
-      across: share of a batch's variance that lies between questions.
+      right: share of right answers at the budget.
     """
 
     seed: int
@@ -92,7 +92,6 @@ class Result:
     regime: Regime
     by_group: dict[int, Measured]
     diagnostics: dict[str, Any]
-    across: float
     right: float
 
 
@@ -130,10 +129,6 @@ def credited(
     return thinking, answers
 
 
-def _factors(arms: Sequence[Arm], group: int, cuts: int) -> Float[np.ndarray, "variants M"]:
-    return np.stack([arm.factors(group, cuts) for arm in arms])
-
-
 def _answer_noise(
     pool: Pool,
     setting: Setting,
@@ -144,16 +139,13 @@ def _answer_noise(
     """Noise of thinking and answers together."""
     if not len(pool.with_answers):
         return None
-    measured, u = _variants(pool.drawn), setting.weights
-    chosen = list(measured.trained)
+    measured, u, group = _variants(pool.drawn), setting.weights, partition.shape[-1]
+    chosen, count = list(measured.trained), pool.drawn.by_answer.shape[-1]
     a, c = (x[chosen][:, pool.with_answers] for x in (thinking, answers))
     joined = np.concatenate([a, np.broadcast_to(u, a.shape), -u * c], -1)
-    arms, group = [measured.pairs[i][0] for i in chosen], partition.shape[-1]
-    of_thinking = _factors(arms, group, len(u))
-    count = pool.drawn.by_answer.shape[-1]
-    compared = np.array([arm.answer_factor(group, count) for arm in arms])
-    of_answers = np.repeat(compared[:, None], 2 * len(u), 1)
-    factors = np.concatenate([of_thinking, of_answers], 1)
+    compared = [measured.pairs[i][0].answer_factor(group, count) for i in chosen]
+    of_answers = np.repeat(np.array(compared)[:, None], 2 * len(u), 1)
+    factors = np.concatenate([measured.factors(chosen, group, len(u)), of_answers], 1)
     reference = chosen.index(measured.reference)
     return noise.measured(pool.answer_gram, joined, partition, reference, factors)
 
@@ -162,10 +154,8 @@ def measure(
     pool: Pool,
     values: Values,
     setting: Setting,
-    group: int,
+    partition: Int[np.ndarray, "P n G"],
     *,
-    count: int,
-    seed: int,
     budget_bins: Sequence[tuple[int, int]] = (),
     value_bins: bool = False,
 ) -> Measured:
@@ -177,12 +167,10 @@ def measure(
         low, middling and high.
     """
     measured = _variants(pool.drawn)
-    traces, cuts = pool.gram.shape[1:3]
-    partition = noise.partitions([seed, group], traces, group, count)
-    groups = grouped(pool.drawn, values, traces, partition)
+    groups = grouped(pool.drawn, values, pool.gram.shape[1], partition)
     norms = np.einsum("cnmnm->cnm", pool.gram)[:, partition]
     thinking, answers = credited(setting, groups, norms, measured)
-    factors = _factors([arm for arm, _ in measured.pairs], group, cuts)
+    factors = measured.factors(range(len(thinking)), partition.shape[-1], norms.shape[-1])
 
     def noise_of(advantages: np.ndarray) -> Noise:
         return noise.measured(pool.gram, advantages, partition, measured.reference, factors)
@@ -221,18 +209,11 @@ def _spread(
     measured: Variants,
 ) -> Float[np.ndarray, " variants"]:
     """Variance of advantages over that of the returns, on segments with tokens."""
-    there: Bool[np.ndarray, "R G M"] = groups.tokens > 0
-    returns = {
-        reading: baselines.returns_to_go(groups.outcomes(reading), setting.weights)
-        for reading in measured.readings
-    }
-    flat = thinking.reshape(len(measured.pairs), *there.shape)
-    return np.array(
-        [
-            noise.advantage_variance(given, returns[reading], there)
-            for given, (_, reading) in zip(flat, measured.pairs)
-        ]
-    )
+    there, spread = groups.tokens > 0, []
+    for given, (_, reading) in zip(thinking, measured.pairs):
+        returns = baselines.returns_to_go(groups.outcomes(reading), setting.weights)
+        spread.append(noise.advantage_variance(given.reshape(there.shape), returns, there))
+    return np.array(spread)
 
 
 def _cost(drawn: Drawn, measured: Variants) -> Float[np.ndarray, " variants"]:
@@ -243,14 +224,3 @@ def _cost(drawn: Drawn, measured: Variants) -> Float[np.ndarray, " variants"]:
         for reading in measured.readings
     }
     return np.array([cost[reading] for _, reading in measured.pairs])
-
-
-def share_across(pool: Pool, measured: Measured) -> float:
-    """Share of a batch's variance that lies between questions, which no baseline removes."""
-    mean = np.asarray(pool.mean, np.float64)
-    count = len(mean)
-    total = mean.sum(0)
-    of_all = (total @ total - (mean**2).sum()) / max(count * (count - 1), 1)
-    across = measured.noise.signal.mean() - of_all
-    within = measured.noise.variance[:, _variants(pool.drawn).against].mean()
-    return float(across / (across + within))

@@ -235,17 +235,3 @@ def squared_error(
     spread = residual.var(1, ddof=1)
     each = residual.mean(1) ** 2 - spread / residual.shape[1]
     return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))), float(spread.mean())
-
-
-def intraclass_correlation(
-    values: Float[np.ndarray, "Q N"], returns: Float[np.ndarray, "Q N"]
-) -> float:
-    """ICC = tau^2 / (tau^2 + s^2): how much of a return's variance its budget explains.
-
-    tau^2 is the variance over budgets of the expected return, of which `values` are as good as
-    there are, s^2 the variance at one budget; means over questions.
-    """
-    tau2 = float(np.var(values, axis=1, ddof=1).mean())
-    within = float(np.square(np.asarray(returns, np.float64) - values).mean())
-    total = tau2 + within
-    return tau2 / total if total else 0.0

@@ -43,7 +43,6 @@ def diagnostics(
     pool: Pool,
     values: Values,
     weights: Float[np.ndarray, " M"],
-    group: int,
     partition: Int[np.ndarray, "P n G"],
 ) -> dict[str, Any]:
     """How good the values are, and what scores say of the best constant.
@@ -55,22 +54,19 @@ def diagnostics(
     cells = lambda x: x.reshape(-1, traces, cuts)
     outcomes = pool.drawn.by_answer.mean(-1)
     norms = np.einsum("cnmnm->cnm", pool.gram)
+    returns = cells(baselines.returns_to_go(outcomes, weights))
     found: dict[str, Any] = {}
     for name, predicted in values.items():
-        returns = cells(baselines.returns_to_go(outcomes, weights))
         expected = cells(baselines.returns_to_go(predicted, weights))
         error2, deviation, sigma2 = noise.squared_error(expected[..., 0], returns[..., 0])
         found[name] = {
             "squared_error": error2,
             "standard_error": deviation,
-            "threshold": sigma2 / (group - 1),
+            "threshold": sigma2 / (partition.shape[-1] - 1),
         }
-    oracle = cells(baselines.returns_to_go(values["oracle"], weights))[..., 0]
-    returns = cells(baselines.returns_to_go(outcomes, weights))
     return {
         "values": found,
         "value_edges": value_edges(scaled_value(values["trace_and_cut"], weights)),
-        "icc": noise.intraclass_correlation(oracle, returns[..., 0]),
         "scores": _scores(pool.drawn, norms, returns, partition),
     }
 

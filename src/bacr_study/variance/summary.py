@@ -169,7 +169,6 @@ class _Cell:
         return {
             "seed": result.seed,
             "right": result.right,
-            "across_questions": result.across,
             "measured_saving": against_mean[place("rescaled_group"), 0],
             **result.diagnostics,
         }
