@@ -27,8 +27,6 @@ class Plan:
 
     Attributes:
       suggestion: what would fit on these devices, if the config does not; else None.
-      smaller: a smaller model that fits on these devices, and how, if this one does not.
-      shorter: a smaller largest budget that fits on these devices, and how, likewise.
       larger: what would fit on more such devices, if nothing fits on these.
       card: the known device with the least memory on as many of which it fits, likewise.
       faster: a layout with which decoding takes less, and its seconds, if there is one that fits.
@@ -46,8 +44,6 @@ class Plan:
     max_slots: int
     max_eval_slots: int
     suggestion: Choice | None = None
-    smaller: tuple[str, Choice] | None = None
-    shorter: tuple[int, Choice] | None = None
     larger: Choice | None = None
     card: tuple[str, Choice] | None = None
     faster: tuple[MeshShape, float] | None = None
@@ -163,8 +159,6 @@ def make_plan(
     larger = (search.suggest(work, layout.num_devices * factor, room) for factor in LARGER)
     return dataclasses.replace(
         plan,
-        smaller=search.smaller_model(work, layout.num_devices, room),
-        shorter=search.shorter_budget(work, layout.num_devices, room),
         larger=next((choice for choice in larger if choice is not None), None),
         card=_larger_card(work, layout.num_devices, memory_gib, room),
     )
@@ -222,19 +216,6 @@ def operations(plan: Plan) -> dict[str, float]:
     return costs.step_flops(plan.work, plan.iteration.rollout, plan.iteration.updates)
 
 
-def traffic(plan: Plan) -> dict[str, float]:
-    """Bytes that one device moves in an iteration."""
-    work, layout, rollout = plan.work, plan.layout, plan.iteration.rollout
-    parts, minibatches = sum(map(len, plan.iteration.updates)), work.config.train.minibatches
-    trunks = sum(costs.chunk_bytes(work, layout, chunk) for chunk in rollout.chunks)
-    return {
-        "decode": trunks + sum(costs.answer_bytes(work, layout, *one) for one in rollout.answers),
-        "optimizer": minibatches * costs.optimizer_bytes(work, layout),
-        "links": parts * costs.gathered_bytes(work, layout)
-        + minibatches * costs.copied_bytes(work, layout),
-    }
-
-
 def _name(plan: Plan) -> str:
     """What --device calls its card."""
     return next(name for name, device in DEVICES.items() if device == plan.device)
@@ -264,7 +245,6 @@ def as_object(plan: Plan) -> dict[str, Any]:
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
     tenths = lambda values: {name: round(value, 1) for name, value in values.items()}
     flops, predicted, work = operations(plan), predictions(plan), plan.work
-    named = lambda key, found: found and {key: found[0], **_choice(found[1], work)}
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -273,7 +253,6 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "parts_gib": gib(parts(plan)),
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
-        "bytes_per_device": traffic(plan),
         "predicted_step_s": tenths({name: sum(by.values()) for name, by in predicted.items()}),
         "predicted_s_by_phase": {name: tenths(phases) for name, phases in predicted.items()},
         "predicted_evaluation_s": round(plan.evaluation, 1),
@@ -307,10 +286,8 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "memory_from": plan.compilation.source,
         "compile_s": tenths({n: one.seconds for n, one in plan.compilation.programs.items()}),
         "suggestion": plan.suggestion and _choice(plan.suggestion, work),
-        "smaller_model": named("model.preset", plan.smaller),
-        "shorter_budget": named("budget.max", plan.shorter),
         "more_devices": plan.larger and _choice(plan.larger, work),
-        "larger_card": named("device", plan.card),
+        "larger_card": plan.card and {"device": plan.card[0], **_choice(plan.card[1], work)},
     }
 
 
@@ -346,22 +323,15 @@ def _verdict(plan: Plan) -> list[str]:
 
 
 def _changes(plan: Plan) -> list[str]:
-    """What would fit if something else were changed: the model, the budget, the devices."""
+    """What would fit on other devices."""
     lines, work = [], plan.work
-    if plan.smaller is not None:
-        name, choice = plan.smaller
-        lines += _shown(f"What would fit here: model.preset={name}", choice, work)
-    if plan.shorter is not None:
-        budget, choice = plan.shorter
-        keys = f"budget.max={budget} eval.budgets=[{budget}]"
-        lines += _shown(f"What would fit here: {keys}", choice, work)
     if plan.larger is not None:
         count = plan.larger.layout.num_devices
         lines += _shown(f"What would fit on {count} of them", plan.larger, work)
     if plan.card is not None:
         name, choice = plan.card
         lines += _shown(f"What would fit on as many {name}", choice, work)
-    return lines or ["No smaller model, shorter budget, more or larger known GPUs would do."]
+    return lines or ["No more, and no larger known GPUs would do."]
 
 
 def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
@@ -419,15 +389,13 @@ def as_text(plan: Plan) -> str:
 
 
 def _work(plan: Plan) -> list[str]:
-    """Operations and bytes of an iteration."""
-    flops, moved, work = operations(plan), traffic(plan), plan.work
+    """Operations of an iteration, and the rows they were counted for."""
+    flops, work = operations(plan), plan.work
     share = schedule.real_share(work, plan.iteration.updates)
     return [
         f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("
         + ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
         + ")",
-        "Bytes moved by each device: "
-        + ", ".join(f"{name} {value:.2g}" for name, value in moved.items()),
         f"Of the positions that the learner computes {share:.0%} hold a token; prompts: "
         + work.lengths.source,
     ]

@@ -5,7 +5,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from bacr_jax import parallel
-from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
 from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
@@ -234,28 +233,3 @@ def fastest_decoding(
         found.append((taken, tried))
     taken, best = min(found)
     return best, taken
-
-
-def shorter_budget(work: Workload, num_devices: int, room: Room) -> tuple[int, Choice] | None:
-    """A half, a quarter or an eighth of the largest budget that fits, and how; None: none does."""
-    largest = max(work.thinking, work.eval_thinking)
-    for budget in (largest // 2, largest // 4, largest // 8):
-        shorter = dataclasses.replace(
-            work, thinking=min(work.thinking, budget), eval_thinking=budget
-        )
-        choice = suggest(shorter, num_devices, room)
-        if choice is not None:
-            return budget, choice
-    return None
-
-
-def smaller_model(work: Workload, num_devices: int, room: Room) -> tuple[str, Choice] | None:
-    """The largest released shape of its kind below this one that fits, and how; None: none does."""
-    kind = lambda shape: (shape.qkv_bias, shape.qk_norm, shape.rope_theta)
-    for name, shape in sorted(PRESETS.items(), key=lambda item: -item[1].num_parameters):
-        smaller = shape.num_parameters < work.model.num_parameters
-        if smaller and kind(shape) == kind(work.model):
-            choice = suggest(dataclasses.replace(work, model=shape), num_devices, room)
-            if choice is not None:
-                return name, choice
-    return None

@@ -89,14 +89,6 @@ def test_nothing_is_suggested_where_nothing_fits():
     assert search.suggest(workload(), 4, Room(36.8 * GIB)) is None
 
 
-def test_a_smaller_model_is_the_largest_that_fits():
-    work = workload()
-    name, choice = search.smaller_model(work, 4, Room(36.8 * GIB))
-    assert name == "qwen2.5-3b"
-    assert choice.peak <= 36.8 * GIB
-    assert search.smaller_model(workload("model.preset=qwen2.5-0.5b"), 1, Room(1.0 * GIB)) is None
-
-
 def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
     work, a100 = workload(), DEVICES["a100-80"]
     fastest = lambda limit: search.fastest_decoding(work, mesh(), Room(limit), a100)
