@@ -86,7 +86,7 @@ BAD = [
     (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; write", {}),
     (PLAN + "--devices 0", "--devices: found '0'; write a number of GPUs, 1 to 100000", {}),
     (GRADE, "line 1: no field 'gold', found ['pred']", {"cases.jsonl": '{"pred": "1"}'}),
-    (GRADE + "--deadline inf", "--deadline inf: write seconds, 0.05 or more", {}),
+    (GRADE + "--deadline inf", "grading: found deadline=inf; write a number from 0.05 to 3600", {}),
     ("import --gguf {}/questions.jsonl --out {}/out", "begins with b'{\"qu', not with GGUF", {}),
     (EXPORT, "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
     (EXPORT + f"--out {{}}/{LONG}", "File name too long; make room or rights, or write", DAMAGED),

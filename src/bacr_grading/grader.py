@@ -4,7 +4,6 @@ import collections
 import contextlib
 from collections.abc import Callable, Iterator
 
-from bacr_grading.errors import UserError
 from bacr_grading.extract import last_tag
 from bacr_grading.judge import (
     EXTRACTED_CHARS,
@@ -14,11 +13,9 @@ from bacr_grading.judge import (
     Verdict,
     judge,
 )
-from bacr_grading.pool import Outcome, Request, WorkerPool
+from bacr_grading.pool import Outcome, Program, Request, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 
-# Seconds; a worker needs some hundredths for an answer that is no trouble at all.
-LEAST_DEADLINE = 0.05
 POLL_ROWS = 256
 
 _COUNTERS = (
@@ -41,7 +38,6 @@ class Grader(PooledGrader[Request, Outcome]):
     For one thread at a time.
 
     Args:
-      recycle_after: answers after which a worker is replaced.
       relative_tolerance: largest accepted relative error between two numbers; 0 for mathematics,
         where answers are exact.
 
@@ -54,26 +50,12 @@ class Grader(PooledGrader[Request, Outcome]):
         workers: int = 2,
         deadline: int | float = 3.0,
         memory_mb: int = 1024,
-        recycle_after: int = 2000,
-        cache_size: int = 16384,
         relative_tolerance: int | float = 0.0,
     ):
-        for name, value, least in (
-            ("workers", workers, 1),
-            ("deadline", deadline, LEAST_DEADLINE),
-            ("memory_mb", memory_mb, 128),
-            ("recycle_after", recycle_after, 1),
-            ("cache_size", cache_size, 0),
-            ("relative_tolerance", relative_tolerance, 0),
-        ):
-            if not value >= least:
-                raise UserError(f"Grader: {name}={value!r}; write a number of at least {least}")
-        pool = WorkerPool(
-            workers, deadline=deadline, memory_mb=memory_mb, recycle_after=recycle_after
-        )
+        pool = WorkerPool(Program(), workers=workers, deadline=deadline, memory_mb=memory_mb)
         # A worker that died may have been ended from outside, so that is worth another try. A
         # timeout is remembered: a run that meets the same text again should not wait again.
-        super().__init__(pool, pool.run, lasting=lambda o: not o.died, cache_size=cache_size)
+        super().__init__(pool, pool.run, lasting=lambda outcome: not outcome.died)
         self._tolerance = float(relative_tolerance)
 
     def grade(

@@ -29,6 +29,11 @@ START_ATTEMPTS = 3
 POLL_SECONDS = 0.1
 # Until a wait for the first worker is worth a word, and between one word and the next.
 PATIENCE_SECONDS = 5.0
+# Answers after which a worker is replaced.
+RECYCLE_AFTER = 2000
+# Least and most of what a grader may be given. Seconds: a worker needs some hundredths for an
+# answer that is no trouble at all; an hour for one. A process for each core of the largest machine.
+LIMITS = {"workers": (1, 1024), "deadline": (0.05, 3600), "memory_mb": (128, 1 << 30)}
 
 
 class Request(NamedTuple):
@@ -132,20 +137,16 @@ class WorkerPool:
     grades as incorrect. Nothing starts before the first request. For one thread at a time.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        deadline: int | float,
-        memory_mb: int,
-        recycle_after: int,
-        program: Program | None = None,
-    ):
-        self._program = program or Program()
-        self._size = workers
-        self._deadline = deadline
+    def __init__(self, program: Program, *, workers: int, deadline: int | float, memory_mb: int):
+        """UserError: a number that no pool could work with."""
+        given = {"workers": workers, "deadline": deadline, "memory_mb": memory_mb}
+        for name, (least, most) in LIMITS.items():
+            if not least <= given[name] <= most:
+                raise UserError(
+                    f"grading: found {name}={given[name]!r}; write a number from {least} to {most}"
+                )
+        self._program, self._size, self._deadline = program, workers, deadline
         self._memory_bytes = memory_mb << 20
-        self._recycle_after = recycle_after
         self._workers: list[_Worker] = []
         self._closed = False
         self._failed_starts = 0
@@ -273,10 +274,9 @@ class WorkerPool:
         assert process.stdin is not None
         assert process.stdout is not None
         ready_by = time.monotonic() + START_SECONDS
-        started = _Worker(process, process.stdin, process.stdout, ready_by, mark)
-        self._workers.append(started)
+        self._workers.append(_Worker(process, process.stdin, process.stdout, ready_by, mark))
         if self._program.setup:
-            _write(started, self._program.setup)
+            _write(self._workers[-1], self._program.setup)
 
     def _start_failed(self, reason: str) -> None:
         self._failed_starts += 1
@@ -319,7 +319,7 @@ class WorkerPool:
             outcomes[worker.request] = outcome
             worker.request = None
             worker.answered += 1
-            if reply.get("memory") or worker.answered >= self._recycle_after:
+            if reply.get("memory") or worker.answered >= RECYCLE_AFTER:
                 self._remove(worker)
                 self.counts["worker_recycled"] += 1
             self.counts["worker_out_of_memory"] += bool(reply.get("memory"))

@@ -20,6 +20,8 @@ Said = TypeVar("Said")
 # Runs requests, all different, and waits for them; the function is called meanwhile and may raise.
 Run = Callable[[list[Asked], Callable[[], object] | None], Mapping[Asked, Said]]
 POLL_SECONDS = 0.1
+# What is remembered of what was said.
+CACHE_SIZE = 16384
 
 _COUNTERS = (
     "timeouts",
@@ -109,19 +111,11 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
       lasting: whether what was said of a thing may be remembered.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        run: Run[Asked, Said],
-        *,
-        lasting: Callable[[Said], bool],
-        cache_size: int,
-    ):
+    def __init__(self, pool: WorkerPool, run: Run[Asked, Said], *, lasting: Callable[[Said], bool]):
         self._pool, self._run, self._lasting = pool, run, lasting
         self._ahead = Ahead(run)
         # From the least recently used to the newest.
         self._cache: dict[bytes, Said] = {}
-        self._cache_size = cache_size
         self._counts: collections.Counter[str] = collections.Counter()
         self._finalizer = weakref.finalize(self, _end, self._ahead, pool)
 
@@ -178,7 +172,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         known |= said
         # The newest last; the oldest beyond the size are forgotten.
         self._cache |= {keys[one]: told for one, told in known.items() if self._lasting(told)}
-        for key in list(self._cache)[: max(len(self._cache) - self._cache_size, 0)]:
+        for key in list(self._cache)[: max(len(self._cache) - CACHE_SIZE, 0)]:
             del self._cache[key]
         return known
 

@@ -103,14 +103,6 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
     return Verifier(spec, str(path.resolve()), name, source, digest, key=key)
 
 
-class Request(NamedTuple):
-    """Answers that a worker scores in one call."""
-
-    questions: tuple[str, ...]
-    answers: tuple[str, ...]
-    golds: tuple[str, ...]
-
-
 def answer_of(text: str | None) -> str | None:
     """What the last closed tag, or else box, after `</think>` holds, without blanks around it.
 
@@ -129,6 +121,12 @@ class Row(NamedTuple):
     question: str
     answer: str
     gold: str
+
+
+class Request(NamedTuple):
+    """Answers that a worker scores in one call."""
+
+    rows: tuple[Row, ...]
 
 
 class Score(NamedTuple):
@@ -161,35 +159,23 @@ class VerifierGrader(PooledGrader[Row, Score]):
         deadline: int | float = 3.0,
         memory_mb: int = 1024,
         batch: int = 16,
-        recycle_after: int = 2000,
-        cache_size: int = 16384,
     ):
         self.verifier, self.rows = verifier, rows
-        setup: dict[str, Any] = {
-            "path": verifier.path,
-            "source": verifier.source,
-            "name": verifier.name,
-        }
-        setup |= {"batch": verifier.batch, "of_rows": verifier.of_rows}
+        names = ("path", "source", "name", "batch", "of_rows")
+        setup = {name: getattr(verifier, name) for name in names}
         program = Program(
             script=verifier_worker.__file__,
             setup=json.dumps(setup).encode("ascii"),
             read=_read,
             lost=_lost,
-            weight=lambda request: len(request.answers),
+            weight=lambda request: len(request.rows),
             advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
             lasting=True,
             others=True,
         )
-        pool = WorkerPool(
-            workers,
-            deadline=deadline,
-            memory_mb=memory_mb,
-            recycle_after=recycle_after,
-            program=program,
-        )
+        pool = WorkerPool(program, workers=workers, deadline=deadline, memory_mb=memory_mb)
         run = functools.partial(_run, pool, batch if verifier.batch else 1)
-        super().__init__(pool, run, lasting=lambda score: not score.fault, cache_size=cache_size)
+        super().__init__(pool, run, lasting=lambda score: not score.fault)
         self.last_failure = ""
 
     def check(self, tell: Callable[[str], object] | None = None) -> None:
@@ -245,7 +231,8 @@ class VerifierGrader(PooledGrader[Row, Score]):
         failed = [score.said for score in scored.values() if score.fault]
         self.last_failure = failed[-1] if failed else self.last_failure
         whole = self.verifier.whole
-        none = Verdict(False, None, "none") if whole else _NONE
+        zero = False if whole else 0.0
+        none = Verdict(zero, None, "none", strict=zero)
         verdicts = [none if r is None else _verdict(r.answer, scored[r], whole) for r in rows]
         points = [scored[row].score for row in rows if row is not None]
         found = collections.Counter(scored[row].fault for row in rows if row is not None)
@@ -290,9 +277,6 @@ def packed(row: Mapping[str, Any]) -> str:
     return base64.b64encode(pickle.dumps(dict(row))).decode()
 
 
-_NONE = Verdict(0.0, None, "none", strict=0.0)
-
-
 def _checked(texts: Texts, references: Texts, mode: str, questions: Texts | None) -> Texts:
     """The questions, of which there has to be one for each text."""
     check_request(texts, references, mode)
@@ -308,10 +292,9 @@ def _run(
     pool: WorkerPool, size: int, rows: Sequence[Row], poll: Callable[[], object] | None
 ) -> dict[Row, Score]:
     """What the verifier says of rows, `size` in a call."""
-    requests = [Request(*zip(*rows[i : i + size])) for i in range(0, len(rows), size)]
+    requests = [Request(tuple(rows[i : i + size])) for i in range(0, len(rows), size)]
     outcomes = pool.run(requests, poll)
-    scored = [pair for request in requests for pair in zip(zip(*request), outcomes[request])]
-    return {Row(*row): score for row, score in scored}
+    return {row: s for one in requests for row, s in zip(one.rows, outcomes[one])}
 
 
 def _verdict(answer: str, score: Score, whole: bool) -> Verdict:
@@ -341,11 +324,11 @@ def _read(request: Request, reply: dict[str, Any]) -> list[Score]:
         scored = isinstance(score, float | int) and 0.0 <= score <= 1.0
         if not (fault in FAULTS and score is None or fault == "" and scored):
             raise ValueError("neither a score nor a fault")
-    if len(pairs) != len(request.answers):
+    if len(pairs) != len(request.rows):
         raise ValueError("not as many scores as answers")
     return [Score(score or 0.0, fault, said if fault else "") for score, fault in pairs]
 
 
 def _lost(request: Request, timed_out: bool) -> list[Score]:
     said = "it took longer than grading.deadline" if timed_out else "its worker process died"
-    return [Score(0.0, "late" if timed_out else "died", said)] * len(request.answers)
+    return [Score(0.0, "late" if timed_out else "died", said)] * len(request.rows)

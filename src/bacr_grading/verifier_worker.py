@@ -1,4 +1,4 @@
-"""The process that runs a verifier of one's own. A script, it imports nothing of this library.
+"""The process that runs a verifier of one's own: a script, which imports only `worker` of ours.
 
 The first line of its input holds the verifier's source, every further one some answers; a line goes
 out for each. It can be killed at any moment. What the verifier prints goes nowhere, and it finds
@@ -8,11 +8,11 @@ nothing on its standard input.
 import base64
 import contextlib
 import difflib
+import functools
 import json
 import math
 import os
 import pickle
-import resource
 import signal
 import sys
 import time
@@ -21,6 +21,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bacr_grading.worker import limit, open_pipes, say, serve
+
 # What is wrong with a score; each is a counter (`verifier.FAULTS`).
 RAISED, TEXT, NAN, RANGE, LENGTH, MEMORY = "raised", "text", "nan", "range", "length", "memory"
 # Sums of weights come out as 1.0000000000000002.
@@ -28,48 +30,23 @@ ROUNDING = 1e-6
 MOST_SAID = 300
 
 
-def main(memory_bytes: int, cpu_seconds: int, mark: str) -> None:
+def main(memory_bytes: int, seconds: int, mark: str) -> None:
     """Answers requests until standard input closes, and ends what has its `mark` then.
 
-    `memory_bytes` limits the address space, also while the verifier is loaded. After `cpu_seconds`,
-    of the processor and of the clock, for an answer, or for as many as a request has, the kernel
-    ends the process. The parent's deadline comes first; this one holds even when there is no parent
-    left.
+    `memory_bytes` limits the address space, also while the verifier is loaded; `seconds` is of one
+    answer, and a request has as many for each.
     """
-    # The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe. They are
-    # not ignored, since programs that the verifier starts would then ignore them too.
-    for deaf in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(deaf, lambda *_: None)
-    requests = os.fdopen(os.dup(0), encoding="ascii")
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    with open(os.devnull, "r+") as nowhere:
-        os.dup2(nowhere.fileno(), 0)
-        os.dup2(nowhere.fileno(), 1)
-    for kind, value in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
-        # Not every platform has every limit; the parent's deadline does not depend on them.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(kind, (value, value))
-    sys.dont_write_bytecode = True
-    say = lambda reply: print(json.dumps(reply), file=replies, flush=True)
+    requests, replies = open_pipes()
+    limit(memory_bytes)
     setup = json.loads(requests.readline())
     try:
         function = load(setup)
     # Whatever a file does when it is loaded, the reason for not being ready goes to the parent.
     except BaseException as error:  # noqa: BLE001
-        say({"refused": told(error, setup["path"])})
+        say(replies, {"refused": told(error, setup["path"])})
         return
-    say({"ready": True})
-    for line in requests:
-        request = json.loads(line)
-        _allow(cpu_seconds * len(request["answers"]))
-        reply = graded(function, setup["batch"], setup["path"], request)
-        _allow(None)
-        say(reply)
-    # The parent is gone or wants no more.
+    score = functools.partial(graded, function, setup["batch"], setup["path"])
+    serve(requests, replies, score, lambda request: seconds * len(request["rows"]))
     end_offspring(mark)
 
 
@@ -127,10 +104,10 @@ def graded(
     function: Callable[..., Any], batch: bool, path: str, request: dict[str, Any]
 ) -> dict[str, Any]:
     """Scores of a request: null where there is none, and then what was wrong."""
-    columns = [request[name] for name in ("questions", "answers", "golds")]
-    count = len(request["answers"])
+    rows = request["rows"]
+    count = len(rows)
     try:
-        found = function(*columns) if batch else [function(*row) for row in zip(*columns)]
+        found = function(*map(list, zip(*rows))) if batch else [function(*row) for row in rows]
         found = as_rows(found) if batch else found
     except MemoryError:
         return {**_none(count, MEMORY, "MemoryError"), "memory": True}
@@ -181,19 +158,6 @@ def shown(value: Any) -> str:
 
 def _none(count: int, fault: str, said: str) -> dict[str, Any]:
     return {"scores": [None] * count, "faults": [fault] * count, "said": said}
-
-
-def _allow(seconds: int | None) -> None:
-    """Time for a request, by the processor's clock and by the wall's; None: none is running."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
-    if seconds is None:
-        return
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used = int(usage.ru_utime + usage.ru_stime)
-    with contextlib.suppress(ValueError, OSError):
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (used + seconds + 1, hard))
 
 
 if __name__ == "__main__":

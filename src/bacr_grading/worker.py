@@ -1,6 +1,7 @@
 """The process that runs math-verify. Started as a script, it imports nothing of this library.
 
 One JSON line in, one JSON line out. It can be killed at any moment and holds nothing worth saving.
+A verifier of one's own is run by the same loop (`verifier_worker`).
 """
 
 import contextlib
@@ -9,45 +10,78 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TextIO
 
 
-def main(memory_bytes: int, cpu_seconds: int) -> None:
-    """Answers requests until standard input closes, in `memory_bytes` of address space.
-
-    After `cpu_seconds` of processor time for one request the kernel ends the process. The parent's
-    deadline comes first; this one holds even when there is no parent left.
-    """
-    # The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe.
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+def main(memory_bytes: int, seconds: int) -> None:
+    """Answers requests until standard input closes, in `memory_bytes` of address space."""
+    requests, replies = open_pipes()
     import logging
 
     logging.disable(logging.CRITICAL)
     import math_verify  # noqa: F401  (a second or two: before the limits and before "ready")
 
     _warm_up()
-    _limit(resource.RLIMIT_AS, memory_bytes)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, 0)
+    limit(memory_bytes)
+    serve(requests, replies, _answer, lambda request: seconds)
+
+
+def open_pipes() -> tuple[TextIO, TextIO]:
+    """Standard input and output for requests and replies alone: whoever else uses them finds none.
+
+    The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe. They are
+    not ignored, since programs that a verifier starts would then ignore them too.
+    """
+    for deaf in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(deaf, lambda *_: None)
+    requests = os.fdopen(os.dup(0), encoding="ascii")
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    with open(os.devnull, "r+") as nowhere:
+        os.dup2(nowhere.fileno(), 0)
+        os.dup2(nowhere.fileno(), 1)
+    return requests, replies
+
+
+def limit(memory_bytes: int) -> None:
+    """From here on: so many bytes of address space, no files, no cores."""
     sys.dont_write_bytecode = True
-    print(json.dumps({"ready": True}), file=replies, flush=True)
-    for line in sys.stdin:
-        _allow_cpu(cpu_seconds)
-        print(json.dumps(_answer(json.loads(line))), file=replies, flush=True)
+    sizes = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
+    for kind, value in sizes.items():
+        # Not every platform has every limit; the parent's deadline does not depend on them.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (value, value))
 
 
-def _limit(kind: int, value: int) -> None:
-    # Not every platform has every limit; the parent's deadline does not depend on them.
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(kind, (value, value))
+def serve(
+    requests: TextIO,
+    replies: TextIO,
+    answer: Callable[[Any], dict[str, Any]],
+    seconds: Callable[[Any], int],
+) -> None:
+    """Says that it is ready, then answers line by line until the parent wants no more.
+
+    After `seconds` of a request, of the processor and of the clock, the kernel ends the process.
+    The parent's deadline comes first; this one holds even when there is no parent left.
+    """
+    say(replies, {"ready": True})
+    for line in requests:
+        request = json.loads(line)
+        _allow(seconds(request))
+        reply = answer(request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        say(replies, reply)
 
 
-def _allow_cpu(seconds: int) -> None:
+def say(replies: TextIO, reply: dict[str, Any]) -> None:
+    """Writes one line."""
+    print(json.dumps(reply), file=replies, flush=True)
+
+
+def _allow(seconds: int) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime)
     with contextlib.suppress(ValueError, OSError):

@@ -10,7 +10,7 @@ FILE = Path(__file__).parents[2] / "examples" / "verify_with_judge.py"
 
 
 def scores(answers, deadline=6.0, **limits):
-    limits = {"workers": 4, "cache_size": 0, **limits}
+    limits = {"workers": 4, **limits}
     with VerifierGrader(load_verifier(f"{FILE}:judge"), deadline=deadline, **limits) as grader:
         texts = [f"<answer>{answer}</answer>" for answer in answers]
         verdicts = grader.grade(texts, ["gold"] * len(texts), questions=["?"] * len(texts))

@@ -57,5 +57,6 @@ def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, content, mess
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
     cases = tmp_path / "cases.jsonl"
     cases.write_text('{"pred": "1", "gold": "1"}\n')
-    assert main(["--cases", str(cases), "--out", str(tmp_path / "no" / "o.jsonl")]) == 2
-    assert "--out" in capsys.readouterr().err
+    out = tmp_path / "no" / "o.jsonl"
+    assert main(["--cases", str(cases), "--out", str(out)]) == 2
+    assert f"{out}: No such file or directory; " in capsys.readouterr().err

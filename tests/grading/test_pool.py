@@ -12,7 +12,7 @@ import pytest
 
 from bacr_grading import Grader
 from bacr_grading import pool as pool_module
-from bacr_grading.pool import Request, WorkerPool
+from bacr_grading.pool import Program, Request, WorkerPool
 from bacr_jax.errors import UserError
 
 # Passes the guards and keeps sympy busy for much longer than the tests' deadlines.
@@ -102,8 +102,9 @@ def test_workers_ignore_signals_meant_for_the_parent():
         assert grader.worker_pids == pids
 
 
-def test_workers_are_replaced_after_their_share_of_answers():
-    with Grader(workers=1, recycle_after=2, cache_size=0) as grader:
+def test_workers_are_replaced_after_their_share_of_answers(monkeypatch):
+    monkeypatch.setattr(pool_module, "RECYCLE_AFTER", 2)
+    with Grader(workers=1) as grader:
         verdicts = grader.grade(
             [QUICK[0], "\\boxed{x+1}", "\\boxed{y+2}"], [QUICK[1], "1+x", "2+y"]
         )
@@ -185,7 +186,7 @@ def test_memory_and_time_limits_hold_without_the_guards():
         Request("(a+b+c+d+e+f+g)^{60}", "(a+b+c+d+e+f+g)^{60}+1"),
         Request("\\sqrt{12}", "2\\sqrt{3}"),
     ]
-    pool = WorkerPool(1, deadline=1.0, memory_mb=256, recycle_after=100)
+    pool = WorkerPool(Program(), workers=1, deadline=1.0, memory_mb=256)
     try:
         outcomes = pool.run(requests)
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_grading import LENIENT, STRICT, Grader, VerifierGrader, load_verifier
+from bacr_grading import LENIENT, STRICT, Grader, VerifierGrader, load_verifier, pooled
 from bacr_grading.pooled import Ahead
 from bacr_jax.errors import UserError
 
@@ -60,8 +60,9 @@ def counted(grader):
 
 
 @pytest.mark.parametrize(("mode", "cache_size"), [(STRICT, 100), (LENIENT, 0)])
-def test_verdicts_and_counters_are_those_of_grading_at_once(mode, cache_size):
-    given = {"workers": 2, "deadline": 0.5, "cache_size": cache_size}
+def test_verdicts_and_counters_are_those_of_grading_at_once(mode, cache_size, monkeypatch):
+    monkeypatch.setattr(pooled, "CACHE_SIZE", cache_size)
+    given = {"workers": 2, "deadline": 0.5}
     with Grader(**given) as early, Grader(**given) as late:
         for texts, golds in ((TEXTS, GOLDS), (TEXTS[:6] * 2, GOLDS[:6] * 2)):
             for part in (slice(0, 4), slice(3, 9), slice(9, 12)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_grading import Grader, parse_reference
+from bacr_grading import Grader, parse_reference, pool
 from bacr_grading.compare import decide, read
 from bacr_grading.extract import last_box
 
@@ -161,7 +161,8 @@ def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp
     normal = [row for row in shared_rows("math/train.jsonl") if parse_reference(row["solution"])]
     rng = random.Random(0)
     before_children = _children()
-    with Grader(workers=2, deadline=1.0, recycle_after=200) as grader:
+    monkeypatch.setattr(pool, "RECYCLE_AFTER", 200)
+    with Grader(workers=2, deadline=1.0) as grader:
         # the first pass fills the caches, whose size is bounded
         peak_after_first = 0
         for part in range(20):

@@ -253,11 +253,12 @@ def test_it_may_not_write_into_files(file, tmp_path):
     assert target.read_text() == ""
 
 
-def test_a_run_keeps_the_verifier_that_it_began_with(tmp_path):
+def test_a_run_keeps_the_verifier_that_it_began_with(tmp_path, monkeypatch):
     path = tmp_path / "v.py"
     path.write_text("def f(q, a, g):\n    return 0.5\n")
     before = load_verifier(f"{path}:f")
-    with VerifierGrader(before, cache_size=0, recycle_after=1) as grader:
+    monkeypatch.setattr(pool_module, "RECYCLE_AFTER", 1)
+    with VerifierGrader(before) as grader:
         path.write_text("def f(q, a, g):\n    return 1.0\n")
         assert [verdict.correct for verdict in scores(grader, ["1", "2"])] == [0.5, 0.5]
         assert grader.counters()["worker_starts"] >= 2
@@ -268,8 +269,8 @@ def test_workers_that_no_longer_start_lose_answers_and_not_the_run(tmp_path):
     needed, path = tmp_path / "needed", tmp_path / "v.py"
     needed.touch()
     path.write_text(f"open({str(needed)!r})\ndef f(q, a, g):\n    return 1.0\n")
-    with VerifierGrader(load_verifier(f"{path}:f"), workers=1, cache_size=0) as grader:
-        assert scores(grader, ["1"])[0].correct == 1.0
+    with VerifierGrader(load_verifier(f"{path}:f"), workers=1) as grader:
+        assert scores(grader, ["0"])[0].correct == 1.0
         needed.unlink()
         (pid,) = grader.worker_pids
         os.kill(pid, signal.SIGKILL)
@@ -277,7 +278,7 @@ def test_workers_that_no_longer_start_lose_answers_and_not_the_run(tmp_path):
         assert [verdict.path for verdict in scores(grader, ["1", "2"])] == ["failed"] * 2
         assert grader.counters()["failed_died"] == 2
         needed.touch()
-        assert scores(grader, ["1"])[0].correct == 1.0
+        assert scores(grader, ["3"])[0].correct == 1.0
 
 
 @pytest.mark.parametrize(

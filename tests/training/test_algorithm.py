@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bacr_grading.pool import WorkerPool
+from bacr_grading.pool import Program, WorkerPool
 from bacr_grading.pooled import PooledGrader
 from bacr_grading.verifier import Score, Verifier, VerifierGrader
 from bacr_jax.config import io as config_io
@@ -95,10 +95,9 @@ class Slow(VerifierGrader):
     def __init__(self):
         PooledGrader.__init__(
             self,
-            WorkerPool(1, deadline=1, memory_mb=256, recycle_after=1),
+            WorkerPool(Program(), workers=1, deadline=1, memory_mb=256),
             self.look,
-            lasting=lambda score: True,
-            cache_size=0,
+            lasting=lambda score: False,
         )
         self.verifier, self.rows = Verifier("sums.py:score", *4 * [""]), None
         self.notes, self.last_failure = [], ""
