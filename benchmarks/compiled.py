@@ -37,6 +37,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 import numpy as np
+from jax.stages import Lowered
 
 import bacr_jax
 import hlo_traffic as hlo
+from answer_program import answers_of
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.parallel import MeshShape
@@ -172,10 +175,10 @@ class Step:
     sent: float
 
     @classmethod
-    def of(cls, case: Case, name: str) -> tuple[Compiled, "Step"]:
+    def of(cls, case: Case, lower: Callable[[Programs], Lowered]) -> tuple[Compiled, "Step"]:
         """The whole program (decode or answers), and a step of it as two small ones explain it."""
         work, layers = case.work, case.work.model.num_layers
-        make = lambda *shape: Compiled.of(getattr(case.programs(*shape), name)())
+        make = lambda *shape: Compiled.of(lower(case.programs(*shape)))
         whole, few, half = make(layers), make(FEW), make(FEW, work.thinking // 2)
         keyless = lambda x: hlo.traffic(x.step) - sum(one.keys * one.times for one in x.step)
         positions = work.thinking - work.thinking // 2
@@ -266,8 +269,8 @@ def figures(model: str, card: str, overrides: list[str]) -> dict[str, Any]:
     """Everything about one model on one card."""
     case = Case.of(model, card, overrides)
     with compiling._cudnn_of(case.device):
-        decode, trunks = Step.of(case, "decode")
-        answer, answers = Step.of(case, "answers")
+        decode, trunks = Step.of(case, Programs.decode)
+        answer, answers = Step.of(case, answers_of)
         learned = learner(case)
     train = learned.pop("compiled")
     sampled = rollout(case, trunks, answers)

@@ -25,15 +25,14 @@ from bacr_jax.methods import load_method
 from bacr_jax.model import adapters
 from bacr_jax.model.kv_cache import decode_params
 from bacr_jax.prompts.decode_rules import Automaton, DecodeRules
-from bacr_jax.rollout import RolloutSpec, sampling_params, trunks
-from bacr_jax.rollout import branches as branching
+from bacr_jax.rollout import sampling_params, trunks
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.runs import initial, setup
 from bacr_plan.schedule import batch_shapes
 from bacr_plan.workload import SUFFIX_TOKENS, branches_per_trace
 
 
-def _laid_out(tree: Any, shardings: Any) -> Any:
+def laid_out(tree: Any, shardings: Any) -> Any:
     """The tree's shapes and types with one sharding for all, or with a tree of them."""
     if isinstance(shardings, Sharding):
         one = shardings
@@ -45,13 +44,14 @@ def _laid_out(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(struct, tree, shardings)
 
 
-def _over(mesh: Mesh, *axes: Any) -> NamedSharding:
+def over(mesh: Mesh, *axes: Any) -> NamedSharding:
+    """Arrays whose axes are split over those of a mesh."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:
     """The same on every device."""
-    return _laid_out(tree, parallel.replicated(mesh))
+    return laid_out(tree, parallel.replicated(mesh))
 
 
 def _decode_rules(vocab_size: int) -> DecodeRules:
@@ -75,7 +75,9 @@ class Programs:
         shape = self.policy.learner.model
         self.layout = setup.mesh_shape(config, shape, len(devices))
         self.mesh = parallel.make_mesh(self.layout, devices)
+        self.decode_mesh = parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
         self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
+        self.rollout = dataclasses.replace(self.policy.rollout, mesh=self.decode_mesh)
         self.key = jax.eval_shape(lambda: jax.random.key(0))
         self.params = initial.abstract_params(self.policy)
         self.frozen, self.trained = adapters.split(self.params)
@@ -88,7 +90,7 @@ class Programs:
         head_tx = value_optimizer(config.value, config.optimizer, 1000)
         fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
         state = jax.eval_shape(fresh, self.trained, self.head)
-        state = _laid_out(state, parallel.shardings(state, self.mesh))
+        state = laid_out(state, parallel.shardings(state, self.mesh))
         if config.train.micro_batch_tokens is not None:
             return self._accumulation(state, config.train.micro_batch_tokens)
         rows = config.rollout.questions * config.rollout.group_size // config.train.minibatches
@@ -112,81 +114,42 @@ class Programs:
         whole = (_whole(totals, self.mesh), self._allowed_tokens(), self._frozen())
         given = (state, self._minibatch(batch), *whole)
         earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
-        earlier = _laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
+        earlier = laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
         return learning.accumulate.lower(earlier, *given, spec=self.learner)
 
     def _frozen(self) -> Any:
         """The base of the adapters, in its place."""
-        return _laid_out(self.frozen, parallel.shardings(self.frozen, self.mesh))
+        return laid_out(self.frozen, parallel.shardings(self.frozen, self.mesh))
 
     def decode(self) -> Lowered:
         """One chunk of decoding with every slot in use and the whole cache in the window."""
-        spec = self._rollout_spec()
+        spec = self.rollout
         return trunks.decode_trunks.lower(
-            self._decode_copy(),
-            self._slots(),
-            self._draws(),
+            self.decode_copy(),
+            self.slots(),
+            self.draws(),
             spec=spec.decode,
             num_steps=spec.chunk,
         )
 
-    def answers(self) -> Lowered:
-        """One chunk of answers at every cut of every slot, which read the caches in their place."""
-        spec, state = self._rollout_spec(), self._slots()
-        number = _whole(jax.ShapeDtypeStruct((), jnp.int32), self._decode_mesh())
-        return branching.decode_branches.lower(
-            self._decode_copy(),
-            state.cache,
-            self._branches(state),
-            number,
-            self._draws(),
-            number,
-            spec=spec.decode,
-            num_steps=spec.chunk,
-        )
-
-    def _decode_copy(self) -> Any:
+    def decode_copy(self) -> Any:
         """The parameters as decoding reads them."""
-        mesh, spec = self._decode_mesh(), self._rollout_spec()
+        mesh, spec = self.decode_mesh, self.rollout
         conditioned = spec.conditioning is not None
         how = {"dtype": spec.dtype, "conditioned": conditioned, "shards": mesh.shape["tensor"]}
         copy = jax.eval_shape(functools.partial(decode_params, **how), self.params)
-        return _laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
+        return laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
 
-    def _draws(self) -> Draws:
+    def draws(self) -> Draws:
         """Key, rules and temperature, whole on every device."""
         rules = _decode_rules(self.learner.model.vocab_size)
         sampling = jax.eval_shape(lambda: sampling_params(1.0))
-        draws: Draws = _whole(Draws(self.key, rules, sampling), self._decode_mesh())
+        draws: Draws = _whole(Draws(self.key, rules, sampling), self.decode_mesh)
         return draws
 
-    def _branches(self, state: Any) -> Any:
-        """Answers in flight at every cut of the slots."""
-        spec, mesh = self._rollout_spec(), self._decode_mesh()
-        cuts = jax.ShapeDtypeStruct((spec.slots, branches_per_trace(self.method)), jnp.int32)
-        opened = functools.partial(
-            branching.open_branches, spec=spec.decode, answer_tokens=spec.answer_tokens
-        )
-        branches = jax.eval_shape(
-            lambda state, cuts, rules: opened(trunks.trunks_of(state), cuts, state.ids, rules),
-            state,
-            cuts,
-            _decode_rules(self.learner.model.vocab_size),
-        )
-        by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
-        phi = state.phi
-        if phi is not None and spec.tells_cuts:
-            told = (*phi.shape[:-1], cuts.shape[1], phi.shape[-1])
-            phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
-        return dataclasses.replace(
-            _laid_out(dataclasses.replace(branches, cache=()), _over(mesh, by_row)),
-            cache=_laid_out(branches.cache, _over(mesh, by_row, tensor)),
-            phi=phi,
-        )
-
-    def _slots(self) -> Any:
+    def slots(self) -> Any:
         """The state of decoding with a cache as long as it gets."""
-        spec, width = self._rollout_spec(), self.config.data.max_prompt_tokens
+        spec, width = self.rollout, self.config.data.max_prompt_tokens
         phi, phi_of = None, self.policy.phi_of(self.params)
         if phi_of is not None:
             phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
@@ -199,22 +162,14 @@ class Programs:
             length=width + spec.max_sampled,
         )
         state = jax.eval_shape(lambda phi: empty(phi=phi), phi)
-        mesh, by_row, tensor = self._decode_mesh(), parallel.AXES[:2], parallel.AXES[2]
+        mesh, by_row, tensor = self.decode_mesh, parallel.AXES[:2], parallel.AXES[2]
         per_layer = phi is not None and phi.ndim == 3
         return dataclasses.replace(
-            _laid_out(dataclasses.replace(state, cache=(), phi=None), _over(mesh, by_row)),
-            cache=_laid_out(state.cache, _over(mesh, by_row, tensor)),
-            phi=_laid_out(
-                state.phi, _over(mesh, None, by_row) if per_layer else _over(mesh, by_row)
-            ),
-            logits=_laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
+            laid_out(dataclasses.replace(state, cache=(), phi=None), over(mesh, by_row)),
+            cache=laid_out(state.cache, over(mesh, by_row, tensor)),
+            phi=laid_out(state.phi, over(mesh, None, by_row) if per_layer else over(mesh, by_row)),
+            logits=laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
         )
-
-    def _rollout_spec(self) -> RolloutSpec:
-        return dataclasses.replace(self.policy.rollout, mesh=self._decode_mesh())
-
-    def _decode_mesh(self) -> Mesh:
-        return parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
 
     def _rows(self, *shape: int, dtype: Any = "int32") -> Any:
         """An array whose leading axis is that of rows."""

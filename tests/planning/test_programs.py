@@ -1,6 +1,8 @@
 """The programs of a tiny run, lowered on abstract arguments."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,6 +12,11 @@ from bacr_plan.programs import Programs
 from bacr_plan.workload import planned_shape
 from devices_world import run_on_devices
 from plan_world import tiny_config
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "answer_program.py"
+SPEC = importlib.util.spec_from_file_location("answer_program", SCRIPT)
+answer_program = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(answer_program)
 
 
 def programs_of(*overrides, devices=1):
@@ -38,19 +45,19 @@ def test_a_decoding_step_can_be_lowered():
 
 def test_answers_at_every_cut_can_be_lowered():
     programs, _ = programs_of("rollout.slots=4")
-    shapes = [leaf.shape for leaf in jax.tree.leaves(programs.answers().args_info)]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(answer_program.answers_of(programs).args_info)]
     # Two branches of each of 4 slots: suffix and answer, 8 + 4 tokens, keys and values of 2 layers.
     assert shapes.count((8, 2, 12, 8)) == 4
 
 
 def test_caches_of_answers_are_split_over_tensor_by_their_heads():
     program = """
-from planning.test_programs import programs_of
+from planning.test_programs import answer_program, programs_of
 import jax
 split = ("rollout.slots=4", "mesh.fsdp=2", "mesh.decode_tensor=2")
 programs, _ = programs_of(*split, devices=2)
-own = jax.tree.leaves(programs._branches(programs._slots()).cache)
-programs.answers()
+own = jax.tree.leaves(answer_program.branches_of(programs, programs.slots()).cache)
+answer_program.answers_of(programs)
 print({leaf.sharding.shard_shape(leaf.shape) for leaf in own})
 """
     assert run_on_devices(program, devices=2) == "{(8, 1, 12, 8)}"

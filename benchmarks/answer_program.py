@@ -1,0 +1,60 @@
+"""The program of answers on abstract arguments, beside those of training and decoding.
+
+A plan prices answers by arithmetic; `compiled.py` and a test look at the program itself.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.stages import Lowered
+
+from bacr_jax import parallel
+from bacr_jax.rollout import branches as branching
+from bacr_jax.rollout import trunks
+from bacr_plan.programs import Programs, laid_out, over
+from bacr_plan.workload import branches_per_trace
+
+
+def answers_of(programs: Programs) -> Lowered:
+    """One chunk of answers at every cut of every slot, which read the caches in their place."""
+    spec, state = programs.rollout, programs.slots()
+    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    number = laid_out(number, parallel.replicated(programs.decode_mesh))
+    return branching.decode_branches.lower(
+        programs.decode_copy(),
+        state.cache,
+        branches_of(programs, state),
+        number,
+        programs.draws(),
+        number,
+        spec=spec.decode,
+        num_steps=spec.chunk,
+    )
+
+
+def branches_of(programs: Programs, state: Any) -> Any:
+    """Answers in flight at every cut of the slots whose state this is."""
+    spec, mesh = programs.rollout, programs.decode_mesh
+    cuts = jax.ShapeDtypeStruct((spec.slots, branches_per_trace(programs.method)), jnp.int32)
+    opened = functools.partial(
+        branching.open_branches, spec=spec.decode, answer_tokens=spec.answer_tokens
+    )
+    branches = jax.eval_shape(
+        lambda state, cuts, rules: opened(trunks.trunks_of(state), cuts, state.ids, rules),
+        state,
+        cuts,
+        programs.draws().rules,
+    )
+    by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
+    phi = state.phi
+    if phi is not None and spec.tells_cuts:
+        told = (*phi.shape[:-1], cuts.shape[1], phi.shape[-1])
+        phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
+    return dataclasses.replace(
+        laid_out(dataclasses.replace(branches, cache=()), over(mesh, by_row)),
+        cache=laid_out(branches.cache, over(mesh, by_row, tensor)),
+        phi=phi,
+    )
