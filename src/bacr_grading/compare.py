@@ -67,14 +67,6 @@ class Answer:
         return number
 
     @cached_property
-    def integer(self) -> int | None:
-        """The value of a bare integer."""
-        number = self.number
-        if number is None or number != Number(number.value):
-            return None
-        return int(number.value) if number.value == int(number.value) else None
-
-    @cached_property
     def words(self) -> tuple[str, bool] | None:
         """The prose that this answer is, if it is prose."""
         return words(self.key)

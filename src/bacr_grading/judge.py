@@ -1,6 +1,5 @@
 """The verdict on one text as far as it can be had at once, and the questions that remain."""
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,9 +32,6 @@ MAX_CHARS = 1 << 20
 PROSE_CHARS = 4000
 BARE_ANSWER_CHARS = 300
 EXTRACTED_CHARS = 500
-
-# Integers against integers are most of what training grades.
-_INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +158,6 @@ def judge(
         return _judge_open(text, target, relative_tolerance)
     if not found.answer:
         return Verdict(False, None, "none")
-    if found.run is None and target.integer is not None and _INTEGER.match(found.answer):
-        correct = int(found.answer) == target.integer
-        if correct or mode == STRICT:
-            return Verdict(correct, extracted, "number", strict=correct and closed)
     # A later "the final answer is ..." is a second reading, in reports only.
     stated = _stated_later(text) if mode == LENIENT else None
     return _judge_found(found, target, mode, closed, relative_tolerance, stated)

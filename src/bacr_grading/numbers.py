@@ -52,8 +52,6 @@ _NUMBER = re.compile(
 _CLOCK = ("am", "pm")
 _SIGNS = frozenset("°€£$¢")
 _SIMPLE = re.compile(r"-?\d{1,18}\Z")
-_SIMPLE_DECIMAL = re.compile(r"(-?\d{1,18})\.(\d{1,18})\Z")
-_SIMPLE_FRACTION = re.compile(r"(-?)\\frac\{(\d{1,18})\}\{(\d{1,18})\}\Z")
 _POWER = r"(?:\^(\d)|\^\{(-?\d+)\})?"
 _UNIT = re.compile(rf"\\text\{{([^{{}}]*)\}}{_POWER}((?:[*/]?\\text\{{[^{{}}]*\}}{_POWER})*)\Z")
 _ENCLOSED = re.compile(r"\(([^()\[\],;]*)\)\Z")
@@ -65,16 +63,9 @@ def parse_number(text: str) -> Number | None:
     Reads integers, thousands separators, decimals, fractions, mixed fractions, repeating decimals
     (0.1\overline{6}), powers of ten, a currency sign, a percent sign, degrees and a unit.
     """
+    # Most answers are one, and a Fraction takes its time.
     if _SIMPLE.match(text):
         return Number(int(text))
-    decimal = _SIMPLE_DECIMAL.match(text)
-    if decimal:
-        digits = decimal[2]
-        return Number(Fraction(int(decimal[1] + digits), 10 ** len(digits)), len(digits))
-    fraction = _SIMPLE_FRACTION.match(text)
-    if fraction and int(fraction[3]):
-        quotient = Fraction(int(fraction[2]), int(fraction[3]))
-        return Number(-quotient if fraction[1] else quotient)
     enclosed = _ENCLOSED.match(text) if text[:1] == "(" else None
     match = _NUMBER.match(enclosed[1] if enclosed else text)
     if match is None or len(match.group()) - len(match["rest"]) > MAX_DIGITS:

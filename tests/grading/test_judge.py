@@ -73,3 +73,12 @@ _LATEX = st.text(
 def test_no_text_makes_our_own_rules_fail(pred, reference, mode):
     for text in (pred, f"\\boxed{{{pred}}}", f"<answer>{pred}</answer>"):
         judge(text, reference, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+@pytest.mark.parametrize("answer", ["101", "99.5", "\\frac{404}{4}", "1.01 \\cdot 10^2"])
+def test_a_tolerance_holds_for_a_number_however_it_is_written(answer, mode):
+    right = lambda tolerance: (
+        judge(f"\\boxed{{{answer}}}", "100", mode=mode, relative_tolerance=tolerance).correct
+    )
+    assert right(0.05) and not right(0.001)
