@@ -84,7 +84,7 @@ BAD = [
     ("generate --budget 4 why", "command line: write --run DIR or --model HFDIR", {}),
     (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: found 1 prompts", {}),
     (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; write", {}),
-    (PLAN + "--devices 0", "--devices: found '0'; write a number of GPUs, 1 to 100000", {}),
+    (PLAN + "--devices 0", "--devices: found 0; write a number of GPUs, 1 to 100000", {}),
     (GRADE, "line 1: no field 'gold', found ['pred']", {"cases.jsonl": '{"pred": "1"}'}),
     (GRADE + "--deadline inf", "grading: found deadline=inf; write a number from 0.05 to 3600", {}),
     ("import --gguf {}/questions.jsonl --out {}/out", "begins with b'{\"qu', not with GGUF", {}),

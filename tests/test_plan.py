@@ -53,10 +53,10 @@ def test_it_is_a_command_of_the_package(capsys):
 
 
 BAD = {
-    "a number of devices": (["--devices", "0"], "--devices: found '0'"),
+    "a number of devices": (["--devices", "0"], "--devices: found 0"),
     "a known device": (["--device", "v100"], "write one of rtx-4090, a10, l4, rtx-5090"),
-    "a memory": (["--device-memory", "0"], "--device-memory: found '0'"),
-    "a finite memory": (["--device-memory", "nan"], "--device-memory: found 'nan'"),
+    "a memory": (["--device-memory", "0"], "--device-memory: found 0.0"),
+    "a finite memory": (["--device-memory", "nan"], "--device-memory: found nan"),
     "a mesh of all devices": (["--devices", "8", "mesh.fsdp=3"], "does not make 8 devices"),
     "devices that divide the width": (["--devices", "3"], "must divide the model's width"),
     "heads for every tensor shard": (["mesh.tensor=8"], "mesh.tensor=8: must divide"),

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import Parser, entry_point, whole_number
-from bacr_jax.config.values import shown
+from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,13 +40,14 @@ def _parser(known_devices: Sequence[str]) -> Parser:
     )
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="repeatable; later files win")
-    add("--devices", default="8", metavar="N", help="number of GPUs (8)")
+    add("--devices", type=int, default=8, metavar="N", help="number of GPUs (8)")
     add(
         "--device",
         metavar="NAME",
         help=f"one of {', '.join(known_devices)}; the smallest with enough memory if not given",
     )
-    add("--device-memory", metavar="GIB", help="memory of a GPU in GiB; the device's if not given")
+    memory_help = "memory of a GPU in GiB; the device's if not given"
+    add("--device-memory", type=float, metavar="GIB", help=memory_help)
     add(
         "--compile",
         default="gpu",
@@ -76,13 +76,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = _parser(tuple(DEVICES)).parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config qwen2.5-7b-math")
-    num_devices = whole_number(arguments.devices, most=MOST_DEVICES)
-    if not num_devices:
-        raise UserError(
-            f"--devices: found {shown(arguments.devices)}; write a number of GPUs, 1 to "
-            f"{MOST_DEVICES}"
-        )
-    memory_gib, arguments.devices = _memory(arguments.device_memory), num_devices
+    count, memory_gib = arguments.devices, arguments.device_memory
+    if not 1 <= count <= MOST_DEVICES:
+        raise UserError(f"--devices: found {count}; write a number of GPUs, 1 to {MOST_DEVICES}")
+    if memory_gib is not None and not 0 < memory_gib <= MOST_GIB:
+        raise UserError(f"--device-memory: found {memory_gib}; write GiB of a GPU, such as 80")
     if arguments.device is None:
         arguments.device = "a100-80" if memory_gib is None else smallest_with(memory_gib)
     device = find(arguments.device)
@@ -114,18 +112,6 @@ def with_local_shape(config: Config, *, download: bool) -> Config:
             raise
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=found))
-
-
-def _memory(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        memory_gib = float(text)
-    except ValueError:
-        memory_gib = 0.0
-    if not 0 < memory_gib <= MOST_GIB:
-        raise UserError(f"--device-memory: found {text!r}; write GiB of a GPU, such as 80")
-    return memory_gib
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ memory does). Rows are drawn once, with a fixed seed, so that equal settings giv
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,15 +61,16 @@ def prompt_lengths(config: Config) -> PromptLengths:
 
     Reading needs the set, and a folder with its tokenizer.
     """
-    limit = config.data.max_prompt_tokens
-    folder = config.model.tokenizer or config.model.path
-    procedural = derived.own_tokens(config.data) is not None
-    if not procedural and not (folder and (Path(folder) / "tokenizer.json").is_file()):
-        return MATH.at_most(limit)
+    from bacr_jax.prompts.environment import load_sets
+
+    limit, names = config.data.max_prompt_tokens, derived.mixture(config.data.train)
+    data = dataclasses.replace(config.data, eval=tuple(name for _, name in names))
+    only = dataclasses.replace(config, data=data)
     try:
-        found = _own(config, None if procedural else folder)
+        sets = load_sets(only, run_tokenizer(config), split="train").values()
     except UserError:
         return MATH.at_most(limit)
+    found = np.concatenate([np.asarray(questions.prompts.lengths) for questions in sets])
     shares = np.linspace(0, 1, 101)
     return PromptLengths(
         f"{written(config.data.train)}, mean {found.mean():.0f}",
@@ -78,18 +79,16 @@ def prompt_lengths(config: Config) -> PromptLengths:
     )
 
 
-def _own(config: Config, folder: str | None) -> Int[np.ndarray, "n"]:
-    """Tokens of every prompt of the training set; UserError: it or its tokenizer can't be read."""
-    from bacr_jax.prompts.environment import load_sets
+def run_tokenizer(config: Config) -> Any:
+    """The tokenizer of a run; UserError: it is not here, or can't be read."""
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
-    where = "model.tokenizer" if config.model.tokenizer else "model.path"
-    tokenizer = own_tokenizer(config.data) or load_tokenizer(folder, where=where)
-    names = tuple(name for _, name in derived.mixture(config.data.train))
-    only = dataclasses.replace(config, data=dataclasses.replace(config.data, eval=names))
-    sets = load_sets(only, tokenizer, split="train").values()
-    return np.concatenate([np.asarray(questions.prompts.lengths) for questions in sets])
+    model = config.model
+    folder, where = model.tokenizer, "model.tokenizer"
+    if folder is None and model.path is not None:
+        folder, where = model.path, "model.path"
+    return own_tokenizer(config.data) or load_tokenizer(folder, where=where)
 
 
 @dataclass(frozen=True)

@@ -132,11 +132,8 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
     """The output head, gathered, and one chunk of scores with what becomes of it."""
     head = costs.vocabulary_matrix(work.model) / layout.tensor
     chunk = work.config.model.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
-    if backward and work.adapters:
-        return head * work.float_bytes + 3 * chunk
-    if backward:
-        return head * (work.float_bytes + FP32) + 3 * chunk
-    return head * work.float_bytes + 2 * chunk
+    gradient = FP32 if backward and not work.adapters else 0
+    return head * (work.float_bytes + gradient) + (3 if backward else 2) * chunk
 
 
 def gradient_bytes(work: Workload, layout: MeshShape) -> float:
@@ -193,6 +190,7 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
+    """Keys and values of so many tokens of every slot of one device."""
     rows = math.ceil(work.slots / layout.slot_shards)
     return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
 

@@ -61,15 +61,11 @@ class Choice:
 
     def overrides(self, work: Workload) -> str:
         """The choice as config keys of a run that splits its updates as `work` does."""
-        layout = self.layout
         micro = {"train.micro_batch_rows": self.micro_rows}
         if work.by_tokens:
             micro = {"train.micro_batch_tokens": self.micro_rows * work.row_tokens}
         keys = {
-            "mesh.data": layout.data,
-            "mesh.fsdp": layout.fsdp,
-            "mesh.tensor": layout.tensor,
-            "mesh.decode_tensor": layout.decode_tensor,
+            **{f"mesh.{axis}": size for axis, size in self.layout._asdict().items()},
             **micro,
             "rollout.slots": self.slots,
             **({"eval.slots": self.eval_slots} if self.eval_slots else {}),
@@ -86,22 +82,17 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
 
 def largest_micro_batch(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows of a micro-batch that fit, a divisor of the update's; 0: not one a device."""
-    best = 0
-    for rows in _micro_batches(work, layout, work.update_rows):
-        if room.of_update(dataclasses.replace(work, micro_rows=rows), layout) <= room.limit:
-            best = rows
-    return best
+    peak = lambda rows: room.of_update(dataclasses.replace(work, micro_rows=rows), layout)
+    tried = _micro_batches(work, layout, work.update_rows)
+    return max((rows for rows in tried if peak(rows) <= room.limit), default=0)
 
 
 def largest_slots(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
-    shards = layout.slot_shards
-    best = 0
-    for slots in range(shards, work.rows + 1, shards):
-        # Not the first that fails: a slot for every row needs no copies for answers.
-        if room.of_rollout(dataclasses.replace(work, slots=slots), layout) <= room.limit:
-            best = slots
-    return best
+    peak = lambda slots: room.of_rollout(dataclasses.replace(work, slots=slots), layout)
+    tried = range(layout.slot_shards, work.rows + 1, layout.slot_shards)
+    # Not until the first that fails: a slot for every row needs no copies for answers.
+    return max((slots for slots in tried if peak(slots) <= room.limit), default=0)
 
 
 def decoding_peak(work: Workload, layout: MeshShape, room: Room) -> float:
@@ -156,11 +147,10 @@ def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
     slots is taken. Adapters are merged into the sampler's copy where that fits, else it reads the
     base where it lies.
     """
-    if work.adapters and not work.beside:
-        merged = _suggest(work, num_devices, room)
-        apart = dataclasses.replace(work, beside=True)
-        return merged or _suggest(apart, num_devices, room)
-    return _suggest(work, num_devices, room)
+    found = _suggest(work, num_devices, room)
+    if found is None and work.adapters and not work.beside:
+        return _suggest(dataclasses.replace(work, beside=True), num_devices, room)
+    return found
 
 
 def _suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
@@ -222,9 +212,9 @@ def fastest_decoding(
         tried = layout._replace(decode_tensor=count)
         if work.model.num_kv_heads % count or layout.num_devices % count:
             continue
-        if work.slots % tried.slot_shards or (count > 1 and work.beside):
+        if any(slots % tried.slot_shards for slots in (work.slots, work.evaluation.slots)):
             continue
-        if work.evaluation.slots % tried.slot_shards:
+        if count > 1 and work.beside:
             continue
         if decoding_peak(work, tried, room) > room.limit and tried != layout:
             continue

@@ -26,7 +26,7 @@ from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
-from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
+from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of, run_tokenizer
 
 # Problems of the public test sets; others are not read, and taken to have 500.
 _PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
@@ -136,24 +136,6 @@ def _preset_of(path: str) -> str:
     )
 
 
-def _vocabulary(config: Config) -> int:
-    """Ids of the tokenizer that a model without published shape gets its vocabulary from."""
-    from bacr_jax.questions.loaders import own_tokenizer
-
-    own = own_tokenizer(config.data)
-    if own is not None:
-        return len(own)
-    folder = config.model.tokenizer
-    if folder is None or not Path(folder).is_dir():
-        raise UserError(
-            f"model.tokenizer: no folder {folder!r} here, and with model.preset=custom it decides "
-            "the size of the vocabulary; write a Hugging Face folder, or a preset"
-        )
-    from transformers import AutoTokenizer
-
-    return len(AutoTokenizer.from_pretrained(folder))
-
-
 def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
     """The shape of the policy and where it was read; weights are never needed.
 
@@ -171,7 +153,7 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
         source = f"{preset}, after the name of {model.path}, which is not here"
         model = dataclasses.replace(model, path=None, preset=preset)
     else:
-        source, vocab_size = "model.* of the config", _vocabulary(config)
+        source, vocab_size = "model.* of the config", len(run_tokenizer(config))
     return setup.model_shape(dataclasses.replace(config, model=model), vocab_size), source
 
 
