@@ -55,6 +55,11 @@ class Plan:
         return seconds.iteration(self.work, self.layout)
 
     @functools.cached_property
+    def operations(self) -> dict[str, float]:
+        """Operations of an iteration by phase, on all devices."""
+        return costs.step_flops(self.work, self.iteration.rollout, self.iteration.updates)
+
+    @functools.cached_property
     def splits(self) -> list[Split]:
         """The same devices, some of which sample by servers of vLLM."""
         return seconds.splits(self.work, self.device, self.iteration, self.layout.num_devices)
@@ -211,11 +216,6 @@ def parts(plan: Plan) -> dict[str, float]:
     return bytes_of
 
 
-def operations(plan: Plan) -> dict[str, float]:
-    """Operations of an iteration by phase, on all devices."""
-    return costs.step_flops(plan.work, plan.iteration.rollout, plan.iteration.updates)
-
-
 def _name(plan: Plan) -> str:
     """What --device calls its card."""
     return next(name for name, device in DEVICES.items() if device == plan.device)
@@ -244,7 +244,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
     tenths = lambda values: {name: round(value, 1) for name, value in values.items()}
-    flops, predicted, work = operations(plan), predictions(plan), plan.work
+    flops, predicted, work = plan.operations, predictions(plan), plan.work
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -315,23 +315,20 @@ def _verdict(plan: Plan) -> list[str]:
     lines = [f"DOES NOT FIT: peak {plan.peak / GIB:.1f} of {limit}, {over:.1f} GiB too much"]
     if plan.suggestion is not None:
         return lines + _shown("What would fit here", plan.suggestion, plan.work)
+    count = plan.layout.num_devices
     lines.append(
-        f"No mesh, micro-batch and number of slots fits {plan.layout.num_devices} of these, not "
-        "even one row a device."
+        f"No mesh, micro-batch and number of slots fits {count} of these, not even one row a "
+        "device."
     )
-    return lines + _changes(plan)
-
-
-def _changes(plan: Plan) -> list[str]:
-    """What would fit on other devices."""
-    lines, work = [], plan.work
     if plan.larger is not None:
-        count = plan.larger.layout.num_devices
-        lines += _shown(f"What would fit on {count} of them", plan.larger, work)
+        title = f"What would fit on {plan.larger.layout.num_devices} of them"
+        lines += _shown(title, plan.larger, plan.work)
     if plan.card is not None:
         name, choice = plan.card
-        lines += _shown(f"What would fit on as many {name}", choice, work)
-    return lines or ["No more, and no larger known GPUs would do."]
+        lines += _shown(f"What would fit on as many {name}", choice, plan.work)
+    if plan.larger is None and plan.card is None:
+        lines.append("No more, and no larger known GPUs would do.")
+    return lines
 
 
 def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
@@ -383,22 +380,18 @@ def as_text(plan: Plan) -> str:
         lines.append(
             f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
         )
-    together = sum(predictions(plan)[_name(plan)].values())
-    lines += ["", *_work(plan), "", *_seconds(plan), *seconds.split_lines(plan.splits, together)]
-    return "\n".join(lines)
-
-
-def _work(plan: Plan) -> list[str]:
-    """Operations of an iteration, and the rows they were counted for."""
-    flops, work = operations(plan), plan.work
-    share = schedule.real_share(work, plan.iteration.updates)
-    return [
+    flops, share = plan.operations, schedule.real_share(work, plan.iteration.updates)
+    lines += [
+        "",
         f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("
         + ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
         + ")",
         f"Of the positions that the learner computes {share:.0%} hold a token; prompts: "
         + work.lengths.source,
+        "",
     ]
+    together = sum(predictions(plan)[_name(plan)].values())
+    return "\n".join([*lines, *_seconds(plan), *seconds.split_lines(plan.splits, together)])
 
 
 def _seconds(plan: Plan) -> list[str]:
