@@ -222,13 +222,13 @@ def _strictly(
     path = ""
     for claim in wanted:
         verdict, path = _decide_claim(claim, relative_tolerance=tolerance)
-        if verdict is None:
-            path = _refusal(claim.answer, claim.reference) or "symbolic"
-            if path == "symbolic":
-                requests.append(_request(claim.answer.text, claim.reference, places=claim.places))
-            verdict = None if path == "symbolic" else False
+        if verdict is None and (refusal := _refusal(claim.answer, claim.reference)):
+            verdict, path = False, refusal
         if verdict is False:
             return False, path
+        if verdict is None:
+            asked = _request(claim.answer.text, claim.reference)
+            requests.append(asked._replace(search=False, places=claim.places or PLACES))
     return (Reading(tuple(requests), strict=True), "symbolic") if requests else (True, path)
 
 
@@ -251,10 +251,9 @@ def _leniently(
     verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
     if verdict is not None:
         return verdict, path
-    path = _refusal(answer, reference) or "symbolic"
-    if path != "symbolic":
-        return False, path
-    requests = (_request(answer.text, reference, search=True),)
+    if refusal := _refusal(answer, reference):
+        return False, refusal
+    requests = (_request(answer.text, reference),)
     same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
     return Reading(requests, strict=same), path
 
@@ -272,17 +271,9 @@ def _refuse_reference(reference: Answer) -> bool:
     return not_text(reference.source) if reference.source else bool(refuse(reference.text))
 
 
-def _request(
-    text: str,
-    reference: Answer,
-    *,
-    prose: bool = False,
-    search: bool = False,
-    places: int | None = None,
-) -> Request:
+def _request(text: str, reference: Answer) -> Request:
     source = reference.source
-    target = source or reference.text
-    return Request(text, target, prose, bool(source), search or prose, places or PLACES)
+    return Request(text, source or reference.text, reference_is_prose=bool(source))
 
 
 def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Undecided:
@@ -303,4 +294,6 @@ def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Und
         return _judge_found(Extracted(whole, "tag"), reference, LENIENT, False, tolerance)
     if _refuse_reference(reference) or not_text(tail):
         return Verdict(False, None, "guard")
-    return Undecided((Reading((_request(tail, reference, prose=True),), strict=False),), None)
+    return Undecided(
+        (Reading((_request(tail, reference)._replace(prose=True),), strict=False),), None
+    )

@@ -200,9 +200,5 @@ def rounds_to(exact: Number, stated: Number, places: int) -> bool:
 
 
 def _terminates(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion."""
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return rest == 1
+    """Whether a fraction has a finite decimal expansion: 2 and 5 alone divide its denominator."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bacr_grading import verifier_worker
-from bacr_grading.documents import nearest
+from bacr_grading.documents import nearest, read_file
 from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
@@ -85,18 +85,14 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
     file, _, name = spec.rpartition(":")
     path, where = Path(file), f"{key}={spec}"
     try:
-        if not path.is_file():
-            write = nearest(path, "the path of a Python file")
-            raise UserError(f"{where}: no file {str(path)!r}; write {write}")
-        content = path.read_bytes()
+        content = read_file(path, most=MOST_SOURCE)
         source = content.decode()
-        if len(content) > MOST_SOURCE:
-            raise ValueError(f"{len(content):,} bytes, more than {MOST_SOURCE:,}")
         compile(source, str(path), "exec")
+    except FileNotFoundError:
+        write = nearest(path, "the path of a Python file")
+        raise UserError(f"{where}: no file {str(path)!r}; write {write}") from None
     except OSError as error:
         raise UserError(f"{where}: can't be read ({error.strerror}); write another") from None
-    except UserError:
-        raise
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{where}: no Python file ({error}); fix it") from None
     digest = hashlib.sha256(content).hexdigest()[:16]
