@@ -41,6 +41,10 @@ BAD_CONFIGS = [
         {"model": {"attention": "cudnn", "compute_dtype": "float32"}},
         "model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype=float32",
     ),
+    (
+        {"model": {"product_dtype": "bfloat16", "compute_dtype": "bfloat16"}},
+        "model.product_dtype=bfloat16: is of a model that computes in float32, found model.compute",
+    ),
     ({"mesh": {"tensor": 2}}, "mesh.tensor=2: must divide model.num_kv_heads=1; write 1"),
     (
         {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 64}},

@@ -81,6 +81,23 @@ def test_decode_params_are_cast_and_cut_by_layer(tied):
     assert plain.gates is None
 
 
+def test_matrices_alone_may_be_of_another_type():
+    shape = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=True)
+    params = qwen2.init(jax.random.key(0), shape)
+    types = {"dtype": jnp.float32, "products": jnp.bfloat16}
+    decode = kv_cache.decode_params(params, conditioned=False, **types)
+    found = {name: leaf.dtype for name, leaf in decode.layers[0].items()}
+    assert {name for name, dtype in found.items() if dtype == jnp.bfloat16} == {
+        "qkv_kernel",
+        "o_kernel",
+        "gate_up_kernel",
+        "down_kernel",
+    }
+    # Read row by row the embedding is as it was; as the output matrix it is rounded.
+    assert (decode.embed.dtype, decode.head.dtype) == (jnp.float32, jnp.bfloat16)
+    np.testing.assert_array_equal(decode.head, decode.embed.astype(jnp.bfloat16))
+
+
 def test_joined_columns_stand_by_shard():
     """Heads of 2: two of queries, one of keys, one of values on each of two shards."""
     number = lambda start, width: start + np.arange(width, dtype=np.float32)[None]
@@ -105,8 +122,8 @@ def test_joined_columns_stand_by_shard():
     assert sorted(joined) == ["gate_up_kernel", "o_kernel", "qkv_bias", "qkv_kernel"]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_joined_layer_computes_what_its_parts_compute(shards):
+@pytest.mark.parametrize(("shards", "rounded"), [(1, None), (2, None), (2, jnp.bfloat16)])
+def test_a_joined_layer_computes_what_its_parts_compute(shards, rounded):
     shape = Qwen2Config(13, 8, 16, 1, 4, 2, 4, tie_embeddings=True)
     params = qwen2.init(jax.random.key(0), shape)
     layer = jax.tree.map(lambda x: x[0], params["layers"])
@@ -115,6 +132,6 @@ def test_a_joined_layer_computes_what_its_parts_compute(shards):
     x = jax.random.normal(jax.random.key(2), (2, 3, 8))
     rotary = block.rotation(jnp.arange(6).reshape(2, 3), head_dim=4, theta=1e4)
     seen = lambda q, k, v: (q + jnp.repeat(k - v, 2, axis=2), (q, k, v))
-    run = lambda layer: block.apply_block(layer, x, rotary, seen, config=shape)
+    run = lambda layer: block.apply_block(layer, x, rotary, seen, config=shape, rounded=rounded)
     apart, joined = run(layer), run(kv_cache.join_products(layer, shards))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), apart, joined)

@@ -52,6 +52,24 @@ def test_16_bit_operands_give_what_is_asked_for():
     assert products.times_transposed(x, y).dtype == jnp.float32
 
 
+def test_rounded_operands_are_summed_in_fp32():
+    # In bfloat16 1 + 2^-9 is 1, but 2^-9 is itself; a sum in bfloat16 would lose it.
+    x = jnp.array([[1.0 + 2.0**-9, 2.0**-9]])
+    y = jnp.array([[1.0], [1.0]])
+    found = products.rounded_times(x, y, jnp.bfloat16)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, [[1.0 + 2.0**-9]])
+
+
+def test_the_gradient_of_rounded_operands_is_of_rounded_operands():
+    x, y, weights = normal(0, 5, 3), normal(1, 3, 4), normal(2, 5, 4)
+    found = gradients(lambda x, y: products.rounded_times(x, y, jnp.bfloat16), x, y, weights)
+    x, y, weights = (np.float64(a.astype(jnp.bfloat16)) for a in (x, y, weights))
+    np.testing.assert_allclose(found[0], weights @ y.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], x.T @ weights, rtol=1e-5, atol=1e-5)
+    assert found[0].dtype == found[1].dtype == jnp.float32
+
+
 def lowered(platform):
     """The program of a weight's gradient whose result has more rows than columns."""
     make = jax.jit(products.row_products).trace(normal(0, 8, 64), normal(1, 8, 4))

@@ -127,6 +127,12 @@ def _model(config: Config) -> Iterator[str]:
             f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
             f"(possible: custom, {', '.join(PRESETS)})"
         )
+    if model.product_dtype is not None and model.compute_dtype != "float32":
+        yield (
+            f"model.product_dtype={model.product_dtype}: is of a model that computes in float32, "
+            f"found model.compute_dtype={model.compute_dtype}; write model.compute_dtype=float32, "
+            "or model.product_dtype=null"
+        )
     for key, attention in {
         "model.attention": model.attention,
         "rollout.attention": config.rollout.attention,

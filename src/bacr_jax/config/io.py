@@ -65,7 +65,8 @@ _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", Fals
 # Keys that came after runs had been fingerprinted: at their defaults they change no fingerprint.
 _LATER = frozenset(
     {
-        *("data.eval_missing", "model.param_dtype", "optimizer.moment_dtype", "loss.old_logprobs"),
+        *("data.eval_missing", "model.param_dtype", "model.product_dtype"),
+        *("optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
         *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),

@@ -81,6 +81,7 @@ def chunked_logprobs(
     recomputed in the backward pass.
     """
     b, t, _ = states.shape
+    states = states if spec.products is None else states.astype(spec.products)
     # Cast and gathered once, not once per chunk; of the masters no value is read then.
     whole = lambda head: constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
     copy = None

@@ -90,6 +90,7 @@ def _states(
     )
     rows, width = tokens.shape
     before = hidden[:, :-1].reshape(rows * (width - 1), -1)
+    before = before if spec.products is None else before.astype(spec.products)
     return before, qwen2.output_head(params), tokens[:, 1:].reshape(-1)
 
 

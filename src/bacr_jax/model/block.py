@@ -73,13 +73,22 @@ def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
 
-def matmul(x: Float[Array, "*B D"], weight: Float[Array, "D E"]) -> Float[Array, "*B E"]:
+def matmul(
+    x: Float[Array, "*B D"], weight: Float[Array, "D E"], rounded: Any = None
+) -> Float[Array, "*B E"]:
     """One product of [rows, D] with [D, E], whatever the leading axes of x.
 
     With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
     gradient and takes half as long again.
+
+    Args:
+      rounded: type that both are rounded to (`Compute.products`); None: theirs.
     """
-    rows = products.times(x.reshape(-1, x.shape[-1]), weight)
+    rows = x.reshape(-1, x.shape[-1])
+    if rounded is None:
+        rows = products.times(rows, weight)
+    else:
+        rows = products.rounded_times(rows, weight, rounded)
     return rows.reshape(*x.shape[:-1], weight.shape[-1])
 
 
@@ -91,9 +100,11 @@ def joined_products(
     Their columns lie together by tensor shard, [D, shards, columns] (`kv_cache.join_products`);
     `widths` are those of each, all shards together.
     """
-    kernel: Array = block.get_variable("params", f"{name}_kernel").astype(block.dtype)
+    kernel: Array = block.get_variable("params", f"{name}_kernel")
+    if block.products is None:
+        kernel = kernel.astype(block.dtype)
     bias: Array | None = block.get_variable("params", f"{name}_bias")
-    out = matmul(y, kernel.reshape(kernel.shape[0], -1))
+    out = matmul(y, kernel.reshape(kernel.shape[0], -1), block.products)
     if bias is not None:
         out = out + bias.astype(block.dtype).reshape(-1)
     shards = kernel.shape[1]
@@ -121,10 +132,15 @@ def rotate_normed(
 
 
 class Block(nn.Module):
-    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams."""
+    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams.
+
+    Attributes:
+      products: as of `Compute`.
+    """
 
     config: Qwen2Config
     dtype: Any = jnp.float32
+    products: Any = None
 
     @nn.compact
     def __call__(
@@ -148,7 +164,9 @@ class Block(nn.Module):
             return self.param(name, init, shape, jnp.float32).astype(self.dtype)
 
         def product(y: Array, name: str, width: int) -> Array:
-            out = matmul(y, weight(f"{name}_kernel", _NORMAL, y.shape[-1], width))
+            kernel = self.param(f"{name}_kernel", _NORMAL, (y.shape[-1], width), jnp.float32)
+            kernel = kernel if self.products is not None else kernel.astype(self.dtype)
+            out = matmul(y, kernel, self.products)
             return add_low_rank(out, y, adapter, name)
 
         def project(y: Array, name: str, heads: int) -> Array:
@@ -225,9 +243,11 @@ def apply_block(
     config: Qwen2Config,
     conditioned: budget.Conditioned | None = None,
     adapter: Params | None = None,
+    rounded: Any = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
     """One layer with its budget gate; without `conditioned` no budget code is traced at all."""
     condition = None
     if conditioned is not None:
         condition = functools.partial(budget.add_gated, conditioned=conditioned)
-    return Block(config, x.dtype).apply({"params": layer}, x, rotary, attend, condition, adapter)
+    block = Block(config, x.dtype, rounded)
+    return block.apply({"params": layer}, x, rotary, attend, condition, adapter)

@@ -18,6 +18,8 @@ class Compute:
 
     Attributes:
       dtype: compute type.
+      products: 16-bit type that operands of weight matrices' products are rounded to, where all
+        else is fp32; None: `dtype`.
       implementation: of a sequence's (or trunk's) causal attention.
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
       remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
@@ -28,6 +30,7 @@ class Compute:
     """
 
     dtype: Any = jnp.float32
+    products: Any = None
     implementation: Implementation = "xla"
     scan: bool = True
     remat: Remat = "full"

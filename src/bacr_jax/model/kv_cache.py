@@ -86,7 +86,7 @@ def join_products(layer: Params, shards: int) -> Params:
 
 
 def decode_params(
-    params: Params, *, dtype: Any, conditioned: bool, shards: int = 1
+    params: Params, *, dtype: Any, conditioned: bool, shards: int = 1, products: Any = None
 ) -> DecodeParams:
     """Slices stacked layers once, outside the decoding loop, and casts to the compute type.
 
@@ -95,31 +95,43 @@ def decode_params(
     nothing of the base is copied.
 
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
+
+    Args:
+      products: type of the matrices, if it is another one (`Compute.products`).
     """
     layers, adapter = params["layers"], scaled(params)
     apart = not isinstance(layers, dict)
     num_layers = len(layers) if apart else layers["o_kernel"].shape[0]
     each = range(num_layers)
-    cast = lambda tree: jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), tree)
+    matrices = dtype if products is None else products
+
+    def cast(tree: Any, to: Any = dtype) -> Any:
+        return jax.tree.map(lambda x: x if x.dtype == to else x.astype(to), tree)
+
+    def cast_layer(layer: Params) -> Params:
+        to = lambda name: matrices if name.endswith("_kernel") else dtype
+        return {name: cast(leaf, to(name)) for name, leaf in layer.items()}
+
     slice_of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
     if apart:
-        made = tuple(cast(layer) for layer in layers)
+        made = tuple(cast_layer(layer) for layer in layers)
     else:
         merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
-        made = tuple(join_products(cast(layer), shards) for layer in merged)
+        made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
     beside = None
     if apart and adapter is not None:
         beside = tuple(cast(slice_of(adapter, i)) for i in each)
     gates = None
     if conditioned:
         gates = tuple(params["budget"]["gate"][i] for i in each)
-    embed = cast(params["embed"])
+    embed, tied = cast(params["embed"]), "lm_head" not in params
+    output = params["embed" if tied else "lm_head"]
     return DecodeParams(
         embed=embed,
         layers=made,
         gates=gates,
         final_norm=cast(params["final_norm"]),
-        head=cast(params["lm_head"]) if "lm_head" in params else embed,
+        head=embed if matrices == dtype and tied else cast(output, matrices),
         adapters=beside,
     )
 

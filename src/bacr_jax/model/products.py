@@ -5,6 +5,7 @@ that sum at about half the rate where the result has more rows than columns. Her
 side comes first, and the result is transposed.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -56,6 +57,35 @@ def times(
     if _is_fp32(x, y):
         return _times(x, y)
     return jnp.matmul(x, y, preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rounded_times(
+    x: Float[Array, "R D"], y: Float[Array, "D E"], dtype: Any
+) -> Float[Array, "R E"]:
+    """The product x y of rounded operands, summed in fp32; so are the products of its gradient.
+
+    Args:
+      x: fp32.
+      y: fp32, whose gradient is fp32 then, or rounded already.
+      dtype: 16-bit type that operands are rounded to.
+    """
+    return _rounded("rd,de->re", x, y, dtype)
+
+
+def _rounded(sums: str, x: Array, y: Array, dtype: Any) -> Array:
+    return jnp.einsum(sums, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+
+
+# Kept are the rows of x side by side, as the product of its gradient reads them: XLA's CPU backend
+# would transpose them late, and take the product in fp32 for it.
+rounded_times.defvjp(
+    lambda x, y, dtype: (_rounded("rd,de->re", x, y, dtype), (x.astype(dtype).T, y)),
+    lambda dtype, kept, g: (
+        _rounded("re,de->rd", g, kept[1], dtype),
+        _rounded("dr,re->de", kept[0], g, dtype).astype(kept[1].dtype),
+    ),
+)
 
 
 _TRANSPOSED = "...rd,...ed->...re"

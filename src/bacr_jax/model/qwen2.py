@@ -149,6 +149,7 @@ def run_layers(
             config=config,
             conditioned=own,
             adapter=inputs.get("adapter"),
+            rounded=compute.products,
         )
         return x, None
 

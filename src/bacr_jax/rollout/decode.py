@@ -112,6 +112,7 @@ def run_blocks(
             config=config,
             conditioned=layer["conditioned"],
             adapter=layer["adapter"],
+            rounded=spec.products,
         )
 
     cache = []
@@ -131,7 +132,7 @@ def output_logits(
     params: DecodeParams, x: Float[Array, "R D"], spec: DecodeSpec
 ) -> Float[Array, "R V"]:
     """Final norm and output matrix, fp32."""
-    x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps)
+    x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps).astype(params.head.dtype)
     logits = jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
     return parallel.constrain_logits(logits, spec.mesh)
 

@@ -26,6 +26,7 @@ class DecodeSpec:
 
     Attributes:
       conditioning: how phi joins the stream; None for the plain model.
+      products: type of the decode copy's matrices, if it is another one (`Compute.products`).
       implementation: attention of the prefill.
       attention: of decoded tokens over trunks; "cudnn" reads each row's own keys
         (`cudnn_decoding`).
@@ -36,6 +37,7 @@ class DecodeSpec:
     config: Qwen2Config
     conditioning: ConditioningConfig | None = None
     dtype: Any = jnp.float32
+    products: Any = None
     implementation: Implementation = "xla"
     attention: Implementation = "xla"
     mesh: parallel.AnyMesh | None = None

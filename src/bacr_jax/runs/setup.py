@@ -197,11 +197,11 @@ class Policy:
         return self._decoded(params, False)
 
     def _decoded(self, params: Params, conditioned: bool) -> DecodeParams:
-        dtype = self.learner.dtype
+        types = {"dtype": self.learner.dtype, "products": self.learner.products}
         if isinstance(params["layers"], list):
             # Outside of jit nothing is copied that has the right type.
-            return kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned)
-        return _decode_params(params, dtype, conditioned, self.decode_mesh)
+            return kv_cache.decode_params(params, conditioned=conditioned, **types)
+        return _decode_params(params, conditioned, self.decode_mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
         """A function from budgets to phi(b) under these parameters; None without conditioning."""
@@ -212,12 +212,13 @@ class Policy:
         return lambda budgets: _embed(params["budget"], budgets, conditioning, self.b_max, mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(1, 2), static_argnames=("dtype", "products"))
 def _decode_params(
-    params: Params, dtype: Any, conditioned: bool, mesh: Mesh | None
+    params: Params, conditioned: bool, mesh: Mesh | None, *, dtype: Any, products: Any
 ) -> DecodeParams:
     shards = 1 if mesh is None else mesh.shape["tensor"]
-    copy = kv_cache.decode_params(params, dtype=dtype, conditioned=conditioned, shards=shards)
+    types = {"dtype": dtype, "products": products}
+    copy = kv_cache.decode_params(params, conditioned=conditioned, shards=shards, **types)
     return parallel.constrain(copy, mesh, rules=parallel.DECODE)
 
 
@@ -262,6 +263,7 @@ def make_policy(
 ) -> Policy:
     """Collects the settings of a run under a method."""
     learner_mesh, decode_mesh = _meshes(config, mesh)
+    rounded = config.model.product_dtype
     learner = LearnerSpec(
         model=model_shape(config, vocab_size),
         conditioning=config.conditioning if method.conditioned else None,
@@ -271,6 +273,7 @@ def make_policy(
         reward_coefficient=config.reward.coefficient if config.reward.dense else 0.0,
         temperature=config.rollout.temperature,
         dtype=jnp.dtype(config.model.compute_dtype),
+        products=rounded if rounded is None else jnp.dtype(rounded),
         implementation=_implementation(config, config.model.attention),
         scan=config.model.scan_layers,
         remat=config.model.remat,
@@ -288,6 +291,7 @@ def make_policy(
         windows=config.rollout.windows,
         refill=config.rollout.refill,
         dtype=learner.dtype,
+        products=learner.products,
         implementation=learner.implementation,
         attention=_implementation(config, config.rollout.attention),
         answers=method.answers,
