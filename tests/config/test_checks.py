@@ -47,6 +47,10 @@ BAD_CONFIGS = [
     ),
     ({"mesh": {"tensor": 2}}, "mesh.tensor=2: must divide model.num_kv_heads=1; write 1"),
     (
+        {"train": {"padding_free": True}},
+        "train.padding_free=true: needs the number of tokens that a micro-batch holds; write train",
+    ),
+    (
         {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 64}},
         "train.micro_batch_tokens=64: train.micro_batch_rows=8 splits the update too; write null",
     ),

@@ -30,6 +30,8 @@ from learner_world import (
 )
 
 BY_TOKENS = {"micro_batch_tokens": 50, "length_buckets": 2}
+# The rows hold 20, 16, 16 and 10 tokens: three micro-batches, of which the last has two rows.
+PADDING_FREE = {"micro_batch_tokens": 28, "padding_free": True}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,9 @@ def same(one, other, relative):
 PAIRS = pytest.param({"micro_batch_rows": 2}, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("split", [PAIRS, BY_TOKENS], ids=["rows", "tokens"])
+@pytest.mark.parametrize(
+    "split", [PAIRS, BY_TOKENS, PADDING_FREE], ids=["rows", "tokens", "padding free"]
+)
 def test_a_split_gives_the_gradient_of_the_whole(batch, split):
     whole, want = gradient(batch)
     parts, metrics = gradient(batch, **split)

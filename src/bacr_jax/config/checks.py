@@ -323,6 +323,11 @@ def _batches(config: Config) -> Iterator[str]:
             f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
             f"{train.micro_batch_rows} splits the update too; write null for one of them"
         )
+    if train.padding_free and train.micro_batch_tokens is None:
+        yield (
+            "train.padding_free=true: needs the number of tokens that a micro-batch holds; write "
+            "train.micro_batch_tokens=2048 and train.micro_batch_rows=null"
+        )
 
 
 def _servers(config: Config) -> Iterator[str]:

@@ -66,6 +66,7 @@ _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", Fals
 _LATER = frozenset(
     {
         *("data.eval_missing", "model.param_dtype", "model.product_dtype"),
+        *("train.padding_free",),
         *("optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),

@@ -342,6 +342,11 @@ class TrainConfig:
         "instead: tokens per gradient accumulation step, padding included, all devices",
         "[1, inf)",
     )
+    padding_free: bool = key(
+        False,
+        "those of micro_batch_tokens are real ones: padding is left to attention alone, and a "
+        "prompt runs once for neighbouring rows if it is told no budget. One device",
+    )
     length_buckets: int = key(
         4, "padded lengths that rows are sorted into (micro_batch_tokens)", "[1, inf)"
     )

@@ -29,6 +29,8 @@ class Batch:
       answer_logprobs: sampler's log-probabilities.
       packing: index m A + a of the branch tokens that the learner runs, -1 for none
         (`qwen2.forward_tree`); None: all M A positions of the branches.
+      real_tokens: the tokens of these rows, which are all that the learner runs
+        (`padding_free.Real`); None: every position.
     """
 
     trunk: Int[Array, "B S"]
@@ -48,6 +50,7 @@ class Batch:
     thinking_logprobs: Float[Array, "B T"]
     answer_logprobs: Float[Array, "B M T"]
     packing: Int[Array, "B F"] | None = None
+    real_tokens: Any = None
 
     @property
     def real(self) -> Bool[Array, "B"]:

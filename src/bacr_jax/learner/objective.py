@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -153,16 +154,16 @@ def score_tokens(
     only.
     """
     response = jnp.arange(batch.trunk.shape[1]) >= batch.prompt_lengths[:, None]
+    how: dict[str, Any] = {
+        "config": spec.model,
+        "lengths": jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
+        "conditioned": condition(params, batch.budgets, response, spec, batch.cuts),
+        "compute": spec,
+    }
+    if batch.real_tokens is not None:
+        return _listed_scores(params, batch, allowed_tokens, how, spec)
     trunk, branch = qwen2.forward_tree(
-        params,
-        batch.trunk,
-        batch.branches,
-        batch.context,
-        config=spec.model,
-        lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
-        conditioned=condition(params, batch.budgets, response, spec, batch.cuts),
-        packing=batch.packing,
-        compute=spec,
+        params, batch.trunk, batch.branches, batch.context, packing=batch.packing, **how
     )
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
@@ -179,6 +180,46 @@ def score_tokens(
     )
     fold = lambda x: (x[:, :t], unpack(x[:, t:]).reshape(b, m, a))
     (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
+    question = value.pool_question(trunk, batch.question_start, batch.question_end)
+    return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
+
+
+def _listed_scores(
+    params: Params,
+    batch: Batch,
+    allowed_tokens: Bool[Array, "V"],
+    how: dict[str, Any],
+    spec: LearnerSpec,
+) -> TokenScores:
+    """The same of a batch that says which tokens it holds; scores of others are 0."""
+    real, scored = batch.real_tokens.tokens, batch.real_tokens.scored
+    (b, s), (_, m, width) = batch.trunk.shape, batch.branches.shape
+    t, a = batch.thinking_mask.shape[1], batch.answer_mask.shape[2]
+    states = qwen2.tree_states(params, batch.trunk, batch.branches, batch.context, real=real, **how)
+    # Places of all tokens that can be sampled among the positions of trunks and branches.
+    of_thinking = jnp.minimum(batch.prompt_lengths[:, None] + jnp.arange(t), s - 1)
+    within = jnp.minimum(batch.forced[..., None] + jnp.arange(a), width - 1)
+    of_answers = s + (width * jnp.arange(m)[:, None] + within).reshape(b, m * a)
+    at = jnp.concatenate([of_thinking, of_answers], axis=1)
+    before = jnp.take_along_axis(real.slot, jnp.maximum(at - 1, 0), axis=1).reshape(-1)[scored]
+    rows = jnp.concatenate([batch.trunk, batch.branches.reshape(b, -1)], axis=1)
+    tokens = jnp.take_along_axis(rows, at, axis=1).reshape(-1)[scored]
+    logp, entropy = chunked_logprobs(
+        states[:, before],
+        qwen2.output_head(params),
+        tokens[None],
+        allowed_tokens=allowed_tokens,
+        spec=spec,
+    )
+    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    index = (jnp.cumsum(mask.reshape(-1)) - 1).reshape(mask.shape)
+
+    def fold(x: Array) -> tuple[Array, Array]:
+        found = jnp.where(mask, x[0][index], 0.0)
+        return found[:, :t], found[:, t:].reshape(b, m, a)
+
+    (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
+    trunk = real.spread(states)[:, :s]
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
     return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
 

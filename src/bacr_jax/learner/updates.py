@@ -7,11 +7,12 @@ Two ways to split an update: equal numbers of rows, scanned inside one program
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -32,6 +33,7 @@ from bacr_jax.learner.objective import (
     TokenScores,
     loss_normalizers,
 )
+from bacr_jax.learner.padding_free import Allowance, filled, padding_free
 from bacr_jax.learner.train_step import (
     Gradients,
     TrainState,
@@ -123,13 +125,13 @@ class Updates:
             return
         say = on_program or (lambda done, total: None)
         part, *_ = self._minibatches(batch)
-        normalizers, shapes = _normalizers(part, spec=self.spec), self._shapes()
+        normalizers = _normalizers(part, spec=self.spec)
         policy = {**(frozen or {}), **state.policy}
         variants: list[Params | None] = [policy] if self._num_scored() else []
         variants += [None] if self._num_scored() < self.config.minibatches else []
         with phase_memory("learner", **self._sizes(part)):
-            forms = itertools.product(empty_micro_batches(part, shapes), variants)
-            total = num_shapes(part, shapes) * len(variants)
+            empty, shapes = self._empty_micro_batches(part)
+            forms, total = itertools.product(empty, variants), shapes * len(variants)
             for done, (micro, sampled_by) in enumerate(forms):
                 say(done, total)
                 scored = self._scored(micro, sampled_by, reference)
@@ -207,10 +209,12 @@ class Updates:
         frozen: Params | None,
     ) -> Step:
         normalizers = _normalizers(part, spec=self.spec)
-        shapes = self._shapes()
-        parts = [
-            self._scored(micro, sampled_by, reference) for micro in micro_batches(part, shapes)
-        ]
+        allowance = self._allowance()
+        if allowance is None:
+            micro = micro_batches(part, self._shapes())
+        else:
+            micro = padding_free(part, allowance)
+        parts = [self._scored(one, sampled_by, reference) for one in micro]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
             grads = self._add_up(state, parts, normalizers, frozen)
@@ -218,6 +222,22 @@ class Updates:
             return apply_gradients(state, grads, **self._optimizers(), **moves)
 
         return step
+
+    def _allowance(self) -> Allowance | None:
+        """Of micro-batches without padding, if that is what they are."""
+        tokens, conditioning = self.config.micro_batch_tokens, self.spec.conditioning
+        if not self.config.padding_free or tokens is None:
+            return None
+        return Allowance(tokens, conditioning is None or conditioning.positions == "response")
+
+    def _empty_micro_batches(self, part: Batch) -> tuple[Iterator[Batch], int]:
+        """One of each shape, and how many there are."""
+        allowance = self._allowance()
+        if allowance is None:
+            shapes = self._shapes()
+            return empty_micro_batches(part, shapes), num_shapes(part, shapes)
+        none = np.zeros(0, int)
+        return iter([filled(part, none, allowance.rows(part), allowance)]), 1
 
     def _shapes(self) -> Shapes:
         tokens, mesh = self.config.micro_batch_tokens, self.spec.mesh

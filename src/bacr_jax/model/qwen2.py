@@ -37,6 +37,7 @@ from bacr_jax.model.block import (
 )
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.compute import Compute
+from bacr_jax.model.real_tokens import RealTokens
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import constrain_embedded, constrain_rows
 
@@ -266,7 +267,30 @@ def _tree_conditioned(
     return dataclasses.replace(conditioned, mask=mask, index=jax.nn.one_hot(index, 1 + m))
 
 
-def forward_tree(
+def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
+    """The same for a list of tokens, each of which names its row's (or its branch's) embedding."""
+    mask = None if conditioned.mask is None else real.listed(conditioned.mask)
+    phi, rows = conditioned.phi, real.slot.shape[0]
+    if conditioned.index is None:
+        index = jax.nn.one_hot(real.row, rows)
+    else:
+        of_row = (
+            jax.nn.one_hot(real.row, rows)[:, :, None] * real.listed(conditioned.index)[0, :, None]
+        )
+        index = of_row.reshape(len(of_row), -1)
+        phi = phi.reshape(*phi.shape[:-3], -1, phi.shape[-1])
+    phi = jnp.expand_dims(phi, -3)
+    return dataclasses.replace(conditioned, phi=phi, mask=mask, index=index[None])
+
+
+def _attend_listed(
+    attend: Callable[..., Array], real: RealTokens, q: Array, k: Array, v: Array
+) -> Array:
+    """Attention of rows, whose queries, keys and values come as a list of tokens."""
+    return real.listed(attend(*map(real.spread, (q, k, v))))
+
+
+def tree_states(
     params: Params,
     trunk: Int[Array, "B S"],
     branches: Int[Array, "B M A"],
@@ -276,9 +300,57 @@ def forward_tree(
     lengths: Int[Array, "B"] | None = None,
     conditioned: Conditioned | None = None,
     packing: Int[Array, "B F"] | None = None,
+    real: RealTokens | None = None,
     compute: Compute = Compute(),
+) -> Float[Array, "B T D"] | Float[Array, "1 U D"]:
+    """Final states of trunks and branches, side by side as `forward_tree` returns them.
+
+    Args:
+      real: the tokens of these rows; only attention then sees padding, and the states are of this
+        list.
+    """
+    s = trunk.shape[1]
+    trunk_mask = None if conditioned is None else conditioned.mask
+    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask, packing)
+    # Rounded down: -1 stays -1.
+    branch_of = None if packing is None else packing // branches.shape[2]
+    if conditioned is not None:
+        conditioned = _tree_conditioned(conditioned, branches, mask, branch_of, s)
+    attend: Callable[..., Array] = functools.partial(
+        attention.tree_attention,
+        context=context,
+        trunk_length=s,
+        branch_of=branch_of,
+        implementation=compute.implementation,
+        lengths=lengths,
+    )
+    if real is not None:
+        tokens, positions = real.listed(tokens), real.listed(positions)
+        conditioned = conditioned and _listed_conditioned(conditioned, real)
+        attend = functools.partial(_attend_listed, attend, real)
+    embedded = embed_tokens(params, tokens, compute.dtype)
+    return run_layers(
+        params,
+        constrain_embedded(embedded, compute.mesh, over=compute.row_axes),
+        positions,
+        attend,
+        config=config,
+        conditioned=conditioned,
+        length=s + branches.shape[2] if branches.size else None,
+        compute=compute,
+    )
+
+
+def forward_tree(
+    params: Params,
+    trunk: Int[Array, "B S"],
+    branches: Int[Array, "B M A"],
+    context: Int[Array, "B M"],
+    *,
+    packing: Int[Array, "B F"] | None = None,
+    **how: Any,
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
-    """One pass over trunks and all their branches.
+    """One pass over trunks and all their branches; see `tree_states` for what else it takes.
 
     Equal to running every branch as its own full sequence trunk[:context] + branch, at the cost of
     S + M A instead of about M (S + A) tokens a row.
@@ -296,32 +368,8 @@ def forward_tree(
     Returns:
       Final states of the trunk and of the branches, or of the packed tokens of branches.
     """
+    hidden = tree_states(params, trunk, branches, context, packing=packing, **how)
     s = trunk.shape[1]
-    trunk_mask = None if conditioned is None else conditioned.mask
-    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask, packing)
-    # Rounded down: -1 stays -1.
-    branch_of = None if packing is None else packing // branches.shape[2]
-    if conditioned is not None:
-        conditioned = _tree_conditioned(conditioned, branches, mask, branch_of, s)
-    attend = functools.partial(
-        attention.tree_attention,
-        context=context,
-        trunk_length=s,
-        branch_of=branch_of,
-        implementation=compute.implementation,
-        lengths=lengths,
-    )
-    embedded = embed_tokens(params, tokens, compute.dtype)
-    hidden = run_layers(
-        params,
-        constrain_embedded(embedded, compute.mesh, over=compute.row_axes),
-        positions,
-        attend,
-        config=config,
-        conditioned=conditioned,
-        length=s + branches.shape[2] if branches.size else None,
-        compute=compute,
-    )
     shape = branches.shape if packing is None else packing.shape
     of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)
     return of_trunk, of_branches.reshape(*shape, hidden.shape[-1])

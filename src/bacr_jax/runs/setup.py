@@ -124,6 +124,11 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
             f"train.minibatches={train.minibatches}: the {update} rows of an update can't be split "
             f"evenly over {devices}; write train.minibatches={nearest}"
         )
+    if train.padding_free and shards * layout.tensor > 1:
+        raise UserError(
+            f"train.padding_free=true: is for one device, found {shards * layout.tensor}; write "
+            "train.padding_free=false"
+        )
     micro = train.micro_batch_rows
     if micro is not None and micro < update and micro % shards:
         even = [n for n in range(shards, update + 1, shards) if update % n == 0]
