@@ -132,11 +132,8 @@ def writes_tags(tokenizer, params, seed=0):
     return {**params, "embed": jax.numpy.asarray(embed), "lm_head": jax.numpy.asarray(head)}
 
 
-def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
-    """A run of a 4-layer policy that writes tags with Qwen's tokens, and its export."""
-    how = ConditioningConfig(**conditioning)
-    given = {"conditioning": how} if how.embeds else {}
-    params = writes_tags(tokens, hf_world.random_params(shape, 3, **given))
+def folder_run(tmp_path, tokens, shape, params, conditioning, **settings):
+    """A run whose policy began as a Hugging Face folder, and its export."""
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
     policy_folder.save_policy(tmp_path / "base", plain, config=shape, tokenizer=tokens)
     settings = {
@@ -150,6 +147,28 @@ def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
     run = export_world.make_run(tmp_path / "run", params, settings)
     from_run.export(run, tmp_path / "out")
     return run, tmp_path / "out"
+
+
+def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
+    """A run of a 4-layer policy that writes tags with Qwen's tokens, and its export."""
+    how = ConditioningConfig(**conditioning)
+    given = {"conditioning": how} if how.embeds else {}
+    params = writes_tags(tokens, hf_world.random_params(shape, 3, **given))
+    return folder_run(tmp_path, tokens, shape, params, conditioning, **settings)
+
+
+def family_run(tmp_path, family, **widths):
+    """A run of a random policy of a family that is told by an embedding, and its export."""
+    tokens = hf_world.chat_tokenizer()
+    shape = replace(hf_world.FAMILIES[family], vocab_size=len(tokens), max_positions=512, **widths)
+    told = {"told": "embedding"}
+    params = hf_world.random_params(shape, 1, conditioning=ConditioningConfig(**told))
+    # Scores of attention and logits as small as a trained policy's: rounding stays small in them.
+    params = {**jax.tree.map(lambda x: 0.6 * x, params), "embed": 1.5 * params["embed"]}
+    levels = {"min": 8, "max": 64, "levels": {"low": 16}}
+    return folder_run(
+        tmp_path, tokens, shape, params, told, budget=levels, rollout={"answer_tokens": 5}
+    )
 
 
 def math_questions(shared_data):

@@ -20,6 +20,8 @@ from bacr_jax.config.cli import quieten_orbax  # noqa: E402
 
 # Heads of a width that vLLM's attention for a CPU knows.
 HEADS = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
+# Other families than the ledger's Qwen2; Qwen3's heads are wider than their share of the stream.
+FAMILIES = {"qwen3": {**HEADS, "head_dim": 64}, "llama": HEADS}
 
 # Every value of every key that says how the budget is told, and every way of telling it.
 LEDGER = {
@@ -77,6 +79,10 @@ def main(out, tokenizer):
     for name, (told, how) in LEDGER.items():
         (out / name).mkdir(parents=True)
         run, _ = interop_world.ledger_run(out / name, told, shape=ledger, quiet=True, **how)
+        reference[name] = rows_of(run, questions, BUDGETS)
+    for name, widths in FAMILIES.items():
+        (out / name).mkdir()
+        run, _ = interop_world.family_run(out / name, name, **widths)
         reference[name] = rows_of(run, questions, BUDGETS)
     (out / "qwen").mkdir()
     qwen = replace(interop_world.QWEN, **HEADS)

@@ -11,7 +11,7 @@ from vllm_world import engine_of
 
 from bacr_vllm import cache_salt, generate_within
 
-NAMES = ["shared", "per_layer", "response", "both", "words", "nothing", "qwen"]
+NAMES = ["shared", "per_layer", "response", "both", "words", "nothing", "qwen3", "llama", "qwen"]
 # Tokens of a comparison: with a large vocabulary an interpreter takes its time.
 NEW, NEW_OF_MANY = 10, 2
 
@@ -70,9 +70,9 @@ def test_log_probabilities_are_those_of_transformers(served):
     model = transformers_model(folder)
     size, ids = model.config.vocab_size, random.Random(0)
     # Some columns of a large vocabulary: all of them in every step are slow to hand over.
-    columns = list(range(size)) if size < 100 else ids.sample(range(151_643), 100)
-    few = {} if size < 100 else {"logprob_token_ids": columns}
-    some = list(range(6, 24)) if size < 100 else range(151_643)
+    columns = list(range(size)) if size < 1000 else ids.sample(range(151_643), 100)
+    few = {} if size < 1000 else {"logprob_token_ids": columns}
+    some = list(range(6, 24)) if size < 1000 else range(151_643)
     prompts = [ids.choices(some, k=n) for n in ((60,) if few else (3, 9, 60))]
     levels = ["low"] if getattr(model.config, "budget_levels", None) else []
     jobs = [(prompt, b) for prompt in prompts for b in (0, 8, 64, None, *levels)]

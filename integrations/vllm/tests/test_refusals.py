@@ -25,9 +25,11 @@ def refusal(folder, **how):
     return lines[0].partition("bacr-vllm: ")[2]
 
 
-def changed(folder, to, **changes):
-    """A copy of a folder with another config.json."""
+def changed(folder, to, manifest=False, **changes):
+    """A copy of a folder with another config.json, and with the manifest that tells of it."""
     shutil.copytree(folder, to)
+    if not manifest:
+        (to / "manifest.json").unlink()
     config = json.loads((to / "config.json").read_text())
     for name, value in changes.items():
         if value is None:
@@ -74,10 +76,9 @@ def test_folders_that_are_damaged(world, tmp_path):
         assert refusal(changed(folder, tmp_path / str(number), **changes)).startswith(expected)
 
 
-def test_an_embedding_of_another_family(world, tmp_path):
-    changes = {"model_type": "qwen3", "architectures": ["BacrQwen3ForCausalLM"]}
-    folder = changed(world / "shared" / "out", tmp_path / "other", **changes)
-    assert refusal(folder).startswith("architectures: found ['BacrQwen3ForCausalLM']; an embedding")
+def test_a_folder_that_is_not_as_it_was_written(world, tmp_path):
+    folder = changed(world / "shared" / "out", tmp_path / "other", manifest=True, bos_token_id=5)
+    assert "config.json: is not what was written, as manifest.json says" in refusal(folder)
 
 
 def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):

@@ -33,13 +33,12 @@ def register() -> None:
 
     check_version(__version__)
     from bacr_vllm.cache_salt import salt_requests
-    from bacr_vllm.config import CONDITIONED, PLAIN, SERVED, ConditionedChecks, PlainChecks
+    from bacr_vllm.config import CONDITIONED, PLAIN, ConditionedChecks, PlainChecks
 
     known = ModelRegistry.get_supported_archs()
     for conditioned, plain in zip(CONDITIONED, PLAIN, strict=True):
-        # Those that are not served are known too: so that the checks refuse them in one line.
         if conditioned not in known:
-            ModelRegistry.register_model(conditioned, f"bacr_vllm.model:{SERVED}")
+            ModelRegistry.register_model(conditioned, f"bacr_vllm.model:{conditioned}")
         MODELS_CONFIG_MAP[conditioned] = ConditionedChecks
         # Of vLLM's own models: folders that say how their thinking is held, and no others.
         MODELS_CONFIG_MAP.setdefault(plain, PlainChecks)

@@ -9,10 +9,9 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from bacr_held import check_manifest, fingerprint, read_rules
 from bacr_vllm.requests import BudgetRequests, processor_name
 
-# Architectures of folders without an embedding, and of those with one, of which SERVED is served.
+# Architectures of folders without an embedding, and of those with one.
 PLAIN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 CONDITIONED = tuple(f"Bacr{name}" for name in PLAIN)
-SERVED = "BacrQwen2ForCausalLM"
 
 # Values of `budget_module` in config.json that the model knows.
 _MODULE = {
@@ -118,15 +117,11 @@ class ConditionedChecks(VerifyAndUpdateConfig):
         """
         check_files(model_config)
         config = model_config.hf_config
-        if config.architectures != [SERVED]:
-            _refuse(
-                f"architectures: found {config.architectures}; an embedding is served for Qwen2 "
-                "alone: ask this folder in transformers, or train with conditioning.told=words"
-            )
         check_module(getattr(config, "budget_module", None))
         check_thinking(getattr(config, "thinking", None))
         width = config.hidden_size // config.num_attention_heads
-        if getattr(config, "head_dim", None) not in (None, width):
+        qwen2 = config.architectures == [f"Bacr{PLAIN[0]}"]
+        if qwen2 and getattr(config, "head_dim", None) not in (None, width):
             _refuse(f"head_dim: found {config.head_dim}; vLLM's Qwen2 has hidden_size / heads")
         add_requests(model_config)
 
@@ -161,7 +156,6 @@ class PlainChecks(VerifyAndUpdateConfig):
 __all__ = [
     "CONDITIONED",
     "PLAIN",
-    "SERVED",
     "BudgetRequests",
     "ConditionedChecks",
     "PlainChecks",

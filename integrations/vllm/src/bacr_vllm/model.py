@@ -1,4 +1,4 @@
-"""Qwen2 whose residual stream receives the embedding of each token's budget.
+"""Qwen2, Qwen3 and Llama whose residual stream receives the embedding of each token's budget.
 
     phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
     h <- h + g(w . h) phi(b)
@@ -20,7 +20,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
+from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2Model
+from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
@@ -82,10 +84,13 @@ def _frozen(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(*shape, dtype=torch.float32), requires_grad=False)
 
 
-class BudgetLayer(Qwen2DecoderLayer):
-    """A Qwen2 layer. vLLM hands on the stream as two terms, of which the first may be new."""
+class BudgetLayer:
+    """Stands before a family's own layer.
 
-    def forward(  # type: ignore[override]
+    vLLM hands on the stream as two terms, of which the first may be new.
+    """
+
+    def forward(
         self,
         positions: Tensor,
         hidden_states: Tensor,
@@ -104,7 +109,7 @@ class BudgetLayer(Qwen2DecoderLayer):
           layer: index of this layer.
           phi: of each token, [T, D].
         """
-        h, r = super().forward(positions, hidden_states, residual)
+        h, r = super().forward(positions, hidden_states, residual)  # type: ignore[misc]
         stream = h + r
         return budget.conditioned(stream, layer, phi), stream
 
@@ -122,21 +127,18 @@ class TiedHead(UnquantizedEmbeddingMethod):
             layer.cpu_linear = nn.functional.linear
 
 
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": {0: "b"},
-        "positions": {-1: "b"},
-        "intermediate_tensors": {0: "b"},
-        "inputs_embeds": {0: "b"},
-        "rows": {0: "b"},
-    }
-)
-class BacrQwen2Model(Qwen2Model):
-    """Qwen2Model that is also given a table of phi and each token's row in it."""
+class BudgetStream:
+    """Stands before a family's own model, which is also given a table of phi and each token's row.
+
+    Attributes:
+      layer: the family's layer, as its model takes it.
+    """
+
+    layer: dict[str, type[nn.Module]]
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
-        """Called by the model below."""
-        super().__init__(vllm_config=vllm_config, prefix=prefix, decoder_layer_type=BudgetLayer)
+        """Called by the models below."""
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **self.layer)  # type: ignore[call-arg]
         self.budget = BudgetModule(vllm_config.model_config.hf_config)
 
     # vLLM reads the annotations: None has to stand in them where it can come.
@@ -162,23 +164,68 @@ class BacrQwen2Model(Qwen2Model):
         return h
 
 
-class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
-    """The model as vLLM knows it.
+_compiled = support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+        "rows": {0: "b"},
+    }
+)
+
+
+class BudgetQwen2Layer(BudgetLayer, Qwen2DecoderLayer):
+    """Of Qwen2 and Qwen2.5."""
+
+
+class BudgetQwen3Layer(BudgetLayer, Qwen3DecoderLayer):
+    """Of dense Qwen3."""
+
+
+class BudgetLlamaLayer(BudgetLayer, LlamaDecoderLayer):
+    """Of dense Llama."""
+
+
+@_compiled
+class BudgetQwen2Model(BudgetStream, Qwen2Model):
+    """Of Qwen2 and Qwen2.5."""
+
+    layer = {"decoder_layer_type": BudgetQwen2Layer}
+
+
+@_compiled
+class BudgetQwen3Model(BudgetStream, Qwen2Model):
+    """Of dense Qwen3, which is Qwen2 of other layers."""
+
+    layer = {"decoder_layer_type": BudgetQwen3Layer}
+
+
+@_compiled
+class BudgetLlamaModel(BudgetStream, LlamaModel):
+    """Of dense Llama."""
+
+    layer = {"layer_type": BudgetLlamaLayer}
+
+
+class BudgetForCausalLM:
+    """Stands before a family's model with its head, as vLLM knows it.
 
     Attributes:
+      stream: the family's model above.
       none: the row of the table that stays zero.
       at_response: tokens of the prompt are told nothing.
     """
 
+    stream: type[nn.Module]
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"budget.": "model.budget."})
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
-        """Called by vLLM; as of Qwen2ForCausalLM, with the model above inside."""
-        nn.Module.__init__(self)
+        """Called by vLLM; as of the family, with the model above inside."""
+        nn.Module.__init__(self)  # type: ignore[arg-type]
         self.config = config = vllm_config.model_config.hf_config
         self.quant_config = vllm_config.quant_config
-        inner = maybe_prefix(prefix, "model")
-        self.model = BacrQwen2Model(vllm_config=vllm_config, prefix=inner)
+        self.model = self.stream(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(
             config.vocab_size,
             config.hidden_size,
@@ -220,14 +267,14 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As of Qwen2ForCausalLM."""
+        """As of the family."""
         rows = self.rows[: positions.shape[-1]]
         return self.model(
             input_ids, positions, intermediate_tensors, inputs_embeds, rows, self.table
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """As of Qwen2ForCausalLM; budget.safetensors lies beside the other files."""
+        """As of the family; budget.safetensors lies beside the other files."""
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
     @staticmethod
@@ -236,3 +283,21 @@ class BacrQwen2ForCausalLM(Qwen2ForCausalLM):
         from bacr_vllm.state import BudgetState
 
         return BudgetState
+
+
+class BacrQwen2ForCausalLM(BudgetForCausalLM, Qwen2ForCausalLM):
+    """Qwen2 and Qwen2.5."""
+
+    stream = BudgetQwen2Model
+
+
+class BacrQwen3ForCausalLM(BudgetForCausalLM, Qwen3ForCausalLM):
+    """Dense Qwen3."""
+
+    stream = BudgetQwen3Model
+
+
+class BacrLlamaForCausalLM(BudgetForCausalLM, LlamaForCausalLM):
+    """Dense Llama."""
+
+    stream = BudgetLlamaModel
