@@ -131,7 +131,10 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
 def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
     """The output head, gathered, and one chunk of scores with what becomes of it."""
     head = costs.vocabulary_matrix(work.model) / layout.tensor
-    chunk = work.config.model.logprob_chunk * work.model.vocab_size / layout.tensor * FP32
+    # A chunk is of no more tokens than there are.
+    tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens
+    scored = min(work.config.model.logprob_chunk, tokens)
+    chunk = scored * work.model.vocab_size / layout.tensor * FP32
     gradient = FP32 if backward and not work.adapters else 0
     return head * (work.float_bytes + gradient) + (3 if backward else 2) * chunk
 

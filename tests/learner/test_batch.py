@@ -61,8 +61,9 @@ def test_without_any_row_no_token_has_a_part():
 def test_an_empty_batch_has_the_shapes_of_a_full_one_and_no_row():
     rows = batch()
     empty = empty_batch(2, prompt=3, thinking=5, cuts=2, suffix=2, answer=3)
-    # Branches are packed for a micro-batch alone.
-    assert empty.packing is None and rows.packing is None
-    for name in Batch.__dataclass_fields__.keys() - {"packing"}:
+    # Branches are packed, and tokens listed, for a micro-batch alone.
+    alone = {"packing", "real_tokens"}
+    assert all(getattr(one, name) is None for one in (empty, rows) for name in alone)
+    for name in Batch.__dataclass_fields__.keys() - alone:
         assert getattr(empty, name).shape == getattr(rows, name).shape, name
     assert not empty.real.any() and not empty.thinking_mask.any()

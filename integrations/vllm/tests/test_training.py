@@ -31,6 +31,7 @@ QUICKSTART = [
     "rollout.group_size=4",
     "eval.size=16",
 ]
+SUMS = "gym:chain_sum?min_terms=3&max_terms=3&max_digits=1&size=8"
 # Two steps towards traces and answers, and few traces: a Llama of 135M weights, with an embedding.
 PRETRAINED = [
     "warmup.steps=2",
@@ -38,7 +39,9 @@ PRETRAINED = [
     "train.micro_batch_rows=8",
     "rollout.questions=2",
     "rollout.group_size=4",
-    "eval.size=2",
+    # What the warm-up taught is looked at on as many questions as there are.
+    f'data.train="{SUMS}"',
+    f'data.eval=["{SUMS}"]',
 ]
 
 
