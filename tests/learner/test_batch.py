@@ -62,7 +62,7 @@ def test_an_empty_batch_has_the_shapes_of_a_full_one_and_no_row():
     rows = batch()
     empty = empty_batch(2, prompt=3, thinking=5, cuts=2, suffix=2, answer=3)
     # Branches are packed, and tokens listed, for a micro-batch alone.
-    alone = {"packing", "real_tokens"}
+    alone = {"packing", "real_tokens", "scored"}
     assert all(getattr(one, name) is None for one in (empty, rows) for name in alone)
     for name in Batch.__dataclass_fields__.keys() - alone:
         assert getattr(empty, name).shape == getattr(rows, name).shape, name

@@ -56,7 +56,7 @@ class TestWhichRows:
         assert TOKENS == [20, 16, 16, 10]
         assert sum(TOKENS) == PROMPTS.sum() + SAMPLED.sum() + 16 + SUFFIX * (CUTS * ROWS - 1)
         whole, *others = padding_free(batch, Allowance(62, False))
-        assert not others and whole.real_tokens.tokens.is_source.sum() == sum(TOKENS)
+        assert not others and whole.real_tokens.is_source.sum() == sum(TOKENS)
 
     def test_as_many_as_fit(self, batch):
         assert rows_of(batch, 62) == [[0, 1, 2, 3]]
@@ -70,12 +70,19 @@ class TestWhichRows:
         assert rows_of(pairs, 31, shares=True) == [[0, 1], [2, 3]]
         assert rows_of(pairs, 30, shares=True) == [[0], [1, 2], [3]]
         first, second = padding_free(pairs, Allowance(31, True))
-        assert first.real_tokens.tokens.is_source.sum() == 31
-        assert second.real_tokens.tokens.is_source.sum() == 22
+        assert first.real_tokens.is_source.sum() == 31
+        assert second.real_tokens.is_source.sum() == 22
+
+    def test_a_group_that_is_split_runs_its_prompt_once_in_each_part(self, batch):
+        # Three tokens of prompt, and 17, 11 and 14 others; then a row of its own with 10.
+        trunk, lengths = np.array(batch.trunk), np.array([3, 3, 3, 4], np.int32)
+        trunk[1:3, :3] = trunk[0, :3]
+        alike = dataclasses.replace(batch, trunk=trunk, prompt_lengths=lengths)
+        assert rows_of(alike, 3 + 11 + 14, shares=True) == [[0], [1, 2], [3]]
 
     def test_empty_rows_hold_nothing(self, batch):
         *_, last = padding_free(batch, Allowance(25, False))
-        assert last.real_tokens.tokens.is_source.sum() == TOKENS[3]
+        assert last.real_tokens.is_source.sum() == TOKENS[3]
 
 
 def gradient(batch, spec, world=WORLD):

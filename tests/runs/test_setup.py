@@ -15,6 +15,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
 from bacr_jax.runs.setup import (
+    check_allowance,
     check_model,
     decoding_mesh,
     mesh_shape,
@@ -79,6 +80,10 @@ def test_rows_and_micro_batches_that_divide_are_accepted():
             {"train": TrainConfig(minibatches=1, micro_batch_rows=4)},
             "train.micro_batch_rows=4: .* write train.micro_batch_rows=8",
         ),
+        (
+            {"train": TrainConfig(minibatches=1, micro_batch_tokens=100, padding_free=True)},
+            "train.padding_free=true: is for one device, found 8; write train.padding_free=false",
+        ),
         ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor=4: must divide .*2 key/value heads"),
         ({"mesh": MeshConfig(data=3)}, "does not make 8 devices"),
     ],
@@ -86,6 +91,15 @@ def test_rows_and_micro_batches_that_divide_are_accepted():
 def test_what_does_not_divide_is_refused_with_the_nearest_that_does(sections, says):
     with pytest.raises(UserError, match=says):
         layout(**sections)
+
+
+def test_a_micro_batch_without_padding_holds_the_longest_row():
+    """A prompt of 5, 16 tokens of thinking, 3 in which a cut waits, and answers of 7."""
+    row = {"budget": BudgetConfig(min=4, max=16, grace=3)}
+    tokens = lambda count: TrainConfig(micro_batch_tokens=count, padding_free=True)
+    check_allowance(Config(train=tokens(31), **row), 5, 7)
+    with pytest.raises(UserError, match="micro_batch_tokens=30: a row may have 31 tokens"):
+        check_allowance(Config(train=tokens(30), **row), 5, 7)
 
 
 @pytest.mark.parametrize("questions", range(1, 20))

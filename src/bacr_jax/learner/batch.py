@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax.model.real_tokens import RealTokens
 from bacr_jax.types import Branches, Prompts, Trunks, pytree
 
 
@@ -29,8 +30,10 @@ class Batch:
       answer_logprobs: sampler's log-probabilities.
       packing: index m A + a of the branch tokens that the learner runs, -1 for none
         (`qwen2.forward_tree`); None: all M A positions of the branches.
-      real_tokens: the tokens of these rows, which are all that the learner runs
-        (`padding_free.Real`); None: every position.
+      real_tokens: the tokens of these rows, which are all that the learner runs; None: every
+        position.
+      scored: with them, the sampled ones: row times T + M A plus index, thinking then answers; any
+        place for entries that hold none.
     """
 
     trunk: Int[Array, "B S"]
@@ -50,7 +53,8 @@ class Batch:
     thinking_logprobs: Float[Array, "B T"]
     answer_logprobs: Float[Array, "B M T"]
     packing: Int[Array, "B F"] | None = None
-    real_tokens: Any = None
+    real_tokens: RealTokens | None = None
+    scored: Int[Array, " W"] | None = None
 
     @property
     def real(self) -> Bool[Array, "B"]:

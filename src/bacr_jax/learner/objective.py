@@ -192,7 +192,8 @@ def _listed_scores(
     spec: LearnerSpec,
 ) -> TokenScores:
     """The same of a batch that says which tokens it holds; scores of others are 0."""
-    real, scored = batch.real_tokens.tokens, batch.real_tokens.scored
+    real, scored = batch.real_tokens, batch.scored
+    assert real is not None
     (b, s), (_, m, width) = batch.trunk.shape, batch.branches.shape
     t, a = batch.thinking_mask.shape[1], batch.answer_mask.shape[2]
     states = qwen2.tree_states(params, batch.trunk, batch.branches, batch.context, real=real, **how)

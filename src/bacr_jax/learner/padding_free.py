@@ -14,25 +14,10 @@ import numpy as np
 
 from bacr_jax.learner.batch import Batch
 from bacr_jax.model.real_tokens import RealTokens
-from bacr_jax.types import pytree
 
 # Rows of a micro-batch are at most those that have this part of the longest response's tokens:
 # attention is computed for all of them, held or not.
 _SHORT = 0.5
-
-
-@pytree
-class Real:
-    """Tokens that the learner runs for some rows.
-
-    Attributes:
-      tokens: of trunks and branches.
-      scored: those that were sampled: row times width plus index, thinking then answers; any
-        place for entries that hold none.
-    """
-
-    tokens: RealTokens
-    scored: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +72,7 @@ def _listed(flags: np.ndarray, entries: int) -> np.ndarray:
     return np.pad(places, (0, entries - len(places))).astype(np.int32)
 
 
-def real_tokens(batch: Batch, allowance: Allowance) -> Real:
+def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
     """Indices of the tokens of a micro-batch, which has no more of them than the allowance."""
     owner, is_token = _owners(batch, allowance.shares_prompts), _tokens(batch)
     rows, width = is_token.shape
@@ -103,7 +88,7 @@ def real_tokens(batch: Batch, allowance: Allowance) -> Real:
         "owner": owner.astype(np.int32),
         "shared": is_prompt & allowance.shares_prompts,
     }
-    return Real(RealTokens(**fields), _listed(_sampled(batch), allowance.tokens))
+    return RealTokens(**fields)
 
 
 def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
@@ -112,8 +97,8 @@ def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
     prompts, whole = np.asarray(batch.prompt_lengths), _tokens(batch).sum(1)
     parts, most, first, held = [], allowance.rows(batch), 0, 0
     for row in range(len(owner)):
-        # A prompt that begins in another micro-batch is run again.
-        new = whole[row] - (prompts[row] if first <= owner[row] < row else 0)
+        # The first row of a micro-batch runs its prompt, whatever rows before it did.
+        new = whole[row] - (prompts[row] if owner[row] < row and row > first else 0)
         if row > first and (held + new > allowance.tokens or row - first == most):
             parts.append(np.arange(first, row))
             first, held, new = row, 0, whole[row]
@@ -136,4 +121,5 @@ def filled(batch: Batch, part: np.ndarray, rows: int, allowance: Allowance) -> B
         return np.pad(chosen, [(0, rows - len(part))] + [(0, 0)] * (chosen.ndim - 1))
 
     chosen = jax.tree.map(pick, batch)
-    return dataclasses.replace(chosen, real_tokens=real_tokens(chosen, allowance))
+    scored: Any = _listed(_sampled(chosen), allowance.tokens)
+    return dataclasses.replace(chosen, real_tokens=real_tokens(chosen, allowance), scored=scored)

@@ -88,6 +88,21 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
         )
 
 
+def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
+    """A micro-batch of real tokens holds any one row.
+
+    Args:
+      answers: most tokens of a row's answers, forced ones included.
+    """
+    allowance = config.train.micro_batch_tokens
+    longest = longest_prompt + config.budget.max + config.budget.grace + answers
+    if allowance is not None and allowance < longest:
+        raise UserError(
+            f"train.micro_batch_tokens={allowance}: a row may have {longest} tokens, prompt, "
+            f"thinking and answers; with train.padding_free write at least {longest}"
+        )
+
+
 def _implementation(config: Config, wanted: str) -> Any:
     """The attention that a key asks for; auto: cuDNN's where it can be."""
     if wanted != "auto":

@@ -189,10 +189,16 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
     )
 
 
+def cuts_of(method: Method) -> int:
+    """Cuts of each trace of a method."""
+    one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return int(jax.eval_shape(method.cuts, key, one_trace).shape[-1])
+
+
 def _cuts(run: Run) -> int:
     """Cuts of each trace."""
-    one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return int(jax.eval_shape(run.method.cuts, run.key, one_trace).shape[-1])
+    return cuts_of(run.method)
 
 
 def _widest_prompts(run: Run) -> Prompts:

@@ -34,7 +34,7 @@ from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.rejection_sft import rejection_sft
-from bacr_jax.training.run import Run, RunState, init_state
+from bacr_jax.training.run import Run, RunState, cuts_of, init_state
 from bacr_jax.training.trace_lessons import TraceLessons
 from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
 from bacr_jax.types import Poll, Prompts
@@ -166,6 +166,10 @@ def open_inputs(config: Config) -> Inputs:
     style = format_for(config, declares_budget=method.declares_budget)
     environment = build_environment(config, tokenizer, vocab_size, style=style)
     setup.check_model(config, shape, environment.longest_prompt)
+    if config.train.padding_free:
+        answer = environment.rules.suffix_length + config.rollout.answer_tokens
+        answers = cuts_of(method) * method.answers * answer
+        setup.check_allowance(config, environment.longest_prompt, answers)
     environment.check_verifier()
     return Inputs(method, shape, vocab_size, environment)
 
