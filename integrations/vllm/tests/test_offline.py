@@ -2,6 +2,7 @@
 
 import random
 
+import interpreted_kernels
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -63,6 +64,30 @@ def greedy(llm, jobs, count=-1, new=NEW, **how):
         for _, budget in jobs
     ]
     return llm.generate([{"prompt_token_ids": ids} for ids, _ in jobs], params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("served", ["both", "nothing"], indirect=True)
+def test_kernels_over_their_grid_give_what_triton_gives_one_by_one(served, monkeypatch):
+    name, _, llm = served
+    jobs = [([(3 * i + j) % 20 + 1 for j in range(5 + 3 * i)], i % 3 * 4) for i in range(12)]
+    params = [
+        SamplingParams(
+            temperature=(0, 0.7, 1)[i % 3],
+            seed=i,
+            max_tokens=NEW,
+            logprobs=2,
+            extra_args={"budget": budget} if name == "both" else None,
+        )
+        for i, (_, budget) in enumerate(jobs)
+    ]
+    seen = []
+    for kernels in (interpreted_kernels.WHOLE, {}):
+        monkeypatch.setattr(interpreted_kernels, "WHOLE", kernels)
+        llm.reset_prefix_cache()
+        prompts = [{"prompt_token_ids": ids} for ids, _ in jobs]
+        found = llm.generate(prompts, params, use_tqdm=False)
+        seen.append([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in found])
+    assert seen[0] == seen[1]
 
 
 def test_log_probabilities_are_those_of_transformers(served):

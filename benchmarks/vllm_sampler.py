@@ -1,0 +1,126 @@
+"""The quickstart sampled by vLLM, in turn and one step ahead, against this package's own decoder.
+
+    python benchmarks/vllm_sampler.py --python serving/bin/python --seeds 1 2 3 4
+
+For a CPU (docs/serving.md). Per seed one warm-up and four runs from it: `own`; `own again`, all
+that is drawn later under another seed, which says how far two equal runs lie apart; `vLLM`; `one
+step ahead`. All weigh tokens alike (`loss.importance_cap`), which changes nothing where the policy
+itself has sampled. Finished runs are kept, not repeated. Prints a table per seed, which accuracies
+lie outside the span of the 95 % intervals of the runs before, and one JSON object on the last line;
+writes accuracy.png.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from bacr_jax.report import figures, table
+from bacr_jax.runs.folder import RunPaths
+from quickstart import mean_of
+
+OWN, AGAIN, VLLM, AHEAD = "own", "own again", "vLLM", "one step ahead"
+MODEL_LENGTH, ROWS, CACHE_BYTES = 128, 256, 256 << 20
+
+
+def train(folder: Path, *keys: str) -> list[str]:
+    words = ["bacr_jax.train", "--config", "quickstart", f"output.dir={folder}"]
+    return [sys.executable, "-m", *words, "loss.importance_cap=2", *keys]
+
+
+def run(folder: Path, *keys: str) -> None:
+    if not RunPaths(folder).summary.exists():
+        subprocess.run(train(folder, *keys), check=True)
+
+
+def run_served(python: Path, folder: Path, *keys: str) -> None:
+    """The run, and a server beside it as soon as the first policy lies there."""
+    if RunPaths(folder).summary.exists():
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    weights = folder.parent / f"{folder.name}-weights"
+    keys += ("rollout.engine=vllm", f"rollout.urls=[http://127.0.0.1:{port}]")
+    training = subprocess.Popen(train(folder, *keys, f"rollout.weights_dir={weights}"))
+    first = weights / folder.name / "version-0"
+    while not first.is_dir() and training.poll() is None:
+        time.sleep(1)
+    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", first]
+    words += ["--host", "127.0.0.1", "--port", port, "--served-model-name", "policy"]
+    words += ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processed_logprobs"]
+    words += ["--max-model-len", MODEL_LENGTH, "--max-num-seqs", ROWS]
+    words += ["--kv-cache-memory-bytes", CACHE_BYTES, "--distributed-executor-backend", "uni"]
+    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+    with (folder.parent / f"{folder.name}-server.log").open("wb") as log:
+        server = subprocess.Popen(list(map(str, words)), env=environment, stdout=log, stderr=log)
+    try:
+        if code := training.wait():
+            raise SystemExit(code)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def outside(arm: dict, spans: list[dict]) -> list[str]:
+    """Budgets at which an accuracy lies outside the span of others' 95 % intervals."""
+    found = []
+    for budget, entry in arm["greedy"].items():
+        intervals = [span["greedy"][budget]["ci95"] for span in spans]
+        low, high = min(i[0] for i in intervals), max(i[1] for i in intervals)
+        if not low <= entry["accuracy"] <= high:
+            found.append(f"{budget} {'below' if entry['accuracy'] < low else 'above'}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--python", type=Path, required=True, help="of an environment with vLLM and the plugin"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/vllm-sampler"))
+    arguments = parser.parse_args()
+    console, collected, outsiders = Console(width=120), {}, {VLLM: [], AHEAD: []}
+    tokens, seconds = {}, {}
+    for seed in arguments.seeds:
+        folders = {
+            name: arguments.out / f"{name.replace(' ', '-').lower()}-{seed}"
+            for name in (OWN, AGAIN, VLLM, AHEAD)
+        }
+        run(folders[OWN], f"seed={seed}")
+        warm = f"warmup.dir={RunPaths(folders[OWN]).warmup}"
+        run(folders[AGAIN], f"seed={seed + 1000}", warm)
+        run_served(arguments.python, folders[VLLM], f"seed={seed}", warm)
+        run_served(arguments.python, folders[AHEAD], f"seed={seed}", warm, "rollout.ahead=1")
+        summaries = {
+            name: json.loads(RunPaths(folder).summary.read_text())
+            for name, folder in folders.items()
+        }
+        policies = {name: summary["eval"]["after"] for name, summary in summaries.items()}
+        policies = {"warm-up": summaries[OWN]["eval"]["before"], **policies}
+        console.print(table.comparison_table(f"seed {seed}: accuracy (%), 95 % interval", policies))
+        owns = [policies[OWN], policies[AGAIN]]
+        outsiders[VLLM] += [f"seed {seed}: {found}" for found in outside(policies[VLLM], owns)]
+        spans = [*owns, policies[VLLM]]
+        outsiders[AHEAD] += [f"seed {seed}: {found}" for found in outside(policies[AHEAD], spans)]
+        for name, policy in policies.items():
+            collected.setdefault(name, []).append(policy)
+        for name, summary in summaries.items():
+            tokens.setdefault(name, []).append(summary["generated_tokens"])
+            seconds.setdefault(name, []).append(round(summary["wall_seconds"]))
+    means = {name: mean_of(policies) for name, policies in collected.items()}
+    title = f"mean (and range) over {len(arguments.seeds)} seeds"
+    console.print(table.comparison_table(title, means))
+    figures.accuracy_picture(arguments.out / "accuracy.png", means, f"ledger: {title}")
+    print(json.dumps({"outside": outsiders, "generated_tokens": tokens, "wall_seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
