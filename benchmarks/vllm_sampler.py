@@ -13,6 +13,7 @@ writes accuracy.png.
 import argparse
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bacr_jax.config.io import load
 from bacr_jax.report import figures, table
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.training.warmup import warmup_fingerprint
 from quickstart import mean_of
 
 OWN, AGAIN, VLLM, AHEAD = "own", "own again", "vLLM", "one step ahead"
@@ -37,6 +40,17 @@ def train(folder: Path, *keys: str) -> list[str]:
 def run(folder: Path, *keys: str) -> None:
     if not RunPaths(folder).summary.exists():
         subprocess.run(train(folder, *keys), check=True)
+
+
+def reseeded(source: Path, target: Path, seed: int) -> Path:
+    """A finished warm-up, as one of a run with another seed."""
+    if not target.exists():
+        shutil.copytree(source, target)
+        paths, config = WarmupPaths(target), load(["quickstart"], [f"seed={seed}"])
+        record = json.loads(paths.identity.read_text())
+        record["fingerprint"] = warmup_fingerprint(config)
+        paths.identity.write_text(json.dumps(record))
+    return target
 
 
 def run_served(python: Path, folder: Path, *keys: str) -> None:
@@ -95,8 +109,10 @@ def main() -> None:
             for name in (OWN, AGAIN, VLLM, AHEAD)
         }
         run(folders[OWN], f"seed={seed}")
-        warm = f"warmup.dir={RunPaths(folders[OWN]).warmup}"
-        run(folders[AGAIN], f"seed={seed + 1000}", warm)
+        warmup = RunPaths(folders[OWN]).warmup
+        other = reseeded(warmup, arguments.out / f"warmup-{seed + 1000}", seed + 1000)
+        run(folders[AGAIN], f"seed={seed + 1000}", f"warmup.dir={other}")
+        warm = f"warmup.dir={warmup}"
         run_served(arguments.python, folders[VLLM], f"seed={seed}", warm)
         run_served(arguments.python, folders[AHEAD], f"seed={seed}", warm, "rollout.ahead=1")
         summaries = {

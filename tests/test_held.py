@@ -396,11 +396,16 @@ def test_a_server_that_took_no_weights_stays_paused(how, says, monkeypatch):
 
 def test_a_server_that_hangs_has_its_time_for_weights_and_for_rows(monkeypatch):
     soon = Patience(first=0.1, between=0.1, whole=0.2)
-    for name in ("LOADING", "patience_of"):
-        monkeypatch.setattr(held.server, name, soon if name == "LOADING" else lambda call: soon)
+    for name, short in (("LOADING", soon), ("THERE", soon), ("patience_of", lambda call: soon)):
+        monkeypatch.setattr(held.server, name, short)
     with Reloading(paused=True) as world:
         row = held.Call((1,), 4, (), (), 0)
         with pytest.raises(held.EngineError, match="did not answer in 0.1 s"):
             asyncio.run(held.Server(world.url).complete(row, held.Sampling(), 0, {}))
-    with answering([[None]]) as (url, _), pytest.raises(held.EngineError, match="did not answer"):
+    # Nothing at all, or no end of reading weights.
+    with answering([[None]]) as (url, _), pytest.raises(held.EngineError, match="v1/models: "):
         asyncio.run(held.Server(url).load("/weights", "3"))
+    with Reloading(hangs="/collective_rpc") as world:
+        with pytest.raises(held.EngineError, match="/collective_rpc: did not answer in 0.1 s"):
+            asyncio.run(held.Server(world.url).load("/weights", "3"))
+        assert "/resume" not in world.routes

@@ -20,7 +20,9 @@ _PLAIN = {
     "frequency_penalty": 0.0,
 }
 # Rows in flight are waited for, and a large model is read from a disk.
-LOADING = Patience(first=1800.0, between=1800.0, whole=3600.0)
+LOADING = Patience(first=600.0, between=600.0, whole=900.0)
+# Before that: one that hangs.
+THERE = Patience(first=15.0, between=15.0, whole=15.0)
 # A number of our own for every call of a row.
 _APART = 1_000_003
 
@@ -97,10 +99,10 @@ class Server:
             raise EngineError(f"{self.url}{path}: answers without {name!r}")
         return part
 
-    async def find(self) -> None:
+    async def find(self, patience: Patience = SOON) -> None:
         """Finds the model; EngineError: no server, or another kind of server."""
         try:
-            found = await self.ask("/v1/models", None)
+            found = await self.ask("/v1/models", None, patience)
             (served, *_) = [one for one in found["data"] if not one.get("parent")]
             self.model = str(served["id"])
             length = served.get("max_model_len")
@@ -200,8 +202,9 @@ class Server:
         `what`: the weights, for a message.
 
         Raises:
-          EngineError: it can't, or says that it holds another version.
+          EngineError: it does not answer, can't, or says that it holds another version.
         """
+        await self.find(THERE)
         try:
             await self.ask("/pause?mode=wait", {}, LOADING)
             await move()

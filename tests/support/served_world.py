@@ -130,12 +130,13 @@ class Reloading(Served):
     Attributes:
       routes: what it was told, in order.
       fails: a route that is answered by this status instead, or by nothing (None).
+      hangs: a route that is never answered.
       holds: version that it says to hold; None: that which it was told.
     """
 
-    def __init__(self, folder="", paused=False, fails=None, holds=None):
+    def __init__(self, folder="", paused=False, fails=None, holds=None, hangs=None):
         super().__init__(folder)
-        self.routes, self.fails, self.holds = [], fails or {}, holds
+        self.routes, self.fails, self.holds, self.hangs = [], fails or {}, holds, hangs
         self.running, self.version = threading.Event(), "default"
         if not paused:
             self.running.set()
@@ -157,6 +158,8 @@ class Reloading(Served):
                     return
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.routes.append(route)
+                if route == outer.hangs:
+                    threading.Event().wait(10)
                 if route in outer.fails:
                     status = outer.fails[route]
                     self.send(status or 200, None if status is None else {})

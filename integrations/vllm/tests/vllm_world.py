@@ -7,9 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 # One process, one small cache, no kernels but Triton's interpreted ones.
 ENGINE = {
@@ -48,6 +50,52 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def forgetful(url, loads, port):
+    """Stands before a server; hands on all but orders to read weights after the first `loads`."""
+
+    class Between(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.0"
+
+        def do_GET(self):
+            self.hand_on(None)
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/collective_rpc":
+                seen.append(body)
+                if len(seen) > loads:
+                    self.answer(200, b'{"results": [null]}')
+                    return
+            self.hand_on(body)
+
+        def hand_on(self, body):
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(url + self.path, body, headers)
+            try:
+                with urllib.request.urlopen(request, timeout=300) as found:
+                    self.answer(found.status, found.read())
+            except urllib.error.HTTPError as error:
+                self.answer(error.code, error.read())
+
+        def answer(self, status, raw):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_):
+            pass
+
+    seen = []
+    with ThreadingHTTPServer(("127.0.0.1", port), Between) as between:
+        threading.Thread(target=between.serve_forever, daemon=True).start()
+        try:
+            yield
+        finally:
+            between.shutdown()
 
 
 @contextlib.contextmanager

@@ -144,6 +144,7 @@ def imitate(
     opt_state = tx.init(params)
     rows = max(start.batch_tokens // tokens.shape[1], 1)
     rise = min(10, start.steps)
+    under_way = None
     for step in range(start.steps):
         rng = np.random.default_rng([config.seed, 9, step])
         chosen = rng.integers(len(tokens), size=rows)
@@ -151,11 +152,13 @@ def imitate(
         params, opt_state, loss = supervised_step(
             params, opt_state, tokens[chosen], mask[chosen], rate, frozen, spec=spec, tx=tx
         )
-        if (step + 1) % 20 == 0 or step + 1 == start.steps:
-            if on_progress is not None:
-                on_progress(step + 1, float(loss))
-            if poll is not None:
-                poll()
+        # As in the warm-up: a queue of steps would hold the memory of all, and hear of no signal.
+        jax.block_until_ready(under_way)
+        under_way = loss
+        if on_progress is not None and ((step + 1) % 20 == 0 or step + 1 == start.steps):
+            on_progress(step + 1, float(loss))
+        if poll is not None:
+            poll()
     return {**frozen, **params}
 
 

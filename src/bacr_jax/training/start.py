@@ -303,12 +303,27 @@ def _warmed_up(
     )
     accuracy_of = lambda params: _accuracy(run, environment, params, key, poll)
     style_accuracy_of = lambda params, style: _style_accuracy(
-        run, environment, params, *opened(style), key, poll
+        run, environment, params, *opened(style), key, Listeners(poll)
     )
     if config.data.train != "ledger":
         lessons = TraceLessons(config, environment)
         batches, styles = lessons.batch, lessons.styles
-        opened = lambda style: lessons.opened(style, largest)
+
+        def style_accuracy_of(params: Params, style: str) -> float:
+            # Minutes, with a large model.
+            prompts, references = lessons.opened(style, largest)
+            with progress.phase(f"warm-up, {style}", len(references), "sampling") as phase:
+                done: list[int] = []
+
+                def on_rows(places: np.ndarray, *_: Any) -> None:
+                    done.extend(places)
+                    phase.update(len(done))
+
+                listeners = Listeners(poll, on_rows)
+                return _style_accuracy(
+                    run, environment, params, prompts, references, key, listeners
+                )
+
         accuracy_of = lambda params: style_accuracy_of(params, styles[-1])
 
     with (
@@ -358,7 +373,7 @@ def _style_accuracy(
     prompts: Prompts,
     references: list[str],
     key: jax.Array,
-    poll: Poll,
+    listeners: Listeners,
 ) -> float:
     """Greedy accuracy on prompts that already hold a trace's first token."""
     budgets = np.full(len(references), run.config.budget.max, np.int32)
@@ -372,6 +387,6 @@ def _style_accuracy(
             environment.rules,
             sampling_params(0.0),
         ),
-        Listeners(poll),
+        listeners,
     )
-    return float(environment.verify(rollout.branches, references, poll).mean())
+    return float(environment.verify(rollout.branches, references, listeners.poll).mean())
