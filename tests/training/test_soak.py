@@ -4,6 +4,7 @@ python -m pytest -m soak tests/training/test_soak.py --soak-steps 4000 --soak-ou
 """
 
 import collections
+import concurrent.futures
 import itertools
 import json
 import os
@@ -41,6 +42,7 @@ SETTINGS = (
     *("eval.samples=0", "eval.budgets=[16]", "eval.every=50", "checkpoint.every=5"),
     *("output.tensorboard=false", "output.report=false"),
 )
+NAMES = ("undisturbed", "disturbed")
 KINDS = ("killed", "full disk", "slow files", "dead verifier", "stopped")
 # Seconds of a leg in which growth would show beside what the first steps and evaluations need.
 LONG = 1800
@@ -104,9 +106,9 @@ def keep_log(process, path):
 
 def start(folder, shared, steps, watch, *, slow=0.0):
     command = [sys.executable, "-m", "bacr_jax.train", "--config", "quickstart", *SETTINGS]
-    command += [f"train.steps={steps}", f"output.dir={folder}", f"warmup.dir={shared / 'warm'}"]
-    command += [f"grader={shared / 'verify.py'}:check"]
-    path = os.pathsep.join([str(shared / "slow"), str(ROOT / "src")])
+    command += [f"train.steps={steps}", f"output.dir={folder}"]
+    command += [f"warmup.dir={shared.parent / 'warm'}", f"grader={shared / 'verify.py'}:check"]
+    path = os.pathsep.join([str(shared.parent / "slow"), str(ROOT / "src")])
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": path, "SOAK_SLOW": str(slow), "JAX_PLATFORMS": "cpu"},
@@ -245,25 +247,36 @@ def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, r
     shared = tmp_path / "shared"
     (shared / "slow").mkdir(parents=True)
     (shared / "slow" / "sitecustomize.py").write_text(SLOW_FILES)
-    (shared / "verify.py").write_text(VERIFIER)
-    legs = []
+    for name in NAMES:
+        (shared / name).mkdir()
+        (shared / name / "verify.py").write_text(VERIFIER)
+    watch = Watch(out / "warm.jsonl")
+    assert start(tmp_path / "warm", shared / NAMES[0], 1, watch).wait() == 0
+    watch.close()
     figures = {"steps": steps, "seconds between mishaps": every}
-    for name in ("undisturbed", "disturbed"):
-        watch, began = Watch(out / f"{name}.jsonl"), time.monotonic()
+
+    def run(name):
+        folder, given, watch = tmp_path / name, shared / name, Watch(out / f"{name}.jsonl")
         try:
             if name == "undisturbed":
-                process = start(tmp_path / name, shared, steps, watch)
-                assert process.wait() == 0, last_line(tmp_path / name)
+                process = start(folder, given, steps, watch)
+                assert process.wait() == 0, last_line(folder)
             else:
-                figures["mishaps"] = soaked(tmp_path / name, shared, steps, every, watch)
+                figures["mishaps"] = soaked(folder, given, steps, every, watch)
         finally:
             watch.close()
-        minutes = (time.monotonic() - began) / 60
-        figures[f"minutes {name}"] = round(minutes, 1)
-        draw(out / f"{name}.png", watch.rows, f"{name}: {steps} steps in {minutes:.0f} minutes")
-        legs.extend(list(rows) for _, rows in itertools.groupby(watch.rows, lambda row: row["pid"]))
-        for what in ("bytes", "handles", "processes"):
-            figures[f"most {what} {name}"] = max(row[what] for row in watch.rows)
+        return watch.rows
+
+    legs = []
+    # Side by side: each keeps about one core busy.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name, rows in zip(NAMES, pool.map(run, NAMES)):
+            minutes = rows[-1]["seconds"] / 60
+            figures[f"minutes {name}"] = round(minutes, 1)
+            draw(out / f"{name}.png", rows, f"{name}: {steps} steps in {minutes:.0f} minutes")
+            legs.extend(list(leg) for _, leg in itertools.groupby(rows, lambda row: row["pid"]))
+            for what in ("bytes", "handles", "processes"):
+                figures[f"most {what} {name}"] = max(row[what] for row in rows)
     (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures))
     records = read_lines(tmp_path / "disturbed" / "metrics.jsonl")
