@@ -3,11 +3,11 @@
     python benchmarks/step.py --model HFDIR --prompts FILE.jsonl [--threads 1]
 
 FILE.jsonl holds lines with a `prompt`, of which the first 32 tokens are used (shorter ones are
-repeated). A step samples G answers of exactly 128 tokens (the end token is never drawn) to each of
-8 prompts in float32, credits them by their group, and makes one AdamW update with gradients clipped
-at 1. The reward is the share of even token ids: what it is does not matter for the time, only that
-rows differ. The BACR step also samples and learns answers of 8 tokens at a quarter, a half, three
-quarters and all of the thinking, on the trunks' cache and in the same pass.
+repeated). A step samples G answers of exactly 128 tokens (`--new`; the end token is never drawn) to
+each of 8 prompts in float32, credits them by their group, and makes one AdamW update with gradients
+clipped at 1. The reward is the share of even token ids: what it is does not matter for the time,
+only that rows differ. The BACR step also samples and learns answers of 8 tokens at a quarter, a
+half, three quarters and all of the thinking, on the trunks' cache and in the same pass.
 
 The last line is one JSON object of medians: step_s, generate_s, update_s, bacr_step_s.
 """
@@ -23,6 +23,8 @@ from pathlib import Path
 PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
 # Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not.
 MICRO_BATCHES = 16
+# Layers that compile one by one; more are scanned.
+MOST_UNROLLED = 8
 
 
 def parse() -> argparse.Namespace:
@@ -33,6 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", required=True, type=Path, help="JSONL with a key prompt")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--new", type=int, default=NEW, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -69,6 +72,7 @@ class Step:
         tokens = np.array([(row * PROMPT)[:PROMPT] for row in ids], np.int32)
         tokens = np.repeat(tokens, arguments.group, axis=0)
         self.rows, self.group, v = len(tokens), arguments.group, shape.vocab_size
+        self.new = arguments.new
         lengths = np.full(self.rows, PROMPT, np.int32)
         self.prompts = Prompts(tokens, lengths, 0 * lengths, lengths)
 
@@ -89,7 +93,7 @@ class Step:
         self.rollout = RolloutSpec(
             shape,
             None,
-            max_thinking=NEW,
+            max_thinking=self.new,
             answer_tokens=ANSWER,
             slots=self.rows,
             windows=4,
@@ -100,8 +104,8 @@ class Step:
             conditioning=None,
             loss=LossConfig(entropy_coef=0.0, aggregate="token_mean"),
             value=None,
-            b_max=NEW,
-            scan=False,
+            b_max=self.new,
+            scan=shape.num_layers > MOST_UNROLLED,
             remat="none",
             chunk=2048,
         )
@@ -127,18 +131,18 @@ class Step:
 
         started = time.perf_counter()
         self.steps += 1
-        cuts = NEW * np.arange(1, num_cuts + 1) // max(num_cuts, 1)
+        cuts = self.new * np.arange(1, num_cuts + 1) // max(num_cuts, 1)
         cuts = np.broadcast_to(cuts, (self.rows, num_cuts))
         rollout = generate(
             self.decode(self.state.policy),
             self.prompts,
-            Rows(np.full(self.rows, NEW), cuts),
+            Rows(np.full(self.rows, self.new), cuts),
             jax.random.key(self.steps),
             Sampler(self.rollout, self.rules, sampling_params(1.0)),
         )
         sampled = time.perf_counter()
         trunks, branches = rollout.trunks, rollout.branches
-        assert (trunks.sampled == NEW).all() and (branches.sampled == ANSWER).all()
+        assert (trunks.sampled == self.new).all() and (branches.sampled == ANSWER).all()
         rewards = (trunks.tokens[:, PROMPT:] % 2 == 0).mean(1).astype(np.float32)
         grouped = jnp.asarray(rewards.reshape(-1, self.group))
         advantage = np.asarray(advantages.grpo_advantage(grouped)).reshape(-1, 1)
@@ -147,7 +151,7 @@ class Step:
             trunks,
             branches,
             cuts=cuts,
-            thinking_advantages=np.broadcast_to(advantage, (self.rows, NEW)),
+            thinking_advantages=np.broadcast_to(advantage, (self.rows, self.new)),
             answer_advantages=np.broadcast_to(advantage, (self.rows, num_cuts)),
             returns=np.broadcast_to(rewards[:, None], (self.rows, num_cuts)),
         )
@@ -193,7 +197,7 @@ def main() -> None:
     }
     ratio = result["bacr_step_s"] / result["step_s"]
     print(
-        f"{step.rows} rows, {PROMPT} + {NEW} tokens, {arguments.threads} thread(s); "
+        f"{step.rows} rows, {PROMPT} + {step.new} tokens, {arguments.threads} thread(s); "
         f"BACR / GRPO {ratio:.3f}"
     )
     print(json.dumps(result))

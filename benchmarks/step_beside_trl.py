@@ -1,6 +1,6 @@
 """A GRPO step here and in TRL, side by side: the same model, shapes and core, taking turns.
 
-    python benchmarks/step_beside_trl.py --folder runs/beside-trl [--rounds 9]
+    python benchmarks/step_beside_trl.py --folder runs/beside-trl [--rounds 9] [--model MODEL]
 
 Makes two environments below the folder, unless they are there: `ours` (this clone) and `trl` (TRL
 1.16, transformers 5.23, PyTorch), from where pip's own settings say; `--ours` and `--trl` name
@@ -31,7 +31,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/beside-trl"))
     parser.add_argument("--ours", type=Path, help="an interpreter that has this package")
     parser.add_argument("--trl", type=Path, help="an interpreter that has TRL")
+    parser.add_argument("--model", type=Path, help="a model's folder; default: a small random one")
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -87,10 +89,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     ours = arguments.ours or interpreter(folder / "ours", ["-e", str(HERE.parent)])
     trl = arguments.trl or interpreter(folder / "trl", [*TRL])
+    given = ["--model", str(arguments.model.absolute())] if arguments.model else []
     if not (folder / "prompts.jsonl").exists():
-        subprocess.run([str(trl), str(HERE / "step_trl.py"), "--make", str(folder)], check=True)
-    files = ("--model", str(folder / "model"), "--prompts", str(folder / "prompts.jsonl"))
-    group = ("--group", str(arguments.group))
+        make = [str(trl), str(HERE / "step_trl.py"), "--make", str(folder), *given]
+        subprocess.run(make, check=True)
+    model = given or ["--model", str(folder / "model")]
+    files = (*model, "--prompts", str(folder / "prompts.jsonl"))
+    group = ("--group", str(arguments.group), "--new", str(arguments.new))
     sides = [
         Steps(ours, "step.py", *files, *group, "--on-demand"),
         Steps(trl, "step_trl.py", *files, *group, "--parts", str(arguments.trl_parts)),

@@ -1,6 +1,7 @@
 """GRPO steps of TRL, for `step_beside_trl.py`: its other half, which runs where TRL is installed.
 
     python benchmarks/step_trl.py --make FOLDER        a small model and prompts
+    python benchmarks/step_trl.py --make FOLDER --model MODEL    prompts for a model that is there
     python benchmarks/step_trl.py --model FOLDER/model --prompts FOLDER/prompts.jsonl
 
 Takes a step for each line on the standard input and answers each with its seconds. The settings
@@ -26,14 +27,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--new", type=int, default=NEW, help="tokens of an answer")
     parser.add_argument("--parts", type=int, default=1, help="parts of an update, accumulated")
     return parser.parse_args()
 
 
 def make(folder: Path) -> None:
     """A Qwen2 of 4 layers of 128 with random weights, words as tokens, and prompts of 32 words."""
-    import random
-
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -61,22 +61,44 @@ def make(folder: Path) -> None:
     model = Qwen2ForCausalLM(shape)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+    write_prompts(folder, [f" {word}" for word in words[2:]])
+
+
+def make_prompts(folder: Path, model: Path) -> None:
+    """Prompts of 32 words that are a token each."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    # Byte-level tokenizers write a space so.
+    words = [word[1:] for word in sorted(tokenizer.get_vocab()) if word.startswith("\u0120")]
+    plain = [f" {word}" for word in words if word.isascii() and word.isalpha()]
+    for prompt in write_prompts(folder, plain):
+        assert len(tokenizer(prompt)["input_ids"]) == PROMPT, prompt
+
+
+def write_prompts(folder: Path, words: list[str]) -> list[str]:
+    import random
+
     draw = random.Random(0)
-    lines = [" ".join(draw.choices(words[2:], k=PROMPT)) for _ in range(PROMPTS)]
+    lines = ["".join(draw.choices(words, k=PROMPT)) for _ in range(PROMPTS)]
     (folder / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": line}) + "\n" for line in lines)
     )
+    return lines
 
 
 def even_share(completion_ids: list[list[int]], **_: object) -> list[float]:
-    assert all(len(ids) == NEW for ids in completion_ids)
+    assert len(set(map(len, completion_ids))) == 1
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
 
 def main() -> None:
     arguments = parse()
-    if arguments.make is not None:
+    if arguments.make is not None and arguments.model is None:
         make(arguments.make)
+        return
+    if arguments.make is not None:
+        make_prompts(arguments.make, arguments.model)
         return
     import tempfile
 
@@ -112,8 +134,8 @@ def main() -> None:
         per_device_train_batch_size=rows // arguments.parts,
         gradient_accumulation_steps=arguments.parts,
         num_generations=arguments.group,
-        max_completion_length=NEW,
-        generation_kwargs={"min_new_tokens": NEW},
+        max_completion_length=arguments.new,
+        generation_kwargs={"min_new_tokens": arguments.new},
         temperature=1.0,
         beta=0.0,
         learning_rate=1e-5,

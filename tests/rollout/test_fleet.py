@@ -15,7 +15,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.model import qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.rollout import Rows, Sampler, sampling_params
-from bacr_jax.rollout.fleet import Fleet, Probe, ServersLost
+from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe, ServersLost
 from bacr_jax.rollout.nccl import Sender, Tensor
 from bacr_jax.rollout.rows import Listeners
 from bacr_jax.rollout.served import Asking, asked_rows
@@ -120,6 +120,7 @@ def fleet(world, servers, tmp_path, answers=1, **changes):
         "write": write,
         "folder": tmp_path,
         "dtype": "float32",
+        "bound": BOUNDS["float32"],
         "say": lambda line: None,
     }
     return Fleet(servers, **{**given, **changes})

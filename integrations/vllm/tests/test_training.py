@@ -39,7 +39,8 @@ SUMS = "gym:chain_sum?min_terms=3&max_terms=3&max_digits=1&size=8"
 PRETRAINED = [
     "warmup.steps=2",
     "warmup.target_accuracy=0",
-    "train.micro_batch_rows=8",
+    # The servers' arithmetic, to the last digits.
+    "model.product_dtype=null",
     "rollout.questions=2",
     "rollout.group_size=4",
     # What the warm-up taught is looked at on as many questions as there are.

@@ -25,8 +25,8 @@ Params = dict[str, Any]
 # Seconds between two questions to a server that starts, and until one is given up.
 _BETWEEN, _STARTING = 2.0, 3600.0
 # Tokens that are asked for after new weights were read, and how far off their log-probabilities
-# may be, by the servers' type.
-_PROBE, _BOUNDS = 4, {"float32": 1e-3, "bfloat16": 0.1}
+# may be, by the type in which either side takes products.
+_PROBE, BOUNDS = 4, {"float32": 1e-3, "bfloat16": 0.1}
 
 
 class ServersLost(Preempted):
@@ -70,6 +70,7 @@ class Fleet:
     Attributes:
       write: writes parameters as a Hugging Face folder that does not exist yet.
       folder: where such folders go, one for each version; the servers read it too.
+      dtype: of the servers, and `bound`, how far off their log-probabilities may be.
       sender: brings weights over NCCL; a folder is then written only for servers to start with.
       held: version that the servers hold; None: not known.
       alive: servers that can be asked.
@@ -81,6 +82,7 @@ class Fleet:
     write: Callable[[Params, Path], Any]
     folder: Path
     dtype: str
+    bound: float
     say: Callable[[str], None]
     sender: Sender | None = None
     held: int | None = None
@@ -210,7 +212,7 @@ class Fleet:
 
     def _check(self, params: Params) -> None:
         """Compares log-probabilities of a fixed prompt with the learner's own."""
-        probe, bound = self.probe, _BOUNDS.get(self.dtype, max(_BOUNDS.values()))
+        probe, bound = self.probe, self.bound
         call = Call(tuple(probe.prompt), _PROBE, (), (), 0)
         told = extras(probe.budget, len(probe.prompt))
         for server in list(self.alive):

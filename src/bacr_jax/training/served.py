@@ -20,7 +20,7 @@ from bacr_jax.model import adapters
 from bacr_jax.model.hf.names import Entry
 from bacr_jax.parallel import processes, replicated
 from bacr_jax.prompts.thinking_section import describe
-from bacr_jax.rollout.fleet import Fleet, Probe
+from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe
 from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
 from bacr_jax.rollout.served import Asking, without_tag
 from bacr_jax.training.run import Run
@@ -67,7 +67,9 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     dtype = config.model.compute_dtype
     about = _exported(run, folder)
     write = functools.partial(_write, about)
-    fleet = Fleet(servers, asking, _probe(run), write, where, dtype, say)
+    # Servers round no operand of their own.
+    bound = BOUNDS[config.model.product_dtype or dtype]
+    fleet = Fleet(servers, asking, _probe(run), write, where, dtype, bound, say)
     if config.rollout.transfer == "nccl":
         device = jax.local_devices()[0]
         fleet.sender = Sender(find_libraries(), device, functools.partial(_tensors, about, device))
