@@ -189,7 +189,7 @@ NOT_RUN = {
     "serving/bin/": "integrations/vllm/test.sh",
     "curl": "vLLM",
     "integrations/vllm/test.sh": "minutes",
-    "python -m bacr_jax.train --config quickstart rollout.engine=vllm": "hours",
+    "python benchmarks/vllm_sampler.py": "hours",
     "bacr import": "weights",
     "python -m bacr_jax.generate --model": "weights",
 }

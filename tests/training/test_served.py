@@ -23,6 +23,9 @@ from bacr_jax.training.algorithm import iterate
 from methods_world import Odd, load, run_of
 from nccl_world import FakeNccl, Joining
 
+# Tokens of the longest row.
+WIDTH = 64
+
 
 class FromFolder(Server):
     """Samples nothing: the most likely tokens of the policy in the folder that it was sent.
@@ -41,33 +44,41 @@ class FromFolder(Server):
     connect = find
 
     async def load(self, folder, version):
-        self.shape, self.params = hf.load_policy(folder)
-        self.module = hf.read_budget_module(folder)
+        shape, self.params = hf.load_policy(folder)
+        module = hf.read_budget_module(folder)
         self.loaded.append(version)
 
+        @jax.jit
+        def scores(params, row, length, told):
+            conditioned = None
+            if module is not None:
+                phi = budget.embed(
+                    params["budget"],
+                    told,
+                    conditioning=module.conditioning,
+                    b_max=module.b_max,
+                )
+                conditioned = Conditioned(
+                    phi, params["budget"]["gate"], settings=module.conditioning
+                )
+            hidden = qwen2.forward(params, row, config=shape, conditioned=conditioned)
+            return qwen2.logits(params, hidden)[0, length - 1]
+
+        self.scores = scores
+
     async def complete(self, call, sampling, part, told, patience=None):
-        tokens, logprobs = list(call.prompt), []
-        conditioned = None
-        if self.module is not None:
-            phi = budget.embed(
-                self.params["budget"],
-                jnp.array([told["budget"]]),
-                conditioning=self.module.conditioning,
-                b_max=self.module.b_max,
-            )
-            conditioned = Conditioned(
-                phi, self.params["budget"]["gate"], settings=self.module.conditioning
-            )
+        row, logprobs = np.zeros((1, WIDTH), np.int32), []
+        first = length = len(call.prompt)
+        row[0, :length] = call.prompt
         for _ in range(call.max_tokens):
-            row = jnp.array([tokens])
-            hidden = qwen2.forward(self.params, row, config=self.shape, conditioned=conditioned)
-            logits = qwen2.logits(self.params, hidden)[0, -1]
+            logits = self.scores(self.params, row, length, np.array([told["budget"]]))
             allowed = np.ones(len(logits), bool)
             allowed[sorted(FromFolder.never)] = False
             found = jax.nn.log_softmax(jnp.where(allowed, logits, -jnp.inf))
-            tokens.append(int(found.argmax()))
+            row[0, length] = found.argmax()
             logprobs.append(float(found.max()))
-        return tokens[len(call.prompt) :], logprobs
+            length += 1
+        return row[0, first:length].tolist(), logprobs
 
 
 @pytest.fixture
@@ -94,6 +105,18 @@ def test_two_iterations_by_a_server_that_gets_each_update(served_run):
         assert done.metrics["rollout/thinking_max"] <= 12
     (server,) = run.sample.servers
     assert server.loaded == ["0", "1"]
+
+
+@pytest.mark.parametrize(("rounded", "bound"), [("null", 1e-3), ("bfloat16", 0.1)])
+def test_servers_may_differ_by_as_much_as_the_learner_rounds(tmp_path, rounded, bound):
+    own = ledger.ledger_tokenizer()
+    config = load(
+        tmp_path, "bacr-robust", "rollout.engine=vllm", "rollout.urls=[http://one:1]",
+        f"rollout.weights_dir={tmp_path / 'weights'}", f"model.product_dtype={rounded}",
+    )  # fmt: skip
+    run, _ = run_of(config, (own, len(own)), Odd())
+    fleet = served.with_servers(run, tmp_path / "run", print).sample
+    assert (fleet.dtype, fleet.bound) == ("float32", bound)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,6 +6,7 @@ import pytest
 
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
+from bacr_jax.rollout import Listeners
 from bacr_jax.training import algorithm, start, warmup
 from bacr_jax.training import run as runs
 from methods_world import load, run_of
@@ -79,7 +80,7 @@ def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokeni
     asks = warmup.styled_prompts(run.environment.train, "steps", 5, run.config.budget.max)
     with pytest.raises(Stopped):
         start._style_accuracy(
-            run, run.environment, state.train.policy, *asks, jax.random.key(0), None
+            run, run.environment, state.train.policy, *asks, jax.random.key(0), Listeners()
         )
     prompts, _, _ = asked[0]
     assert {text.partition("<think>")[0] for text in told(tokenizer[0], prompts)} == {"f12"}

@@ -164,7 +164,8 @@ runpy.run_module("bacr_jax.train", run_name="__main__")
 """
 
 
-def test_rows_of_a_server_that_hangs_are_sampled_by_the_other(tmp_path):
+@pytest.mark.parametrize("befalls", ["suspend", "kill"])
+def test_rows_of_a_server_that_is_lost_are_sampled_by_the_other(tmp_path, befalls):
     ports = free_port(), free_port()
     words = ["-c", HASTY, "--config", "quickstart", *QUICKSTART]
     with training(tmp_path, words, ports) as (run, first), contextlib.ExitStack() as servers:
@@ -178,11 +179,12 @@ def test_rows_of_a_server_that_hangs_are_sampled_by_the_other(tmp_path):
         group = list(filter(of_server, psutil.process_iter()))
         group += [child for one in group for child in one.children(recursive=True)]
         for one in group:
-            one.suspend()
+            getattr(one, befalls)()
         try:
             assert run.wait(300) == 0, said(tmp_path)
         finally:
             for one in group:
-                one.resume()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.resume()
     assert f"http://127.0.0.1:{ports[1]}" in said(tmp_path) and "1 of 2 go on" in said(tmp_path)
     assert all(step["mismatch/absolute"] < 1e-4 for step in steps_of(tmp_path))
