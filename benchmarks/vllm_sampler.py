@@ -64,7 +64,9 @@ def run_served(python: Path, folder: Path, *keys: str) -> None:
     keys += ("rollout.engine=vllm", f"rollout.urls=[http://127.0.0.1:{port}]")
     training = subprocess.Popen(train(folder, *keys, f"rollout.weights_dir={weights}"))
     first = weights / folder.name / "version-0"
-    while not first.is_dir() and training.poll() is None:
+    while not first.is_dir():
+        if training.poll() is not None:
+            raise SystemExit(f"{folder}: ended before its first policy")
         time.sleep(1)
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", first]
     words += ["--host", "127.0.0.1", "--port", port, "--served-model-name", "policy"]
@@ -93,6 +95,20 @@ def outside(arm: dict, spans: list[dict]) -> list[str]:
     return found
 
 
+def arms(python: Path, out: Path, seed: int) -> dict[str, dict]:
+    """Summaries of a seed's four runs, which share its warm-up."""
+    folder = lambda name: out / f"{name.replace(' ', '-').lower()}-{seed}"
+    run(folder(OWN), f"seed={seed}")
+    warmup = RunPaths(folder(OWN)).warmup
+    other = reseeded(warmup, out / f"warmup-{seed + 1000}", seed + 1000)
+    run(folder(AGAIN), f"seed={seed + 1000}", f"warmup.dir={other}")
+    keys = (f"seed={seed}", f"warmup.dir={warmup}")
+    run_served(python, folder(VLLM), *keys)
+    run_served(python, folder(AHEAD), *keys, "rollout.ahead=1")
+    read = lambda name: json.loads(RunPaths(folder(name)).summary.read_text())
+    return {name: read(name) for name in (OWN, AGAIN, VLLM, AHEAD)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -104,29 +120,15 @@ def main() -> None:
     console, collected, outsiders = Console(width=120), {}, {VLLM: [], AHEAD: []}
     tokens, seconds = {}, {}
     for seed in arguments.seeds:
-        folders = {
-            name: arguments.out / f"{name.replace(' ', '-').lower()}-{seed}"
-            for name in (OWN, AGAIN, VLLM, AHEAD)
-        }
-        run(folders[OWN], f"seed={seed}")
-        warmup = RunPaths(folders[OWN]).warmup
-        other = reseeded(warmup, arguments.out / f"warmup-{seed + 1000}", seed + 1000)
-        run(folders[AGAIN], f"seed={seed + 1000}", f"warmup.dir={other}")
-        warm = f"warmup.dir={warmup}"
-        run_served(arguments.python, folders[VLLM], f"seed={seed}", warm)
-        run_served(arguments.python, folders[AHEAD], f"seed={seed}", warm, "rollout.ahead=1")
-        summaries = {
-            name: json.loads(RunPaths(folder).summary.read_text())
-            for name, folder in folders.items()
-        }
+        summaries = arms(arguments.python, arguments.out, seed)
         policies = {name: summary["eval"]["after"] for name, summary in summaries.items()}
-        policies = {"warm-up": summaries[OWN]["eval"]["before"], **policies}
-        console.print(table.comparison_table(f"seed {seed}: accuracy (%), 95 % interval", policies))
-        owns = [policies[OWN], policies[AGAIN]]
-        outsiders[VLLM] += [f"seed {seed}: {found}" for found in outside(policies[VLLM], owns)]
-        spans = [*owns, policies[VLLM]]
-        outsiders[AHEAD] += [f"seed {seed}: {found}" for found in outside(policies[AHEAD], spans)]
-        for name, policy in policies.items():
+        before = {"warm-up": summaries[OWN]["eval"]["before"]}
+        title = f"seed {seed}: accuracy (%), 95 % interval"
+        console.print(table.comparison_table(title, before | policies))
+        for name, others in ((VLLM, (OWN, AGAIN)), (AHEAD, (OWN, AGAIN, VLLM))):
+            found = outside(policies[name], [policies[other] for other in others])
+            outsiders[name] += [f"seed {seed}: {one}" for one in found]
+        for name, policy in (before | policies).items():
             collected.setdefault(name, []).append(policy)
         for name, summary in summaries.items():
             tokens.setdefault(name, []).append(summary["generated_tokens"])

@@ -1,5 +1,6 @@
 """Supervised rows from a policy's own correct responses."""
 
+import dataclasses
 import inspect
 import types
 
@@ -83,3 +84,47 @@ def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
 def test_a_policy_that_is_never_right_is_refused(tokenizer):
     with pytest.raises(UserError, match="no training question"):
         examples(tokenizer, [0, 0, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    conditioning: None = None
+    value: None = None
+
+
+def test_a_step_waits_for_the_one_before_and_each_is_followed_by_a_poll(monkeypatch):
+    """No queue of steps: it would hold the memory of all, and hear of a signal only at its end."""
+    events = []
+
+    class Loss:
+        def __init__(self, step):
+            self.step = step
+
+        def block_until_ready(self):
+            events.append(f"done {self.step}")
+            return self
+
+        def __float__(self):
+            return 0.5
+
+    def begin(params, opt_state, *_, **__):
+        step = sum(event.startswith("begun") for event in events)
+        events.append(f"begun {step}")
+        return params, opt_state, Loss(step)
+
+    monkeypatch.setattr(rejection_sft, "supervised_step", begin)
+    rows = np.zeros((4, 5), np.int32)
+    inspect.unwrap(rejection_sft.imitate)(
+        types.SimpleNamespace(seed=0),
+        types.SimpleNamespace(learner=Spec()),
+        {"embed": np.zeros(3, np.float32)},
+        rows,
+        rows > 0,
+        types.SimpleNamespace(batch_tokens=10, steps=3, learning_rate=1e-3),
+        poll=lambda: events.append("poll"),
+    )
+    assert events == [
+        *("begun 0", "poll"),
+        *("begun 1", "done 0", "poll"),
+        *("begun 2", "done 1", "poll"),
+    ]

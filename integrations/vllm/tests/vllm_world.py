@@ -57,8 +57,6 @@ def forgetful(url, loads, port):
     """Stands before a server; hands on all but orders to read weights after the first `loads`."""
 
     class Between(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.0"
-
         def do_GET(self):
             self.hand_on(None)
 
@@ -81,8 +79,8 @@ def forgetful(url, loads, port):
                 self.answer(error.code, error.read())
 
         def answer(self, status, raw):
+            # Its end is the line's.
             self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             self.wfile.write(raw)
 

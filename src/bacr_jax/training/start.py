@@ -302,28 +302,24 @@ def _warmed_up(
         largest,
     )
     accuracy_of = lambda params: _accuracy(run, environment, params, key, poll)
-    style_accuracy_of = lambda params, style: _style_accuracy(
-        run, environment, params, *opened(style), key, Listeners(poll)
-    )
+
+    def style_accuracy_of(params: Params, style: str) -> float:
+        prompts, references = opened(style)
+        # Minutes, with a large model.
+        with progress.phase(f"warm-up, {style}", len(references)) as phase:
+            done: list[int] = []
+
+            def on_rows(places: np.ndarray, *_: Any) -> None:
+                done.extend(places)
+                phase.update(len(done))
+
+            listeners = Listeners(poll, on_rows)
+            return _style_accuracy(run, environment, params, prompts, references, key, listeners)
+
     if config.data.train != "ledger":
         lessons = TraceLessons(config, environment)
         batches, styles = lessons.batch, lessons.styles
-
-        def style_accuracy_of(params: Params, style: str) -> float:
-            # Minutes, with a large model.
-            prompts, references = lessons.opened(style, largest)
-            with progress.phase(f"warm-up, {style}", len(references), "sampling") as phase:
-                done: list[int] = []
-
-                def on_rows(places: np.ndarray, *_: Any) -> None:
-                    done.extend(places)
-                    phase.update(len(done))
-
-                listeners = Listeners(poll, on_rows)
-                return _style_accuracy(
-                    run, environment, params, prompts, references, key, listeners
-                )
-
+        opened = lambda style: lessons.opened(style, largest)
         accuracy_of = lambda params: style_accuracy_of(params, styles[-1])
 
     with (
