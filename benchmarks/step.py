@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 
 PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
-# Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not.
-MICRO_BATCHES = 16
-# Layers that compile one by one; more are scanned.
+# Layers that compile one by one; more are scanned, and made again in the backward pass.
 MOST_UNROLLED = 8
+# Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not. A
+# large model's weights leave no room there, and are read and summed once a part.
+MICRO_BATCHES, OF_LARGE = 16, 4
 
 
 def parse() -> argparse.Namespace:
@@ -72,7 +73,7 @@ class Step:
         tokens = np.array([(row * PROMPT)[:PROMPT] for row in ids], np.int32)
         tokens = np.repeat(tokens, arguments.group, axis=0)
         self.rows, self.group, v = len(tokens), arguments.group, shape.vocab_size
-        self.new = arguments.new
+        self.new, self.is_large = arguments.new, shape.num_layers > MOST_UNROLLED
         lengths = np.full(self.rows, PROMPT, np.int32)
         self.prompts = Prompts(tokens, lengths, 0 * lengths, lengths)
 
@@ -105,8 +106,8 @@ class Step:
             loss=LossConfig(entropy_coef=0.0, aggregate="token_mean"),
             value=None,
             b_max=self.new,
-            scan=shape.num_layers > MOST_UNROLLED,
-            remat="none",
+            scan=self.is_large,
+            remat="full" if self.is_large else "none",
             chunk=2048,
         )
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
@@ -162,7 +163,7 @@ class Step:
             spec=self.learner,
             policy_tx=self.tx,
             head_tx=self.tx,
-            micro_batches=MICRO_BATCHES,
+            micro_batches=OF_LARGE if self.is_large else MICRO_BATCHES,
         )
         assert np.isfinite(float(metrics["loss/total"])) and float(metrics["policy/skipped"]) == 0
         return sampled - started, time.perf_counter() - sampled

@@ -10,6 +10,7 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.padding_free import Allowance, padding_free, planned_rows
 from bacr_jax.learner.train_step import gradients, score_batch
+from bacr_jax.model.real_tokens import RealTokens
 from learner_world import (
     CUTS,
     PROMPTS,
@@ -26,7 +27,14 @@ from learner_world import (
 )
 from rollout_world import World
 
-compiled_gradients = jax.jit(gradients, static_argnames=("spec",))
+
+def compiled():
+    # A function of its own: what JAX traced of one is not traced again.
+    return jax.jit(lambda *rest, spec: gradients(*rest, spec=spec), static_argnames=("spec",))
+
+
+# Attention over padded rows, and over the list of tokens, which are programs of their own.
+COMPILED = {False: compiled(), True: compiled()}
 # Tokens of each row: prompt, thinking, and the two branches that have an answer.
 TOKENS = [3 + 8 + 5 + 4, 5 + 3 + 3 + 5, 2 + 6 + 4 + 4, 4 + 1 + 5]
 
@@ -85,7 +93,14 @@ class TestWhichRows:
         assert last.real_tokens.is_source.sum() == TOKENS[3]
 
 
-def gradient(batch, spec, world=WORLD):
+@pytest.fixture(params=[False, True], ids=["rows", "list"])
+def compiled_gradients(request, monkeypatch):
+    """Whichever has fewer pairs of tokens is taken; here the one that is asked for."""
+    monkeypatch.setattr(RealTokens, "has_fewer_pairs", request.param)
+    return COMPILED[request.param]
+
+
+def gradient(compiled_gradients, batch, spec, world=WORLD):
     """Of the policy and of the value head, and the metrics."""
     head = None if spec.value is None else VALUE_HEAD
     state = dataclasses.replace(state_of(head), policy=world.params)
@@ -104,7 +119,7 @@ CONDITIONINGS = {
 
 
 @pytest.mark.parametrize("name", CONDITIONINGS)
-def test_shared_prompts_have_the_gradient_of_separate_ones(pairs, name):
+def test_shared_prompts_have_the_gradient_of_separate_ones(pairs, name, compiled_gradients):
     how = CONDITIONINGS[name]
     world = World(how) if name == "per layer" else WORLD
     spec = dataclasses.replace(SPEC, conditioning=how)
@@ -112,7 +127,8 @@ def test_shared_prompts_have_the_gradient_of_separate_ones(pairs, name):
         spec = dataclasses.replace(spec, value=None)
     # Room for more tokens than there are.
     (whole,) = padding_free(pairs, Allowance(70, True))
-    close(gradient(whole, spec, world), gradient(pairs, spec, world), atol=2e-6)
+    got, want = (gradient(compiled_gradients, x, spec, world) for x in (whole, pairs))
+    close(got, want, atol=2e-6)
 
 
 def test_scores_are_those_of_padded_rows(pairs):

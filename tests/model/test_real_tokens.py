@@ -1,5 +1,7 @@
 """Rows as a list of their tokens and back: plain indexing, with gradients that scatter nothing."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,30 @@ def test_a_list_and_its_rows_by_hand():
     found = np.where(IS_TOKEN, REAL.spread(listed), 0)
     np.testing.assert_array_equal(found, [[10, 11, 12, 0], [10, 11, 13, 14], [15, 0, 0, 0]])
     np.testing.assert_array_equal(REAL.row[:6], [0, 0, 0, 1, 1, 2])
+
+
+def test_what_an_entry_sees_by_hand():
+    """Trunks a b, with a branch after each: c sees all of it, d and e its first token alone."""
+    found = REAL.visible(jnp.array([[2], [1], [1]]), 2)
+    before = np.tril(np.ones((8, 8), bool))
+    want = ["a", "ab", "abc", "ad", "ade", "f"]
+    for entry, names in enumerate(want):
+        seen = {"abcdef"[i] for i in np.flatnonzero((found & before)[entry])}
+        assert seen == set(names), entry
+
+
+def test_rows_without_branches():
+    found = REAL.visible(jnp.zeros((3, 0), jnp.int32), 4)
+    want = ["a", "ab", "abc", "abd", "abde", "f"]
+    for entry, names in enumerate(want):
+        seen = {"abcdef"[i] for i in np.flatnonzero(found[entry, : entry + 1])}
+        assert seen == set(names), entry
+
+
+def test_which_has_fewer_pairs():
+    assert not REAL.has_fewer_pairs  # 8 x 8 against 3 x 4 x 4
+    few = dataclasses.replace(REAL, source=REAL.source[:6])
+    assert few.has_fewer_pairs
 
 
 def test_gradients_are_those_of_indexing():

@@ -177,8 +177,25 @@ def causal_attention(
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
+    b, t, *_ = q.shape
+    return listed_attention(
+        q, k, v, None if real is None else jnp.broadcast_to(real[:, None], (b, t, t))
+    )
+
+
+def listed_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    visible: Bool[Array, "B T T"] | None,
+) -> Float[Array, "B T N H"]:
+    """Attention of tokens that see none after them in their list, and of those before what they may.
+
+    Args:
+      visible: keys that each query may see, as far as they are not after it; None: all.
+    """
     blocks = jax.lax.split(q, _block_sizes(q.shape[1]), axis=1)
-    found = _causal_blocks(blocks, _heads_first(k), _heads_first(v), real)
+    found = _causal_blocks(blocks, _heads_first(k), _heads_first(v), visible)
     return checkpoint_name(jnp.concatenate(found, axis=1), "attention")
 
 
@@ -202,7 +219,7 @@ def _causal_blocks(
     blocks: Sequence[Float[Array, "B _ N H"]],
     k: Float[Array, "B K S H"],
     v: Float[Array, "B K S H"],
-    real: Bool[Array, "B S"] | None,
+    visible: Bool[Array, "B T S"] | None,
 ) -> list[Float[Array, "B _ N H"]]:
     """Causal attention of consecutive blocks of queries from position 0 on.
 
@@ -212,8 +229,8 @@ def _causal_blocks(
     for q in blocks:
         stop = start + q.shape[1]
         mask = (jnp.arange(stop) <= jnp.arange(start, stop)[:, None])[None]
-        if real is not None:
-            mask = mask & real[:, None, :stop]
+        if visible is not None:
+            mask = mask & visible[:, start:stop, :stop]
         partial = cached_attention(q, k[:, :, :stop], v[:, :, :stop], mask)
         found.append(merge([partial], q.dtype))
         start = stop

@@ -327,7 +327,13 @@ def tree_states(
     if real is not None:
         tokens, positions = real.listed(tokens), real.listed(positions)
         conditioned = conditioned and _listed_conditioned(conditioned, real)
-        attend = functools.partial(_attend_listed, attend, real)
+        alone = compute.mesh is None or compute.mesh.size == 1
+        whole = compute.implementation == "xla" and alone and packing is None
+        if whole and real.has_fewer_pairs:
+            visible = real.visible(context, s)[None]
+            attend = functools.partial(attention.listed_attention, visible=visible)
+        else:
+            attend = functools.partial(_attend_listed, attend, real)
     embedded = embed_tokens(params, tokens, compute.dtype)
     return run_layers(
         params,

@@ -1,4 +1,4 @@
-"""Padded rows as one list of their tokens: everything but attention runs on those alone.
+"""Padded rows as one list of their tokens, on which everything runs, or everything but attention.
 
     rows   [B, T]   right-padded, as attention reads them
     list   [1, U]   a token once, whichever rows share it
@@ -41,6 +41,34 @@ class RealTokens:
     def spread(self, listed: Array) -> Array:
         """[1, U, ...] as [B, T, ...]; the gradients of shared tokens are summed over their rows."""
         return _spread(listed, self)
+
+    @property
+    def has_fewer_pairs(self) -> bool:
+        """Whether attention over the list has fewer pairs of tokens than over the padded rows."""
+        rows, width = self.slot.shape
+        return self.source.shape[0] ** 2 <= rows * width**2
+
+    def visible(self, context: Int[Array, "B M"], trunk_length: int) -> Bool[Array, "U U"]:
+        """Which entries [U, U] an entry sees, as far as they stand before it in the list.
+
+        Rows are trunks and their branches (`attention.tree_attention`): entries see their row's
+        trunk, or its owner's where it is shared, branches up to their context; and their branch.
+
+        Args:
+          context: trunk tokens that each branch sees.
+        """
+        width = self.slot.shape[1]
+        row, place = jnp.divmod(self.source, width)
+        length = (width - trunk_length) // max(context.shape[1], 1)
+        in_trunk = place < trunk_length
+        branch = jnp.where(in_trunk, -1, (place - trunk_length) // max(length, 1))
+        seen = jnp.full_like(place, trunk_length)
+        if context.size:
+            seen = jnp.where(in_trunk, seen, context[row, jnp.maximum(branch, 0)])
+        same = row[:, None] == row
+        owned = self.shared[row, place] & (self.owner[row][:, None] == row)
+        of_trunk = in_trunk & (place < seen[:, None]) & (same | owned)
+        return of_trunk | (~in_trunk & same & (branch[:, None] == branch))
 
     @property
     def row(self) -> Int[Array, " U"]:

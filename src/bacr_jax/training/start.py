@@ -106,10 +106,13 @@ def go_ahead(run: Run, poll: Callable[[], None]) -> None:
     largest = max(config.eval.budgets)
     spec, phi_of = run.policy.evaluation, run.policy.phi_of(params)
     decoder = Decoder(run.policy.decode_params(params), spec, phi_of, spec.max_thinking)
+    asked = next(iter(environment.eval.values()))
+    # All slots, and all of them filled again: more questions have no other programs.
+    few = np.arange(min(len(asked), 2 * spec.slots))
     evaluate_by_budget(
         decoder,
         environment,
-        next(iter(environment.eval.values())),
+        asked.part(few, asked.set.name),
         key,
         config=dataclasses.replace(config.eval, budgets=(largest,), samples=0, dense=None),
         seed=config.seed,
