@@ -37,6 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--new", type=int, default=NEW, help="tokens of an answer")
+    parser.add_argument("--products", help="16-bit type of weight products (model.product_dtype)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -91,9 +92,11 @@ class Step:
             forced_suffix=[int(tokens[0, 0]), int(tokens[0, 1])],
             natural_suffix=[int(tokens[0, 1])],
         )
+        products = jnp.dtype(arguments.products) if arguments.products else None
         self.rollout = RolloutSpec(
             shape,
             None,
+            products=products,
             max_thinking=self.new,
             answer_tokens=ANSWER,
             slots=self.rows,
@@ -108,13 +111,16 @@ class Step:
             b_max=self.new,
             scan=self.is_large,
             remat="full" if self.is_large else "none",
+            products=products,
             chunk=2048,
         )
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
         self.tx = policy_optimizer(settings, 100)
         self.state = init_state(params, None, self.tx, self.tx)
         self.decode = jax.jit(
-            lambda p: kv_cache.decode_params(p, dtype=jnp.float32, conditioned=False)
+            lambda p: kv_cache.decode_params(
+                p, dtype=jnp.float32, conditioned=False, products=products
+            )
         )
         self.steps = 0
 

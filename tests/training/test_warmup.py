@@ -165,6 +165,15 @@ def test_nothing_is_practised_where_it_is_not_asked_or_the_policy_is_wrong(tmp_p
     assert run.practised == 0
 
 
+@pytest.mark.parametrize(("hold", "measured"), [(0, 1), (0.5, 2)])
+def test_a_fixed_number_of_steps_is_measured_at_its_end_alone(tmp_path, hold, measured):
+    settings = (f"warmup.hold_accuracy={hold}", "warmup.short_accuracy=0")
+    run, asked = Practised(load(tmp_path, None, *REDUNDANT, *settings), 0), []
+    found = warmup.until_accurate(run, lambda params: asked.append(run.step) or 1.0)
+    assert found == {"accuracy": 1.0} and run.step == 800
+    assert asked == [520, 800][-measured:]
+
+
 def test_the_redundant_ledger_has_no_single_style_to_stop_by(tmp_path):
     with pytest.raises(UserError, match="variant=tradeoff"):
         load(tmp_path, None, *(key for key in TRADEOFF if "variant" not in key))

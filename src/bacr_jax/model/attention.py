@@ -189,7 +189,7 @@ def listed_attention(
     v: Float[Array, "B T K H"],
     visible: Bool[Array, "B T T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Attention of tokens that see none after them in their list, and of those before what they may.
+    """Attention of tokens that see none after them, and of those before them what they may.
 
     Args:
       visible: keys that each query may see, as far as they are not after it; None: all.

@@ -242,7 +242,8 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
     holds = 0
     measure = lambda: run.measured(lambda: accuracy_of(run.params))
-    while holds < settings.max_hold and measure() < settings.hold_accuracy:
+    fixed = settings.hold_accuracy == 0
+    while not fixed and holds < settings.max_hold and measure() < settings.hold_accuracy:
         holds += 1
         run.planned += HOLD_STEPS
         run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
@@ -373,6 +374,7 @@ def warm_up(
     """Weights after the warm-up, trained now or read from `folder`.
 
     Args:
+      styles: measured at the end; what `accuracy_of` measures is the last.
       accuracy_of: greedy accuracy of given weights at the largest budget.
       style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
         any other: on `warmup.style_level`); asked with `warmup.style` only.
@@ -407,9 +409,11 @@ def warm_up(
                 measured = until_style(run, style_accuracy_of)
             else:
                 measured = until_accurate(run, accuracy_of)
-            for style in styles:
+            for style in styles[:-1]:
                 accuracy = run.measured(lambda: style_accuracy_of(run.params, style))  # noqa: B023
                 measured[f"{style}_accuracy"] = accuracy
+            if styles:
+                measured[f"{styles[-1]}_accuracy"] = measured["accuracy"]
         except Preempted:
             run.save()
             raise
