@@ -178,21 +178,20 @@ def causal_attention(
             implementation="cudnn",
         )
     b, t, *_ = q.shape
-    return listed_attention(
-        q, k, v, None if real is None else jnp.broadcast_to(real[:, None], (b, t, t))
-    )
+    visible = None if real is None else jnp.broadcast_to(real[:, None], (b, t, t))
+    return masked_attention(q, k, v, visible)
 
 
-def listed_attention(
+def masked_attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
     visible: Bool[Array, "B T T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Attention of tokens that see none after them, and of those before them what they may.
+    """Causal attention in which a query may see some of the keys before it, by XLA.
 
     Args:
-      visible: keys that each query may see, as far as they are not after it; None: all.
+      visible: keys that each query may see, if they are not after it; None: all.
     """
     blocks = jax.lax.split(q, _block_sizes(q.shape[1]), axis=1)
     found = _causal_blocks(blocks, _heads_first(k), _heads_first(v), visible)

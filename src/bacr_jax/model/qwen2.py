@@ -327,11 +327,11 @@ def tree_states(
     if real is not None:
         tokens, positions = real.listed(tokens), real.listed(positions)
         conditioned = conditioned and _listed_conditioned(conditioned, real)
-        alone = compute.mesh is None or compute.mesh.size == 1
-        whole = compute.implementation == "xla" and alone and packing is None
-        if whole and real.has_fewer_pairs:
+        one_device = compute.mesh is None or compute.mesh.size == 1
+        takes_masks = compute.implementation == "xla" and one_device and packing is None
+        if takes_masks and real.has_fewer_pairs:
             visible = real.visible(context, s)[None]
-            attend = functools.partial(attention.listed_attention, visible=visible)
+            attend = functools.partial(attention.masked_attention, visible=visible)
         else:
             attend = functools.partial(_attend_listed, attend, real)
     embedded = embed_tokens(params, tokens, compute.dtype)

@@ -242,8 +242,9 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     run.advance(settings.steps - fall, lambda i: settings.learning_rate * min((i + 1) / RISE, 1.0))
     holds = 0
     measure = lambda: run.measured(lambda: accuracy_of(run.params))
-    fixed = settings.hold_accuracy == 0
-    while not fixed and holds < settings.max_hold and measure() < settings.hold_accuracy:
+    # An accuracy of 0 is reached without being measured.
+    most = settings.max_hold if settings.hold_accuracy > 0 else 0
+    while holds < most and measure() < settings.hold_accuracy:
         holds += 1
         run.planned += HOLD_STEPS
         run.advance(HOLD_STEPS, lambda i: settings.learning_rate)
