@@ -1,6 +1,7 @@
 """Rollouts: tokens per second beside transformers, refilled slots, and branches on a shared cache.
 
     python benchmarks/rollout.py [--rounds 5]                 CPU, one thread on each side
+    python benchmarks/rollout.py --model FOLDER               CPU, (a) alone, on these weights
     python benchmarks/rollout.py --preset qwen2.5-1.5b        GPU, bfloat16, random weights
 
 On a CPU three comparisons run on the same weights, each side warmed up, medians over the rounds:
@@ -37,6 +38,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--model", help="Hugging Face folder, for (a) alone")
+    parser.add_argument(
+        "--products", help="16-bit type of our weight products, and of all that transformers does"
+    )
     parser.add_argument("--preset", help="a real shape of random weights, on a GPU")
     parser.add_argument(
         "--attention", choices=("cudnn", "xla"), default="cudnn", help="of decoding, on a GPU"
@@ -66,7 +71,7 @@ def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[s
 class World:
     """A random policy that never closes its thinking, so that budgets alone decide."""
 
-    def __init__(self, shape, params, dtype):
+    def __init__(self, shape, params, dtype, products=None):
         import numpy as np
 
         from bacr_jax.prompts.decode_rules import decode_rules
@@ -78,6 +83,7 @@ class World:
         allowed = np.ones(shape.vocab_size, bool)
         allowed[:4] = False
         self.shape, self.params, self.dtype = shape, params, dtype
+        self.products = products
         self.rules = decode_rules(
             allowed_tokens=allowed,
             eos_ids=[1],
@@ -101,7 +107,7 @@ class World:
         """Shapes of a rollout of this policy."""
         from bacr_jax.rollout import RolloutSpec
 
-        return RolloutSpec(self.shape, None, dtype=self.dtype, **settings)
+        return RolloutSpec(self.shape, None, dtype=self.dtype, products=self.products, **settings)
 
     def engine(self, prompts, spec):
         """Slots for a rollout that is driven by hand."""
@@ -138,23 +144,28 @@ def cpu_world(arguments, folder):
 
     from bacr_jax.export.policy_folder import save_policy
     from bacr_jax.model import kv_cache, qwen2
+    from bacr_jax.model.hf import load_policy
     from bacr_jax.model.sizes import Qwen2Config
 
-    shape = Qwen2Config(
-        vocab_size=arguments.vocab,
-        hidden_size=arguments.width,
-        intermediate_size=4 * arguments.width,
-        num_layers=arguments.layers,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=arguments.width // 4,
-        rope_theta=1e4,
-        tie_embeddings=True,
-    )
-    params = qwen2.init(jax.random.key(0), shape)
-    save_policy(folder, params, config=shape)
-    decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False)
-    return World(shape, decode, jnp.float32)
+    if arguments.model:
+        shape, params = load_policy(folder)
+    else:
+        shape = Qwen2Config(
+            vocab_size=arguments.vocab,
+            hidden_size=arguments.width,
+            intermediate_size=4 * arguments.width,
+            num_layers=arguments.layers,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=arguments.width // 4,
+            rope_theta=1e4,
+            tie_embeddings=True,
+        )
+        params = qwen2.init(jax.random.key(0), shape)
+        save_policy(folder, params, config=shape)
+    products = jnp.dtype(arguments.products) if arguments.products else None
+    decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False, products=products)
+    return World(shape, decode, jnp.float32, products)
 
 
 def against_transformers(arguments, world, folder):
@@ -164,7 +175,8 @@ def against_transformers(arguments, world, folder):
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    dtype = getattr(torch, arguments.products or "float32")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     prompts = world.prompts(arguments.rows, arguments.prompt)
     tokens = torch.tensor(prompts.tokens, dtype=torch.long)
     budgets = np.full(arguments.rows, arguments.new)
@@ -395,12 +407,13 @@ def main() -> None:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"
     result: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as parent:
-        folder = os.path.join(parent, "model")
+        folder = arguments.model or os.path.join(parent, "model")
         world = cpu_world(arguments, folder)
         if not arguments.without_transformers:
             result |= against_transformers(arguments, world, folder)
-    result |= against_static_batches(arguments, world)
-    result |= against_prefilling_again(arguments, world)
+    if not arguments.model:
+        result |= against_static_batches(arguments, world)
+        result |= against_prefilling_again(arguments, world)
     print(json.dumps({name: round(value, 3) for name, value in result.items()}))
 
 

@@ -34,6 +34,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a model's folder; default: a small random one")
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
+    parser.add_argument(
+        "--bfloat16",
+        action="store_true",
+        help="16-bit products: model.product_dtype here, bf16 there",
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -96,9 +101,13 @@ def main() -> None:
     model = given or ["--model", str(folder / "model")]
     files = (*model, "--prompts", str(folder / "prompts.jsonl"))
     group = ("--group", str(arguments.group), "--new", str(arguments.new))
+    our_products, their_products = (
+        (["--products", "bfloat16"], ["--bfloat16"]) if arguments.bfloat16 else ([], [])
+    )
+    parts = ("--parts", str(arguments.trl_parts))
     sides = [
-        Steps(ours, "step.py", *files, *group, "--on-demand"),
-        Steps(trl, "step_trl.py", *files, *group, "--parts", str(arguments.trl_parts)),
+        Steps(ours, "step.py", *files, *group, *our_products, "--on-demand"),
+        Steps(trl, "step_trl.py", *files, *group, *their_products, *parts),
     ]
     found: dict[str, list[float]] = {}
     for index in range(arguments.warm_up + arguments.rounds):

@@ -28,6 +28,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--new", type=int, default=NEW, help="tokens of an answer")
+    parser.add_argument("--bfloat16", action="store_true", help="TRL's bf16: autocast")
     parser.add_argument("--parts", type=int, default=1, help="parts of an update, accumulated")
     return parser.parse_args()
 
@@ -129,7 +130,7 @@ def main() -> None:
     settings = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,
-        bf16=False,
+        bf16=arguments.bfloat16,
         gradient_checkpointing=False,
         per_device_train_batch_size=rows // arguments.parts,
         gradient_accumulation_steps=arguments.parts,

@@ -5,7 +5,6 @@ import json
 import math
 from pathlib import Path
 
-import jax
 import pytest
 
 import hf_world
@@ -14,7 +13,7 @@ from bacr_jax import generate, train
 from bacr_jax.documents import read_lines
 from bacr_jax.export.from_run import export
 from bacr_jax.model import hf
-from methods_world import NAMES, PRESETS
+from methods_world import PRESETS
 from small_config import SMALL
 
 QUESTIONS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 17)]
@@ -178,18 +177,11 @@ def qwen2(tmp_path_factory):
     return place
 
 
-@pytest.fixture
-def programs_are_dropped():
-    """Those of twenty presets are more memory maps than a process may have (vm.max_map_count)."""
-    yield
-    jax.clear_caches()
-
-
-# SelfBudgeter's own first stage asks for a policy that is right sometimes, which no random one is.
+# Those that sample, tell budgets or answer in ways of their own; training/test_algorithm.py has all
+# presets train the quickstart.
 @pytest.mark.slow
-@pytest.mark.usefixtures("programs_are_dropped")
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"selfbudgeter"}))
-def test_every_preset_trains_it_two_steps(qwen2, tmp_path, name):
+@pytest.mark.parametrize("name", ["anytime", "bacr-full", "effort", "l1_exact", "s_grpo"])
+def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
     settings = {
         "model.path": qwen2 / "base",
         "data.train": f"jsonl:{qwen2 / 'sums.jsonl'}",
