@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from bacr_jax.config import Config
-from bacr_jax.config.checks import NUM_LEVELS, PRESETS, check, check_ranges, problems
+from bacr_jax.config.checks import PRESETS, check, check_ranges, problems
 from bacr_jax.config.fields import inside, range_text
 from bacr_jax.config.values import FrozenMap, written
 from bacr_jax.errors import UserError
@@ -260,12 +260,10 @@ def test_ranges_can_be_checked_alone():
         check_ranges(changed(seed=-1))
 
 
-def test_presets_and_levels_are_those_of_their_rooms():
+def test_presets_are_those_of_the_models_room():
     from bacr_jax.model import sizes
-    from bacr_jax.questions import groups
 
     assert {name: shape.max_positions for name, shape in sizes.PRESETS.items()} == PRESETS
-    assert groups.NUM_LEVELS == NUM_LEVELS
 
 
 @given(values_by_key())

@@ -26,12 +26,6 @@ def test_other_numbers_of_groups(num_groups, groups):
     np.testing.assert_array_equal(found, groups)
 
 
-@pytest.mark.parametrize("num_groups", [0, 6])
-def test_more_groups_than_levels(num_groups):
-    with pytest.raises(UserError, match=r"1\.\.5"):
-        groups_from_levels(np.array([1]), num_groups=num_groups)
-
-
 def test_solve_rates_by_hand():
     # eight samples: a rate on a threshold belongs to the harder group
     rates = np.array([0, 2, 3, 4, 5, 6, 7, 8]) / 8
@@ -45,17 +39,6 @@ def test_higher_rates_are_never_in_harder_groups(rates, num_groups):
     assert (np.diff(groups) <= 0).all()
     assert groups.min() >= 0
     assert groups.max() < num_groups
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])
-def test_a_rate_that_is_none_by_its_row(rate):
-    with pytest.raises(UserError, match="solve rate 1"):
-        groups_from_solve_rate(np.array([0.5, rate]))
-
-
-def test_no_group():
-    with pytest.raises(UserError, match="num_groups"):
-        groups_from_solve_rate(np.array([0.5]), num_groups=0)
 
 
 LABELS = [

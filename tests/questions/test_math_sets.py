@@ -207,10 +207,6 @@ class TestSolveRates:
     def test_are_not_asked_of_test_questions(self, tmp_path):
         assert self.load(tmp_path, self.LABELS[:1], "test").groups.tolist() == [3] * 5
 
-    def test_are_read_from_a_file_that_must_be_named(self, tmp_path):
-        with pytest.raises(UserError, match=r"data\.labels is null"):
-            load(tmp_path, "jsonl", self.ROWS, groups="solve_rate")
-
 
 class TestRealSets:
     """All rows of the real data, with the counts their authors publish."""

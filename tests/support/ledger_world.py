@@ -1,10 +1,6 @@
 """What the ledger's tests know of it without its code: questions read by a pattern, work redone."""
 
-import inspect
 import re
-
-# Without the runtime type checks that tests run with, whose annotations would refuse first.
-unchecked = inspect.unwrap
 
 
 def operations(question):

@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 
 from bacr_jax import documents
 from bacr_jax.config import DataConfig
+from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
-
-NUM_LEVELS = 5
 
 
 def groups_from_levels(
@@ -22,12 +21,8 @@ def groups_from_levels(
         group = floor((level - 1) K / 5)
 
     which for K = 4 is the paper's grouping. Any other level counts as unknown and goes to the
-    hardest group. K is 1..5, or UserError.
+    hardest group. K is 1..5.
     """
-    if not 1 <= num_groups <= NUM_LEVELS:
-        raise UserError(
-            f"data.num_groups: found {num_groups} for {NUM_LEVELS} levels; write 1..{NUM_LEVELS}"
-        )
     levels = np.asarray(levels)
     known = (levels >= 1) & (levels <= NUM_LEVELS)
     groups = np.where(known, (levels - 1) * num_groups // NUM_LEVELS, num_groups - 1)
@@ -50,17 +45,8 @@ def groups_from_solve_rate(
 
     Thresholds are the multiples of 1/K. With K = 4 they are .25, .5 and .75 (paper appendix), a
     rate above .75 being group 0. A rate is the mean over several samples of a problem, in [0, 1]:
-    pass@k would be 0 or 1 for one problem. UserError names the row of a rate outside.
+    pass@k would be 0 or 1 for one problem.
     """
-    if num_groups < 1:
-        raise UserError(f"data.num_groups: found {num_groups}; write 1 or more")
-    rate = np.asarray(rate, np.float64)
-    wrong = np.flatnonzero(~((rate >= 0) & (rate <= 1)))
-    if len(wrong):
-        raise UserError(
-            f"solve rate {wrong[0]}: found {rate[wrong[0]]}; write the share of correct samples, "
-            "a number in [0, 1]"
-        )
     thresholds = np.arange(1, num_groups) / num_groups
     below = np.searchsorted(thresholds, rate, side="left")
     return (num_groups - 1 - below).astype(np.int32)

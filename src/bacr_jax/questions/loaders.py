@@ -1,7 +1,6 @@
 """Sets of questions by name: what can stand in data.train and data.eval."""
 
 import difflib
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,9 @@ from bacr_tasks import gym, nemo_gym, verifiers_v1
 
 # Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
 LEDGER_TEST_SIZE = 2000
+# What can stand before the colon of data.train and data.eval.
+_PACKAGES: dict[str, Any] = {"gym": gym, "nemo_gym": nemo_gym, "verifiers": verifiers_v1}
+_SETS = (*math_sets.LAYOUTS, *math_sets.TABLES)
 
 
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
@@ -33,8 +35,6 @@ def _ledger(path: str, config: DataConfig, seed: int) -> Source:
 
     def questions(split: Split) -> list[Row]:
         size = settings.train_size if split == "train" else LEDGER_TEST_SIZE
-        if size < 1:
-            raise UserError(f"data.ledger.train_size: found {size}; write 1 or more")
         every = tuple(range(1, ledger.MAX_LEVEL + 1))
         problems = ledger.make_problems(
             seed,
@@ -65,35 +65,16 @@ def _refused(call: Callable[[], Any]) -> Any:
         raise UserError(str(error)) from None
 
 
-def _others(package: str, path: str, config: DataConfig, seed: int) -> Source:
+def _others(package: str, path: str, config: DataConfig) -> Source:
     """A source of `bacr_tasks`, none of which depends on a run's seed."""
-    del seed
+    options: dict[str, Any] = {"base": config.dir}
     if package == "gym":
-        make = lambda: gym.source(path, short=config.prompt_format == "characters")
-    else:
-        module = {"nemo_gym": nemo_gym, "verifiers": verifiers_v1}[package]
-        make = lambda: module.source(path, base=config.dir)
-    made = _refused(make)
+        options = {"short": config.prompt_format == "characters"}
+    made = _refused(lambda: _PACKAGES[package].source(path, **options))
     questions = made.questions
     made.questions = lambda split: _refused(lambda: questions(split))
     name = f"{package}:{path.partition('?')[0]}"
     return _source_of(made, name, made.SCORE, whole=package == "gym")
-
-
-def _table(name: str, path: str, config: DataConfig, seed: int) -> Source:
-    del seed
-    return math_sets.table_source(name, path, config)
-
-
-def sources() -> dict[str, Callable[[str, DataConfig, int], Source]]:
-    """What can stand before the colon of data.train and data.eval."""
-    tables = (*math_sets.LAYOUTS, *math_sets.TABLES)
-    packages = ("gym", "nemo_gym", "verifiers")
-    made: dict[str, Any] = {
-        "ledger": _ledger,
-        **{name: functools.partial(_others, name) for name in packages},
-    }
-    return {**made, **{name: functools.partial(_table, name) for name in tables}}
 
 
 def own_source(spec: str, key: str = "data") -> Source:
@@ -157,11 +138,14 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
     name, _, path = spec.partition(":")
     if spec.endswith(".py"):
         return own_source(spec, key)
-    known = sources()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise UserError(f"{key}: found {spec!r}; the nearest known name is {near[0]!r}")
-    return known[name](path, config, seed)
+    if name == "ledger":
+        return _ledger(path, config, seed)
+    if name in _PACKAGES:
+        return _others(name, path, config)
+    if name in _SETS:
+        return math_sets.table_source(name, path, config)
+    near = difflib.get_close_matches(name, ("ledger", *_PACKAGES, *_SETS), n=1, cutoff=0.0)
+    raise UserError(f"{key}: found {spec!r}; the nearest known name is {near[0]!r}")
 
 
 def load_questions(

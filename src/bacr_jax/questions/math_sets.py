@@ -132,7 +132,7 @@ def _rows_of(
             _text(row.get(question)),
             read(row, answers),
             {
-                "subject": _one_line(_first(row, layout.subject) or ""),
+                "subject": printable(str(_first(row, layout.subject) or "")),
                 "traces": {s: _text(_first(row, names)) for s, names in layout.traces.items()},
             },
             _level(_first(row, layout.level)),
@@ -238,15 +238,10 @@ def _level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
-def _one_line(value: Any) -> str:
-    """A name as text that can be printed and written: control characters are escaped."""
-    return printable(str(value))
-
-
 def _ids(rows: Sequence[Row], names: Sequence[str], prefix: str) -> list[str]:
     """The source's own identifiers where they are complete and unique, else numbers of rows."""
     for name in names:
-        own = [_one_line(row[name]) for row in rows if row.get(name) is not None]
+        own = [printable(str(row[name])) for row in rows if row.get(name) is not None]
         if len(own) == len(rows) == len(set(own)):
             return own
     return [f"{prefix}-{index}" for index in range(len(rows))]

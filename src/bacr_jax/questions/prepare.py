@@ -101,7 +101,7 @@ def _described(
 ) -> tuple[dict[str, Any], str]:
     """What the record says of a written file, and what a person is told of its fingerprint."""
     questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
-    digest, expected = fingerprint(questions.questions, questions.answers), None
+    digest = fingerprint(questions.questions, questions.answers)
     expected = source.fingerprints.get(split)
     known = "" if expected is None else ", of the known texts"
     if expected not in (None, digest):

@@ -13,13 +13,9 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import DataConfig
+from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.errors import UserError
-from bacr_jax.questions.groups import (
-    NUM_LEVELS,
-    groups_from_levels,
-    groups_from_solve_rate,
-    read_solve_rates,
-)
+from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
 from bacr_jax.questions.question_set import LeftOut, QuestionSet
 
 Split = Literal["train", "test"]
@@ -146,10 +142,7 @@ def _groups(
 ) -> Int[np.ndarray, "n"]:
     """Groups of the training questions; of test questions, only their levels are known."""
     if config.groups == "solve_rate" and split == "train":
-        if config.labels is None:
-            raise UserError(
-                "data.groups=solve_rate: data.labels is null; write the file of measured rates"
-            )
+        assert config.labels is not None
         rates = read_solve_rates(config.labels, ids)
         return groups_from_solve_rate(rates, num_groups=config.num_groups)
     by_level = config.groups == "level"

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-Cursors = Int[np.ndarray, "K"]
-
 
 class QuestionStream:
     """Shuffled passes over the questions of each group; `draw` is pure, of cursors and groups."""
@@ -30,13 +28,9 @@ class QuestionStream:
             source = grain.MapDataset.source(members).seed(int(seed) + group)
             self._orders.append(source.shuffle().repeat() if members else None)
 
-    def start(self) -> Cursors:
-        """The cursors of a fresh stream."""
-        return np.zeros(len(self._orders), np.int32)
-
     def draw(
-        self, cursors: Cursors, groups: Sequence[int] | np.ndarray
-    ) -> tuple[Int[np.ndarray, "Q"], Cursors]:
+        self, cursors: Int[np.ndarray, "K"], groups: Sequence[int] | np.ndarray
+    ) -> tuple[Int[np.ndarray, "Q"], Int[np.ndarray, "K"]]:
         """Places in the set (int32) of the next question of each group asked for, and new cursors.
 
         No group asked for may be empty.
@@ -44,9 +38,6 @@ class QuestionStream:
         cursors = np.array(cursors, np.int32)
         found = np.empty(len(groups), np.int32)
         for row, group in enumerate(np.asarray(groups)):
-            order = self._orders[group]
-            if order is None:
-                raise ValueError(f"group {group} holds no question")
-            found[row] = order[int(cursors[group])]
+            found[row] = self._orders[group][int(cursors[group])]
             cursors[group] += 1
         return found, cursors

@@ -174,19 +174,19 @@ def _read_lines(text: str, file: Path, where: str) -> list[Row]:
     rows = []
     # Not splitlines: a JSON string may hold the other characters that it takes for line ends.
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            rows.append(_object(line, f"{where}: {file.name} line {number}"))
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line, table=True)
+            fault = "" if isinstance(row, dict) else f"found {type(row).__name__}"
+        except NotJson as error:
+            fault = str(error)
+        if fault:
+            raise UserError(
+                f"{where}: {file.name} line {number}: {fault}; write one JSON object a line"
+            )
+        rows.append(row)
     return rows
-
-
-def _object(line: str, where: str) -> Row:
-    try:
-        row = parse_json(line, table=True)
-    except NotJson as error:
-        raise UserError(f"{where}: {error}; write one JSON object a line") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: found {type(row).__name__}; write one JSON object a line")
-    return row
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Row]:

@@ -11,7 +11,7 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment, Questions
-from bacr_jax.questions.ledger.supervised import CUT_SHARE, bucket_of_step
+from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, told_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
@@ -67,11 +67,7 @@ class TraceLessons:
         self._widths = np.unique(-(-widths.astype(int) // _MULTIPLE) * _MULTIPLE)
         self._bucket = np.searchsorted(self._widths, lengths)
         self._more = self._questions.told.rest if self._questions.told is not None else 0
-        longest, given = int(self._widths[-1]) + self._more, config.warmup.batch_tokens
-        if given < longest:
-            raise UserError(
-                f"warmup.batch_tokens: found {given}; write {longest} or more, the longest example"
-            )
+        check_batch_tokens(config.warmup.batch_tokens, int(self._widths[-1]) + self._more)
 
     def batch(
         self, step: int, practice: bool = False
@@ -80,19 +76,19 @@ class TraceLessons:
         del practice  # no style is useless work
         settings = self._config.warmup
         rng = np.random.default_rng([self._config.seed, _STREAM, step])
-        rows_in = settings.batch_tokens // (self._widths + self._more)
         weights = np.broadcast_to(self._weights[:, None], self._bucket.shape).copy()
         if step < FIRST * settings.steps:
             weights[:-1] = 0.0
             levels = self._questions.set.levels
             weights[:, levels > max(FIRST_LEVEL, levels.min())] = 0.0
-        each = weights.ravel()
-        bucket_of = self._bucket.ravel()
-        shares = np.bincount(bucket_of, each, len(self._widths)) / rows_in
-        bucket = bucket_of_step(self._config.seed, step, shares / shares.sum())
-        here = np.flatnonzero(bucket_of == bucket)
-        count = int(rows_in[bucket])
-        chosen = here[rng.choice(len(here), size=count, p=each[here] / each[here].sum())]
+        chosen, bucket = draw_kinds(
+            rng,
+            self._config.seed,
+            step,
+            bucket_of=self._bucket.ravel(),
+            weights=weights.ravel(),
+            rows_in=settings.batch_tokens // (self._widths + self._more),
+        )
         style, row = np.divmod(chosen, self._bucket.shape[1])
         return self._written(style, row, int(self._widths[bucket]) + self._more, rng)
 

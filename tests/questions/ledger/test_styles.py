@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger
 from bacr_jax.questions.ledger.problems import problem_arrays
 from bacr_jax.questions.ledger.styles import LONGEST
-from ledger_world import check_at_once, check_trace, unchecked
+from ledger_world import check_at_once, check_trace
 
 STYLES = ("steps", "redo", "mixed", "at_once")
 
@@ -56,11 +55,6 @@ class TestTraces:
         # 5000 fair coins: 5 standard deviations are 177
         assert abs(sum(redone) - 2500) < 177
         assert set(redone) == {0, 1, 2, 3, 4, 5}
-
-    def test_an_unknown_style(self):
-        problem = ledger.Problem("4a2", "6", 1)
-        with pytest.raises(UserError, match="steps, redo, mixed, at_once"):
-            unchecked(ledger.render)(problem, "stepz", np.random.default_rng(0))
 
 
 def supervised_example(problem, style, rng, *, cut=False):

@@ -9,7 +9,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger
-from ledger_world import operations, style_of, unchecked
+from ledger_world import operations, style_of
 
 
 def parse_row(tokens, mask):
@@ -222,17 +222,6 @@ def test_eight_hundred_batches_take_seconds():
         batch_of(step, total=200)
     # .5 to .8 ms each; the model takes a hundred times that
     assert time.process_time() - start < 2.0
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [({"variant": "redundent"}, "variant"), ({"batch_tokens": 79}, "batch_tokens: found 79")],
-)
-def test_impossible_settings(options, what):
-    with pytest.raises(UserError, match=what):
-        unchecked(ledger.warmup_batch)(
-            0, 0, 1, **{"variant": "redundant", "batch_tokens": 3000, **options}
-        )
 
 
 def test_fractions_end_at_one():

@@ -28,7 +28,6 @@ from bacr_jax.questions.ledger.problems import (
     Split as Split,
     decode_problems as decode_problems,
     make_problems as make_problems,
-    num_problems as num_problems,
     split_codes as split_codes,
 )
 from bacr_jax.questions.ledger.styles import (
@@ -38,18 +37,15 @@ from bacr_jax.questions.ledger.styles import (
     supervised_batch as supervised_batch,
 )
 from bacr_jax.questions.ledger.supervised import (
-    BUCKETS as BUCKETS,
     PRACTICE as PRACTICE,
     WARMUP as WARMUP,
     Stage as Stage,
     Variant as Variant,
     short_traces as short_traces,
-    stage_at as stage_at,
     warmup_batch as warmup_batch,
 )
 from bacr_jax.questions.ledger.tokenizer import (
     ID as ID,
     VOCABULARY as VOCABULARY,
-    encode as encode,
     ledger_tokenizer as ledger_tokenizer,
 )

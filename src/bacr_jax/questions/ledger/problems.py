@@ -8,8 +8,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.errors import UserError
-
 Split = Literal["train", "test"]
 
 MAX_LEVEL = 5
@@ -51,11 +49,6 @@ class LedgerArrays:
         return self.values[np.arange(len(self.levels)), self.levels]
 
 
-def num_problems(level: int, max_operand: int) -> int:
-    """Distinct problems of a level."""
-    return 10 * max_operand**level
-
-
 def _scramble(codes: np.ndarray) -> np.ndarray:
     """A 64-bit mix of each code (the finaliser of splitmix64): the same on every machine."""
     x = codes.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -71,7 +64,7 @@ def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "
     The code of a problem counts its start digit and operands, 1..max_operand, in mixed radix: it is
     in [0, 10 max_operand^level). The first fifth by the hash is the test split.
     """
-    total = num_problems(level, max_operand)
+    total = 10 * max_operand**level
     # The level is part of what is hashed, or small codes would be held out on every level alike.
     order = np.argsort(_scramble(np.arange(total) + (level << 32)), kind="stable")
     held_out = total // 5
@@ -91,12 +84,6 @@ def decode_problems(
     return LedgerArrays(np.asarray(levels), operands, sums % 10)
 
 
-def check_operands(max_operand: int) -> None:
-    """Refuses operands that are not one digit, or none."""
-    if not 1 <= max_operand <= 9:
-        raise UserError(f"data.ledger.max_operand: found {max_operand}; write a number in 1..9")
-
-
 def make_problems(
     seed: int,
     size: int,
@@ -110,9 +97,6 @@ def make_problems(
     A level's share goes round and round its problems of the split in a shuffled order, so counts of
     equal problems differ by at most one. Train and test share no question, whatever the seeds.
     """
-    check_operands(max_operand)
-    if not levels or min(levels) < 1 or max(levels) > MAX_LEVEL:
-        raise UserError(f"ledger levels: found {tuple(levels)}; write levels in 1..{MAX_LEVEL}")
     rng = np.random.default_rng([seed, _STREAM, int(split == "test")])
     codes, drawn_levels = [], []
     for index, level in enumerate(levels):

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_jax.errors import UserError
 from bacr_jax.questions.ledger.problems import MAX_LEVEL, LedgerArrays, Problem, problem_arrays
 from bacr_jax.questions.ledger.tokenizer import BUDGET_MARK, ID, VOCABULARY
 
@@ -90,20 +89,13 @@ def _write_traces(
     return position
 
 
-def _style_flags(style: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Lines redone and the at-once flag of one example."""
-    chance = {"steps": 0.0, "redo": 1.0, "mixed": 0.5, "at_once": 0.0}
-    if style not in chance:
-        raise UserError(f"ledger style: found {style!r}; write {', '.join(chance)}")
-    return rng.random((1, MAX_LEVEL)) < chance[style], np.array([style == "at_once"])
-
-
 def render(problem: Problem, style: Style, rng: np.random.Generator) -> str:
     """The trace of a problem, between `<think>` and `</think>`; every character is a token.
 
-    Styles are the package's; UserError for another. Only *mixed* draws from `rng`.
+    Only *mixed* draws from `rng`.
     """
-    redo, at_once = _style_flags(style, rng)
+    chance = {"redo": 1.0, "mixed": 0.5}.get(style, 0.0)
+    redo, at_once = rng.random((1, MAX_LEVEL)) < chance, np.array([style == "at_once"])
     tokens = np.zeros((1, LONGEST), np.int32)
     end = _write_traces(problem_arrays(problem), redo, at_once, tokens, np.array([0]))
     return "".join(VOCABULARY[token] for token in tokens[0, : end[0]])

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.questions.ledger.problems import (
     MAX_LEVEL,
-    check_operands,
     decode_problems,
     split_codes,
 )
@@ -108,22 +107,38 @@ def _kinds(stage: Stage) -> dict[str, np.ndarray]:
     return {name: np.array(column) for name, column in zip(names, zip(*rows))}
 
 
-def bucket_of_step(seed: int, step: int, probabilities: np.ndarray) -> int:
-    """The bucket of a step: multiples of the golden ratio, which cover [0, 1) evenly.
+def draw_kinds(
+    rng: np.random.Generator,
+    seed: int,
+    step: int,
+    *,
+    bucket_of: Int[np.ndarray, "K"],
+    weights: Float[np.ndarray, "K"],
+    rows_in: Int[np.ndarray, "N"],
+) -> tuple[Int[np.ndarray, "B"], int]:
+    """The kinds of example in the rows of a step, all of one bucket, and that bucket.
 
-    Independent draws would let the shares of styles and levels wander by a fifth for hundreds of
-    steps.
+    Over steps kinds appear by their weights: buckets take turns by multiples of the golden ratio,
+    which cover [0, 1) evenly. Independent draws would let the shares of styles and levels wander by
+    a fifth for hundreds of steps.
+
+    Args:
+      bucket_of: each kind's bucket of lengths.
+      rows_in: rows of a batch of each bucket.
     """
+    shares = np.bincount(bucket_of, weights, len(rows_in)) / rows_in
     start = np.random.default_rng([seed, _STREAM]).random()
     place = (start + step * _GOLDEN) % 1.0
-    bucket = np.searchsorted(np.cumsum(probabilities), place, side="right")
+    turn = np.searchsorted(np.cumsum(shares / shares.sum()), place, side="right")
     # the sum can miss 1 by rounding
-    return min(int(bucket), int(np.flatnonzero(probabilities)[-1]))
+    bucket = min(int(turn), int(np.flatnonzero(shares)[-1]))
+    here = np.flatnonzero(bucket_of == bucket)
+    chance = weights[here] / weights[here].sum()
+    return here[rng.choice(len(here), size=int(rows_in[bucket]), p=chance)], bucket
 
 
-def _check(variant: str, batch_tokens: int, longest: int) -> None:
-    if variant not in WARMUP:
-        raise UserError(f"data.ledger.variant: found {variant!r}; write {' or '.join(WARMUP)}")
+def check_batch_tokens(batch_tokens: int, longest: int) -> None:
+    """Refuses a step that does not hold its longest example."""
     if batch_tokens < longest:
         raise UserError(
             f"warmup.batch_tokens: found {batch_tokens}; write {longest} or more, the longest "
@@ -190,19 +205,19 @@ def warmup_batch(
       practice: of `PRACTICE` instead of the variant's stage.
     """
     widths = np.array(BUCKETS) + told_width(told)
-    _check(variant, batch_tokens, int(max(widths)))
-    check_operands(max_operand)
+    check_batch_tokens(batch_tokens, int(max(widths)))
     rng = np.random.default_rng([seed, _STREAM, step])
     stage = PRACTICE if practice else stage_at(variant, step / max(total_steps, 1))
     kinds = _kinds(stage)
-    rows_in = batch_tokens // widths
-    per_bucket = np.bincount(kinds["bucket"], kinds["probability"], len(BUCKETS)) / rows_in
-    bucket = bucket_of_step(seed, step, per_bucket / per_bucket.sum())
-    here = np.flatnonzero(kinds["bucket"] == bucket)
-    count = int(rows_in[bucket])
-    weights = kinds["probability"][here]
-    kind = here[rng.choice(len(here), size=count, p=weights / weights.sum())]
-    levels = kinds["level"][kind]
+    kind, bucket = draw_kinds(
+        rng,
+        seed,
+        step,
+        bucket_of=kinds["bucket"],
+        weights=kinds["probability"],
+        rows_in=batch_tokens // widths,
+    )
+    levels, count = kinds["level"][kind], len(kind)
     codes = np.zeros(count, np.int64)
     for level in np.unique(levels):
         row = np.flatnonzero(levels == level)
