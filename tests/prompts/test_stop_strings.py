@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import stop_strings
-from bacr_jax.prompts.stop_strings import byte_automaton, compile_stop_strings, match, token_bytes
+from bacr_jax.prompts.stop_strings import byte_automaton, compile_stop_string, match, token_bytes
 
 QWEN_VOCAB = 152_064
 many = settings(
@@ -73,31 +73,25 @@ def random_split(text, texts, by_prefix, rng):
     return ids
 
 
-def found_by_search(ids, texts, strings):
+def found_by_search(ids, texts, string):
     """What `match` must say, from the whole text: token of the last and of the first byte."""
     whole = b"".join(texts[i] for i in ids)
     token_of_byte = [place for place, i in enumerate(ids) for _ in texts[i]]
-    ends = []
-    for string in strings:
-        start = whole.find(string.encode())
-        if start >= 0:
-            ends.append((start + len(string.encode()), start))
-    if not ends:
+    start = whole.find(string.encode())
+    if start < 0:
         return -1, -1
-    # The first to end; of those, the longest.
-    end, start = min(ends)
-    return token_of_byte[end - 1], token_of_byte[start]
+    return token_of_byte[start + len(string.encode()) - 1], token_of_byte[start]
 
 
 class TestQwen:
-    STRINGS = (("</think>",), ("</answer>",), ("</think>", "<|im_end|>"), ("\n\n",))
+    STRINGS = ("</think>", "</answer>", "<|im_end|>", "\n\n")
 
     @many
     @given(text=pieces, seed=st.integers(0, 10**6), which=st.sampled_from(STRINGS))
     def test_any_split_of_any_text_agrees_with_string_search(
         self, qwen, by_prefix, text, seed, which
     ):
-        table = compile_stop_strings(qwen, which, vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, which, vocab_size=QWEN_VOCAB)
         texts = stop_strings.vocabulary(qwen).texts
         ids = random_split(text.encode(), texts, by_prefix, random.Random(seed))
         assert match(table, ids) == found_by_search(ids, texts, which)
@@ -105,13 +99,13 @@ class TestQwen:
     @many
     @given(text=pieces)
     def test_canonical_tokens_agree_with_string_search(self, qwen, text):
-        table = compile_stop_strings(qwen, ("</think>",), vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, "</think>", vocab_size=QWEN_VOCAB)
         ids = qwen(text, add_special_tokens=False)["input_ids"]
         texts = stop_strings.vocabulary(qwen).texts
-        assert match(table, ids) == found_by_search(ids, texts, ("</think>",))
+        assert match(table, ids) == found_by_search(ids, texts, "</think>")
 
     def test_the_tag_can_end_inside_a_longer_token(self, qwen):
-        table = compile_stop_strings(qwen, ("</think>",), vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, "</think>", vocab_size=QWEN_VOCAB)
         ids = qwen("so x = 4\n</think>\n\n<answer>", add_special_tokens=False)["input_ids"]
         spelled = [qwen.decode([i]) for i in ids]
         end, start = match(table, ids)
@@ -120,7 +114,7 @@ class TestQwen:
         assert (end, start) == (8, 6)
 
     def test_repeated_brackets_begin_the_match_at_the_last_one(self, qwen):
-        table = compile_stop_strings(qwen, ("</think>",), vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, "</think>", vocab_size=QWEN_VOCAB)
         one = lambda c: qwen.convert_tokens_to_ids(c)
         ids = [one(c) for c in "<<</think>"]
         assert match(table, ids) == (9, 2)
@@ -128,7 +122,7 @@ class TestQwen:
         assert match(table, ids) == (3, 1)
 
     def test_a_special_token_stands_for_its_text(self, qwen):
-        table = compile_stop_strings(qwen, ("<|im_end|>",), vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, "<|im_end|>", vocab_size=QWEN_VOCAB)
         assert match(table, [40, 151645]) == (1, 1)
 
     def test_every_byte_string_of_a_text_comes_back(self, qwen):
@@ -139,17 +133,17 @@ class TestQwen:
         assert b"".join(texts[i] for i in ids) == sample.encode()
 
     def test_ids_beyond_the_tokenizer_lead_to_the_start(self, qwen):
-        table = compile_stop_strings(qwen, ("</think>",), vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, "</think>", vocab_size=QWEN_VOCAB)
         assert table.next_state.shape == (9, QWEN_VOCAB)
         assert not table.next_state[:-1, len(qwen) :].any()
         assert not table.opens[:, len(qwen) :].any()
         assert (table.next_state[-1] == table.accept).all()
 
     def test_is_built_once(self, qwen):
-        table = compile_stop_strings(qwen, ["</answer>"], vocab_size=QWEN_VOCAB)
+        table = compile_stop_string(qwen, "</answer>", vocab_size=QWEN_VOCAB)
         assert table.next_state.nbytes + table.opens.nbytes == 10 * QWEN_VOCAB * 5
-        assert compile_stop_strings(qwen, ("</answer>",), vocab_size=QWEN_VOCAB) is table
-        assert compile_stop_strings(qwen, ("</answer>",), vocab_size=151_936) is not table
+        assert compile_stop_string(qwen, "</answer>", vocab_size=QWEN_VOCAB) is table
+        assert compile_stop_string(qwen, "</answer>", vocab_size=151_936) is not table
 
 
 class TestSmallByteLevel:
@@ -162,9 +156,9 @@ class TestSmallByteLevel:
         near = {}
         for index, token in enumerate(texts):
             near.setdefault(token[:2], []).append(index)
-        table = compile_stop_strings(SMALL, ("</think>",), vocab_size=512)
+        table = compile_stop_string(SMALL, "</think>", vocab_size=512)
         ids = random_split(text.encode(), texts, near, random.Random(seed))
-        assert match(table, ids) == found_by_search(ids, texts, ("</think>",))
+        assert match(table, ids) == found_by_search(ids, texts, "</think>")
 
     def test_the_alphabet_is_that_of_the_library(self):
         texts = token_bytes(SMALL)
@@ -178,7 +172,7 @@ class TestLedger:
     @many
     @given(ids=st.lists(st.integers(0, 26) | st.sampled_from([3, 5]), min_size=0, max_size=12))
     def test_tags_are_single_tokens(self, ledger_tokens, ids):
-        table = compile_stop_strings(ledger_tokens, ("</think>",), vocab_size=32)
+        table = compile_stop_string(ledger_tokens, "</think>", vocab_size=32)
         where = ids.index(3) if 3 in ids else -1
         assert match(table, ids) == (where, where)
 
@@ -189,77 +183,69 @@ class TestAutomaton:
 
     @many
     @given(
-        strings=st.lists(st.text("abcé", min_size=1, max_size=4), min_size=1, max_size=3),
+        string=st.text("abcé", min_size=1, max_size=6),
         ids=st.lists(st.integers(0, 11), max_size=16),
     )
-    def test_overlapping_strings_agree_with_string_search(self, strings, ids):
+    def test_overlapping_strings_agree_with_string_search(self, string, ids):
         tokenizer = literal_tokenizer(self.alphabet)
         texts = [token.encode() for token in self.alphabet]
-        want = found_by_search(ids, texts, strings)
-        loose = compile_stop_strings(tokenizer, strings, vocab_size=12, locate_start=False)
-        assert match(loose, ids)[0] == want[0]
         try:
-            exact = compile_stop_strings(tokenizer, strings, vocab_size=12)
+            table = compile_stop_string(tokenizer, string, vocab_size=12)
         except UserError:
             return
-        assert match(exact, ids) == want
+        assert match(table, ids) == found_by_search(ids, texts, string)
+
+    @many
+    @given(string=st.text("ab", min_size=1, max_size=6), text=st.text("ab", max_size=16))
+    def test_bytes_lead_to_the_longest_prefix_that_ends_there(self, string, text):
+        table, state = byte_automaton(string.encode()), 0
+        for end, byte in enumerate(text.encode(), 1):
+            state = table[state, byte]
+            if string in text[:end]:
+                assert state == len(string)
+            else:
+                ends = [n for n in range(len(string)) if text[:end].endswith(string[:n])]
+                assert state == max(ends)
 
     def test_a_self_overlapping_string_is_refused_where_its_start_would_be_lost(self):
         tokenizer = literal_tokenizer(("a", "b"))
         with pytest.raises(UserError, match="overlap"):
-            compile_stop_strings(tokenizer, ("aaab",), vocab_size=2)
-        table = compile_stop_strings(tokenizer, ("aaab",), vocab_size=2, locate_start=False)
-        assert match(table, [0, 0, 0, 0, 1])[0] == 4
+            compile_stop_string(tokenizer, "aaab", vocab_size=2)
 
     def test_nothing_after_the_first_end_matters(self):
         tokenizer = literal_tokenizer(("x", "<>", "<><", ">"))
-        table = compile_stop_strings(tokenizer, ("<>",), vocab_size=4)
+        table = compile_stop_string(tokenizer, "<>", vocab_size=4)
         assert match(table, [0, 2, 3, 1]) == (1, 1)
 
-    def test_an_inner_string_ends_the_search_with_its_own_start(self):
-        # "b" ends inside "abc": the match is b, and began in the second token.
-        tokenizer = literal_tokenizer(("a", "b", "c"))
-        table = compile_stop_strings(tokenizer, ("abc", "b"), vocab_size=3)
-        assert match(table, [0, 1, 2]) == (1, 1)
-
     def test_states_of_one_string_are_its_prefixes(self):
-        assert byte_automaton([b"</think>"]).next_state.shape == (9, 256)
+        assert byte_automaton(b"</think>").shape == (9, 256)
 
     def test_tokens_of_no_bytes_change_nothing(self):
         tokenizer = literal_tokenizer(("a", "b", ""))
-        table = compile_stop_strings(tokenizer, ("ab",), vocab_size=3)
+        table = compile_stop_string(tokenizer, "ab", vocab_size=3)
         np.testing.assert_array_equal(table.next_state[:, 2], np.arange(3))
         assert match(table, [0, 2, 1]) == (2, 0)
 
     def test_added_tokens_get_a_new_table(self):
         tokenizer = literal_tokenizer(("a", "b"))
-        before = compile_stop_strings(tokenizer, ("ab",), vocab_size=4)
+        before = compile_stop_string(tokenizer, "ab", vocab_size=4)
         tokenizer.add_tokens([AddedToken("ab", normalized=False)])
-        after = compile_stop_strings(tokenizer, ("ab",), vocab_size=4)
+        after = compile_stop_string(tokenizer, "ab", vocab_size=4)
         assert match(before, [2]) == (-1, -1)
         assert match(after, [2]) == (0, 0)
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("strings", [[], [""], ["a", ""]])
-    def test_no_or_empty_strings(self, ledger_tokens, strings):
-        with pytest.raises(UserError, match="none empty"):
-            compile_stop_strings(ledger_tokens, strings, vocab_size=27)
-
-    def test_one_string_is_not_a_list_of_characters(self, ledger_tokens):
-        with pytest.raises(UserError, match="list of strings"):
-            compile_stop_strings(ledger_tokens, "</think>", vocab_size=27)
-
     def test_a_tokenizer_larger_than_the_vocabulary(self, ledger_tokens):
         with pytest.raises(UserError, match="27 ids for a vocabulary of 26"):
-            compile_stop_strings(ledger_tokens, ("</think>",), vocab_size=26)
+            compile_stop_string(ledger_tokens, "</think>", vocab_size=26)
 
     def test_a_tokenizer_whose_tokens_are_not_the_text(self):
         backend = Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
         backend.decoder = decoders.WordPiece()
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
         with pytest.raises(UserError, match="WordPiece"):
-            compile_stop_strings(tokenizer, ("</think>",), vocab_size=27)
+            compile_stop_string(tokenizer, "</think>", vocab_size=27)
 
     def test_a_slow_tokenizer(self):
         with pytest.raises(UserError, match="tokenizer.json"):

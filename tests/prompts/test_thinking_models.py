@@ -19,7 +19,7 @@ from bacr_jax.prompts.encoding import (
 )
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.show_prompts import shown_prompts
-from bacr_jax.prompts.stop_strings import compile_stop_strings, match
+from bacr_jax.prompts.stop_strings import compile_stop_string, match
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.prompts.told import told_prompts
 from bacr_jax.questions.question_set import QuestionSet
@@ -110,7 +110,7 @@ def test_thinking_closes_with_one_id(released):
     )
     assert forced.count(CLOSE[kind]) == 1 and CLOSE[kind] not in natural
     assert forced[forced.index(CLOSE[kind]) + 1 :] == natural
-    table = compile_stop_strings(tokenizer, ["</think>"], vocab_size=ROWS)
+    table = compile_stop_string(tokenizer, "</think>", vocab_size=ROWS)
     assert match(table, [17, CLOSE[kind], 17]) == (1, 1)
     allowed = allowed_tokens(tokenizer, NATIVE, ROWS)
     added = thinking_world.ADDED[kind]

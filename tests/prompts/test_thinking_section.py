@@ -13,7 +13,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.stop_strings import compile_stop_strings
+from bacr_jax.prompts.stop_strings import compile_stop_string
 from bacr_jax.prompts.thinking_section import describe, jumps, ranges, read_settings, read_style
 from bacr_jax.questions.ledger import ledger_tokenizer
 
@@ -37,7 +37,7 @@ def test_a_table_comes_back_from_its_jumps(letters):
 
     assert torch is not None
     for text in ("</think>", "</answer>", "\n\n"):
-        table = compile_stop_strings(letters, [text], vocab_size=len(letters) + 5).next_state
+        table = compile_stop_string(letters, text, vocab_size=len(letters) + 5).next_state
         written = json.loads(json.dumps({"states": len(table), "jumps": jumps(table)}))
         np.testing.assert_array_equal(next_state(written, table.shape[1]).numpy(), table)
 

@@ -36,6 +36,12 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
     return head, tail if _opens(tail) else tail + style.think_open
 
 
+def user_message(style: PromptFormat, question: str, said: str) -> str:
+    """The message of a chat, or the whole text of another format but for what opens thinking."""
+    paragraph = "\n\n" if said and style.chat else ""
+    return style.before + question + style.after + paragraph + said
+
+
 def opener(tokenizer: Any, style: PromptFormat) -> str:
     """Who opens thinking, in words."""
     if _opens(_rendered(tokenizer, style, "")[1]):
@@ -50,8 +56,7 @@ def _opens(tail: str) -> bool:
 
 def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]:
     """`frame` before the format opens thinking."""
-    paragraph = "\n\n" if said and style.chat else ""
-    user = content = style.before + _PLACEHOLDER + style.after + paragraph + said
+    user = content = user_message(style, _PLACEHOLDER, said)
     if style.chat:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(

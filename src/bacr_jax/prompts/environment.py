@@ -30,7 +30,7 @@ from bacr_jax.prompts.graders import (
     open_graders,
     open_rewards,
 )
-from bacr_jax.prompts.stop_strings import compile_stop_strings, no_stop_string
+from bacr_jax.prompts.stop_strings import compile_stop_string
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
 from bacr_jax.prompts.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.questions import splits
@@ -385,17 +385,12 @@ def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Ques
 
 def make_rules(tokenizer: Any, style: formats.PromptFormat, vocab_size: int) -> DecodeRules:
     """Vocabulary facts for decoding in a format: stop strings, ends, suffixes."""
-
-    def stops(text: str) -> Any:
-        if not text:
-            return no_stop_string(vocab_size)
-        return compile_stop_strings(tokenizer, [text], vocab_size=vocab_size)
-
+    stop = functools.partial(compile_stop_string, tokenizer, vocab_size=vocab_size)
     return decode_rules(
         allowed_tokens=encoding.allowed_tokens(tokenizer, style, vocab_size),
         eos_ids=encoding.eos_ids(tokenizer, style),
-        think_close=stops(style.think_close),
-        answer_close=stops(style.answer_close),
+        think_close=stop(style.think_close),
+        answer_close=stop(style.answer_close),
         forced_suffix=encoding.encode_text(tokenizer, style.forced_suffix),
         natural_suffix=encoding.encode_text(tokenizer, style.natural_suffix),
         line_breaks=encoding.line_breaks(tokenizer, vocab_size),

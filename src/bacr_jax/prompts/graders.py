@@ -3,18 +3,17 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from bacr_grading import (
     STRICT,
     ExactGrader,
     Grader,
     Verdict,
-    Verifier,
     VerifierGrader,
     load_verifier,
 )
@@ -25,14 +24,8 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import CORRECT, reward_shares
 from bacr_jax.parallel import processes
 from bacr_jax.questions.question_set import QuestionSet
-from bacr_jax.questions.source import EXACT, RULES, Row, Source
+from bacr_jax.questions.source import EXACT, RULES
 from bacr_jax.types import Branches, Trunks
-
-
-def own_share(places: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-    """Which texts of a call of `SharedGrader.grade` this process grades, by their places in it."""
-    index, count = processes.place_among_all()
-    return places % count == index
 
 
 class SharedGrader:
@@ -100,16 +93,19 @@ def grade_early(
 
     def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
         del trunks
-        texts = texts_of(branches)
-        cells = [(i, j, int(row)) for i, row in enumerate(rows) for j in range(len(texts[i]))]
-        # Where each text stands among those of all rows.
-        places = np.array([row * len(texts[i]) + j for i, j, row in cells], int)
-        mine = [cell for cell, own in zip(cells, own_share(places)) if own]
+        index, count = processes.place_among_all()
+        mine = [
+            (text, int(row))
+            for row, of_row in zip(rows, texts_of(branches))
+            for j, text in enumerate(of_row)
+            # Where the text stands among those of all rows.
+            if (int(row) * len(of_row) + j) % count == index
+        ]
         grader.ahead(
-            [texts[i][j] for i, j, _ in mine],
-            [answers[row] for *_, row in mine],
+            [text for text, _ in mine],
+            [answers[row] for _, row in mine],
             mode=STRICT,
-            questions=None if questions is None else [questions[row] for *_, row in mine],
+            questions=None if questions is None else [questions[row] for _, row in mine],
         )
 
     return begin
@@ -145,7 +141,14 @@ def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str,
         if score == RULES:
             return Grader(relative_tolerance=tolerance, **workers)
         asked = [both for found in sets if found.score == score for both in found.rows]
-        return VerifierGrader(_scorer(score, asked[0][0].whole), rows=_packed(asked), **workers)
+        verifier = load_verifier(f"{score}:score")
+        verifier = dataclasses.replace(verifier, of_rows=True, whole=asked[0][0].whole)
+        # By what a grader is given of a row: its question and its answer.
+        rows = {
+            (source.render(row), row.answer or ""): packed(dataclasses.asdict(row))
+            for source, row in asked
+        }
+        return VerifierGrader(verifier, rows=rows, **workers)
 
     return {kind: grader(*kind) for kind in kinds}
 
@@ -168,20 +171,6 @@ def _limits(config: Config) -> dict[str, Any]:
     """Of the workers of each grader."""
     names = ("workers", "deadline", "memory_mb")
     return {name: getattr(config.grading, name) for name in names}
-
-
-def _scorer(file: str, whole: bool) -> Verifier:
-    """The verifier that asks a source's `score(answer, row)`."""
-    verifier = load_verifier(f"{file}:score")
-    return dataclasses.replace(verifier, of_rows=True, whole=whole)
-
-
-def _packed(asked: Iterable[tuple[Source, Row]]) -> dict[tuple[str, str], str]:
-    """Rows for the workers, by what a grader is given of them: the question and its answer."""
-    return {
-        (source.render(row), row.answer or ""): packed(dataclasses.asdict(row))
-        for source, row in asked
-    }
 
 
 def failures(grader: Any, before: Mapping[str, int], name: str = "the verifier") -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
-from bacr_jax.prompts.encoding import encode_prompts, opener
+from bacr_jax.prompts.encoding import encode_prompts, opener, user_message
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
@@ -64,8 +64,7 @@ def visible(text: str, *, joined: bool = False) -> str:
 
 def _messages(style: PromptFormat, question: str, said: str) -> str:
     """System and user message of a chat format, or the whole prompt of another."""
-    paragraph = "\n\n" if said and style.chat else ""
-    user = style.before + question.strip() + style.after + paragraph + said
+    user = user_message(style, question.strip(), said)
     if not style.chat:
         return user + style.think_open
     system = f"[system] {style.system}\n" if style.system else ""

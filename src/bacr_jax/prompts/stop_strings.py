@@ -2,8 +2,8 @@ r"""Stop strings compiled against a tokenizer into a table that a jitted loop ca
 
 A stop string can be cut into tokens in many ways, and a token can hold its last bytes and more:
 Qwen2.5 writes `</think>` and a blank line as `</`, `think`, `>\n\n`. Looking for a sequence of ids
-misses that. So the strings become an Aho-Corasick automaton over bytes, and every token, a string
-of bytes, becomes one jump of it: `next_state[state, token]`.
+misses that. So the string becomes a Knuth-Morris-Pratt automaton over bytes, and every token, a
+string of bytes, becomes one jump of it: `next_state[state, token]`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from bacr_jax.errors import UserError
 class StopTable:
     """An automaton over token ids.
 
-    State 0 is the start; the last state (`accept`) is absorbing: a stop string was seen.
+    State 0 is the start; the last state (`accept`) is absorbing: the stop string was seen.
 
     Attributes:
       next_state: state after a token, for every state and token id.
@@ -35,55 +35,25 @@ class StopTable:
 
     next_state: Int[np.ndarray, "states V"]
     opens: Bool[np.ndarray, "states V"]
-    accept: int
-    strings: tuple[str, ...]
+
+    @property
+    def accept(self) -> int:
+        """The absorbing state."""
+        return len(self.next_state) - 1
 
 
-@dataclass(frozen=True)
-class ByteAutomaton:
-    """Aho-Corasick over bytes, before tokens.
-
-    Attributes:
-      next_state: state after a byte. Accepting states, which end a string, are absorbing.
-      depth: bytes of a stop string matched so far in each state.
-    """
-
-    next_state: Int[np.ndarray, "states 256"]
-    depth: Int[np.ndarray, "states"]
-    accepting: Bool[np.ndarray, "states"]
-
-
-def byte_automaton(strings: Sequence[bytes]) -> ByteAutomaton:
-    """Aho-Corasick automaton that stops at the first end of any string."""
-    children: list[dict[int, int]] = [{}]
-    depth, accepting = [0], [False]
-    for string in strings:
-        state = 0
-        for byte in string:
-            if byte not in children[state]:
-                children[state][byte] = len(children)
-                children.append({})
-                depth.append(depth[state] + 1)
-                accepting.append(False)
-            state = children[state][byte]
-        accepting[state] = True
-    table = np.zeros((len(children), 256), np.int32)
-    fallback = [0] * len(children)
-    queue = [0]
-    # Breadth first, so that the state to fall back to is complete before it is needed.
-    for state in queue:
-        if accepting[fallback[state]] and not accepting[state]:
-            # A string that ends inside another one ends the search; the match is its own bytes.
-            accepting[state], depth[state] = True, depth[fallback[state]]
+def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
+    """The state after a byte: how many bytes of the string are matched, all of them for good."""
+    table = np.zeros((len(string) + 1, 256), np.int32)
+    # Where the automaton would be without the first byte of the match.
+    fallback = 0
+    for state, byte in enumerate(string):
+        table[state] = table[fallback]
+        table[state, byte] = state + 1
         if state:
-            table[state] = table[fallback[state]]
-        for byte, child in children[state].items():
-            fallback[child] = int(table[state, byte]) if state else 0
-            table[state, byte] = child
-            queue.append(child)
-    final = np.array(accepting)
-    table[final] = np.flatnonzero(final)[:, None]
-    return ByteAutomaton(table, np.array(depth, np.int32), final)
+            fallback = table[fallback, byte]
+    table[-1] = len(string)
+    return table
 
 
 @functools.cache
@@ -170,82 +140,62 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
     return read
 
 
-def compile_stop_strings(
-    tokenizer: Any, strings: Sequence[str], *, vocab_size: int, locate_start: bool = True
-) -> StopTable:
-    """Compiles stop strings against a tokenizer; equal calls share one table.
+def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> StopTable:
+    """Compiles a stop string against a tokenizer; equal calls share one table.
+
+    An empty one never comes. A string that overlaps itself by two bytes or more may be refused:
+    after four a, the match of `aaab` began in the second token, neither the first nor the last, so
+    that `opens` could not say where. Tags never do.
 
     Args:
-      strings: the first to end wins, the longest if several end there.
       vocab_size: rows of the model's embedding, at least as many as the tokenizer has ids. Ids
         beyond the tokenizer are never sampled; they lead back to the start.
-      locate_start: refuse strings for which `opens` can not tell where a match began. That takes a
-        string that overlaps itself by two bytes or more (`aaab`: after four a, the match alive
-        began in the second token, neither the first nor the last). Tags never do.
 
     Returns:
       The table. About 5 bytes per state and id: 8 states and 152,064 ids take 6 MB.
     """
-    if isinstance(strings, str) or not strings or "" in strings:
-        raise UserError(f"stop strings: found {strings!r}; write a list of strings, none empty")
+    if not string:
+        return no_stop_string(vocab_size)
     read = vocabulary(tokenizer)
     if len(read.texts) > vocab_size:
         raise UserError(
             f"tokenizer: found {len(read.texts)} ids for a vocabulary of {vocab_size}; use the "
             "tokenizer that belongs to the model"
         )
-    return _compile(read, tuple(dict.fromkeys(strings)), vocab_size, locate_start)
+    return _compile(read, string, vocab_size)
 
 
 def no_stop_string(vocab_size: int) -> StopTable:
     """The table of a format without a stop string: it stays at the start whatever comes."""
     next_state = np.zeros((2, vocab_size), np.int32)
     next_state[1] = 1
-    opens = np.zeros((2, vocab_size), bool)
-    return StopTable(next_state, opens, 1, ())
+    return StopTable(next_state, np.zeros((2, vocab_size), bool))
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(
-    read: Vocabulary, strings: tuple[str, ...], vocab_size: int, locate_start: bool
-) -> StopTable:
-    over_bytes = byte_automaton([string.encode() for string in strings])
+def _compile(read: Vocabulary, string: str, vocab_size: int) -> StopTable:
+    over_bytes = byte_automaton(string.encode())
     after, begin = _jumps(over_bytes, read.texts)
-    depth, accepting = over_bytes.depth, over_bytes.accepting
-    alive = (depth[after] > 0) & ~accepting[:, None]
-    moved = alive & (begin < 0) & (begin != -depth[:, None])
-    if locate_start and moved[_reachable(over_bytes)].any():
+    accept = len(over_bytes) - 1
+    alive = (after > 0) & (np.arange(accept + 1) < accept)[:, None]
+    moved = alive & (begin < 0) & (begin != -np.arange(accept + 1)[:, None])
+    if moved.any():
         raise UserError(
-            f"stop strings: found {list(strings)}, which overlap themselves so that the start of "
-            "a match is not known; write strings whose first character appears only once"
+            f"stop string: found {string!r}, which overlaps itself so that the start of a match is "
+            "not known; write one whose first character appears only once"
         )
-    # One absorbing state for all strings, and none that can not be reached.
-    kept = [state for state in _reachable(over_bytes) if not accepting[state]]
-    accept = len(kept)
-    renumber = np.full(len(depth), accept, np.int32)
-    renumber[kept] = np.arange(accept)
     next_state = np.zeros((accept + 1, vocab_size), np.int32)
     opens = np.zeros((accept + 1, vocab_size), bool)
-    next_state[:accept, : len(read.texts)] = renumber[after[kept]]
+    next_state[:, : len(read.texts)] = after
     next_state[accept] = accept
-    opens[:accept, : len(read.texts)] = (alive & (begin >= 0))[kept]
+    opens[:, : len(read.texts)] = alive & (begin >= 0)
     next_state.setflags(write=False)
     opens.setflags(write=False)
-    return StopTable(next_state, opens, accept, strings)
-
-
-def _reachable(over_bytes: ByteAutomaton) -> list[int]:
-    """States that some text leads to, in ascending order."""
-    found, queue = {0}, [0]
-    for state in queue:
-        new = set(over_bytes.next_state[state].tolist()) - found
-        found |= new
-        queue.extend(new)
-    return sorted(found)
+    return StopTable(next_state, opens)
 
 
 def _jumps(
-    over_bytes: ByteAutomaton, texts: Sequence[bytes]
+    over_bytes: Int[np.ndarray, "states 256"], texts: Sequence[bytes]
 ) -> tuple[Int[np.ndarray, "states V"], Int[np.ndarray, "states V"]]:
     """Where every token leads from every state, and where the match alive then began.
 
@@ -259,17 +209,18 @@ def _jumps(
     flat = np.frombuffer(b"".join([texts[index] for index in order]), np.uint8)
     sizes = lengths[order]
     first = np.cumsum(sizes) - sizes
-    depth, accepting = over_bytes.depth, over_bytes.accepting
-    state = np.repeat(np.arange(len(depth), dtype=np.int32)[:, None], len(texts), axis=1)
+    accept = len(over_bytes) - 1
+    state = np.repeat(np.arange(accept + 1, dtype=np.int32)[:, None], len(texts), axis=1)
     seen_after = np.zeros(state.shape, np.int32)
     for at in range(int(lengths.max(initial=0))):
         active = int(np.searchsorted(-sizes, -at, side="left"))
         before = state[:, :active]
-        now = over_bytes.next_state[before, flat[first[:active] + at]]
+        now = over_bytes[before, flat[first[:active] + at]]
         # What a match has absorbed after its end is not part of it.
-        seen_after[:, :active] += ~accepting[before]
+        seen_after[:, :active] += before < accept
         state[:, :active] = now
-    begin = seen_after - depth[state]
+    # A state is the number of its match's bytes.
+    begin = seen_after - state
     back = np.argsort(order)
     return state[:, back], begin[:, back]
 
@@ -278,8 +229,8 @@ def match(table: StopTable, ids: Sequence[int]) -> tuple[int, int]:
     """Follows the table over ids: what a decoding loop does, one token at a time.
 
     Returns:
-      Index of the token in which the first stop string ends and of the one in which it began (the
-      number of tokens before it); (-1, -1) if none does.
+      Index of the token in which the stop string first ends and of the one in which it began (the
+      number of tokens before it); (-1, -1) if it does not.
     """
     state, start = 0, 0
     for index, token in enumerate(ids):

@@ -18,7 +18,7 @@ from bacr_jax.config.values import convert, shown
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line_breaks
 from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.prompts.stop_strings import compile_stop_strings, no_stop_string
+from bacr_jax.prompts.stop_strings import compile_stop_string
 
 # Keys of the section and the settings of a run that they are.
 SETTINGS = {
@@ -73,11 +73,8 @@ def ranges(ids: Sequence[int] | np.ndarray) -> str:
 
 def _stop(tokenizer: Any, text: str, rows: int) -> dict[str, Any]:
     """A stop string and the jumps of its table; an empty one never comes."""
-    if text:
-        table = compile_stop_strings(tokenizer, [text], vocab_size=rows)
-    else:
-        table = no_stop_string(rows)
-    return {"string": text, "states": len(table.next_state), "jumps": jumps(table.next_state)}
+    table = compile_stop_string(tokenizer, text, vocab_size=rows).next_state
+    return {"string": text, "states": len(table), "jumps": jumps(table)}
 
 
 def jumps(next_state: np.ndarray) -> list[tuple[int | None, int, str]]:

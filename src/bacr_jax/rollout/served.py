@@ -13,7 +13,7 @@ from bacr_held import Answering, Call, Rules, Sampling, Thinking
 from bacr_held.calls import BY_BUDGET, BY_END_OF_TURN, BY_TAG
 from bacr_held.server import extras
 from bacr_jax.prompts.environment import Environment
-from bacr_jax.prompts.stop_strings import compile_stop_strings, match
+from bacr_jax.prompts.stop_strings import compile_stop_string, match
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout.rollouts import Rollout, sampled_counters
 from bacr_jax.rollout.rows import (
@@ -127,8 +127,8 @@ class Asking:
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
     """How many tokens of a thinking that its tag closed are not the tag's, in a prompt format."""
-    table = compile_stop_strings(
-        environment.tokenizer, [environment.style.think_close], vocab_size=environment.vocab_size
+    table = compile_stop_string(
+        environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
     )
     return lambda tokens: match(table, tokens)[1]
 
