@@ -149,17 +149,18 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
       The new state, and metrics.
     """
     rows = np.repeat(questions, group_size)
-    budgets = np.full(len(rows), policy.b_max, np.int32)
+    b_max = policy.learner.b_max
+    budgets = np.full(len(rows), b_max, np.int32)
     prompts, rollout = sample(state, policy, environment, rows, budgets, key)
 
     correct = grade(environment, rows, rollout)
-    reward = jnp.asarray(brevity(correct, rollout.trunks.thinking[:, None], policy.b_max))
+    reward = jnp.asarray(brevity(correct, rollout.trunks.thinking[:, None], b_max))
 
     values, _ = question_values(
         state.policy, state.head, prompts, budgets, budgets[:, None], spec=policy.learner
     )
     groups = (len(questions), group_size, 1)
-    credit = token_advantages(reward.reshape(groups), values.reshape(groups), budgets, policy.b_max)
+    credit = token_advantages(reward.reshape(groups), values.reshape(groups), budgets, b_max)
     optimizers = {"policy_tx": policy_tx, "head_tx": head_tx}
     state, metrics = update(
         state, policy, environment, prompts, rollout, credit, reward, **optimizers

@@ -1,19 +1,20 @@
 """Supervised rows from a policy's own correct responses."""
 
-import dataclasses
 import inspect
 import types
 
 import numpy as np
 import pytest
 
+from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_prompts, encode_text
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
-from bacr_jax.training import rejection_sft
+from bacr_jax.training import rejection_sft, warmup
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
+from learner_world import SPEC
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +63,14 @@ def examples(tokenizer, correct):
     style = FORMATS["ledger_budget"]
     prompts, _ = encode_prompts(tokenizer, questions, style, max_tokens=20)
     environment = types.SimpleNamespace(
-        tokenizer=tokenizer, train=types.SimpleNamespace(prompts=prompts)
+        tokenizer=tokenizer, style=style, train=types.SimpleNamespace(prompts=prompts)
     )
     answered = rejection_sft.Answered(
         rollout_of(tokenizer, TEXTS, [True, True, False]),
         asked=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
     )  # fmt: skip
     start = types.SimpleNamespace(opening=lambda length: f"{length}h")
-    return inspect.unwrap(rejection_sft.examples)(answered, environment, style, start)
+    return inspect.unwrap(rejection_sft.examples)(answered, environment, start)
 
 
 def test_correct_responses_that_ended_are_learned_with_their_length_before_them(tokenizer):
@@ -84,12 +85,6 @@ def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
 def test_a_policy_that_is_never_right_is_refused(tokenizer):
     with pytest.raises(UserError, match="no training question"):
         examples(tokenizer, [0, 0, 0])
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    conditioning: None = None
-    value: None = None
 
 
 def test_a_step_waits_for_the_one_before_and_each_is_followed_by_a_poll(monkeypatch):
@@ -112,15 +107,19 @@ def test_a_step_waits_for_the_one_before_and_each_is_followed_by_a_poll(monkeypa
         events.append(f"begun {step}")
         return params, opt_state, Loss(step)
 
-    monkeypatch.setattr(rejection_sft, "supervised_step", begin)
+    monkeypatch.setattr(warmup, "supervised_step", begin)
     rows = np.zeros((4, 5), np.int32)
+    start = types.SimpleNamespace(batch_tokens=10, steps=3, learning_rate=1e-3)
+    run = types.SimpleNamespace(
+        config=Config(),
+        policy=types.SimpleNamespace(learner=SPEC),
+        method=types.SimpleNamespace(rejection_sft=start),
+    )
     inspect.unwrap(rejection_sft.imitate)(
-        types.SimpleNamespace(seed=0),
-        types.SimpleNamespace(learner=Spec()),
+        run,
         {"embed": np.zeros(3, np.float32)},
         rows,
         rows > 0,
-        types.SimpleNamespace(batch_tokens=10, steps=3, learning_rate=1e-3),
         poll=lambda: events.append("poll"),
     )
     assert events == [

@@ -7,7 +7,7 @@ import pytest
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Listeners
-from bacr_jax.training import algorithm, start, warmup
+from bacr_jax.training import algorithm, warmup
 from bacr_jax.training import run as runs
 from methods_world import load, run_of
 
@@ -31,8 +31,7 @@ def asked(monkeypatch):
         found.append((jax.tree.map(np.asarray, prompts), rows, sampler))
         raise Stopped
 
-    for module in (runs, start):
-        monkeypatch.setattr(module, "generate", spy)
+    monkeypatch.setattr(runs, "generate", spy)
 
     def spy_of_programs(params, prompts, num_cuts, sampler, **_):
         spy(params, prompts, None, None, sampler, None)
@@ -77,11 +76,10 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
 
 def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
     run, state = run_of(load(tmp_path, "bacr-full", *WORDS), tokenizer)
-    asks = warmup.styled_prompts(run.environment.train, "steps", 5, run.config.budget.max)
+    asks, _ = warmup.styled_prompts(run.environment.train, "steps", 5, run.config.budget.max)
+    given = (run.environment, state.train.policy, asks, jax.random.key(0), Listeners())
     with pytest.raises(Stopped):
-        start._style_accuracy(
-            run, run.environment, state.train.policy, *asks, jax.random.key(0), Listeners()
-        )
+        runs.plain_rollout(run, *given, temperature=0.0)
     prompts, _, _ = asked[0]
     assert {text.partition("<think>")[0] for text in told(tokenizer[0], prompts)} == {"f12"}
 

@@ -13,7 +13,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.model.hf import load_policy
 from bacr_jax.runs.checkpoint import read_meta, read_part
 from bacr_jax.runs.digest import fingerprint
-from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.runs.folder import RunPaths, WarmupPaths, steps_in
 
 Params = dict[str, Any]
 
@@ -48,7 +48,7 @@ def read_base(folder: Path, config: Config, state: Path, moved: Path | None = No
 def _of_warmup(place: Path, dtype: Any) -> Params:
     """Finished weights of a warm-up, on the host."""
     weights = WarmupPaths(place.absolute()).weights
-    steps = sorted(int(path.name) for path in weights.glob("*") if path.name.isdecimal())
+    steps = steps_in(weights)
     if not steps:
         raise UserError(f"{place}: holds no finished warm-up, on which the adapters were trained")
     params = read_part(weights / str(steps[-1]) / "state")

@@ -23,8 +23,8 @@ from bacr_jax import documents
 from bacr_jax.documents import lines_until, read_lines, write_lines
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel import processes
-from bacr_jax.runs.digest import DigestMismatch, digests, verify
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
+from bacr_jax.runs.folder import RunPaths, steps_in
 
 Records = list[dict[str, Any]]
 
@@ -142,12 +142,6 @@ def _disk_trouble(error: BaseException | None) -> str | None:
     return None
 
 
-def _sealed(meta: dict[str, Any], state: Any) -> dict[str, Any]:
-    """What is kept beside a state, with the digests of its leaves and one of all this."""
-    record = {"meta": meta, "digests": digests(state)}
-    return record | {"digest": _text_digest(record)}
-
-
 def _text_digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -193,18 +187,16 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
     """
     _, expected = _record(state)
     reader = ocp.PyTreeCheckpointHandler()
-    leaves, shape = jax.tree.flatten_with_path(reader.metadata(epath.Path(place)).tree)
-    names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
+    there = reader.metadata(epath.Path(place)).tree
     item = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if wanted(name) else ocp.PLACEHOLDER
-        for name, (_, leaf) in zip(names, leaves)
+        for name, leaf in leaves_by_path(there).items()
     ]
-    on_host = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(item)
-    args = ocp.args.PyTreeRestore(
-        item=jax.tree.unflatten(shape, item), restore_args=jax.tree.unflatten(shape, on_host)
-    )
+    on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), there)
+    shaped = jax.tree.unflatten(jax.tree.structure(there), item)
+    args = ocp.args.PyTreeRestore(item=shaped, restore_args=on_host)
     found = reader.restore(epath.Path(place), args=args)
-    read = {name: x for name, x in zip(names, jax.tree.leaves(found)) if wanted(name)}
+    read = {name: leaf for name, leaf in leaves_by_path(found).items() if wanted(name)}
     if missing := {name for name in expected if wanted(name)} - read.keys():
         raise DigestMismatch(f"{min(missing)}: is not there")
     verify(read, expected)
@@ -214,10 +206,7 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
 def read_whole(state: Path) -> None:
     """Reads every array of a saved state, a few at a time; a damaged one raises anything."""
     tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(state)).tree
-    sizes = {
-        jax.tree_util.keystr(keys, simple=True, separator="/"): math.prod(leaf.shape)
-        for keys, leaf in jax.tree.flatten_with_path(tree)[0]
-    }
+    sizes = {name: math.prod(leaf.shape) for name, leaf in leaves_by_path(tree).items()}
     parts: list[set[str]] = [set()]
     left = _READ_AT_ONCE
     for name in _record(state)[1]:
@@ -259,8 +248,7 @@ def read_meta(state: Path) -> dict[str, Any]:
 
 def damaged_policy(state: Path, reason: str) -> UserError:
     """The refusal of a checkpoint that is opened to be used elsewhere."""
-    older = sorted(int(p.name) for p in state.parents[1].iterdir() if p.name.isdecimal())
-    older = [step for step in older if step < int(state.parent.name)]
+    older = [step for step in steps_in(state.parents[1]) if step < int(state.parent.name)]
     instead = f", or use the one before: --step {older[-1]}" if older else ""
     return UserError(
         f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint "
@@ -333,7 +321,8 @@ class Checkpoints:
         if jax.process_count() > 1:
             # Process 0 writes arrays of the host; sharded ones are written by all.
             state = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, state)
-        record = _sealed(meta, state)
+        record: dict[str, Any] = {"meta": meta, "digests": digests(state)}
+        record["digest"] = _text_digest(record)
         with self._writing():
             self._manager.save(
                 step,

@@ -91,18 +91,22 @@ def _on_host(leaf: Any) -> np.ndarray | None:
     return np.asarray(leaf) if platforms == ["cpu"] else None
 
 
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as `train/policy/embed`, in its order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(keys, simple=True, separator="/"): leaf for keys, leaf in leaves}
+
+
 def digests(tree: Any) -> dict[str, str]:
     """The digest of every leaf, by its path.
 
     Leaves are arrays, keys and numbers; sharded arrays may lie on any mesh of all processes. On
     GPUs a digest reads its leaf once at the speed of memory; nothing is gathered or copied.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    arrays = {}
-    for keys, leaf in leaves:
+    arrays = leaves_by_path(tree)
+    for path, leaf in arrays.items():
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        arrays[jax.tree_util.keystr(keys, simple=True, separator="/")] = leaf
+            arrays[path] = jax.random.key_data(leaf)
     hosts = {path: x for path, leaf in arrays.items() if (x := _on_host(leaf)) is not None}
     # One after the other: programs that meet on several devices must start in one order on all.
     found = {path: _device_digest(leaf) for path, leaf in arrays.items() if path not in hosts}
@@ -135,8 +139,7 @@ def check_replicas(tree: Any) -> None:
     them, names the first array whose copies differ, and where two of them lie.
     """
     where, parts = [], []
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+    for path, leaf in leaves_by_path(tree).items():
         if isinstance(leaf, jax.Array) and leaf.sharding.num_devices > 1:
             indices = leaf.sharding.devices_indices_map(leaf.shape).values()
             if len(set(map(str, indices))) < leaf.sharding.num_devices:

@@ -120,6 +120,14 @@ class RunPaths:
         return self.path / f"{name}.png"
 
 
+def steps_in(checkpoints: Path) -> list[int]:
+    """Steps of the finished checkpoints in a folder, rising."""
+    if not checkpoints.is_dir():
+        return []
+    # Unfinished ones have other names until they are whole.
+    return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+
+
 class WarmupPaths:
     """What lies where in the folder of a warm-up, which several runs may share.
 
@@ -173,9 +181,14 @@ class RunFolder(RunPaths):
         To be called when nothing can refuse the config any more: a run whose change was refused
         afterwards could not go on with the config that it had.
         """
-        if self.config_now is not None:
-            _note_changes(self, self.config_now)
-            self.config_now = None
+        if self.config_now is None:
+            return
+        if differing := _differing(self.config, self.config_now):
+            before = {key: there for key, (there, _) in differing.items()}
+            now = {key: here for key, (_, here) in differing.items()}
+            append_line(self.changes, {"before": before, "now": now})
+            write_config(self.config, self.config_now)
+        self.config_now = None
 
     def discard(self) -> None:
         """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
@@ -275,16 +288,6 @@ def lock_folder(path: Path, where: str) -> TextIO:
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
     return lock
-
-
-def _note_changes(folder: RunFolder, config: Config) -> None:
-    """Makes the present config the folder's, and keeps what it was before."""
-    differing = _differing(folder.config, config)
-    if differing:
-        before = {key: there for key, (there, _) in differing.items()}
-        now = {key: here for key, (_, here) in differing.items()}
-        append_line(folder.changes, {"before": before, "now": now})
-        write_config(folder.config, config)
 
 
 def open_run(

@@ -21,21 +21,22 @@ def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
     Args:
       path: the folder; one that holds a budget module already keeps it.
     """
-    if path is None:
-        params = policy.make(lambda: qwen2.init(key, policy.learner.model))
-    else:
-        mesh = policy.learner.mesh
-        where = None if mesh is None else parallel.sharding_of(mesh)
-        _, params = load_policy(path, dtype=policy.param_dtype, sharding_of=where)
+    params = _model_params(key, policy, path, policy.param_dtype)
     return with_adapters(key, policy, with_budget_module(key, policy, params))
 
 
-def plain_params(policy: Policy, path: str) -> Params:
-    """The plain model of a Hugging Face folder, fp32, to be trained as a whole."""
+def plain_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
+    """The plain model of `initial_params`, fp32, to be trained as a whole."""
+    params = _model_params(key, policy, path, jnp.float32)
+    return {name: leaf for name, leaf in params.items() if name != "budget"}
+
+
+def _model_params(key: jax.Array, policy: Policy, path: str | None, dtype: Any) -> Params:
+    if path is None:
+        return policy.make(lambda: qwen2.init(key, policy.learner.model))
     mesh = policy.learner.mesh
     where = None if mesh is None else parallel.sharding_of(mesh)
-    _, params = load_policy(path, dtype=jnp.float32, sharding_of=where)
-    return {name: leaf for name, leaf in params.items() if name != "budget"}
+    return load_policy(path, dtype=dtype, sharding_of=where)[1]
 
 
 def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
@@ -73,7 +74,7 @@ def _fresh_adapters(policy: Policy) -> Callable[[jax.Array], Params]:
 
 def _module_of(policy: Policy) -> BudgetModule | None:
     conditioning = policy.learner.conditioning
-    return None if conditioning is None else BudgetModule(conditioning, policy.b_max)
+    return None if conditioning is None else BudgetModule(conditioning, policy.learner.b_max)
 
 
 def untrained_params(key: jax.Array, policy: Policy) -> Params:
@@ -126,7 +127,7 @@ def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params
             conditioning,
             width=shape.hidden_size,
             layers=shape.num_layers,
-            b_max=policy.b_max,
+            b_max=policy.learner.b_max,
         )
     )
     return {**plain, "budget": fresh}

@@ -146,16 +146,6 @@ class Wandb:
         self._run.finish()
 
 
-def open_boards(folder: RunFolder, config: Config) -> list[TensorBoard | Wandb]:
-    """The boards that `output.tensorboard` and `output.wandb` ask for, or UserError."""
-    boards: list[TensorBoard | Wandb] = []
-    if config.output.tensorboard:
-        boards.append(TensorBoard(folder, config))
-    if config.output.wandb:
-        boards.append(Wandb(folder, config))
-    return boards
-
-
 # Metrics of these groups measure the machine and the process, not the run: two equal runs, or one
 # that was resumed, differ in them.
 OF_THE_MACHINE = ("time/", "process/")
@@ -176,7 +166,11 @@ class MetricsWriter:
         asks for what can't be had. `writes`: this process is the one that writes.
         """
         self._folder = folder
-        self._boards = open_boards(folder, config) if writes else []
+        self._boards: list[TensorBoard | Wandb] = []
+        if writes and config.output.tensorboard:
+            self._boards.append(TensorBoard(folder, config))
+        if writes and config.output.wandb:
+            self._boards.append(Wandb(folder, config))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends a line: the step, counted from 1, and the metrics, those of the machine last.

@@ -14,7 +14,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts import thinking_section, tokenizers
 from bacr_jax.prompts.formats import PromptFormat, with_texts
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import RunPaths, steps_in
 
 Params = dict[str, Any]
 
@@ -29,11 +29,7 @@ def read_config(folder: Path) -> Config:
 
 def finished_steps(folder: Path) -> list[int]:
     """Steps of a run's finished checkpoints, rising."""
-    checkpoints = RunPaths(folder).checkpoints
-    if not checkpoints.is_dir():
-        return []
-    # Unfinished ones have other names until they are whole.
-    return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+    return steps_in(RunPaths(folder).checkpoints)
 
 
 def choose_step(folder: Path, step: int | str | None = None) -> int:
@@ -98,16 +94,6 @@ def check_checkpoint(folder: Path, step: int) -> None:
     # A missing or damaged metadata file shows as a missing attribute or key.
     except (AttributeError, KeyError, TypeError, ValueError, OSError):
         raise damaged_policy(state, "no description of a policy in it") from None
-
-
-def read_run(folder: Path, step: int | str | None = None) -> tuple[Config, int, Params]:
-    """Config, step and policy parameters (on the host) of a run's checkpoint.
-
-    UserError: no run there, or no finished checkpoint.
-    """
-    config = read_config(folder)
-    step = choose_step(folder, step)
-    return config, step, read_params(folder, step)
 
 
 @dataclass(frozen=True)

@@ -82,21 +82,12 @@ def check_same_questions(
                 f"data.eval: {name} is not the same questions as when the run in {run} was "
                 f"evaluated before; {advice} (evaluate --run asks a finished run other questions)"
             )
-    _check_same_verifier(then, now, config, run)
-
-
-def _check_same_verifier(
-    then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
-) -> None:
-    """Refuses another content of a file that `grader` or `reward.weights` names.
-
-    Another file is another value of the key, which `--allow-change grader` has let through.
-    """
-    # Before there were several rewards, a checkpoint held the digest of the grader's file alone.
+    # Another file is another value of its key, which --allow-change has let through. Before there
+    # were several rewards, a checkpoint held the digest of the grader's file alone.
     alone = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
-    before = then.get("verifier_fingerprints", alone)
+    graded = then.get("verifier_fingerprints", alone)
     for name, digest in now["verifier_fingerprints"].items():
-        if before.get(name, digest) != digest:
+        if graded.get(name, digest) != digest:
             raise UserError(
                 f"{name}: the file is not what the run in {run} was graded by; put it back, write "
                 "another output.dir, or give the new one another name and --allow-change "

@@ -173,8 +173,7 @@ class Policy:
 
     Attributes:
       evaluation: compiled form of evaluation rollouts (its budgets may be larger).
-      b_max: scale of the budget codes.
-      decode_mesh: the learner's devices, laid out for the decode copy; None for one device.
+      rollout: of training; its mesh is the learner's devices, laid out for the decode copy.
       adapter: low-rank adapters; None: all weights are trained.
       param_dtype: type that the weights of the model are kept in.
     """
@@ -182,8 +181,6 @@ class Policy:
     learner: LearnerSpec
     rollout: RolloutSpec
     evaluation: RolloutSpec
-    b_max: int
-    decode_mesh: Mesh | None = None
     adapter: AdapterConfig | None = None
     param_dtype: Any = jnp.float32
 
@@ -221,15 +218,15 @@ class Policy:
         if isinstance(params["layers"], list):
             # Outside of jit nothing is copied that has the right type.
             return kv_cache.decode_params(params, conditioned=conditioned, **types)
-        return _decode_params(params, conditioned, self.decode_mesh, **types)
+        return _decode_params(params, conditioned, self.rollout.mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
         """A function from budgets to phi(b) under these parameters; None without conditioning."""
         conditioning = self.learner.conditioning
         if conditioning is None:
             return None
-        mesh = self.decode_mesh
-        return lambda budgets: _embed(params["budget"], budgets, conditioning, self.b_max, mesh)
+        b_max, mesh = self.learner.b_max, self.rollout.mesh
+        return lambda budgets: _embed(params["budget"], budgets, conditioning, b_max, mesh)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), static_argnames=("dtype", "products"))
@@ -332,8 +329,6 @@ def make_policy(
         learner,
         rollout,
         evaluation,
-        config.budget.max,
-        decode_mesh,
         adapter=config.adapter if config.adapter.rank else None,
         param_dtype=jnp.dtype(param_dtype(config)),
     )

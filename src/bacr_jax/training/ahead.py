@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_jax.rollout import Rollout, RolloutSpec
+from bacr_jax.rollout import Rollout
 from bacr_jax.rollout.fleet import ServersLost
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.training.dynamic_sampling import BatchPlan
@@ -35,35 +34,6 @@ class InHand:
     def rollout(self) -> Rollout:
         """As it was sampled."""
         return Rollout(self.trunks, self.branches, sampled_counters(self.trunks, self.branches))
-
-
-def nothing_in_hand(
-    questions: int, group_size: int, cuts: int, spec: RolloutSpec, *, prompt: int, suffix: int
-) -> InHand:
-    """Of the shapes of a batch in hand."""
-    rows, answers = questions * group_size, cuts * spec.answers
-    whole = lambda *shape: np.zeros(shape, np.int32)
-    real = lambda *shape: np.zeros(shape, np.float32)
-    plan: dict[str, Any] = {
-        "questions": whole(questions),
-        "groups": whole(questions),
-        "budgets": whole(questions, group_size),
-        "cuts": whole(questions, group_size, cuts),
-    }
-    of_rows = ("prompt_lengths", "sampled", "thinking", "close", "budgets")
-    trunks: dict[str, Any] = {
-        "tokens": whole(rows, prompt + spec.max_sampled),
-        "logprobs": real(rows, spec.max_sampled),
-        **{name: whole(rows) for name in of_rows},
-    }
-    branches: dict[str, Any] = {
-        "tokens": whole(rows, answers, suffix + spec.answer_tokens),
-        "logprobs": real(rows, answers, spec.answer_tokens),
-        "finished": np.zeros((rows, answers), bool),
-        **{name: whole(rows, answers) for name in ("context", "forced", "sampled", "source")},
-    }
-    there: Any = np.array(False)
-    return InHand(there, BatchPlan(**plan), Trunks(**trunks), Branches(**branches))
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,9 @@ class Trainer:
 
     # Start ------------------------------------------------------------------------------------
 
+    @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
         """The state to go on from: the newest checkpoint, or a fresh one after the warm-up."""
-        with phase_memory("start"):
-            return self._start()
-
-    def _start(self) -> tuple[RunState, int]:
         if self.checkpoints.latest is None:
             self.run, fresh = initial_state(self.run, self.folder, self.progress, self.poll)
             self._refer_to(fresh)
@@ -120,7 +117,10 @@ class Trainer:
                 self.folder.truncate_after(-1)
             return after_rejection_sft(self.run, fresh, self.progress, self.poll), 0
         meta = self.checkpoints.meta(self.checkpoints.latest)
-        self._compare(meta)
+        now = self.describe(meta["step"])
+        check_same_questions(meta, now, self.config, self.folder.path)
+        for line in differences(meta, now):
+            self.progress.say(line)
         step, self.earlier_seconds = meta["step"], meta["wall_seconds"]
         self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
@@ -193,13 +193,6 @@ class Trainer:
     def wall_seconds(self) -> float:
         """Time of all legs of the run, but for work that a kill has lost."""
         return self.earlier_seconds + time.monotonic() - self.started
-
-    def _compare(self, meta: dict[str, Any]) -> None:
-        """Refuses other questions; says where the software or the devices are others."""
-        now = self.describe(meta["step"])
-        check_same_questions(meta, now, self.config, self.folder.path)
-        for line in differences(meta, now):
-            self.progress.say(line)
 
     @contextlib.contextmanager
     def training(self, state: RunState, step: int) -> Iterator[None]:

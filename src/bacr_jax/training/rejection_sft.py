@@ -6,26 +6,22 @@ text with the method's opening before it.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.learner.supervised import supervised_optimizer, supervised_step
+from bacr_jax.learner.supervised import supervised_optimizer
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import adapters
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment
-from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
-from bacr_jax.runs.setup import Policy
+from bacr_jax.rollout import Listeners, Rollout
+from bacr_jax.training.run import Params, Run, RunState, plain_rollout
+from bacr_jax.training.warmup import OnProgress, WarmUp
 from bacr_jax.types import CLOSED_BY_TAG, Poll
-
-Params = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,31 +40,21 @@ class Answered:
     lengths: Int[np.ndarray, "n"]
 
 
-def answer_once(
-    config: Config,
-    policy: Policy,
-    plain: Environment,
-    params: Params,
-    *,
-    questions: int | None,
-    poll: Poll = None,
-) -> Answered:
-    """Samples a response to every training question at the largest budget."""
+def answer_once(run: Run, plain: Environment, params: Params, poll: Poll = None) -> Answered:
+    """Samples a response to training questions at the largest budget."""
+    config, start = run.config, run.method.rejection_sft
+    assert start is not None
     total = len(plain.train)
     order = np.random.default_rng([config.seed, 6]).permutation(total)
-    asked = np.sort(order[: total if questions is None else questions])
-    budgets = np.full(len(asked), config.budget.max, np.int32)
-    rollout = generate(
-        policy.plain_decode_params(params),
+    asked = np.sort(order[: total if start.questions is None else start.questions])
+    rollout = plain_rollout(
+        run,
+        plain,
+        params,
         plain.train.take(asked),
-        Rows(budgets, budgets[:, None]),
         jax.random.fold_in(jax.random.key(config.seed), 8),
-        Sampler(
-            dataclasses.replace(policy.rollout, conditioning=None),
-            plain.rules,
-            sampling_params(config.rollout.temperature),
-        ),
         Listeners(poll),
+        temperature=config.rollout.temperature,
     )
     right = plain.verify(
         rollout.branches,
@@ -85,7 +71,7 @@ def answer_once(
 
 
 def examples(
-    answered: Answered, environment: Environment, style: PromptFormat, start: RejectionSFT
+    answered: Answered, environment: Environment, start: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Supervised rows from the correct responses that ended by themselves.
 
@@ -95,6 +81,7 @@ def examples(
     nothing is tokenised again but the opening and the tags.
     """
     trunks, branches = answered.rollout.trunks, answered.rollout.branches
+    style = environment.style
     encode = lambda text: encode_text(environment.tokenizer, text).tolist()
     closing, suffix = encode(style.think_close), encode(style.natural_suffix)
     rows = []
@@ -123,14 +110,11 @@ def examples(
 
 
 def imitate(
-    config: Config,
-    policy: Policy,
+    run: Run,
     params: Params,
     tokens: Int[np.ndarray, "B S"],
     mask: Bool[np.ndarray, "B S"],
-    start: RejectionSFT,
-    *,
-    on_progress: Callable[[int, float], None] | None = None,
+    on_progress: OnProgress | None = None,
     poll: Poll = None,
 ) -> Params:
     """Supervised steps on random rows, at a constant rate after a short rise.
@@ -138,60 +122,60 @@ def imitate(
     Args:
       params: the starting policy, without a budget module; what is trained of it is donated.
     """
-    spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
-    tx = supervised_optimizer()
+    start, seed = run.method.rejection_sft, run.config.seed
+    assert start is not None
+    steps, rows = start.steps, max(start.batch_tokens // tokens.shape[1], 1)
+
+    def batch(step: int, practice: bool) -> tuple[np.ndarray, np.ndarray]:
+        del practice  # nothing is taught in stages
+        chosen = np.random.default_rng([seed, 9, step]).integers(len(tokens), size=rows)
+        return tokens[chosen], mask[chosen]
+
     frozen, params = adapters.split(params)
-    opt_state = tx.init(params)
-    rows = max(start.batch_tokens // tokens.shape[1], 1)
-    rise = min(10, start.steps)
-    under_way = None
-    for step in range(start.steps):
-        rng = np.random.default_rng([config.seed, 9, step])
-        chosen = rng.integers(len(tokens), size=rows)
-        rate = start.learning_rate * min((step + 1) / rise, 1.0)
-        params, opt_state, loss = supervised_step(
-            params, opt_state, tokens[chosen], mask[chosen], rate, frozen, spec=spec, tx=tx
-        )
-        # As in the warm-up: a queue of steps would hold the memory of all, and hear of no signal.
-        jax.block_until_ready(under_way)
-        under_way = loss
-        if on_progress is not None and ((step + 1) % 20 == 0 or step + 1 == start.steps):
-            on_progress(step + 1, float(loss))
-        if poll is not None:
-            poll()
-    return {**frozen, **params}
+    tx = supervised_optimizer()
+    taught = WarmUp(
+        run.config,
+        batch,
+        dataclasses.replace(run.policy.learner, conditioning=None, value=None),
+        tx,
+        params,
+        tx.init(params),
+        on_progress,
+        poll,
+        saved=None,
+        frozen=frozen,
+        planned=steps,
+    )
+    taught.advance(steps, lambda i: start.learning_rate * min((i + 1) / min(10, steps), 1.0))
+    return {**frozen, **taught.params}
 
 
 def rejection_sft(
-    config: Config,
-    policy: Policy,
+    run: Run,
+    fresh: RunState,
     plain: Environment,
-    environment: Environment,
-    params: Params,
-    method_state: Any,
-    start: RejectionSFT,
     *,
-    on_progress: Callable[[int, float], None] | None = None,
+    on_progress: OnProgress | None = None,
     poll: Poll = None,
 ) -> tuple[Params, Any, int]:
     """The whole stage: answer, remember, imitate.
 
     Args:
-      plain: environment in the format that all methods share.
-      environment: environment in the method's own format, over the same questions.
+      plain: environment in the format that all methods share, over the same questions.
 
     Returns:
       The taught policy, the method's state, and the tokens sampled.
     """
-    if plain.train.set.ids != environment.train.set.ids:
+    start = run.method.rejection_sft
+    assert start is not None
+    if plain.train.set.ids != run.environment.train.set.ids:
         raise UserError(
             "data.max_prompt_tokens: drops different questions in the two prompt formats that the "
             "cold start joins; write a larger number"
         )
-    answered = answer_once(config, policy, plain, params, questions=start.questions, poll=poll)
-    method_state = start.update_state(method_state, answered.lengths, answered.correct)
-    tokens, mask = examples(answered, environment, environment.style, start)
-    taught = imitate(
-        config, policy, params, tokens, mask, start, on_progress=on_progress, poll=poll
-    )
+    params = run.params(fresh.train)
+    answered = answer_once(run, plain, params, poll)
+    method_state = start.update_state(fresh.method_state, answered.lengths, answered.correct)
+    tokens, mask = examples(answered, run.environment, start)
+    taught = imitate(run, params, tokens, mask, on_progress, poll)
     return taught, method_state, int(answered.rollout.counters["tokens"])

@@ -28,8 +28,9 @@ from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampli
 from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.rollout.fleet import SampleTraces
 from bacr_jax.runs.setup import Policy
-from bacr_jax.training.ahead import InHand, nothing_in_hand
-from bacr_jax.types import Poll, Prompts, pytree
+from bacr_jax.training.ahead import InHand
+from bacr_jax.training.dynamic_sampling import BatchPlan
+from bacr_jax.types import Branches, Poll, Prompts, Trunks, pytree
 
 Params = dict[str, Any]
 
@@ -85,7 +86,6 @@ class Run:
     policy_tx: optax.GradientTransformation
     value_tx: optax.GradientTransformation
     updates: Updates
-    num_groups: int
     group_of: Int[Array, "n"]
     group_sizes: Int[Array, "K"]
     stream: QuestionStream | None
@@ -114,8 +114,7 @@ def make_run(
     policy_tx = policy_optimizer(config.optimizer, updates)
     value_tx = value_optimizer(config.value, config.optimizer, updates)
     groups = np.asarray(environment.train.set.groups)
-    num_groups = config.data.num_groups
-    stream = None
+    num_groups, stream = config.data.num_groups, None
     if config.data.order == "shuffled":
         stream = QuestionStream(groups, num_groups=num_groups, seed=config.seed)
     return Run(
@@ -130,7 +129,6 @@ def make_run(
         updates=Updates(
             policy.learner, config.train, policy_tx, value_tx, environment.rules.allowed_tokens
         ),
-        num_groups=num_groups,
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
         stream=stream,
@@ -162,6 +160,29 @@ class OwnDecoder:
         return generate(copy, prompts, rows, key, sampler, listeners)
 
 
+def plain_rollout(
+    run: Run,
+    environment: Environment,
+    params: Params,
+    prompts: Prompts,
+    key: Array,
+    listeners: Listeners,
+    *,
+    temperature: float,
+) -> Rollout:
+    """A trace and an answer of the plain model for each prompt, under the largest budget."""
+    budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
+    spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
+    return generate(
+        run.policy.plain_decode_params(params),
+        prompts,
+        Rows(budgets, budgets[:, None]),
+        key,
+        Sampler(spec, environment.rules, sampling_params(temperature)),
+        listeners,
+    )
+
+
 def total_steps(config: Config, questions: int) -> int:
     """Iterations of a run on so many training questions."""
     train = config.train
@@ -179,11 +200,11 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
     """
     make = lambda params, head: train_step.init_state(params, head, run.policy_tx, run.value_tx)
     ahead = functools.partial(RunStateAhead, in_hand=_nothing_in_hand(run))
-    kind = ahead if run.config.rollout.ahead else RunState
+    kind, num_groups = ahead if run.config.rollout.ahead else RunState, run.config.data.num_groups
     return kind(
         train=run.policy.make(make, adapters.split(params)[1], value_head),
-        curriculum=curriculum.init_curriculum(run.num_groups, mu0=run.config.curriculum.mu0),
-        stream=np.zeros(run.num_groups, np.int32),
+        curriculum=curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
+        stream=np.zeros(num_groups, np.int32),
         generated_tokens=0,
         method_state=run.method.init_state(len(run.environment.train)),
     )
@@ -196,11 +217,6 @@ def cuts_of(method: Method) -> int:
     return int(jax.eval_shape(method.cuts, key, one_trace).shape[-1])
 
 
-def _cuts(run: Run) -> int:
-    """Cuts of each trace."""
-    return cuts_of(run.method)
-
-
 def _widest_prompts(run: Run) -> Prompts:
     """Prompts of all training questions, as wide as those of a batch."""
     everyone = np.arange(len(run.environment.train))
@@ -208,15 +224,33 @@ def _widest_prompts(run: Run) -> Prompts:
 
 
 def _nothing_in_hand(run: Run) -> InHand:
-    rollout = run.config.rollout
-    return nothing_in_hand(
-        rollout.questions,
-        rollout.group_size,
-        _cuts(run),
-        dataclasses.replace(run.policy.rollout, answers=run.method.answers),
-        prompt=_widest_prompts(run).tokens.shape[1],
-        suffix=run.environment.rules.suffix_length,
-    )
+    """Of the shapes of a batch in hand."""
+    questions, group_size = run.config.rollout.questions, run.config.rollout.group_size
+    rows, cuts, spec = questions * group_size, cuts_of(run.method), run.policy.rollout
+    answers, sampled = cuts * run.method.answers, spec.max_sampled
+    whole = lambda *shape: np.zeros(shape, np.int32)
+    real = lambda *shape: np.zeros(shape, np.float32)
+    plan: dict[str, Any] = {
+        "questions": whole(questions),
+        "groups": whole(questions),
+        "budgets": whole(questions, group_size),
+        "cuts": whole(questions, group_size, cuts),
+    }
+    of_rows = ("prompt_lengths", "sampled", "thinking", "close", "budgets")
+    trunks: dict[str, Any] = {
+        "tokens": whole(rows, _widest_prompts(run).tokens.shape[1] + sampled),
+        "logprobs": real(rows, sampled),
+        **{name: whole(rows) for name in of_rows},
+    }
+    suffix = run.environment.rules.suffix_length
+    branches: dict[str, Any] = {
+        "tokens": whole(rows, answers, suffix + spec.answer_tokens),
+        "logprobs": real(rows, answers, spec.answer_tokens),
+        "finished": np.zeros((rows, answers), bool),
+        **{name: whole(rows, answers) for name in ("context", "forced", "sampled", "source")},
+    }
+    there: Any = np.array(False)
+    return InHand(there, BatchPlan(**plan), Trunks(**trunks), Branches(**branches))
 
 
 def precompile(
@@ -233,7 +267,7 @@ def precompile(
     """
     tell = lambda what: None if on_program is None else functools.partial(on_program, what)
     params, settings = run.params(state.train), run.config
-    prompts, cuts = _widest_prompts(run), _cuts(run)
+    prompts, cuts = _widest_prompts(run), cuts_of(run.method)
     rollout = settings.rollout
     rows = rollout.questions * rollout.group_size
     if rollout.engine == "own":

@@ -27,17 +27,17 @@ from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions import ledger
 from bacr_jax.questions.loaders import load_questions, own_tokenizer
 from bacr_jax.questions.source import Split
-from bacr_jax.rollout import Listeners, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import Listeners
 from bacr_jax.runs import checkpoint, initial, setup
 from bacr_jax.runs.agreement import refuse_others, told_of_inputs
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.rejection_sft import rejection_sft
-from bacr_jax.training.run import Run, RunState, cuts_of, init_state
+from bacr_jax.training.run import Params, Run, RunState, cuts_of, init_state, plain_rollout
 from bacr_jax.training.trace_lessons import TraceLessons
 from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
-from bacr_jax.types import Poll, Prompts
+from bacr_jax.types import Poll
 
 
 class _Left(Exception):
@@ -123,9 +123,6 @@ def go_ahead(run: Run, poll: Callable[[], None]) -> None:
     # Another copy: an update takes the weights it is given.
     reference = initial.initial_params(key, run.policy, None) if config.loss.kl_coef > 0 else None
     iterate(run, state, 0, reference=reference, poll=poll)
-
-
-Params = Any
 
 
 def initial_state(
@@ -256,14 +253,10 @@ def after_rejection_sft(
         return fresh
     with progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
         params, method_state, tokens = rejection_sft(
-            run.config,
-            run.policy,
+            run,
+            fresh,
             shared_format_environment(run.config, run.environment),
-            run.environment,
-            run.params(fresh.train),
-            fresh.method_state,
-            start,
-            on_progress=lambda step, loss: phase.update(step, loss=loss),
+            on_progress=lambda step, total, loss: phase.update(step, loss=loss),
             poll=poll,
         )
     state = init_state(run, params, fresh.train.head)
@@ -317,7 +310,10 @@ def _warmed_up(
                 phase.update(len(done))
 
             listeners = Listeners(poll, on_rows)
-            return _style_accuracy(run, environment, params, prompts, references, key, listeners)
+            rollout = plain_rollout(
+                run, environment, params, prompts, key, listeners, temperature=0.0
+            )
+            return float(environment.verify(rollout.branches, references, poll).mean())
 
     if config.data.train != "ledger":
         lessons = TraceLessons(config, environment)
@@ -363,29 +359,3 @@ def _accuracy(
         poll=poll,
     )
     return float(summary["greedy"][str(largest)]["accuracy"])
-
-
-def _style_accuracy(
-    run: Run,
-    environment: Environment,
-    params: Params,
-    prompts: Prompts,
-    references: list[str],
-    key: jax.Array,
-    listeners: Listeners,
-) -> float:
-    """Greedy accuracy on prompts that already hold a trace's first token."""
-    budgets = np.full(len(references), run.config.budget.max, np.int32)
-    rollout = generate(
-        run.policy.plain_decode_params(params),
-        prompts,
-        Rows(budgets, budgets[:, None]),
-        key,
-        Sampler(
-            dataclasses.replace(run.policy.rollout, conditioning=None, answers=1),
-            environment.rules,
-            sampling_params(0.0),
-        ),
-        listeners,
-    )
-    return float(environment.verify(rollout.branches, references, listeners.poll).mean())

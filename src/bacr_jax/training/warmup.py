@@ -58,6 +58,8 @@ Params = dict[str, Any]
 
 # Tokens and loss mask of a step, counted from 0; true: with more of the short style.
 Batches = Callable[[int, bool], tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]]
+# Called with the step, steps in all and the loss.
+OnProgress = Callable[[int, int, float], None]
 
 # Shape of the rate, found by trial: 50 steps up, constant, linear over the last 35 % down to 3 %.
 RISE, FALL_SHARE, FINAL_FRACTION = 50, 0.35, 0.03
@@ -77,7 +79,7 @@ SHOW_SECONDS = 15.0
 
 @dataclasses.dataclass
 class WarmUp:
-    """A warm-up in progress.
+    """A warm-up in progress, or a method's own supervised stage.
 
     One that was stopped goes through the same motions again: the steps it had done are counted but
     not taken, and what it had measured is read from its journal.
@@ -89,9 +91,10 @@ class WarmUp:
     tx: Any
     params: Params
     opt_state: Any
-    on_progress: Callable[[int, int, float], None] | None
+    on_progress: OnProgress | None
     poll: Poll
     saved: Checkpoints | None
+    frozen: Params | None = None
     planned: int = 0
     step: int = 0
     done: int = 0
@@ -147,6 +150,7 @@ class WarmUp:
                 tokens,
                 loss_mask,
                 rate(i),
+                self.frozen,
                 spec=self.spec,
                 tx=self.tx,
             )
@@ -369,7 +373,7 @@ def warm_up(
     styles: Sequence[str] = (),
     accuracy_of: Callable[[Params], float],
     style_accuracy_of: Callable[[Params, Any], float],
-    on_progress: Callable[[int, int, float], None] | None = None,
+    on_progress: OnProgress | None = None,
     poll: Poll = None,
 ) -> Params:
     """Weights after the warm-up, trained now or read from `folder`.
@@ -379,7 +383,6 @@ def warm_up(
       accuracy_of: greedy accuracy of given weights at the largest budget.
       style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
         any other: on `warmup.style_level`); asked with `warmup.style` only.
-      on_progress: called with (step, steps in all, loss).
 
     Returns:
       Parameters of the plain model (no budget module), fp32.
@@ -390,11 +393,10 @@ def warm_up(
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
     random = lambda: qwen2.init(key, spec.model)
-    path = config.model.path
     paths = WarmupPaths(folder)
     if paths.identity.exists():
         return _read(config, paths, policy.blank(random))
-    params = policy.make(random) if path is None else plain_params(policy, path)
+    params = plain_params(key, policy, config.model.path)
     if processes.is_first():
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
