@@ -18,6 +18,7 @@ from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import adapters
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment
+from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.rollout import Listeners, Rollout
 from bacr_jax.training.run import Params, Run, RunState, plain_rollout
 from bacr_jax.training.warmup import OnProgress, WarmUp
@@ -95,18 +96,13 @@ def examples(
         at = int(branches.forced[row, 0])
         answer = np.asarray(branches.tokens[row, 0])[at : at + int(branches.sampled[row, 0])]
         said = encode(start.opening(int(answered.lengths[question]))) + thinking + closing
-        parts = ((prompt, False), (said, True), (suffix, False), (answer.tolist(), True))
-        rows.append(([i for ids, _ in parts for i in ids], [on for ids, on in parts for _ in ids]))
+        rows.append([(prompt, False), (said, True), (suffix, False), (answer.tolist(), True)])
     if not rows:
         raise UserError(
             "selfbudgeter: the starting policy answered no training question correctly; write "
             "another model, or a larger budget.max"
         )
-    width = max(len(ids) for ids, _ in rows)
-    tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
-    for row, (ids, on) in enumerate(rows):
-        tokens[row, : len(ids)], mask[row, : len(ids)] = ids, on
-    return tokens, mask
+    return padded(rows, max(sum(len(ids) for ids, _ in row) for row in rows))
 
 
 def imitate(

@@ -11,6 +11,7 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment, Questions
+from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, told_budgets
@@ -104,19 +105,14 @@ class TraceLessons:
             budgets = rng.choice(self._told, size=len(row))
         prompts = self._questions.at(row, budgets)
         cut, share = rng.random(len(row)) < CUT_SHARE, rng.random(len(row))
-        tokens = np.zeros((len(row), width), np.int32)
-        learned = np.zeros((len(row), width), bool)
+        rows = []
         for i, (s, r) in enumerate(zip(style, row)):
-            begin, trace = int(prompts.lengths[i]), self._traces[s][r]
+            prompt, trace = prompts.tokens[i, : prompts.lengths[i]], self._traces[s][r]
             kept = trace[: int(share[i] * (len(trace) - 1))] if cut[i] else trace
-            suffix, answer = self._suffixes[int(cut[i])], self._answers[r]
-            said = begin + len(kept)
-            end = said + len(suffix) + len(answer)
-            tokens[i, :begin] = prompts.tokens[i, :begin]
-            tokens[i, begin:end] = [*kept, *suffix, *answer]
             # The suffix is forced on the model.
-            learned[i, begin:said] = learned[i, end - len(answer) : end] = True
-        return tokens, learned
+            suffix, answer = self._suffixes[int(cut[i])], self._answers[r]
+            rows.append([(prompt, False), (kept, True), (suffix, False), (answer, True)])
+        return padded(rows, width)
 
     def opened(self, style: str, budget: int) -> tuple[Prompts, list[str]]:
         """Prompts that already hold the first token of a style, and their answers.

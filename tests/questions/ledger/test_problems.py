@@ -70,10 +70,7 @@ def test_the_split_is_the_documented_one(level):
 
 def test_codes_count_the_start_digit_and_the_operands_in_mixed_radix():
     # 7 + 10 * (2 + 3 * 1): start 7, operands 3 and 2
-    rows = ledger.decode_problems(np.array([57]), np.array([2]), max_operand=3)
-    assert rows.values[0, :3].tolist() == [7, 0, 2]
-    assert rows.operands[0].tolist() == [3, 2, 0, 0, 0]
-    assert rows.answers.tolist() == [2]
+    assert ledger.problem_of(57, 2, 3) == ledger.Problem("7a3b2", "2", 2)
 
 
 def test_sets_are_even_over_levels_and_over_problems():

@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.questions import ledger
-from bacr_jax.questions.ledger.problems import problem_arrays
-from bacr_jax.questions.ledger.styles import LONGEST
 from ledger_world import check_at_once, check_trace
 
 STYLES = ("steps", "redo", "mixed", "at_once")
@@ -59,9 +57,8 @@ class TestTraces:
 
 def supervised_example(problem, style, rng, *, cut=False):
     """One example without redone lines: its tokens, and which of them are in the loss."""
-    rows = problem_arrays(problem)
     redo, at_once = np.zeros((1, ledger.MAX_LEVEL), bool), np.array([style == "at_once"])
-    batch = ledger.supervised_batch(rows, redo, at_once, np.array([cut]), rng, width=LONGEST)
+    batch = ledger.supervised_batch([problem], redo, at_once, np.array([cut]), rng, width=72)
     length = int(batch.lengths[0])
     tokens = [ledger.VOCABULARY[token] for token in batch.tokens[0, :length]]
     return tokens, batch.loss_mask[0, :length].tolist()
@@ -89,8 +86,8 @@ class TestExamples:
         assert kept == set(range(18))
 
     def test_too_narrow_a_row_is_an_error_not_a_cut(self):
-        rows = ledger.decode_problems(np.array([7]), np.array([5]), max_operand=3)
+        rows = [ledger.problem_of(7, 5, 3)]
         flags = np.zeros(1, bool)
         redo = np.ones((1, 5), bool)
-        with pytest.raises(ValueError, match="72 tokens does not fit in 71"):
+        with pytest.raises(ValueError, match="72 tokens or more does not fit in 71"):
             ledger.supervised_batch(rows, redo, flags, flags, np.random.default_rng(0), width=71)

@@ -23,11 +23,10 @@ as the others, give or take one.
 
 from bacr_jax.questions.ledger.problems import (
     MAX_LEVEL as MAX_LEVEL,
-    LedgerArrays as LedgerArrays,
     Problem as Problem,
     Split as Split,
-    decode_problems as decode_problems,
     make_problems as make_problems,
+    problem_of as problem_of,
     split_codes as split_codes,
 )
 from bacr_jax.questions.ledger.styles import (

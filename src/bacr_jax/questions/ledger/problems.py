@@ -30,25 +30,6 @@ class Problem:
     level: int
 
 
-@dataclass(frozen=True)
-class LedgerArrays:
-    """Problems as arrays, one row each.
-
-    Attributes:
-      operands: columns from n on are not used.
-      values: start digit, then the value after each operation, modulo 10.
-    """
-
-    levels: Int[np.ndarray, "B"]
-    operands: Int[np.ndarray, "B n"]
-    values: Int[np.ndarray, "B n_plus_1"]
-
-    @property
-    def answers(self) -> Int[np.ndarray, "B"]:
-        """Final values."""
-        return self.values[np.arange(len(self.levels)), self.levels]
-
-
 def _scramble(codes: np.ndarray) -> np.ndarray:
     """A 64-bit mix of each code (the finaliser of splitmix64): the same on every machine."""
     x = codes.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -71,17 +52,15 @@ def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "
     return order[:held_out] if split == "test" else order[held_out:]
 
 
-def decode_problems(
-    codes: Int[np.ndarray, "B"], levels: Int[np.ndarray, "B"], *, max_operand: int
-) -> LedgerArrays:
-    """Problems from their codes (`split_codes`) and the level of each."""
-    rest, start = np.divmod(codes, 10)
-    operands = np.zeros((len(codes), MAX_LEVEL), np.int64)
-    for line in range(MAX_LEVEL):
-        rest, digit = np.divmod(rest, max_operand)
-        operands[:, line] = np.where(line < levels, digit + 1, 0)
-    sums = np.cumsum(np.concatenate([start[:, None], operands], axis=1), axis=1)
-    return LedgerArrays(np.asarray(levels), operands, sums % 10)
+def problem_of(code: int, level: int, max_operand: int) -> Problem:
+    """The problem of a code (`split_codes`)."""
+    rest, value = divmod(code, 10)
+    question = str(value)
+    for label in _LABELS[:level]:
+        rest, digit = divmod(rest, max_operand)
+        question += f"{label}{digit + 1}"
+        value += digit + 1
+    return Problem(question, str(value % 10), level)
 
 
 def make_problems(
@@ -105,23 +84,5 @@ def make_problems(
         codes.append(np.resize(pool, share))
         drawn_levels.append(np.full(share, level))
     order = rng.permutation(size)
-    rows = decode_problems(
-        np.concatenate(codes)[order], np.concatenate(drawn_levels)[order], max_operand=max_operand
-    )
-    return [_problem(rows, row) for row in range(size)]
-
-
-def _problem(rows: LedgerArrays, row: int) -> Problem:
-    level = int(rows.levels[row])
-    lines = zip(_LABELS, rows.operands[row, :level])
-    question = f"{rows.values[row, 0]}" + "".join(f"{label}{n}" for label, n in lines)
-    return Problem(question, str(rows.answers[row]), level)
-
-
-def problem_arrays(problem: Problem) -> LedgerArrays:
-    """The problem as a batch of one."""
-    operands = np.zeros((1, MAX_LEVEL), np.int64)
-    operands[0, : problem.level] = [int(digit) for digit in problem.question[2::2]]
-    start = np.array([[int(problem.question[0])]])
-    sums = np.cumsum(np.concatenate([start, operands], axis=1), axis=1)
-    return LedgerArrays(np.array([problem.level]), operands, sums % 10)
+    drawn = zip(np.concatenate(codes)[order].tolist(), np.concatenate(drawn_levels)[order].tolist())
+    return [problem_of(code, level, max_operand) for code, level in drawn]

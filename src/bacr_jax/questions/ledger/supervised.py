@@ -10,11 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.errors import UserError
-from bacr_jax.questions.ledger.problems import (
-    MAX_LEVEL,
-    decode_problems,
-    split_codes,
-)
+from bacr_jax.questions.ledger.problems import MAX_LEVEL, problem_of, split_codes
 from bacr_jax.questions.ledger.styles import (
     TAIL,
     Style,
@@ -160,12 +156,16 @@ def short_traces(
       no choice, all but the labels; and the level of each row.
     """
     levels = np.repeat(np.arange(1, MAX_LEVEL + 1), count)
-    pools = [split_codes(level, max_operand, "train") for level in range(1, MAX_LEVEL + 1)]
-    codes = np.concatenate([np.resize(pool, count) for pool in pools])
+    pools = {level: split_codes(level, max_operand, "train") for level in range(1, MAX_LEVEL + 1)}
+    problems = [
+        problem_of(code, level, max_operand)
+        for level, pool in pools.items()
+        for code in np.resize(pool, count).tolist()
+    ]
     budgets = None if told is None else np.full(len(levels), told)
     never = np.zeros(len(levels), bool)
     batch = supervised_batch(
-        decode_problems(codes, levels, max_operand=max_operand),
+        problems,
         np.tile(never[:, None], (1, MAX_LEVEL)),
         never,
         never,
@@ -225,7 +225,8 @@ def warmup_batch(
         codes[row] = pool[rng.integers(len(pool), size=len(row))]
     redo = _redo_lines(rng, levels, kinds["redone"][kind])
     cut = rng.random(count) < CUT_SHARE
-    problems = decode_problems(codes, levels, max_operand=max_operand)
+    drawn = zip(codes.tolist(), levels.tolist())
+    problems = [problem_of(code, level, max_operand) for code, level in drawn]
     if told is not None:
         # A stream of its own: without budgets, batches are what they would be.
         told = np.random.default_rng([seed, _TOLD_STREAM, step]).choice(told, size=count)
