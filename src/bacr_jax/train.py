@@ -211,61 +211,47 @@ def train(
     # JAX is imported once the config is known to be good.
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
-    from bacr_jax.training.loop import TrainingFailed
+    from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
+    from bacr_jax.training.loop import Trainer, TrainingFailed
 
     with watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase:
-        return _trained(config, folder, poll, callbacks, tell_phase)
-
-
-def _trained(
-    config: Config,
-    folder: RunFolder,
-    poll: Callable[[], None] | None,
-    callbacks: Sequence["Callback"],
-    tell_phase: Callable[[str, int], None],
-) -> "Finished":
-    """`train` among processes that are watched, which are told what begins."""
-    from bacr_jax.parallel.preemption import Preempted
-    from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
-    from bacr_jax.training.loop import Trainer
-
-    try:
-        trainer = Trainer(config, folder, poll, tell_phase)
-    except UserError:
-        folder.discard()
-        raise
-    state, step = _started(trainer, folder)
-    reporter = Reporter(folder, callbacks, trainer.evaluated)
-    try:
-        reporter.tell(Started(folder.path, trainer.method.name, step, trainer.steps))
-        trainer.evaluate(state, step, "before")
-        reporter.catch_up(trainer.evaluated)
-        with trainer.training(state, step):
-            # What a stopped run still owed to this step.
-            trainer.maintain(state, step)
-            keep_export(trainer, state, step)
-            while not trainer.finished(state, step):
-                state = trainer.iterate(state, step)
-                step += 1
-                reporter.step(step, trainer.steps, trainer.step_metrics)
+        try:
+            trainer = Trainer(config, folder, poll, tell_phase)
+        except UserError:
+            folder.discard()
+            raise
+        state, step = _started(trainer, folder)
+        reporter = Reporter(folder, callbacks, trainer.evaluated)
+        try:
+            reporter.tell(Started(folder.path, trainer.method.name, step, trainer.steps))
+            trainer.evaluate(state, step, "before")
+            reporter.catch_up()
+            with trainer.training(state, step):
+                # What a stopped run still owed to this step.
                 trainer.maintain(state, step)
                 keep_export(trainer, state, step)
-                reporter.catch_up(trainer.evaluated)
-        trainer.save(state, step)
-        keep_export(trainer, state, step, last=True)
-        trainer.evaluate(state, step, "after")
-        reporter.catch_up(trainer.evaluated)
-    except (Preempted, CallbackRaised) as error:
-        trainer.leave(state, step)
-        raise (error.error if isinstance(error, CallbackRaised) else error) from None
-    done = Finished(folder.path, step, frozen(trainer.finish(state, step)))
-    try:
-        # The last checkpoint is whole by now.
-        reporter.catch_up(trainer.evaluated)
-        reporter.tell(done)
-    except CallbackRaised as raised:
-        raise raised.error from None
-    return done
+                while not trainer.finished(state, step):
+                    state = trainer.iterate(state, step)
+                    step += 1
+                    reporter.step(step, trainer.steps, trainer.step_metrics)
+                    trainer.maintain(state, step)
+                    keep_export(trainer, state, step)
+                    reporter.catch_up()
+            trainer.save(state, step)
+            keep_export(trainer, state, step, last=True)
+            trainer.evaluate(state, step, "after")
+            reporter.catch_up()
+        except (Preempted, CallbackRaised) as error:
+            trainer.leave(state, step)
+            raise (error.error if isinstance(error, CallbackRaised) else error) from None
+        done = Finished(folder.path, step, frozen(trainer.finish(state, step)))
+        try:
+            # The last checkpoint is whole by now.
+            reporter.catch_up()
+            reporter.tell(done)
+        except CallbackRaised as raised:
+            raise raised.error from None
+        return done
 
 
 def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-# This package, and the others that can decode.
+# This package, and another that can decode, as settings of an evaluation call them.
 OURS, VLLM = "jax", "vllm"
 
 
@@ -24,11 +24,6 @@ class Engine:
     url: str
     python: str
     arguments: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """What settings of an evaluation call it."""
-        return VLLM
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.config.derived import cap
-from bacr_jax.config.engine import Engine
+from bacr_jax.config.engine import VLLM, Engine
 from bacr_jax.documents import write_atomically, write_json
 from bacr_jax.evaluation import checks, comparison
 from bacr_jax.evaluation.decoder import draw_samples
@@ -232,7 +232,7 @@ def prepare(
         read_samples(folder)
     decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes)
     if engine is not None:
-        decoding["engine"] = engine.name
+        decoding["engine"] = VLLM
     return Work(
         name=name or saved.name,
         saved=saved,

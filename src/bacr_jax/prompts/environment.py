@@ -188,31 +188,32 @@ class Environment:
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
         """Text after each suffix, closing tag included if it was written; [B][M]."""
-        start = np.asarray(branches.forced)
-        stop = start + np.asarray(branches.sampled)
-        tokens = np.asarray(branches.tokens)
-        b, m, _ = tokens.shape
-        tags = {"opened": self.style.answer_open, "closed": self.style.answer_close}
-
-        def cell(i: int, j: int) -> str:
-            ids = tokens[i, j, start[i, j] : stop[i, j]].tolist()
-            return answer_text(self.tokenizer, ids, **tags)
-
-        return [[cell(i, j) for j in range(m)] for i in range(b)]
+        return self._answers(branches, lambda i, j: self.style.answer_open)
 
     def responses(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
         """What was thought up to each cut, and said after it up to the closed answer; [B][M]."""
         start, seen = np.asarray(trunks.prompt_lengths), np.asarray(branches.context)
         thought, said = np.asarray(trunks.tokens), np.asarray(branches.tokens)
-        forced, sampled = np.asarray(branches.forced), np.asarray(branches.sampled)
+        forced = np.asarray(branches.forced)
+
+        def opened(i: int, j: int) -> str:
+            suffix = said[i, j, : forced[i, j]]
+            before = [*thought[i, start[i] : seen[i, j]], *suffix]
+            return self.style.think_open + decode_ids(self.tokenizer, before)
+
+        return self._answers(branches, opened)
+
+    def _answers(self, branches: Branches, opened: Callable[[int, int], str]) -> list[list[str]]:
+        """The sampled text of each branch after what opened it."""
+        start = np.asarray(branches.forced)
+        stop = start + np.asarray(branches.sampled)
+        tokens, closed = np.asarray(branches.tokens), self.style.answer_close
 
         def cell(i: int, j: int) -> str:
-            suffix, answer, _ = np.split(said[i, j], np.cumsum([forced[i, j], sampled[i, j]]))
-            before = decode_ids(self.tokenizer, [*thought[i, start[i] : seen[i, j]], *suffix])
-            opened, closed = self.style.think_open + before, self.style.answer_close
-            return answer_text(self.tokenizer, answer.tolist(), opened=opened, closed=closed)
+            ids = tokens[i, j, start[i, j] : stop[i, j]].tolist()
+            return answer_text(self.tokenizer, ids, opened=opened(i, j), closed=closed)
 
-        return [[cell(i, j) for j in range(seen.shape[1])] for i in range(len(seen))]
+        return [[cell(i, j) for j in range(start.shape[1])] for i in range(len(start))]
 
     def reward_scores(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import LARGEST, cap
 from bacr_jax.config.values import convert, shown
 from bacr_jax.errors import UserError
@@ -42,7 +43,7 @@ def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> 
       cap, grace: tokens. evaluated: budgets of the run's evaluations.
     """
     allowed = allowed_tokens(tokenizer, style, rows)
-    budget = config.budget
+    settings = config_io.flatten(config)
     found: dict[str, Any] = {
         "prompt_format": dataclasses.asdict(style),
         "closing_ids": encode_text(tokenizer, style.forced_suffix).tolist(),
@@ -51,15 +52,11 @@ def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> 
         "never_sampled": ranges(np.flatnonzero(~allowed)),
         "think_close": _stop(tokenizer, style.think_close, rows),
         "answer_close": _stop(tokenizer, style.answer_close, rows),
-        "answer_tokens": config.rollout.answer_tokens,
-        "prompt_tokens": config.data.max_prompt_tokens,
-        "min": budget.min,
-        "max": budget.max,
+        **{name: settings[key] for name, key in SETTINGS.items()},
         "cap": cap(config),
-        "grace": budget.grace,
         "evaluated": list(config.eval.budgets),
     }
-    if budget.grace:
+    if config.budget.grace:
         found["line_breaks"] = ranges(np.flatnonzero(line_breaks(tokenizer, rows)))
     return found
 

@@ -52,7 +52,9 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
     params = {**params, **base}
     if settings.path is not None:
         found = peft.load_adapter(settings.path, shape, settings, policy.learner.mesh)
-        module = peft.load_module(settings.path, shape, _module_of(policy))
+        conditioning = policy.learner.conditioning
+        own = None if conditioning is None else BudgetModule(conditioning, policy.learner.b_max)
+        module = peft.load_module(settings.path, shape, own)
         if module is not None:
             found["budget"] = policy.place(jax.tree.map(jnp.asarray, module))
         return {**params, **found}
@@ -70,11 +72,6 @@ def _fresh_adapters(policy: Policy) -> Callable[[jax.Array], Params]:
         alpha=settings.alpha,
         targets=settings.targets,
     )
-
-
-def _module_of(policy: Policy) -> BudgetModule | None:
-    conditioning = policy.learner.conditioning
-    return None if conditioning is None else BudgetModule(conditioning, policy.learner.b_max)
 
 
 def untrained_params(key: jax.Array, policy: Policy) -> Params:

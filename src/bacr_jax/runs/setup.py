@@ -204,16 +204,12 @@ class Policy:
         # One program, where leaf by leaf it would be one for each shape.
         return self.make(jax.jit(zeros))
 
-    def decode_params(self, params: Params) -> DecodeParams:
-        """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`."""
-        conditioned = self.learner.conditioning is not None
-        return self._decoded(params, conditioned)
+    def decode_params(self, params: Params, *, plain: bool = False) -> DecodeParams:
+        """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`.
 
-    def plain_decode_params(self, params: Params) -> DecodeParams:
-        """The same for the plain model, whether or not a budget module is there."""
-        return self._decoded(params, False)
-
-    def _decoded(self, params: Params, conditioned: bool) -> DecodeParams:
+        `plain`: of the model without its budget module, if it has one.
+        """
+        conditioned = self.learner.conditioning is not None and not plain
         types = {"dtype": self.learner.dtype, "products": self.learner.products}
         if isinstance(params["layers"], list):
             # Outside of jit nothing is copied that has the right type.

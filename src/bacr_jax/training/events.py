@@ -117,10 +117,10 @@ class Reporter:
         """Nothing is told yet; what is there by now is none of this call.
 
         Args:
-          evaluated: evaluations that a run which goes on has made before.
+          evaluated: the run's evaluations, to which it adds; those of before are not told.
         """
         self._folder, self._callbacks = folder, tuple(callbacks)
-        self._saved, self._evaluations = set(self._steps()), len(evaluated)
+        self._saved, self._evaluated, self._told = set(self._steps()), evaluated, len(evaluated)
 
     def _steps(self) -> Sequence[int]:
         return finished_steps(self._folder.path) if self._callbacks else ()
@@ -138,9 +138,9 @@ class Reporter:
         if self._callbacks:
             self.tell(StepDone(step, steps, frozen(metrics)))
 
-    def catch_up(self, evaluated: Sequence[Mapping[str, Any]]) -> None:
+    def catch_up(self) -> None:
         """Tells of evaluations and checkpoints that were not there at the last call."""
-        new, self._evaluations = evaluated[self._evaluations :], len(evaluated)
+        new, self._told = self._evaluated[self._told :], len(self._evaluated)
         for record in new if self._callbacks else ():
             self.tell(EvaluationDone(record["step"], record["when"], frozen(record["sets"])))
         for step in self._steps():

@@ -1,6 +1,5 @@
 """What a run shows: traces of a step, notes on an evaluation, and the report of a finished run."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,7 @@ from bacr_jax.report.figures import short_names
 from bacr_jax.report.page import try_report
 from bacr_jax.report.traces import Trace, is_right, read_traces, shown_traces
 from bacr_jax.runs.folder import RunFolder
-from bacr_jax.runs.metrics import MetricsWriter, Rows
+from bacr_jax.runs.metrics import MetricsWriter, Rows, as_json
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.run import Run
 
@@ -74,7 +73,7 @@ def _sampled(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     forced, answered = branches.forced[row].tolist(), branches.sampled[row].tolist()
     seen = [int(c) - start for c in branches.context[row]]
     read = done.chosen.group_batch.extra
-    group = done.chosen.plan.budgets.shape[1]
+    place = divmod(row, done.chosen.plan.budgets.shape[1])
     one = type(branches)(**{name: value[row : row + 1] for name, value in vars(branches).items()})
     return {
         "prompt": decode(trunks.tokens[row, :start]),
@@ -89,7 +88,7 @@ def _sampled(run: Run, done: Iteration, row: int) -> dict[str, Any]:
         "total_tokens": [sum(parts) for parts in zip(seen, forced, answered)],
         "closed_by": CLOSE_NAMES[int(trunks.close[row])],
         "context": seen,
-        "read": {name: _number(np.asarray(x)[divmod(row, group)]) for name, x in read.items()},
+        "read": {name: as_json(float(np.asarray(x)[place])) for name, x in read.items()},
         "answers": run.environment.answer_texts(one)[0],
     }
 
@@ -136,19 +135,13 @@ def _learned(run: Run, done: Iteration, row: int) -> dict[str, Any]:
 def _of_segments(per_token: np.ndarray, ends: list[int], sampled: int) -> list[Any]:
     """The advantage that the tokens of each segment have; None for a segment without a token."""
     return [
-        _number(per_token[begin]) if begin < min(end, sampled) else None
+        as_json(float(per_token[begin])) if begin < min(end, sampled) else None
         for begin, end in zip([0, *ends], ends)
     ]
 
 
-def _number(value: Any) -> float | str:
-    """A number that JSON can hold."""
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
-
-
 def _numbers(values: Iterable[Any]) -> list[float | str]:
-    return [_number(value) for value in np.asarray(values).reshape(-1)]
+    return [as_json(float(value)) for value in np.asarray(values).reshape(-1)]
 
 
 # Shares of the answers from which there is something to be said about them; ours.

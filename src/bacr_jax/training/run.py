@@ -174,7 +174,7 @@ def plain_rollout(
     budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
     spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
     return generate(
-        run.policy.plain_decode_params(params),
+        run.policy.decode_params(params, plain=True),
         prompts,
         Rows(budgets, budgets[:, None]),
         key,

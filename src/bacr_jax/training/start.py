@@ -348,7 +348,7 @@ def _accuracy(
     config = run.config
     largest = max(config.eval.budgets)
     spec = dataclasses.replace(run.policy.evaluation, conditioning=None)
-    plain = run.policy.plain_decode_params(params)
+    plain = run.policy.decode_params(params, plain=True)
     summary = evaluate_by_budget(
         Decoder(plain, spec, None, spec.max_thinking),
         environment,

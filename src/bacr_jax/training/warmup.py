@@ -255,7 +255,10 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     last = 1.0 - FINAL_FRACTION
     falling = lambda i: settings.learning_rate * (1.0 - last * (i + 1) / fall)
     run.advance(fall, falling)
-    wanted = settings.short_accuracy if has_short_style(run.config) else 0.0
+    data = run.config.data
+    # Its useless lines leave it a shorter style, without them.
+    redundant = data.train == "ledger" and data.ledger.variant == "redundant"
+    wanted = settings.short_accuracy if redundant else 0.0
     while True:
         found = {"accuracy": measure()}
         at_length = found["accuracy"] >= settings.target_accuracy
@@ -270,11 +273,6 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
         run.planned += HOLD_STEPS + fall
         run.advance(HOLD_STEPS, lambda i: settings.learning_rate, practice=at_length)
         run.advance(fall, falling)
-
-
-def has_short_style(config: Config) -> bool:
-    """Whether the warm-up teaches useless lines, and so a shorter style without them."""
-    return config.data.train == "ledger" and config.data.ledger.variant == "redundant"
 
 
 def _not_reached(run: WarmUp, found: dict[str, float]) -> str:
@@ -428,7 +426,11 @@ def warm_up(
 
 def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     """The finished weights in a folder, shaped and placed like `like`."""
-    identity = _identity(paths.identity)
+    path = paths.identity
+    try:
+        identity = documents.read_object(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
     if identity.get("fingerprint") != warmup_fingerprint(config):
         raise UserError(
             f"{paths.path}: holds a warm-up with other settings (seed, model, data, warmup "
@@ -440,13 +442,6 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
     return params
-
-
-def _identity(path: Path) -> dict[str, Any]:
-    try:
-        return documents.read_object(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
 
 
 def _keep(run: WarmUp, paths: WarmupPaths, measured: dict[str, float]) -> None:
