@@ -21,7 +21,7 @@ def first_of(names: Sequence[str], most: int = 1) -> str:
 
 def reason_of(error: BaseException) -> str:
     """The first line of an error; of one without a text its type."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def attempt(what: str, call: Callable[..., Any], *args: Any) -> bool:

@@ -33,7 +33,6 @@ from bacr_jax.config.values import (
 from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
 from bacr_jax.errors import UserError
 
-COMMAND_LINE = "command line"
 # Keys of earlier versions, and what is written instead of each of their values.
 _GONE: Mapping[str, Mapping[Any, str]] = {
     "conditioning.enabled": {
@@ -175,7 +174,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _parsed(overrides: Sequence[str]) -> list[Parsed]:
-    return [parse_override(text, COMMAND_LINE) for text in overrides]
+    return [parse_override(text, "command line") for text in overrides]
 
 
 def _over(values: Mapping[str, Any], parsed: Sequence[Parsed]) -> Config:

@@ -11,7 +11,7 @@ import jinja2
 import jinja2.meta
 
 from bacr_jax.config.values import shown
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, reason_of
 
 # Two messages take a millisecond.
 SECONDS = 2.0
@@ -75,10 +75,9 @@ def render(
             raise ValueError(f"writes {len(content):,} characters")
     # It can be wrong, it can refuse (a system message, say), and it can ask for all memory.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"tokenizer: its chat template fails on a system and a user message ({reason}); "
-            "write the folder of an Instruct model"
+            "tokenizer: its chat template fails on a system and a user message "
+            f"({reason_of(error)}); write the folder of an Instruct model"
         ) from None
     return str(content)
 

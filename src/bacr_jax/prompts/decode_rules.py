@@ -11,10 +11,14 @@ from bacr_jax.types import pytree
 
 @pytree
 class Automaton:
-    """A stop string as a table over (state, token); `stop_strings` compiles it.
+    """A stop string as a table over token ids; `stop_strings` compiles it.
 
-    After a token comes `next_state`; the last state is absorbing and means: seen. `opens`: the
-    match alive after the token began inside that token.
+    State 0 is the start; the last state is absorbing: the stop string was seen.
+
+    Attributes:
+      next_state: state after a token, for every state and token id.
+      opens: true where the match that is live after the token, whole or partial, began inside that
+        token. The last such token on a row is the first one of the tag.
     """
 
     next_state: Int[Array, "states V"]

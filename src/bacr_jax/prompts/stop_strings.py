@@ -16,30 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from bacr_jax.errors import UserError
-
-
-@dataclass(frozen=True)
-class StopTable:
-    """An automaton over token ids.
-
-    State 0 is the start; the last state (`accept`) is absorbing: the stop string was seen.
-
-    Attributes:
-      next_state: state after a token, for every state and token id.
-      opens: true where the match that is live after the token, whole or partial, began inside that
-        token. The last such token on a row is the first one of the tag.
-    """
-
-    next_state: Int[np.ndarray, "states V"]
-    opens: Bool[np.ndarray, "states V"]
-
-    @property
-    def accept(self) -> int:
-        """The absorbing state."""
-        return len(self.next_state) - 1
+from bacr_jax.prompts.decode_rules import Automaton
 
 
 def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
@@ -140,7 +120,7 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
     return read
 
 
-def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> StopTable:
+def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Automaton:
     """Compiles a stop string against a tokenizer; equal calls share one table.
 
     An empty one never comes. A string that overlaps itself by two bytes or more may be refused:
@@ -165,15 +145,16 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Stop
     return _compile(read, string, vocab_size)
 
 
-def no_stop_string(vocab_size: int) -> StopTable:
+def no_stop_string(vocab_size: int) -> Automaton:
     """The table of a format without a stop string: it stays at the start whatever comes."""
     next_state = np.zeros((2, vocab_size), np.int32)
     next_state[1] = 1
-    return StopTable(next_state, np.zeros((2, vocab_size), bool))
+    arrays: tuple[Any, ...] = (next_state, np.zeros((2, vocab_size), bool))
+    return Automaton(*arrays)
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(read: Vocabulary, string: str, vocab_size: int) -> StopTable:
+def _compile(read: Vocabulary, string: str, vocab_size: int) -> Automaton:
     over_bytes = byte_automaton(string.encode())
     after, begin = _jumps(over_bytes, read.texts)
     accept = len(over_bytes) - 1
@@ -191,7 +172,9 @@ def _compile(read: Vocabulary, string: str, vocab_size: int) -> StopTable:
     opens[:, : len(read.texts)] = alive & (begin >= 0)
     next_state.setflags(write=False)
     opens.setflags(write=False)
-    return StopTable(next_state, opens)
+    # On the host; `decode_rules` puts it on the device.
+    arrays: tuple[Any, ...] = (next_state, opens)
+    return Automaton(*arrays)
 
 
 def _jumps(
@@ -225,7 +208,7 @@ def _jumps(
     return state[:, back], begin[:, back]
 
 
-def match(table: StopTable, ids: Sequence[int]) -> tuple[int, int]:
+def match(table: Automaton, ids: Sequence[int]) -> tuple[int, int]:
     """Follows the table over ids: what a decoding loop does, one token at a time.
 
     Returns:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bacr_jax import documents
 from bacr_jax.config.values import shown
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.stop_strings import vocabulary
 
 # Ids beyond this are slips, for which a table would be made all the same.
@@ -35,7 +35,8 @@ def load_tokenizer(
     # AutoTokenizer builds some classes anew, with the splitting of another model: Qwen2's for every
     # Qwen2 model, whatever class its folder names (R1-Distill's names Llama's), and GPT-2's without
     # the single digits of SmolLM2. What tokenizer.json says is read as it stands.
-    declared = (_declared_class(Path(folder)) or "").removesuffix("Fast")
+    declared = str(_said(Path(folder) / "tokenizer_config.json", "tokenizer_class"))
+    declared = declared.removesuffix("Fast")
     written = declared in _REBUILT and (Path(folder) / "tokenizer.json").is_file()
     as_written = written or declared in _GENERIC
     reader: Any = PreTrainedTokenizerFast if as_written else AutoTokenizer
@@ -48,10 +49,9 @@ def load_tokenizer(
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason}); write a "
-            "Hugging Face folder with tokenizer.json"
+            f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason_of(error)}); "
+            "write a Hugging Face folder with tokenizer.json"
         ) from None
 
 
@@ -91,20 +91,17 @@ def _fault_of_ids(content: dict[str, Any]) -> str:
 def _turn_ends(folder: Path) -> tuple[int, ...]:
     """What generation_config.json names as ends, or config.json where that names none."""
     for name in ("generation_config.json", "config.json"):
-        try:
-            ends = documents.read_json(folder / name)["eos_token_id"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        ends = _said(folder / name, "eos_token_id")
         ends = ends if isinstance(ends, list) else [ends]
         if ends and all(type(end) is int for end in ends):
             return tuple(ends)
     return ()
 
 
-def _declared_class(folder: Path) -> str | None:
-    """The class that tokenizer_config.json names; None if it names none or can't be read."""
+def _said(file: Path, key: str) -> Any:
+    """What a JSON file says of a key; None: nothing, or it can't be read."""
     try:
-        return str(documents.read_json(folder / "tokenizer_config.json")["tokenizer_class"])
+        return documents.read_json(file)[key]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -8,17 +8,17 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from bacr_jax import documents
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.math_sets import LAYOUTS
+from bacr_jax.questions.source import Split
 from bacr_jax.questions.sources import SOURCES, Source, fingerprint
 from bacr_jax.questions.tables import HUB, SUFFIXES, Row, read_rows
 
-Split = Literal["train", "test"]
 # Where each file came from, beside the sets.
 RECORD = "sources.json"
 # An archive that unpacks to more is none of these sets.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, read_file
-from bacr_jax.errors import UserError, first_of
+from bacr_jax.errors import UserError, first_of, reason_of
 
 Row = dict[str, Any]
 
@@ -140,10 +140,9 @@ def _download(path: str, where: str) -> Path:
         )
     # Its errors come from several libraries: no network, no such name, no permission, a full disk.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotThere(
             where,
-            f"can't get {match['repo']!r} from the hub ({reason})",
+            f"can't get {match['repo']!r} from the hub ({reason_of(error)})",
             "check the name and the network, or write the path of a downloaded copy",
         ) from None
     return Path(root) / inside
@@ -234,10 +233,9 @@ def _read_parquet(file: Path, where: str) -> list[Row]:
         return list(parquet.ParquetFile(file).read().to_pylist())
     # Damaged files raise its own classes and plain OSError, depending on where the damage is.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{where}: {file.name} is no Parquet file that can be read ({reason}); write another "
-            "path"
+            f"{where}: {file.name} is no Parquet file that can be read ({reason_of(error)}); "
+            "write another path"
         ) from None
 
 

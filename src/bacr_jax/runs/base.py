@@ -14,8 +14,7 @@ from bacr_jax.model.hf import load_policy
 from bacr_jax.runs.checkpoint import read_meta, read_part
 from bacr_jax.runs.digest import fingerprint
 from bacr_jax.runs.folder import RunPaths, WarmupPaths, steps_in
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:

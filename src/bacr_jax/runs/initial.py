@@ -11,8 +11,7 @@ from bacr_jax import parallel
 from bacr_jax.model import adapters, budget, qwen2, value
 from bacr_jax.model.hf import BudgetModule, load_policy, peft
 from bacr_jax.runs.setup import Policy
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:

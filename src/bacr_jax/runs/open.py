@@ -15,8 +15,7 @@ from bacr_jax.prompts import thinking_section, tokenizers
 from bacr_jax.prompts.formats import PromptFormat, with_texts
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths, steps_in
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def read_config(folder: Path) -> Config:

@@ -120,9 +120,7 @@ class Progress:
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
             # A log has no width to fold tables to.
-            self._console = Console(
-                file=file, highlight=False, width=_LOG_WIDTH, force_jupyter=False
-            )
+            self._console.width = _LOG_WIDTH
         self._live: Live | None = None
         self._uses_live = enabled and terminal
         self._open: list[Phase] = []

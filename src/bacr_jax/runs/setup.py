@@ -23,8 +23,7 @@ from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout import RolloutSpec
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def model_shape(config: Config, vocab_size: int) -> Qwen2Config:

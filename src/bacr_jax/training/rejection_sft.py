@@ -20,9 +20,9 @@ from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.rollout import Listeners, Rollout
-from bacr_jax.training.run import Params, Run, RunState, plain_rollout
+from bacr_jax.training.run import Run, RunState, plain_rollout
 from bacr_jax.training.warmup import OnProgress, WarmUp
-from bacr_jax.types import CLOSED_BY_TAG, Poll
+from bacr_jax.types import CLOSED_BY_TAG, Params, Poll
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,7 @@ from bacr_jax.rollout.fleet import SampleTraces
 from bacr_jax.runs.setup import Policy
 from bacr_jax.training.ahead import InHand
 from bacr_jax.training.dynamic_sampling import BatchPlan
-from bacr_jax.types import Branches, Poll, Prompts, Trunks, pytree
-
-Params = dict[str, Any]
+from bacr_jax.types import Branches, Params, Poll, Prompts, Trunks, pytree
 
 
 @pytree

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,7 @@ from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe
 from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
 from bacr_jax.rollout.served import Asking, without_tag
 from bacr_jax.training.run import Run
-from bacr_jax.types import NO_BUDGET
-
-Params = dict[str, Any]
+from bacr_jax.types import NO_BUDGET, Params
 
 
 def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:

@@ -34,10 +34,10 @@ from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.rejection_sft import rejection_sft
-from bacr_jax.training.run import Params, Run, RunState, cuts_of, init_state, plain_rollout
+from bacr_jax.training.run import Run, RunState, cuts_of, init_state, plain_rollout
 from bacr_jax.training.trace_lessons import TraceLessons
 from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
-from bacr_jax.types import Poll
+from bacr_jax.types import Params, Poll
 
 
 class _Left(Exception):

@@ -51,10 +51,7 @@ from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import WarmupPaths, lock_folder
 from bacr_jax.runs.initial import plain_params
 from bacr_jax.runs.setup import Policy
-from bacr_jax.types import Poll, Prompts
-
-Params = dict[str, Any]
-
+from bacr_jax.types import Params, Poll, Prompts
 
 # Tokens and loss mask of a step, counted from 0; true: with more of the short style.
 Batches = Callable[[int, bool], tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]]

@@ -24,7 +24,6 @@ as the others, give or take one.
 from bacr_jax.questions.ledger.problems import (
     MAX_LEVEL as MAX_LEVEL,
     Problem as Problem,
-    Split as Split,
     make_problems as make_problems,
     problem_of as problem_of,
     split_codes as split_codes,

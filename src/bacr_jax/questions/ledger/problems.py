@@ -3,12 +3,11 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
-Split = Literal["train", "test"]
+from bacr_jax.questions.source import Split
 
 MAX_LEVEL = 5
 _LABELS = "abcde"
