@@ -38,7 +38,8 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
     "conditioning.enabled": {
         True: "conditioning.told=embedding",
         False: "conditioning.told=nothing",
-    }
+    },
+    "dapo.overlong_filter": {True: "loss.overlong_filter"},
 }
 # Keys of earlier versions whose options are no more, and the value that a run without them had: it
 # is still read and says nothing, and stays in fingerprints, so that such runs can be told.
@@ -56,8 +57,6 @@ _RETIRED: Mapping[str, Any] = {
     "rollout.compact": False,
     "train.drop_zero_advantage": False,
 }
-# Of these, options that another key has now.
-_MOVED = {"dapo.overlong_filter": "loss.overlong_filter"}
 # Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
 # ones, so that runs of those versions can be told.
 _FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
@@ -121,19 +120,17 @@ def _read(found: Iterable[Entry]) -> dict[str, Any]:
 
 def _value(entry: Entry) -> Any:
     name = entry.key
-    if name in _MOVED and entry.value != _RETIRED[name]:
-        raise UserError(f"{entry.where}: {name}: is no key any more; write {_MOVED[name]}")
-    if name in _RETIRED:
-        if entry.value != _RETIRED[name]:
-            raise UserError(
-                f"{entry.where}: {name}: found {entry.text}, but the option is no more; leave the "
-                "key out"
-            )
+    if name in _RETIRED and entry.value == _RETIRED[name]:
         return entry.value
     if name in _GONE:
         written_before = {shown(value): new for value, new in _GONE[name].items()}
         new = written_before.get(entry.text) or any_of(list(written_before.values()))
         raise UserError(f"{entry.where}: {name}: is no key any more; write {new}")
+    if name in _RETIRED:
+        raise UserError(
+            f"{entry.where}: {name}: found {entry.text}, but the option is no more; leave the key "
+            "out"
+        )
     if name in _FORMERLY and isinstance(entry.value, bool):
         return _FORMERLY[name][entry.value]
     return read_entry(entry, name, schema())

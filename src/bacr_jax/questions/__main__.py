@@ -178,20 +178,16 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     return f"prompt tokens ({name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
 
 
-def _tokenizer(config: Config, folder: str | None) -> Any:
+def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
+    """The set's own, or that of --tokenizer, or of the folder that --config names; None: none."""
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
-    own = own_tokenizer(config.data)
-    if own is not None:
-        return own
-    return None if folder is None else load_tokenizer(folder, where="--tokenizer")
-
-
-def _folder(config: Config) -> str | None:
-    """The tokenizer's folder that a config names, if it is there."""
-    name = config.model.tokenizer or config.model.path
-    return name if name and Path(name).is_dir() else None
+    own, folder = own_tokenizer(config.data), options.tokenizer
+    named = config.model.tokenizer or config.model.path
+    if folder is None and options.config and named and Path(named).is_dir():
+        folder = named
+    return load_tokenizer(folder, where="--tokenizer") if own is None and folder else own
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -225,8 +221,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     against = None
     if options.against:
         against = load_questions(options.against, config.data, config.seed, "train")
-    folder = options.tokenizer or (_folder(config) if options.config else None)
-    tokenizer = _tokenizer(config, folder)
+    tokenizer = _tokenizer(options, config)
     if options.show_prompts is not None:
         from bacr_jax.methods.registry import declares_budget
         from bacr_jax.prompts.formats import format_for

@@ -96,10 +96,9 @@ def choose(rounds: Sequence[Round]) -> Round:
       A round of Q questions, in the order they were asked; its counters are those of all rounds.
     """
     first = rounds[0]
-    counters = added([one.rollout.counters for one in rounds])
     if len(rounds) == 1:
-        rollout = dataclasses.replace(first.rollout, counters=counters)
-        return dataclasses.replace(first, rollout=rollout)
+        return first
+    counters = added([one.rollout.counters for one in rounds])
     count, group = first.plan.budgets.shape
     useful = np.concatenate([one.useful for one in rounds])
     order = np.argsort(~useful, kind="stable")

@@ -102,7 +102,7 @@ def examples(
             "selfbudgeter: the starting policy answered no training question correctly; write "
             "another model, or a larger budget.max"
         )
-    return padded(rows, max(sum(len(ids) for ids, _ in row) for row in rows))
+    return padded(rows)
 
 
 def imitate(

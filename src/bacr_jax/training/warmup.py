@@ -228,10 +228,10 @@ def short_accuracy(run: WarmUp) -> float:
     """
     config = run.config
     told = None if told_budgets(config) is None else config.budget.max
-    batch, levels = ledger.short_traces(
+    tokens, judged, levels = ledger.short_traces(
         SHORT_PROBLEMS, max_operand=config.data.ledger.max_operand, told=told
     )
-    right = np.asarray(rows_right(run.params, batch.tokens, batch.loss_mask, spec=run.spec))
+    right = np.asarray(rows_right(run.params, tokens, judged, spec=run.spec))
     return min(float(right[levels == level].mean()) for level in np.unique(levels))
 
 

@@ -57,11 +57,10 @@ class TestTraces:
 
 def supervised_example(problem, style, rng, *, cut=False):
     """One example without redone lines: its tokens, and which of them are in the loss."""
-    redo, at_once = np.zeros((1, ledger.MAX_LEVEL), bool), np.array([style == "at_once"])
-    batch = ledger.supervised_batch([problem], redo, at_once, np.array([cut]), rng, width=72)
-    length = int(batch.lengths[0])
-    tokens = [ledger.VOCABULARY[token] for token in batch.tokens[0, :length]]
-    return tokens, batch.loss_mask[0, :length].tolist()
+    kept = rng.random() if cut else None
+    row = ledger.example(problem, [False] * 5, style == "at_once", kept=kept)
+    (tokens,), (mask,) = ledger.padded([row])
+    return [ledger.VOCABULARY[token] for token in tokens], mask.tolist()
 
 
 class TestExamples:
@@ -86,8 +85,6 @@ class TestExamples:
         assert kept == set(range(18))
 
     def test_too_narrow_a_row_is_an_error_not_a_cut(self):
-        rows = [ledger.problem_of(7, 5, 3)]
-        flags = np.zeros(1, bool)
-        redo = np.ones((1, 5), bool)
-        with pytest.raises(ValueError, match="72 tokens or more does not fit in 71"):
-            ledger.supervised_batch(rows, redo, flags, flags, np.random.default_rng(0), width=71)
+        row = ledger.example(ledger.problem_of(7, 5, 3), [True] * 5, False)
+        with pytest.raises(ValueError, match="72 tokens does not fit in 71"):
+            ledger.padded([row], 71)

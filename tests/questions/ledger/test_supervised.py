@@ -38,10 +38,10 @@ def batch_of(step, total=100, seed=0, variant="redundant", **options):
 
 
 def test_short_traces_are_judged_everywhere_but_at_their_labels():
-    batch, levels = ledger.short_traces(40, max_operand=3)
+    rows, masks, levels = ledger.short_traces(40, max_operand=3)
     held_out = {p.question for p in ledger.make_problems(0, 4000, max_operand=3, split="test")}
     assert np.bincount(levels).tolist() == [0, 40, 40, 40, 40, 40]
-    for tokens, judged, level in zip(batch.tokens, batch.loss_mask, levels):
+    for tokens, judged, level in zip(rows, masks, levels):
         text = "".join(ledger.VOCABULARY[token] for token in tokens)
         question, trace = re.match(r"<bos>(\w+)<think>(.*?)</think>", text).groups()
         value, lines = int(question[0]), []

@@ -30,9 +30,9 @@ from bacr_jax.questions.ledger.problems import (
 )
 from bacr_jax.questions.ledger.styles import (
     Style as Style,
-    SupervisedBatch as SupervisedBatch,
+    example as example,
+    padded as padded,
     render as render,
-    supervised_batch as supervised_batch,
 )
 from bacr_jax.questions.ledger.supervised import (
     PRACTICE as PRACTICE,

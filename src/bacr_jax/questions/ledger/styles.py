@@ -1,7 +1,6 @@
 """Traces in their styles, and supervised examples made of them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,16 +15,8 @@ Style = Literal["steps", "redo", "mixed", "at_once"]
 TAIL = 4
 
 
-@dataclass(frozen=True)
-class SupervisedBatch:
-    """Supervised examples, padded on the right with `<pad>`.
-
-    `loss_mask` is true where a token is to be predicted: never the prompt, padding or forced tags.
-    """
-
-    tokens: Int[np.ndarray, "B S"]
-    loss_mask: Bool[np.ndarray, "B S"]
-    lengths: Int[np.ndarray, "B"]
+# Token ids of a stretch of a row, and whether they are learned.
+Part = tuple[Sequence[int], bool]
 
 
 def told_width(budgets: Int[np.ndarray, "n"] | None) -> int:
@@ -58,58 +49,53 @@ def render(problem: Problem, style: Style, rng: np.random.Generator) -> str:
     return _trace(problem, redo, style == "at_once")
 
 
-def padded(
-    rows: Sequence[Sequence[tuple[Sequence[int], bool]]], width: int
-) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """Tokens of rows, padded on the right with 0, and which are learned: a row is (ids, learned)s.
+def example(
+    problem: Problem,
+    redo: Iterable[bool],
+    at_once: bool,
+    *,
+    kept: float | None = None,
+    told: int | None = None,
+) -> list[Part]:
+    """`<bos>4a2b3c1<think>` trace `</think><answer>0</answer>`, of which the prompt is not learned.
 
-    ValueError: one of them does not fit.
+    One that is cut keeps a share of its trace's tokens, and the right digit follows all the same:
+    the model learns to answer when its thinking is ended for it. The tags are forced on it there,
+    so they are not learned either.
+
+    Args:
+      redo: lines written twice.
+      kept: below 1; None: it is not cut.
+      told: budget in the prompt, `<bos>4a2b3c1f24<think>`; None: it tells none.
     """
+    trace = _trace(problem, redo, at_once)
+    if kept is not None:
+        trace = trace[: int(kept * len(trace))]
+    budget = "" if told is None else f"{BUDGET_MARK}{told}"
+    parts = (
+        (("<bos>", *problem.question, *budget, "<think>"), False),
+        (trace, True),
+        (("</think>", "<answer>"), kept is None),
+        ((problem.answer, "</answer>"), True),
+    )
+    return [([ID[token] for token in tokens], learned) for tokens, learned in parts]
+
+
+def padded(
+    rows: Sequence[Sequence[Part]], width: int | None = None
+) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
+    """Tokens of rows, padded on the right with 0, and which of them are learned.
+
+    `width`: the widest row's by default. ValueError: one of them does not fit.
+    """
+    widest = max(sum(len(ids) for ids, _ in row) for row in rows)
+    width = widest if width is None else width
+    if widest > width:
+        raise ValueError(f"an example of {widest} tokens does not fit in {width}")
     tokens, learned = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
     for row, parts in enumerate(rows):
         end = 0
         for ids, learn in parts:
             begin, end = end, end + len(ids)
-            if end > width:
-                raise ValueError(f"an example of {end} tokens or more does not fit in {width}")
             tokens[row, begin:end], learned[row, begin:end] = ids, learn
     return tokens, learned
-
-
-def supervised_batch(
-    problems: Sequence[Problem],
-    redo: Bool[np.ndarray, "B n"],
-    at_once: Bool[np.ndarray, "B"],
-    cut: Bool[np.ndarray, "B"],
-    rng: np.random.Generator,
-    *,
-    width: int,
-    told: Int[np.ndarray, "B"] | None = None,
-) -> SupervisedBatch:
-    """Examples `<bos>4a2b3c1<think>` trace `</think><answer>0</answer>` with their loss masks.
-
-    A cut example keeps a random number of its trace's tokens, from none to all but one, and the
-    right digit follows all the same: the model learns to answer when its thinking is ended for it.
-    The tags are forced on it there, so they are not in the loss.
-
-    Args:
-      redo: lines written twice.
-      at_once: rows in that style.
-      width: tokens per row; ValueError if an example does not fit.
-      told: budget in each row's prompt, `<bos>4a2b3c1f24<think>`; None: prompts tell none.
-    """
-    rows, share = [], rng.random(len(problems))
-    for row, problem in enumerate(problems):
-        trace = _trace(problem, redo[row].tolist(), bool(at_once[row]))
-        if cut[row]:
-            trace = trace[: int(share[row] * len(trace))]
-        budget = "" if told is None else f"{BUDGET_MARK}{told[row]}"
-        parts = (
-            (("<bos>", *problem.question, *budget, "<think>"), False),
-            (trace, True),
-            (("</think>", "<answer>"), not cut[row]),
-            ((problem.answer, "</answer>"), True),
-        )
-        rows.append([([ID[token] for token in tokens], learned) for tokens, learned in parts])
-    lengths = np.array([sum(len(ids) for ids, _ in row) for row in rows], np.int32)
-    return SupervisedBatch(*padded(rows, width), lengths)

@@ -1,6 +1,5 @@
 """The supervised curriculum of the ledger: which examples at which step."""
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from bacr_jax.questions.ledger.problems import MAX_LEVEL, problem_of, split_code
 from bacr_jax.questions.ledger.styles import (
     TAIL,
     Style,
-    SupervisedBatch,
-    supervised_batch,
+    example,
+    padded,
     told_width,
 )
 
@@ -144,7 +143,7 @@ def check_batch_tokens(batch_tokens: int, longest: int) -> None:
 
 def short_traces(
     count: int, *, max_operand: int, told: int | None = None
-) -> tuple[SupervisedBatch, Int[np.ndarray, "B"]]:
+) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"], Int[np.ndarray, "B"]]:
     """Training problems of every level with their traces in the style *steps*.
 
     Args:
@@ -152,31 +151,18 @@ def short_traces(
       told: budget in the prompts; None: they tell none.
 
     Returns:
-      Examples whose mask holds the tokens of the trace in which a policy that redoes no line has
-      no choice, all but the labels; and the level of each row.
+      Tokens; which of them stand in the trace where a policy that redoes no line has no choice,
+      all but the labels; and the level of each row.
     """
-    levels = np.repeat(np.arange(1, MAX_LEVEL + 1), count)
-    pools = {level: split_codes(level, max_operand, "train") for level in range(1, MAX_LEVEL + 1)}
-    problems = [
-        problem_of(code, level, max_operand)
-        for level, pool in pools.items()
-        for code in np.resize(pool, count).tolist()
-    ]
-    budgets = None if told is None else np.full(len(levels), told)
-    never = np.zeros(len(levels), bool)
-    batch = supervised_batch(
-        problems,
-        np.tile(never[:, None], (1, MAX_LEVEL)),
-        never,
-        never,
-        np.random.default_rng(0),
-        width=3 + 8 * MAX_LEVEL + TAIL + told_width(budgets),
-        told=budgets,
-    )
-    trace = 6 * levels[:, None]
-    place = np.arange(batch.tokens.shape[1]) - (batch.lengths[:, None] - TAIL - trace)
-    judged = (place >= 0) & (place < trace) & (place % 6 != 0)
-    return dataclasses.replace(batch, loss_mask=judged), levels
+    rows, levels = [], np.repeat(np.arange(1, MAX_LEVEL + 1), count)
+    for level in range(1, MAX_LEVEL + 1):
+        for code in np.resize(split_codes(level, max_operand, "train"), count).tolist():
+            problem = problem_of(code, level, max_operand)
+            prompt, (trace, _), *tail = example(problem, [False] * level, False, told=told)
+            lines = [trace[at : at + 6] for at in range(0, len(trace), 6)]
+            judged = [part for line in lines for part in ((line[:1], False), (line[1:], True))]
+            rows.append([prompt, *judged, *((ids, False) for ids, _ in tail)])
+    return *padded(rows), levels
 
 
 def warmup_batch(
@@ -225,12 +211,18 @@ def warmup_batch(
         codes[row] = pool[rng.integers(len(pool), size=len(row))]
     redo = _redo_lines(rng, levels, kinds["redone"][kind])
     cut = rng.random(count) < CUT_SHARE
-    drawn = zip(codes.tolist(), levels.tolist())
-    problems = [problem_of(code, level, max_operand) for code, level in drawn]
     if told is not None:
         # A stream of its own: without budgets, batches are what they would be.
         told = np.random.default_rng([seed, _TOLD_STREAM, step]).choice(told, size=count)
-    batch = supervised_batch(
-        problems, redo, kinds["at_once"][kind], cut, rng, width=int(widths[bucket]), told=told
-    )
-    return batch.tokens, batch.loss_mask
+    share, at_once = rng.random(count), kinds["at_once"][kind].tolist()
+    rows = [
+        example(
+            problem_of(code, level, max_operand),
+            redo[row].tolist(),
+            at_once[row],
+            kept=share[row] if cut[row] else None,
+            told=None if told is None else int(told[row]),
+        )
+        for row, (code, level) in enumerate(zip(codes.tolist(), levels.tolist()))
+    ]
+    return padded(rows, int(widths[bucket]))
