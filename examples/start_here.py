@@ -183,8 +183,8 @@ def main(overrides):
             draw.choice(len(inputs.environment.train), config.rollout.questions),
             jax.random.fold_in(run.key, number),
             group_size=config.rollout.group_size,
-            policy_tx=run.policy_tx,
-            head_tx=run.value_tx,
+            policy_tx=run.updates.policy_tx,
+            head_tx=run.updates.head_tx,
         )
         reward, value = (float(metrics[name]) for name in ("reward/mean", "value/mean"))
         print(f"step {number}: reward {reward:.3f}, predicted {value:.3f}")

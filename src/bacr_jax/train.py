@@ -18,7 +18,7 @@ from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.oom import OutOfMemory
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, follow_run, open_run
+from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
@@ -182,7 +182,7 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)
-        return follow_run(path)
+        return RunFolder(path, None)
     opened = None
     try:
         opened = open_run(path, config, resume=resume, allowed=allowed)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from bacr_jax.config.values import any_of, convert, describe, expected, shown, written
+from bacr_jax.config.values import Misfit, any_of, convert, describe, expected, shown, written
 
 Kind = Literal["shared", "per_layer"]
 
@@ -28,8 +28,8 @@ Kind = Literal["shared", "per_layer"]
     ],
 )
 def test_a_value_that_fits_becomes_the_type_of_its_key(hint, value, converted):
-    fits, found = convert(hint, value)
-    assert fits and found == converted and type(found) is type(converted)
+    found = convert(hint, value)
+    assert found == converted and type(found) is type(converted)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,15 @@ def test_a_value_that_fits_becomes_the_type_of_its_key(hint, value, converted):
     ],
 )
 def test_a_value_that_would_change_its_meaning_does_not_fit(hint, value):
-    assert convert(hint, value) == (False, None)
+    with pytest.raises(Misfit):
+        convert(hint, value)
 
 
 def test_what_a_shell_took_the_quotes_from_can_be_text():
-    assert convert(str, 2024, text="2024") == (True, "2024")
-    assert convert(int | str, 2024, text="2024") == (True, 2024)
-    assert convert(str, None, text="") == (False, None)
+    assert convert(str, 2024, text="2024") == "2024"
+    assert convert(int | str, 2024, text="2024") == 2024
+    with pytest.raises(Misfit):
+        convert(str, None, text="")
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
         np.asarray(plan.questions),
         rollout_key,
         group_size=4,
-        policy_tx=run.policy_tx,
-        head_tx=run.value_tx,
+        policy_tx=run.updates.policy_tx,
+        head_tx=run.updates.head_tx,
     )
     same, done = iterate(run, copy(), 0)
     expected = done.metrics

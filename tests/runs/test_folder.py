@@ -17,7 +17,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.documents import append_line, read_lines, write_atomically, write_json
 from bacr_jax.errors import UserError
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import follow_run, open_run, read_config_file, write_config
+from bacr_jax.runs.folder import RunFolder, open_run, read_config_file, write_config
 
 
 def contents(folder):
@@ -287,7 +287,7 @@ class TestTruncation:
         path = tmp_path / "metrics.jsonl"
         path.write_bytes(b"".join(lines)[:cut])
         whole = [line for i, line in enumerate(lines) if len(b"".join(lines[: i + 1])) <= cut]
-        follow_run(tmp_path).truncate_after(step)
+        RunFolder(tmp_path, None).truncate_after(step)
         assert path.read_bytes() == b"".join(whole[: step + 1])
 
 

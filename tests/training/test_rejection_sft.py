@@ -6,15 +6,13 @@ import types
 import numpy as np
 import pytest
 
-from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_prompts, encode_text
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
-from bacr_jax.training import rejection_sft, warmup
+from bacr_jax.training import rejection_sft
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
-from learner_world import SPEC
 
 
 @pytest.fixture(scope="module")
@@ -85,45 +83,3 @@ def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
 def test_a_policy_that_is_never_right_is_refused(tokenizer):
     with pytest.raises(UserError, match="no training question"):
         examples(tokenizer, [0, 0, 0])
-
-
-def test_a_step_waits_for_the_one_before_and_each_is_followed_by_a_poll(monkeypatch):
-    """No queue of steps: it would hold the memory of all, and hear of a signal only at its end."""
-    events = []
-
-    class Loss:
-        def __init__(self, step):
-            self.step = step
-
-        def block_until_ready(self):
-            events.append(f"done {self.step}")
-            return self
-
-        def __float__(self):
-            return 0.5
-
-    def begin(params, opt_state, *_, **__):
-        step = sum(event.startswith("begun") for event in events)
-        events.append(f"begun {step}")
-        return params, opt_state, Loss(step)
-
-    monkeypatch.setattr(warmup, "supervised_step", begin)
-    rows = np.zeros((4, 5), np.int32)
-    start = types.SimpleNamespace(batch_tokens=10, steps=3, learning_rate=1e-3)
-    run = types.SimpleNamespace(
-        config=Config(),
-        policy=types.SimpleNamespace(learner=SPEC),
-        method=types.SimpleNamespace(rejection_sft=start),
-    )
-    inspect.unwrap(rejection_sft.imitate)(
-        run,
-        {"embed": np.zeros(3, np.float32)},
-        rows,
-        rows > 0,
-        poll=lambda: events.append("poll"),
-    )
-    assert events == [
-        *("begun 0", "poll"),
-        *("begun 1", "done 0", "poll"),
-        *("begun 2", "done 1", "poll"),
-    ]

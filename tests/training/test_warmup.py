@@ -200,7 +200,7 @@ class Step:
 
 @pytest.mark.parametrize(("seconds", "shown"), [(1e9, [20, 25]), (-1.0, list(range(1, 26)))])
 def test_one_step_is_under_way_at_a_time_and_a_slow_one_is_shown(monkeypatch, seconds, shown):
-    begun, seen = [], []
+    begun, seen, polled = [], [], []
 
     def supervised_step(params, opt_state, *_, **__):
         assert all(step.ended for step in begun[:-1])
@@ -217,9 +217,9 @@ def test_one_step_is_under_way_at_a_time_and_a_slow_one_is_shown(monkeypatch, se
         params={},
         opt_state=None,
         on_progress=lambda step, planned, loss: seen.append(step),
-        poll=None,
+        poll=lambda: polled.append(len(begun)),
         saved=None,
         planned=25,
     )
     run.advance(25, lambda i: 1e-3)
-    assert len(begun) == 25 and seen == shown
+    assert len(begun) == 25 and seen == shown and polled == list(range(1, 26))

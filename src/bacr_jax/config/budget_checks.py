@@ -21,7 +21,7 @@ PRESETS = {
 
 
 def budget_problems(config: Config) -> Iterator[str]:
-    """What is wrong with budgets, cuts and what they add up to."""
+    """What is wrong with budgets, cuts, what they add up to, and the schedule of budgets."""
     budget, cuts, model = config.budget, config.cuts, config.model
     if budget.min > budget.max:
         yield (
@@ -66,6 +66,12 @@ def budget_problems(config: Config) -> Iterator[str]:
             f"{answers} a row has {longest} tokens, and {model.preset} was made for "
             f"{made_for}; write smaller ones"
         )
+    first, groups = config.curriculum.mu0, config.data.num_groups
+    if isinstance(first, tuple) and len(first) != groups:
+        yield (
+            f"curriculum.mu0: found {len(first)} values for data.num_groups={groups}; write one "
+            "number, or one per group"
+        )
 
 
 def _choices(config: Config) -> Iterator[str]:
@@ -90,14 +96,4 @@ def _choices(config: Config) -> Iterator[str]:
         yield (
             f"budget.choices: found {written(choices)}; write every budget once, in rising "
             f"order: {written(rising)}"
-        )
-
-
-def curriculum_problems(config: Config) -> Iterator[str]:
-    """What is wrong with the schedule of budgets."""
-    schedule, groups = config.curriculum, config.data.num_groups
-    if isinstance(schedule.mu0, tuple) and len(schedule.mu0) != groups:
-        yield (
-            f"curriculum.mu0: found {len(schedule.mu0)} values for data.num_groups={groups}; write "
-            "one number, or one per group"
         )

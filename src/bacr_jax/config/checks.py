@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bacr_grading.spelling import grader_problem
-from bacr_jax.config.budget_checks import PRESETS, budget_problems, curriculum_problems
+from bacr_jax.config.budget_checks import PRESETS, budget_problems
 from bacr_jax.config.derived import (
     CORRECT,
     adapter_problems,
@@ -195,7 +195,9 @@ def _sources(config: Config) -> Iterator[str]:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
             yield f"{key}: found {spec!r}; write ledger (it is made, not read)"
-        elif spec.strip() and not (_alone(name) or (name.strip() and path.strip())):
+        # What is made, and files of one's own, need no path.
+        alone = name == "ledger" or name.endswith(".py")
+        if spec.strip() and not (alone or (name.strip() and path.strip())):
             yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
@@ -219,11 +221,6 @@ def _sources(config: Config) -> Iterator[str]:
             "Hugging Face folder (or model.tokenizer, with a random model; or data.prompt_format="
             "characters for a small model of characters)"
         )
-
-
-def _alone(name: str) -> bool:
-    """Whether a set's name needs no path after it."""
-    return name == "ledger" or name.endswith(".py")
 
 
 def _groups(config: Config) -> Iterator[str]:
@@ -339,16 +336,13 @@ def _servers(config: Config) -> Iterator[str]:
             "conditioning.branches=cut: a server tells an answer the budget of its thinking; write "
             "trace, or rollout.engine=own"
         )
-    if rollout.engine == "own" and rollout.urls:
-        yield (
-            f"rollout.urls={list(rollout.urls)}: is read with rollout.engine=vllm only; write that "
-            "too, or []"
-        )
-    if rollout.engine == "own" and rollout.transfer != "folder":
-        yield (
-            f"rollout.transfer={rollout.transfer}: is read with rollout.engine=vllm only; write "
-            "that too, or folder"
-        )
+    of_servers = {"urls": (list(rollout.urls), []), "transfer": (rollout.transfer, "folder")}
+    for key, (value, unset) in of_servers.items():
+        if rollout.engine == "own" and value != unset:
+            yield (
+                f"rollout.{key}={value}: is read with rollout.engine=vllm only; write that too, "
+                f"or {unset}"
+            )
 
 
 def _ahead(config: Config) -> Iterator[str]:
@@ -405,7 +399,6 @@ _GENERAL: tuple[Finder, ...] = (
     _groups,
     _warmup,
     budget_problems,
-    curriculum_problems,
     _batches,
     _servers,
     _ahead,

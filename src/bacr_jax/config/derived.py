@@ -60,20 +60,18 @@ def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[i
 
     `option` is where they stand, for the refusal (a UserError); `levels` are `budget.levels`.
     """
-    return [_read_budget(text, word.strip(), option, levels) for word in text.split(",")]
-
-
-def _read_budget(text: str, word: str, option: str, levels: Mapping[str, int]) -> int | None:
-    if word == NONE:
-        return None
-    number = levels.get(word, whole_number(word, most=LARGEST))
-    if number is None:
-        known = f"a level ({', '.join(levels)})" if levels else "a level that budget.levels names"
-        raise UserError(
-            f"{option} {shown(text, quote=False)}: found {shown(word)}; write whole numbers such "
-            f"as 512,1024, {NONE}, or {known}"
-        )
-    return number
+    found: list[int | None] = []
+    for word in map(str.strip, text.split(",")):
+        number = None if word == NONE else levels.get(word, whole_number(word, most=LARGEST))
+        if number is None and word != NONE:
+            known = ", ".join(levels)
+            level = f"a level ({known})" if levels else "a level that budget.levels names"
+            raise UserError(
+                f"{option} {shown(text, quote=False)}: found {shown(word)}; write whole numbers "
+                f"such as 512,1024, {NONE}, or {level}"
+            )
+        found.append(number)
+    return found
 
 
 def cap(config: Config) -> int:

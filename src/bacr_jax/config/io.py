@@ -158,8 +158,7 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
       UserError: a file that can't be read or parsed, an unknown key, a key given twice in one file,
         or a value of the wrong type.
     """
-    parsed = [parse_file(locate(path)) for path in paths]
-    return _over({}, [*parsed, *_parsed(overrides)])
+    return _over({}, overrides, [parse_file(locate(path)) for path in paths])
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -167,15 +166,14 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
     UserError: an unknown key, or a value of the wrong type.
     """
-    return _over(flatten(config), _parsed(overrides))
+    return _over(flatten(config), overrides)
 
 
-def _parsed(overrides: Sequence[str]) -> list[Parsed]:
-    return [parse_override(text, "command line") for text in overrides]
-
-
-def _over(values: Mapping[str, Any], parsed: Sequence[Parsed]) -> Config:
-    """The config of values, and of what was parsed over them; of all that the last wins."""
+def _over(
+    values: Mapping[str, Any], overrides: Sequence[str], files: Sequence[Parsed] = ()
+) -> Config:
+    """The config of values, of files over them and of overrides over these; the last wins."""
+    parsed = [*files, *(parse_override(text, "command line") for text in overrides)]
     sections = {name for name, key in schema().items() if key.is_section}
     found = [entry for one in parsed for entry in entries(one, sections)]
     return typing.cast(Config, _build(Config, "", {**values, **_read(found)}))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.config.fields import Key
-from bacr_jax.config.values import any_of, convert, expected, shown
+from bacr_jax.config.values import Misfit, any_of, convert, expected, shown
 from bacr_jax.config.yaml import Entry, nearest_key
 from bacr_jax.errors import UserError
 
@@ -28,10 +28,10 @@ def read_value(
       found: it again, for the refusal.
       text: what was typed, where a plain number may stand for text.
     """
-    fits, converted = convert(hint, value, text=text)
-    if not fits:
-        raise refusal(where, f"found {found or shown(value)}", expected(hint, value))
-    return converted
+    try:
+        return convert(hint, value, text=text)
+    except Misfit:
+        raise refusal(where, f"found {found or shown(value)}", expected(hint, value)) from None
 
 
 def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:

@@ -53,19 +53,14 @@ def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
         ours = root() / rest
         return ours if head == _FOLDER and not os.path.exists(path) and _is_file(ours) else path
     own = [file for file in (path, *(Path(text + e) for e in ENDINGS)) if _is_file(file)]
-    ours = _shipped(text, folders) or path
+    there = [root() / folder / f"{text}.yaml" for folder in ("", *folders)]
+    ours = next((file for file in there if _is_file(file)), path)
     if ours is path or not own:
         return ours
     raise UserError(
         f"{text}: found the file {own[0]} here and a config of this name that ships with the "
         f"package; write ./{own[0]} for the one, {ours} for the other"
     )
-
-
-def _shipped(name: str, folders: Sequence[str]) -> Path | None:
-    """The shipped config of a name."""
-    paths = [root() / folder / f"{name}.yaml" for folder in ("", *folders)]
-    return next((path for path in paths if _is_file(path)), None)
 
 
 def _is_file(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Values as YAML gives them, against the type annotations of the config."""
 
+import contextlib
 import difflib
 import re
 import reprlib
@@ -114,20 +115,21 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def convert(hint: Any, value: Any, *, text: str | None = None) -> tuple[bool, Any]:
-    """Whether a value of YAML fits a type, and it converted, without changing what it means.
+class Misfit(ValueError):
+    """A value that does not fit a type."""
+
+
+def convert(hint: Any, value: Any, *, text: str | None = None) -> Any:
+    """A value of YAML in a type, without changing what it means; Misfit: it is none of that type.
 
     Types are int, float, bool, str, None, Literal, tuple, Mapping, or a union of these. `text` is
     what was typed, if a str may also be made of something that YAML reads as a number.
     """
     members = alternatives(hint)
-    if _means_null(members, value):
-        return False, None
-    for member in members:
-        fits, converted = _convert_one(member, value, text)
-        if fits:
-            return True, converted
-    return False, None
+    for member in members if not _means_null(members, value) else ():
+        with contextlib.suppress(Misfit):
+            return _convert_one(member, value, text)
+    raise Misfit
 
 
 def _means_null(members: Sequence[Any], value: Any) -> bool:
@@ -136,50 +138,31 @@ def _means_null(members: Sequence[Any], value: Any) -> bool:
     return type(None) in members and value in _NOT_NULL and value not in choices
 
 
-def _convert_one(hint: Any, value: Any, text: str | None) -> tuple[bool, Any]:
-    if hint is type(None):
-        return value is None, None
-    if typing.get_origin(hint) is Literal:
-        same = [item for item in typing.get_args(hint) if type(item) is type(value)]
-        return value in same, value
-    if _is_list(hint):
-        return _convert_list(typing.get_args(hint), value)
-    if _is_map(hint):
-        return _convert_map(typing.get_args(hint)[1], value)
+def _convert_one(hint: Any, value: Any, text: str | None) -> Any:
+    if _is_list(hint) and isinstance(value, list):
+        members = typing.get_args(hint)
+        if members[-1] is Ellipsis:
+            members = (members[0],) * len(value)
+        if len(members) == len(value):
+            return tuple(convert(member, item) for member, item in zip(members, value))
+        raise Misfit
+    if _is_map(hint) and isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        member = typing.get_args(hint)[1]
+        return FrozenMap({name: convert(member, item) for name, item in value.items()})
+    if hint is str and text is not None and not isinstance(value, str | None):
+        value = text
     if hint is float:
-        number = _number(value)
-        return number is not None, number
-    if hint is str:
-        if text is not None and value is not None and not isinstance(value, str):
-            value = text
-        return isinstance(value, str) and _encodable(value), value
-    fits = type(value) is hint and not (hint is int and abs(value) >= _LARGEST_INT)
-    return fits, value
-
-
-def _convert_list(members: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
-    if not isinstance(value, list):
-        return False, None
-    if members[-1] is Ellipsis:
-        members = (members[0],) * len(value)
-    if len(members) != len(value):
-        return False, None
-    items = []
-    for member, item in zip(members, value):
-        fits, converted = convert(member, item)
-        if not fits:
-            return False, None
-        items.append(converted)
-    return True, tuple(items)
-
-
-def _convert_map(member: Any, value: Any) -> tuple[bool, Any]:
-    if not isinstance(value, dict):
-        return False, None
-    converted = {name: convert(member, item) for name, item in value.items()}
-    if not all(isinstance(name, str) and fits for name, (fits, _) in converted.items()):
-        return False, None
-    return True, FrozenMap({name: item for name, (_, item) in converted.items()})
+        value = _number(value)
+        fits = value is not None
+    elif typing.get_origin(hint) is Literal:
+        fits = value in [item for item in typing.get_args(hint) if type(item) is type(value)]
+    elif hint is str:
+        fits = isinstance(value, str) and _encodable(value)
+    else:
+        fits = type(value) is hint and not (hint is int and abs(value) >= _LARGEST_INT)
+    if not fits:
+        raise Misfit
+    return value
 
 
 def _encodable(text: str) -> bool:

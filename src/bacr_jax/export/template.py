@@ -5,8 +5,8 @@ from typing import Any
 
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.chat_template import BASE
-from bacr_jax.prompts.encoding import filled, frame
+from bacr_jax.prompts.chat_template import BASE, render
+from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
 
 # Stands for the number of a budget while the base's template is rendered.
@@ -71,7 +71,7 @@ def chat_template(
         return ours + "\n"
     whole = f"{_ASKED}{_base(tokenizer)}{_ELSE}{ours}\n{{%- endif -%}}\n"
     messages = style.system, "two"
-    if filled(tokenizer, style, *messages, template=whole) != filled(tokenizer, style, *messages):
+    if render(tokenizer, style, *messages, template=whole) != render(tokenizer, style, *messages):
         raise UserError(
             "tokenizer: its chat template writes something else when it stands inside another; "
             "write the folder of an Instruct model"

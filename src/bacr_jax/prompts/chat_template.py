@@ -12,6 +12,7 @@ import jinja2.meta
 
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
+from bacr_jax.prompts.formats import THINK_CLOSE, PromptFormat
 
 # Two messages take a millisecond.
 SECONDS = 2.0
@@ -44,20 +45,13 @@ def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 
 
 def render(
-    tokenizer: Any,
-    system: str,
-    user: str,
-    *,
-    template: str | None = None,
-    thinks: bool = True,
-    variables: Mapping[str, Any] | None = None,
+    tokenizer: Any, style: PromptFormat, system: str, user: str, *, template: str | None = None
 ) -> str:
-    """The text of a system and a user message, up to where the answer begins.
+    """The text of a system and a user message in a format, up to where the answer begins.
 
     Args:
       system: empty: there is none.
-      thinks: where a template can leave thinking out (Qwen3's), whether it is to come.
-      variables: that it is given besides (`check_variables`).
+      template: instead of the tokenizer's own.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": user})
@@ -68,8 +62,9 @@ def render(
                 tokenize=False,
                 add_generation_prompt=True,
                 chat_template=template,
-                enable_thinking=thinks,
-                **{**(variables or {}), BASE: True},
+                # Where a template can leave thinking out (Qwen3's), whether it is to come.
+                enable_thinking=style.think_close == THINK_CLOSE,
+                **{**style.variables, BASE: True},
             )
         if len(content) > MOST_CHARS:
             raise ValueError(f"writes {len(content):,} characters")

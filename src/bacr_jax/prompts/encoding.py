@@ -64,7 +64,7 @@ def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]
                 "write the folder of an Instruct model"
             )
         check_variables(tokenizer, style.variables)
-        content = filled(tokenizer, style, style.system, user)
+        content = render(tokenizer, style, style.system, user)
         _check_thinking(tokenizer, style, content)
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
@@ -75,15 +75,6 @@ def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]
     if style.chat:
         _check_system(tokenizer, style, user, content)
     return pieces[0], pieces[1]
-
-
-def filled(
-    tokenizer: Any, style: PromptFormat, system: str, user: str, *, template: str | None = None
-) -> str:
-    """The chat template's text of these messages in a format; arguments as of `render`."""
-    thinks = style.think_close == THINK_CLOSE
-    how: dict[str, Any] = {"thinks": thinks, "variables": style.variables, "template": template}
-    return render(tokenizer, system, user, **how)
 
 
 def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> None:
@@ -97,7 +88,7 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
     if not style.bare:
         return
     try:
-        whole = filled(tokenizer, style, _SYSTEM, user).partition(_PLACEHOLDER)[0]
+        whole = render(tokenizer, style, _SYSTEM, user).partition(_PLACEHOLDER)[0]
     except UserError:
         # It takes no system message.
         return

@@ -83,10 +83,6 @@ class Questions:
             return self.told.longest
         return int(np.max(self.prompts.lengths, initial=0))
 
-    def none(self) -> "Questions":
-        """A set like this one without any question."""
-        return Questions(self.set.take([]), self.take(np.zeros(0, int)))
-
 
 @dataclass(frozen=True)
 class Environment:
@@ -415,8 +411,9 @@ def build_environment(
     if sets is None:
         train, holdout, tests = _load_both(config, tokenizer, style)
     else:
-        train, tests = next(iter(sets.values())).none(), sets
-        holdout = train
+        # A set like the first without any question.
+        first, tests = next(iter(sets.values())), sets
+        train = holdout = Questions(first.set.take([]), first.take(np.zeros(0, int)))
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,

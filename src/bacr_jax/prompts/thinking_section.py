@@ -15,7 +15,7 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import LARGEST, cap
-from bacr_jax.config.values import convert, shown
+from bacr_jax.config.values import Misfit, convert, shown
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line_breaks
 from bacr_jax.prompts.formats import PromptFormat
@@ -70,7 +70,7 @@ def ranges(ids: Sequence[int] | np.ndarray) -> str:
 
 def _stop(tokenizer: Any, text: str, rows: int) -> dict[str, Any]:
     """A stop string and the jumps of its table; an empty one never comes."""
-    table = compile_stop_string(tokenizer, text, vocab_size=rows).next_state
+    table = np.asarray(compile_stop_string(tokenizer, text, vocab_size=rows).next_state)
     return {"string": text, "states": len(table), "jumps": jumps(table)}
 
 
@@ -102,9 +102,10 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
         raise _damaged(where, "prompt_format", inside)
     values: dict[str, Any] = {}
     for name, value in inside.items():
-        fits, values[name] = convert(hints[name], value)
-        if not fits:
-            raise _damaged(where, f"prompt_format.{name}", value)
+        try:
+            values[name] = convert(hints[name], value)
+        except Misfit:
+            raise _damaged(where, f"prompt_format.{name}", value) from None
     return PromptFormat(**values)
 
 

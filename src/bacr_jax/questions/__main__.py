@@ -193,11 +193,10 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
 def _config(options: argparse.Namespace) -> Config:
     """The config of a run on this set, checked, so that its format and groups follow from it."""
     config = config_io.load(options.config, options.overrides)
-    spec = options.inspect
-    if spec is None:
-        options.inspect = config.data.train
+    if options.inspect is None:
         config_io.check(config)
         return config
+    spec = options.inspect
     data = dataclasses.replace(config.data, train=spec, eval=(spec,))
     if own_tokens(data) is None:
         folder = options.tokenizer or config.model.tokenizer or config.model.path
@@ -214,10 +213,10 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     from bacr_jax.questions.loaders import load_questions
     from bacr_jax.questions.missing import lines_about_missing
 
-    own = options.inspect is None
     config = _config(options)
     split: Split = options.split or ("test" if options.against else "train")
-    questions = load_questions(options.inspect, config.data, config.seed, split)
+    spec = options.inspect or config.data.train
+    questions = load_questions(spec, config.data, config.seed, split)
     against = None
     if options.against:
         against = load_questions(options.against, config.data, config.seed, "train")
@@ -231,7 +230,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
         yield from shown_prompts(config, style, questions, tokenizer, count=options.show_prompts)
         return
     yield from report(questions, config, against=against, tokenizer=tokenizer)
-    if own:
+    if options.inspect is None:
         yield from lines_about_missing(config)
     if split == "train":
         check_levels(questions.levels, config.data)

@@ -176,18 +176,18 @@ def _plainly_named(folder: Path) -> Iterator[Path]:
         yield link
 
 
-def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
+def _read(state: Path, wanted: Callable[[str], bool]) -> Any:
     """A saved state with the leaves that are wanted, on the host, held against their digests.
 
     No other process is asked. Whatever a damaged file raises passes.
 
     Args:
-      place: where Orbax finds `state`.
+      state: plainly named.
       wanted: says it of a leaf's path, such as "train/policy/embed".
     """
     _, expected = _record(state)
     reader = ocp.PyTreeCheckpointHandler()
-    there = reader.metadata(epath.Path(place)).tree
+    there = reader.metadata(epath.Path(state)).tree
     item = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if wanted(name) else ocp.PLACEHOLDER
         for name, leaf in leaves_by_path(there).items()
@@ -195,7 +195,7 @@ def _read(state: Path, place: Path, wanted: Callable[[str], bool]) -> Any:
     on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), there)
     shaped = jax.tree.unflatten(jax.tree.structure(there), item)
     args = ocp.args.PyTreeRestore(item=shaped, restore_args=on_host)
-    found = reader.restore(epath.Path(place), args=args)
+    found = reader.restore(epath.Path(state), args=args)
     read = {name: leaf for name, leaf in leaves_by_path(found).items() if wanted(name)}
     if missing := {name for name in expected if wanted(name)} - read.keys():
         raise DigestMismatch(f"{min(missing)}: is not there")
@@ -216,7 +216,7 @@ def read_whole(state: Path) -> None:
             left = _READ_AT_ONCE - sizes.get(name, 0)
         parts[-1].add(name)
     for part in parts:
-        _read(state, state, part.__contains__)
+        _read(state, part.__contains__)
 
 
 def read_part(state: Path, *path: str) -> Any:
@@ -228,8 +228,8 @@ def read_part(state: Path, *path: str) -> Any:
     """
     prefix = "".join(f"{name}/" for name in path)
     try:
-        with _plainly_named(state) as place:
-            found = _read(state, place, lambda name: f"{name}/".startswith(prefix))
+        with _plainly_named(state.parent) as step:
+            found = _read(step / state.name, lambda name: f"{name}/".startswith(prefix))
         for name in path:
             found = found[name]
     # A damaged file shows as almost any exception, by where the damage is.

@@ -156,7 +156,10 @@ class RunFolder(RunPaths):
     """
 
     def __init__(self, path: Path, held: TextIO | None):
-        """Wraps a folder whose lock is held; use `open_run` or `follow_run`."""
+        """Wraps a folder whose lock is held; use `open_run`.
+
+        `held`: the lock; None: another process of the same run has it, and that one alone writes.
+        """
         super().__init__(path)
         self._held = held
         self.is_new = False
@@ -360,8 +363,3 @@ def _usable(where: str) -> Iterator[None]:
     # NUL or half a surrogate pair: no file can be named so.
     except ValueError:
         raise UserError(f"{where}: is no name of a folder; write another") from None
-
-
-def follow_run(path: Path) -> RunFolder:
-    """The folder that another process of the same run has opened; only that process writes."""
-    return RunFolder(path, None)

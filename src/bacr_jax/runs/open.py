@@ -40,24 +40,19 @@ def choose_step(folder: Path, step: int | str | None = None) -> int:
     if not steps:
         raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
     if step == BEST:
-        step = _best_step(folder)
+        try:
+            step = int(documents.read_json(RunPaths(folder).best)["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
+                "number of a step, or leave it out for the newest"
+            ) from None
     if step is not None and step not in steps:
         raise UserError(
             f"--step {step}: {folder} holds no such checkpoint; write one of "
             f"{', '.join(map(str, steps))}"
         )
     return steps[-1] if step is None else step
-
-
-def _best_step(folder: Path) -> int:
-    """The step that best.json names."""
-    try:
-        return int(documents.read_json(RunPaths(folder).best)["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
-            "number of a step, or leave it out for the newest"
-        ) from None
 
 
 def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:

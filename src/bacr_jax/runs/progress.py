@@ -157,18 +157,14 @@ class Progress:
         """Refreshes the live line of a phase; elsewhere prints it, unless one just was."""
         if not self._enabled:
             return
-        if self._uses_live:
-            phase.unprinted = True
-            if phase not in self._open and not ended:
+        phase.unprinted = True
+        due = not self._uses_live and self.clock() - phase.printed >= self._interval
+        if ended or due:
+            self._end(phase)
+        elif self._uses_live:
+            if phase not in self._open:
                 self._open.append(phase)
             self._refresh()
-            if ended:
-                self._end(phase)
-            return
-        if ended or self.clock() - phase.printed >= self._interval:
-            self._print(phase)
-        else:
-            phase.unprinted = True
 
     def say(self, message: Any) -> None:
         """Prints something that stays: a line, or anything rich can render (a table)."""
@@ -188,7 +184,7 @@ class Progress:
         self.say(phase.line())
 
     def _end(self, phase: Phase) -> None:
-        """Leaves the last line of a phase on the screen, once."""
+        """Leaves the line of a phase on the screen, once."""
         if phase in self._open:
             self._open.remove(phase)
             self._print(phase)

@@ -98,7 +98,6 @@ def choose(rounds: Sequence[Round]) -> Round:
     first = rounds[0]
     if len(rounds) == 1:
         return first
-    counters = added([one.rollout.counters for one in rounds])
     count, group = first.plan.budgets.shape
     useful = np.concatenate([one.useful for one in rounds])
     order = np.argsort(~useful, kind="stable")
@@ -119,7 +118,7 @@ def choose(rounds: Sequence[Round]) -> Round:
         rollout=Rollout(
             pick([one.rollout.trunks for one in rounds], rows),
             pick([one.rollout.branches for one in rounds], rows),
-            counters,
+            added([one.rollout.counters for one in rounds]),
         ),
         group_batch=pick([one.group_batch for one in rounds], index),
         useful=useful[index],

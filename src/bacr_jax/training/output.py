@@ -121,23 +121,19 @@ def _learned(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     # The last segment has the tokens of a grace window too.
     ends = [*cuts[:-1].tolist(), int(cuts[-1]) + run.config.budget.grace]
     sampled = int(chosen.rollout.trunks.sampled[row])
-    advantages = _of_segments(np.asarray(given.thinking)[row], ends, sampled)
+    per_token = np.asarray(given.thinking)[row]
     return {
         "cuts": cuts.tolist(),
         "rewards": _numbers(given.rewards[question, rollout]),
         "values": values,
-        "segment_advantages": advantages,
+        # None for a segment without a token.
+        "segment_advantages": [
+            as_json(float(per_token[begin])) if begin < min(end, sampled) else None
+            for begin, end in zip([0, *ends], ends)
+        ],
         "answer_advantages": _numbers(given.answers[row]),
         "in_loss": counted,
     }
-
-
-def _of_segments(per_token: np.ndarray, ends: list[int], sampled: int) -> list[Any]:
-    """The advantage that the tokens of each segment have; None for a segment without a token."""
-    return [
-        as_json(float(per_token[begin])) if begin < min(end, sampled) else None
-        for begin, end in zip([0, *ends], ends)
-    ]
 
 
 def _numbers(values: Iterable[Any]) -> list[float | str]:
@@ -241,15 +237,8 @@ def publish(
     if config.output.report:
         try_report(folder.path)
     if not again:
-        attempt("pictures can't be shown", _show_pictures, folder, metrics, step)
-        attempt("traces can't be shown", _show_traces, folder, metrics, step)
+        pictures = lambda: {path.stem: path for path in sorted(folder.path.glob("*.png"))}
+        traces = lambda: trace_rows(shown_traces(read_traces(folder.rollouts)))
+        attempt("pictures can't be shown", lambda: metrics.show(step, pictures=pictures()))
+        attempt("traces can't be shown", lambda: metrics.show(step, traces=traces()))
     metrics.close()
-
-
-def _show_pictures(folder: RunFolder, metrics: MetricsWriter, step: int) -> None:
-    pictures = {path.stem: path for path in sorted(folder.path.glob("*.png"))}
-    metrics.show(step, pictures=pictures)
-
-
-def _show_traces(folder: RunFolder, metrics: MetricsWriter, step: int) -> None:
-    metrics.show(step, traces=trace_rows(shown_traces(read_traces(folder.rollouts))))

@@ -41,11 +41,11 @@ class Answered:
     lengths: Int[np.ndarray, "n"]
 
 
-def answer_once(run: Run, plain: Environment, params: Params, poll: Poll = None) -> Answered:
+def answer_once(
+    run: Run, start: RejectionSFT, plain: Environment, params: Params, poll: Poll
+) -> Answered:
     """Samples a response to training questions at the largest budget."""
-    config, start = run.config, run.method.rejection_sft
-    assert start is not None
-    total = len(plain.train)
+    config, total = run.config, len(plain.train)
     order = np.random.default_rng([config.seed, 6]).permutation(total)
     asked = np.sort(order[: total if start.questions is None else start.questions])
     rollout = plain_rollout(
@@ -107,24 +107,23 @@ def examples(
 
 def imitate(
     run: Run,
+    start: RejectionSFT,
     params: Params,
     tokens: Int[np.ndarray, "B S"],
     mask: Bool[np.ndarray, "B S"],
-    on_progress: OnProgress | None = None,
-    poll: Poll = None,
+    on_progress: OnProgress,
+    poll: Poll,
 ) -> Params:
     """Supervised steps on random rows, at a constant rate after a short rise.
 
     Args:
       params: the starting policy, without a budget module; what is trained of it is donated.
     """
-    start, seed = run.method.rejection_sft, run.config.seed
-    assert start is not None
     steps, rows = start.steps, max(start.batch_tokens // tokens.shape[1], 1)
 
     def batch(step: int, practice: bool) -> tuple[np.ndarray, np.ndarray]:
         del practice  # nothing is taught in stages
-        chosen = np.random.default_rng([seed, 9, step]).integers(len(tokens), size=rows)
+        chosen = np.random.default_rng([run.config.seed, 9, step]).integers(len(tokens), size=rows)
         return tokens[chosen], mask[chosen]
 
     frozen, params = adapters.split(params)
@@ -147,12 +146,7 @@ def imitate(
 
 
 def rejection_sft(
-    run: Run,
-    fresh: RunState,
-    plain: Environment,
-    *,
-    on_progress: OnProgress | None = None,
-    poll: Poll = None,
+    run: Run, fresh: RunState, plain: Environment, *, on_progress: OnProgress, poll: Poll
 ) -> tuple[Params, Any, int]:
     """The whole stage: answer, remember, imitate.
 
@@ -170,8 +164,8 @@ def rejection_sft(
             "cold start joins; write a larger number"
         )
     params = run.params(fresh.train)
-    answered = answer_once(run, plain, params, poll)
+    answered = answer_once(run, start, plain, params, poll)
     method_state = start.update_state(fresh.method_state, answered.lengths, answered.correct)
     tokens, mask = examples(answered, run.environment, start)
-    taught = imitate(run, params, tokens, mask, on_progress, poll)
+    taught = imitate(run, start, params, tokens, mask, on_progress, poll)
     return taught, method_state, int(answered.rollout.counters["tokens"])

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Int
 
 from bacr_jax import curriculum
@@ -67,7 +66,7 @@ class Run:
     Attributes:
       total_steps: iterations in the whole run, for the schedules.
       key: all randomness of training is folded from it and the number of the step.
-      updates: line 14 of Algorithm 1.
+      updates: line 14 of Algorithm 1, with the optimizers.
       group_of: difficulty group of each training question.
       group_sizes: questions in each group.
       stream: order of the questions within their groups; None: drawn anew.
@@ -81,8 +80,6 @@ class Run:
     policy: Policy
     total_steps: int
     key: Array
-    policy_tx: optax.GradientTransformation
-    value_tx: optax.GradientTransformation
     updates: Updates
     group_of: Int[Array, "n"]
     group_sizes: Int[Array, "K"]
@@ -109,8 +106,6 @@ def make_run(
 ) -> Run:
     """Prepares optimizers, groups and the order of questions; arguments as in `Run`."""
     updates = total_steps * config.train.minibatches
-    policy_tx = policy_optimizer(config.optimizer, updates)
-    value_tx = value_optimizer(config.value, config.optimizer, updates)
     groups = np.asarray(environment.train.set.groups)
     num_groups, stream = config.data.num_groups, None
     if config.data.order == "shuffled":
@@ -122,10 +117,12 @@ def make_run(
         policy=policy,
         total_steps=total_steps,
         key=jax.random.fold_in(jax.random.key(config.seed), 1),
-        policy_tx=policy_tx,
-        value_tx=value_tx,
         updates=Updates(
-            policy.learner, config.train, policy_tx, value_tx, environment.rules.allowed_tokens
+            policy.learner,
+            config.train,
+            policy_optimizer(config.optimizer, updates),
+            value_optimizer(config.value, config.optimizer, updates),
+            environment.rules.allowed_tokens,
         ),
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
@@ -196,7 +193,8 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
       params: of the policy, with or without a frozen base.
       value_head: its parameters; None when the method has none.
     """
-    make = lambda params, head: train_step.init_state(params, head, run.policy_tx, run.value_tx)
+    optimizers = (run.updates.policy_tx, run.updates.head_tx)
+    make = lambda params, head: train_step.init_state(params, head, *optimizers)
     ahead = functools.partial(RunStateAhead, in_hand=_nothing_in_hand(run))
     kind, num_groups = ahead if run.config.rollout.ahead else RunState, run.config.data.num_groups
     return kind(

@@ -61,9 +61,11 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
             f"rollout.weights_dir={config.rollout.weights_dir}: can't be written "
             f"({error.strerror}); write another folder"
         ) from None
-    dtype = config.model.compute_dtype
-    about = _exported(run, folder)
-    write = functools.partial(_write, about)
+    dtype, style = config.model.compute_dtype, environment.style
+    base = None if config.model.path is None else Path(config.model.path)
+    # Servers get the run's export, in the type that is sampled in.
+    about = Exported(folder, 0, config, style, told_in(config, style), base, False)
+    write = lambda params, out: write_params(out, params, about, dtype=dtype)
     # Servers round no operand of their own.
     bound = BOUNDS[config.model.product_dtype or dtype]
     fleet = Fleet(servers, asking, _probe(run), write, where, dtype, bound, say)
@@ -71,17 +73,6 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
         device = jax.local_devices()[0]
         fleet.sender = Sender(find_libraries(), device, functools.partial(_tensors, about, device))
     return dataclasses.replace(run, sample=fleet)
-
-
-def _exported(run: Run, folder: Path) -> Exported:
-    """What servers get: the run's export, in the type that is sampled in."""
-    config, style = run.config, run.environment.style
-    base = None if config.model.path is None else Path(config.model.path)
-    return Exported(folder, 0, config, style, told_in(config, style), base, False)
-
-
-def _write(about: Exported, params: Params, out: Path) -> None:
-    write_params(out, params, about, dtype=about.config.model.compute_dtype)
 
 
 def _tensors(about: Exported, device: jax.Device, params: Params) -> list[Tensor]:

@@ -399,7 +399,7 @@ def update(
             features,
             batch.returns,
             spec=run.policy.learner,
-            head_tx=run.value_tx,
+            head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
         )
         train = dataclasses.replace(train, head=head, head_opt=head_opt)

@@ -7,7 +7,7 @@ from typing import Any
 from bacr_jax import documents
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.values import convert, describe, shown
+from bacr_jax.config.values import Misfit, convert, describe, shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
@@ -260,12 +260,13 @@ def _settings(inside: dict[str, Any], fields: set[str], where: Path) -> dict[str
     found = {}
     for name in fields:
         key = config_io.schema()[f"conditioning.{name}"]
-        fits, found[name] = convert(key.hint, inside[name])
-        if not fits:
+        try:
+            found[name] = convert(key.hint, inside[name])
+        except Misfit:
             wanted = describe(key.hint)
             raise UserError(
                 f"{where}: budget_module.{name} is {shown(inside[name])}; write {wanted}"
-            )
+            ) from None
     return found
 
 

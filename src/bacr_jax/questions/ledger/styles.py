@@ -19,11 +19,6 @@ TAIL = 4
 Part = tuple[Sequence[int], bool]
 
 
-def told_width(budgets: Int[np.ndarray, "n"] | None) -> int:
-    """Most tokens that a budget takes in a prompt: its mark and its digits."""
-    return 0 if budgets is None else 1 + len(str(np.max(budgets)))
-
-
 def _trace(problem: Problem, redo: Iterable[bool], at_once: bool) -> str:
     """A trace in the short style, or line by line, of which some are written twice."""
     value, operands = int(problem.question[0]), problem.question[2::2]

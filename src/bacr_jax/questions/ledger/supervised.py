@@ -15,7 +15,6 @@ from bacr_jax.questions.ledger.styles import (
     Style,
     example,
     padded,
-    told_width,
 )
 
 Variant = Literal["redundant", "tradeoff"]
@@ -72,12 +71,6 @@ def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray)
     noise = rng.random((len(levels), MAX_LEVEL))
     noise[np.arange(MAX_LEVEL) >= levels[:, None]] = 2.0
     return noise.argsort(axis=1).argsort(axis=1) < count[:, None]
-
-
-def stage_at(variant: Variant, fraction: float) -> Stage:
-    """The stage in force after `fraction` of the warm-up; past the end, the last one."""
-    stages = WARMUP[variant]
-    return next((stage for stage in stages if fraction < stage.until), stages[-1])
 
 
 @functools.cache
@@ -190,11 +183,13 @@ def warmup_batch(
         nothing is learned of them yet; None: prompts tell none.
       practice: of `PRACTICE` instead of the variant's stage.
     """
-    widths = np.array(BUCKETS) + told_width(told)
+    # A budget in the prompt takes its mark and its digits.
+    widths = np.array(BUCKETS) + (0 if told is None else 1 + len(str(np.max(told))))
     check_batch_tokens(batch_tokens, int(max(widths)))
     rng = np.random.default_rng([seed, _STREAM, step])
-    stage = PRACTICE if practice else stage_at(variant, step / max(total_steps, 1))
-    kinds = _kinds(stage)
+    done, stages = step / max(total_steps, 1), WARMUP[variant]
+    stage = next((stage for stage in stages if done < stage.until), stages[-1])
+    kinds = _kinds(PRACTICE if practice else stage)
     kind, bucket = draw_kinds(
         rng,
         seed,
