@@ -7,7 +7,7 @@ import pytest
 
 from bacr_jax.config import DataConfig, LedgerConfig
 from bacr_jax.errors import UserError
-from bacr_jax.questions import loaders
+from bacr_jax.questions import loaders, math_sets
 from bacr_jax.questions.loaders import load_questions
 
 
@@ -51,4 +51,5 @@ class TestUnknownNames:
     def test_a_name_far_from_all_still_gets_a_suggestion(self):
         with pytest.raises(UserError, match="nearest known name is '(.*)'") as error:
             load_questions("zzz", DataConfig(), 0, "train")
-        assert str(error.value).split("'")[-2] in ("ledger", *loaders._PACKAGES, *loaders._SETS)
+        known = (*loaders._PACKAGES, *math_sets.LAYOUTS, *math_sets.TABLES)
+        assert str(error.value).split("'")[-2] in known

@@ -56,7 +56,7 @@ def render(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": user})
     try:
-        with at_most(SECONDS, f"takes more than {SECONDS:g} s"):
+        with _limited():
             content = tokenizer.apply_chat_template(
                 messages,
                 tokenize=False,
@@ -78,8 +78,8 @@ def render(
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, message: str) -> Iterator[None]:
-    """TimeoutError with this message after some seconds of processor time.
+def _limited() -> Iterator[None]:
+    """TimeoutError after `SECONDS` of processor time.
 
     They are of this process's own work, so that a busy machine ends nothing. Works in the main
     thread, where signals arrive; elsewhere nothing is limited. Code inside one call of a C function
@@ -90,10 +90,10 @@ def at_most(seconds: float, message: str) -> Iterator[None]:
         return
 
     def stop(*_: object) -> NoReturn:
-        raise TimeoutError(message)
+        raise TimeoutError(f"takes more than {SECONDS:g} s")
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
         yield
     finally:

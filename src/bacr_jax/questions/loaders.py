@@ -18,9 +18,8 @@ from bacr_tasks import gym, nemo_gym, verifiers_v1
 
 # Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
 LEDGER_TEST_SIZE = 2000
-# What can stand before the colon of data.train and data.eval.
+# Packages beside the library that make questions, by what stands before the colon of a set.
 _PACKAGES: dict[str, Any] = {"gym": gym, "nemo_gym": nemo_gym, "verifiers": verifiers_v1}
-_SETS = (*math_sets.LAYOUTS, *math_sets.TABLES)
 
 
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
@@ -142,9 +141,10 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
         return _ledger(path, config, seed)
     if name in _PACKAGES:
         return _others(name, path, config)
-    if name in _SETS:
+    tables = (*math_sets.LAYOUTS, *math_sets.TABLES)
+    if name in tables:
         return math_sets.table_source(name, path, config)
-    near = difflib.get_close_matches(name, ("ledger", *_PACKAGES, *_SETS), n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name, ("ledger", *_PACKAGES, *tables), n=1, cutoff=0.0)
     raise UserError(f"{key}: found {spec!r}; the nearest known name is {near[0]!r}")
 
 

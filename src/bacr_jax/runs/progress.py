@@ -35,10 +35,6 @@ def _number(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _label(name: str) -> str:
-    return name.replace("_per_", "/").replace("_", " ")
-
-
 class Phase:
     """A stretch of work with a number of steps; made by `Progress.phase`."""
 
@@ -92,7 +88,8 @@ class Phase:
             parts.append(f"{self._step}/{self._total}  {duration(elapsed)}{to_go}")
         else:
             parts += [duration(self.seconds), *filter(None, [self._before])]
-        parts += [f"{_label(name)} {_number(value)}" for name, value in self._values.items()]
+        label = lambda name: name.replace("_per_", "/").replace("_", " ")
+        parts += [f"{label(name)} {_number(value)}" for name, value in self._values.items()]
         return "  ".join(parts)
 
 

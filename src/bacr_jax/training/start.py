@@ -297,9 +297,14 @@ def _warmed_up(
         ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level,
         largest,
     )
-    accuracy_of = lambda params: _accuracy(run, environment, params, key, poll)
+    if config.data.train != "ledger":
+        lessons = TraceLessons(config, environment)
+        batches, styles = lessons.batch, lessons.styles
+        opened = lambda style: lessons.opened(style, largest)
 
-    def style_accuracy_of(params: Params, style: str) -> float:
+    def accuracy_of(params: Params, style: str | None = None) -> float:
+        if style is None:
+            return _accuracy(run, environment, params, key, poll)
         prompts, references = opened(style)
         # Minutes, with a large model.
         with progress.phase(f"warm-up, {style}", len(references)) as phase:
@@ -315,12 +320,6 @@ def _warmed_up(
             )
             return float(environment.verify(rollout.branches, references, poll).mean())
 
-    if config.data.train != "ledger":
-        lessons = TraceLessons(config, environment)
-        batches, styles = lessons.batch, lessons.styles
-        opened = lambda style: lessons.opened(style, largest)
-        accuracy_of = lambda params: style_accuracy_of(params, styles[-1])
-
     with (
         progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
         phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
@@ -333,7 +332,6 @@ def _warmed_up(
             batches=batches,
             styles=styles,
             accuracy_of=accuracy_of,
-            style_accuracy_of=style_accuracy_of,
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             poll=poll_and_begin,
         )

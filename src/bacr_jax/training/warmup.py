@@ -365,19 +365,17 @@ def warm_up(
     folder: Path,
     *,
     batches: Batches,
-    styles: Sequence[str] = (),
-    accuracy_of: Callable[[Params], float],
-    style_accuracy_of: Callable[[Params, Any], float],
-    on_progress: OnProgress | None = None,
-    poll: Poll = None,
+    styles: Sequence[str],
+    accuracy_of: Callable[[Params, Any], float],
+    on_progress: OnProgress,
+    poll: Poll,
 ) -> Params:
     """Weights after the warm-up, trained now or read from `folder`.
 
     Args:
-      styles: measured at the end; what `accuracy_of` measures is the last.
-      accuracy_of: greedy accuracy of given weights at the largest budget.
-      style_accuracy_of: the same on `styled_prompts` of a style (*steps*: on the highest level,
-        any other: on `warmup.style_level`); asked with `warmup.style` only.
+      styles: measured at the end; the last one's accuracy is that of the whole.
+      accuracy_of: greedy accuracy of given weights at the largest budget: on evaluated questions
+        (None), or on prompts that already hold the first token of a style.
 
     Returns:
       Parameters of the plain model (no budget module), fp32.
@@ -404,11 +402,12 @@ def warm_up(
         run.resume()
         try:
             if config.warmup.style is not None:
-                measured = until_style(run, style_accuracy_of)
+                measured = until_style(run, accuracy_of)
             else:
-                measured = until_accurate(run, accuracy_of)
+                whole = styles[-1] if styles else None
+                measured = until_accurate(run, lambda params: accuracy_of(params, whole))
             for style in styles[:-1]:
-                accuracy = run.measured(lambda: style_accuracy_of(run.params, style))  # noqa: B023
+                accuracy = run.measured(lambda: accuracy_of(run.params, style))  # noqa: B023
                 measured[f"{style}_accuracy"] = accuracy
             if styles:
                 measured[f"{styles[-1]}_accuracy"] = measured["accuracy"]
