@@ -1,6 +1,8 @@
 """Questions asked of a policy that stays on its device, at one or several thinking budgets."""
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +76,6 @@ class Session:
         check_grace(saved.config, self.tokenizer)
         self.vocab_size = setup.vocabulary_rows(saved.config, len(self.tokenizer))
         self.rules = make_rules(self.tokenizer, style, self.vocab_size)
-        self._opened: Decoder | None = None
 
     def ask(
         self,
@@ -98,13 +99,14 @@ class Session:
         Returns:
           Answers question by question, budget by budget, sample by sample.
         """
-        limits = self._limits(budgets)
+        most = cap(self.saved.config)
+        limits = np.array([most if budget is None else budget for budget in budgets], np.int32)
         prompts, shape = self.prompts(questions, budgets), (len(questions), len(budgets), samples)
         longest = self._longest(prompts, budgets, limits)
         question, budget, sample = (axis.ravel() for axis in np.indices(shape))
         rows = budget * len(questions) + question
         limit = limits[budget]
-        prompts, decoder = prompts.take(rows), self._decoder()
+        prompts, decoder = prompts.take(rows), self._decoder
         rollout = generate(
             decoder.params,
             prompts.padded(rounded_up(prompts.tokens.shape[1])),
@@ -116,7 +118,7 @@ class Session:
                 sampling_params(temperature, top_p),
                 decoder.phi_of,
             ),
-            Listeners(poll) if watch is None else _Live(self._text, watch).listeners(poll),
+            Listeners(poll) if watch is None else _live(self._text, watch, poll),
         )
         return [
             self._answer(rollout, row, questions[q], budgets[b], int(s))
@@ -149,11 +151,6 @@ class Session:
         index = np.tile(np.arange(len(questions)), len(budgets))
         return waiting.at(index, np.repeat(told, len(questions)), prompts.take(index))
 
-    def _limits(self, budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
-        """Most thinking tokens at each budget."""
-        most = cap(self.saved.config)
-        return np.array([most if budget is None else budget for budget in budgets], np.int32)
-
     def _longest(
         self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
     ) -> int:
@@ -170,11 +167,10 @@ class Session:
             )
         return longest
 
+    @functools.cached_property
     def _decoder(self) -> Decoder:
-        """The policy on its device; read at the first call."""
-        if self._opened is None:
-            self._opened = open_decoder(self.saved, self.vocab_size, max_thinking=1)
-        return self._opened
+        """The policy on its device."""
+        return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
     def _text(self, ids: Sequence[int]) -> str:
         return decode_ids(self.tokenizer, ids)
@@ -187,7 +183,6 @@ class Session:
         forced, answered = int(branches.forced[row, 0]), int(branches.sampled[row, 0])
         thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]].tolist()
         after = branches.tokens[row, 0, : forced + answered].tolist()
-        tags = {"opened": self.style.answer_open, "closed": self.style.answer_close}
         return Answer(
             question=question,
             budget=budget,
@@ -196,7 +191,12 @@ class Session:
             thinking_tokens=int(trunks.thinking[row]),
             forced_tokens=forced,
             answer_tokens=answered,
-            answer=answer_text(self.tokenizer, after[forced:], **tags),
+            answer=answer_text(
+                self.tokenizer,
+                after[forced:],
+                opened=self.style.answer_open,
+                closed=self.style.answer_close,
+            ),
             closed_by=CLOSE_NAMES[int(trunks.close[row])],
             finished=bool(branches.finished[row, 0]),
             tokens=(*thinking, *after),
@@ -239,30 +239,22 @@ def prompt_per_budget(
     )
 
 
-class _Live:
-    """Texts of the rows while they come; a character of several tokens waits until it is whole."""
+def _live(text: Callable[[Sequence[int]], str], watch: Watch, poll: Poll) -> Listeners:
+    """Tells the texts of rows while they come; a character waits until all its tokens are there."""
+    thoughts: dict[int, list[int]] = collections.defaultdict(list)
+    said: dict[int, list[str]] = {}
 
-    def __init__(self, text: Callable[[Sequence[int]], str], watch: Watch):
-        self._text, self._watch = text, watch
-        self._thinking: dict[int, list[int]] = {}
-        self._said: dict[int, tuple[str, str]] = {}
+    def tell(row: int, answer: Sequence[int]) -> None:
+        parts = thoughts[row], answer
+        texts = [text(ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts]
+        if said.get(row) != texts:
+            said[row] = texts
+            watch(row, *texts)
 
-    def listeners(self, poll: Poll) -> Listeners:
-        """Of `generate`."""
-        return Listeners(poll, on_tokens=self._thought, on_answer=self._answered)
+    def thought(row: int, tokens: np.ndarray) -> None:
+        thoughts[row] += tokens.tolist()
+        tell(row, [])
 
-    def _thought(self, row: int, tokens: np.ndarray) -> None:
-        """Takes the new thinking tokens of a row."""
-        ids = self._thinking.setdefault(row, [])
-        ids += map(int, tokens)
-        self._tell(row, ids, [])
-
-    def _answered(self, row: int, tokens: np.ndarray) -> None:
-        """Takes all tokens after the thinking of a row."""
-        self._tell(row, self._thinking.get(row, []), tokens.tolist())
-
-    def _tell(self, row: int, *parts: Sequence[int]) -> None:
-        thinking, answer = (self._text(ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts)
-        if self._said.get(row) != (thinking, answer):
-            self._said[row] = thinking, answer
-            self._watch(row, thinking, answer)
+    return Listeners(
+        poll, on_tokens=thought, on_answer=lambda row, tokens: tell(row, tokens.tolist())
+    )

@@ -6,9 +6,16 @@ from typing import Any
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals, stack_scores
 from bacr_jax.evaluation.metrics import anytime_weights
-from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, interval, number
+from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, measured, number
 
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
+# What differences and their intervals are called.
+_VERDICTS = ("difference", "ci95"), ("strict_difference", "strict_ci95")
+_TOKENS = (
+    ("thinking_tokens_difference", "thinking_ci95"),
+    ("total_tokens_difference", "total_ci95"),
+)
+_OVER_BUDGETS = ("mean_difference", "mean_ci95"), ("area_difference", "area_ci95")
 
 
 def check_comparable(
@@ -55,23 +62,15 @@ def check_comparable(
 
 
 def _entry(one: Graded, other: Graded) -> dict[str, Any]:
-    correct = stack_scores([one.correct.mean(1), one.strict.mean(1)])
-    theirs = stack_scores([other.correct.mean(1), other.strict.mean(1)])
-    ends, means = difference_intervals(correct, theirs), (correct - theirs).mean(0)
-    tokens = stack_scores([one.thinking.mean(1), one.total.mean(1)])
-    tokens = tokens - stack_scores([other.thinking.mean(1), other.total.mean(1)])
-    token_ends, token_means = bootstrap_intervals(tokens), tokens.mean(0)
+    verdicts = lambda of: stack_scores([of.correct.mean(1), of.strict.mean(1)])
+    mine, theirs = verdicts(one), verdicts(other)
+    used = lambda of: stack_scores([of.thinking.mean(1), of.total.mean(1)])
+    tokens = used(one) - used(other)
     return {
         "accuracy": number(one.correct.mean()),
         "other_accuracy": number(other.correct.mean()),
-        "difference": number(means[0]),
-        "ci95": interval(ends[0]),
-        "strict_difference": number(means[1]),
-        "strict_ci95": interval(ends[1]),
-        "thinking_tokens_difference": number(token_means[0]),
-        "thinking_ci95": interval(token_ends[0]),
-        "total_tokens_difference": number(token_means[1]),
-        "total_ci95": interval(token_ends[1]),
+        **measured(_VERDICTS, mine - theirs, difference_intervals(mine, theirs)),
+        **measured(_TOKENS, tokens, bootstrap_intervals(tokens)),
     }
 
 
@@ -80,14 +79,8 @@ def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str
     rates = lambda graded: stack_scores([graded[budget].correct.mean(1) for budget in budgets])
     weights = anytime_weights(budgets).T
     mine, theirs = rates(one) @ weights, rates(other) @ weights
-    ends, (mean, area) = difference_intervals(mine, theirs), (mine - theirs).mean(0)
-    return {
-        "mean_difference": number(mean),
-        "mean_ci95": interval(ends[0]),
-        "area_difference": number(area),
-        "area_ci95": interval(ends[1]),
-        "budgets": budgets,
-    }
+    ends = difference_intervals(mine, theirs)
+    return {**measured(_OVER_BUDGETS, mine - theirs, ends), "budgets": budgets}
 
 
 def _whole_traces(results: Mapping[EvalSetting, Graded]) -> dict[tuple[str, int], Graded]:
@@ -98,9 +91,7 @@ def _whole_traces(results: Mapping[EvalSetting, Graded]) -> dict[tuple[str, int]
 def compare(one: Results, other: Results) -> dict[str, Any]:
     """Differences one - other, with 95 % intervals of the paired bootstrap over problems.
 
-    Args:
-      one: samples of one policy by set and setting; traces cut early are not compared.
-      other: sets and settings that only one has are left out.
+    Sets and settings that only one has are left out, and so are traces that were cut early.
 
     Returns:
       By set: by_budget (by mode and budget), and anytime by mode over the common budgets.

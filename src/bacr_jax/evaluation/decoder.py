@@ -10,18 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_grading import LENIENT, Verdict
+from bacr_grading import LENIENT
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import (
-    CLOSE_NAMES,
-    GREEDY,
-    Asked,
-    Drawing,
-    Part,
-    Sample,
-)
+from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Drawing, Part, Sample
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.encoding import encode_text, with_ids
@@ -40,7 +33,10 @@ from bacr_jax.rollout import (
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts, Trunks
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
+
+# Fields of a `Sample` that are those of its verdict.
+_OF_THE_GRADER = ("extracted", "correct", "strict", "path", "timed_out")
 
 
 @dataclass(frozen=True)
@@ -72,17 +68,19 @@ class Decoder:
         """As `rollout.generate`, of this policy."""
         return generate(self.params, prompts, rows, key, sampler, listeners)
 
-    def traces(self, parts: Sequence[Asked], drawing: Drawing) -> list[tuple[Trunks, Branches]]:
+    def traces(
+        self, prompts: Sequence[Prompts], parts: Sequence[Part], drawing: Drawing
+    ) -> list[tuple[Trunks, Branches]]:
         """Thinking up to the budget, and an answer at each cut, for each row; on the host.
 
         All parts in one call: their rows share slots, the largest budgets first.
         """
-        first = [part.settings[0] for part in parts]
-        counts = [len(part.rows) for part in parts]
+        first = [settings[0] for _, settings in parts]
+        counts = [len(rows) for rows, _ in parts]
         limits = [self.limit(setting.budget) for setting in first]
         cuts = [
-            [limit if s.cut is None else s.cut for s in part.settings]
-            for part, limit in zip(parts, limits)
+            [limit if s.cut is None else s.cut for s in settings]
+            for (_, settings), limit in zip(parts, limits)
         ]
         each = lambda numbers: np.repeat(np.asarray(numbers, np.int32), counts, 0)
         # Programs depend on how many streams there are: a few numbers serve all evaluations.
@@ -92,11 +90,11 @@ class Decoder:
         greedy = [setting.mode == GREEDY for setting in streams]
         config, on_rows = drawing.config, drawing.on_rows
         rollout = self.generate(
-            stacked([part.prompts for part in parts]),
+            stacked(prompts),
             Rows(
                 each([setting.budget for setting in first]),
                 each(cuts),
-                ids=np.concatenate([part.rows for part in parts]),
+                ids=np.concatenate([rows for rows, _ in parts]),
                 limits=each(limits),
                 streams=each(range(len(parts))),
             ),
@@ -195,15 +193,12 @@ def declaration(
 def with_declared_budget(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
-    """Prompts with the budget in them, where the format has a place for it.
-
-    All budgets of the config give prompts of one width.
-    """
+    """Prompts with the budget in them, where the format has a place for it."""
     declared = lambda b: declaration(tokenizer, style, config, b)
     given = declared(budget)
     if not len(given):
         return prompts
-    # All budgets in one width, so that nothing is compiled for each.
+    # All budgets of the config in one width, so that nothing is compiled for each.
     longest = max(len(declared(b)) for b in (*config.budgets, budget))
     return with_ids(prompts, given).padded(prompts.tokens.shape[1] + longest)
 
@@ -228,47 +223,48 @@ def draw_samples(
       settings, then the next row's.
     """
     environment = drawing.environment
-
-    def asked(part: Part) -> Asked:
-        rows, (setting, *_) = part
-        places = chosen[rows // setting.samples]
-        prompts = questions.at(places, np.full_like(places, setting.budget))
+    places = [chosen[rows // settings[0].samples] for rows, settings in parts]
+    prompts = []
+    for (_, (setting, *_)), asked in zip(parts, places):
+        told = questions.at(asked, np.full_like(asked, setting.budget))
         if setting.budget != NO_BUDGET:
-            prompts = with_declared_budget(
-                prompts, environment.tokenizer, environment.style, drawing.config, setting.budget
+            told = with_declared_budget(
+                told, environment.tokenizer, environment.style, drawing.config, setting.budget
             )
-        return Asked(prompts, *part)
-
-    drawn = decoder.traces([asked(part) for part in parts], drawing)
+        prompts.append(told)
+    drawn = decoder.traces(prompts, parts, drawing)
     return [
-        _samples(environment, questions, chosen, part, *traces, name=name, poll=drawing.poll)
-        for part, traces in zip(parts, drawn)
+        _samples(drawing, questions, asked, part, *traces, name=name)
+        for part, asked, traces in zip(parts, places, drawn)
     ]
 
 
 def _samples(
-    environment: Environment,
+    drawing: Drawing,
     questions: Questions,
-    chosen: Int[np.ndarray, "n"],
+    places: Int[np.ndarray, "rows"],
     part: Part,
     trunks: Trunks,
     branches: Branches,
     *,
     name: str,
-    poll: Poll,
 ) -> list[Sample]:
-    """Traces of a part, graded; see `draw_samples`."""
-    rows, settings = part
-    setting, data = settings[0], questions.set
-    places = chosen[rows // setting.samples]
+    """Traces of a part, whose questions stand at `places`, graded; see `draw_samples`."""
+    environment, (rows, settings), data = drawing.environment, part, questions.set
+    setting = settings[0]
     cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
     # A cut at the budget is the end of the trace.
     early = [None if s.cut == s.budget else s.cut for s in settings]
     parts = [_cut_text(environment, trunks, branches, i, j, early[j]) for i, j in cells]
     references = [data.answers[places[i]] for i, _ in cells]
-    asked = [data.questions[places[i]] for i, _ in cells]
     texts = [thinking + answer for thinking, answer in parts]
-    verdicts = _verdicts(environment.graded_like(questions), texts, references, asked, poll)
+    verdicts = environment.graded_like(questions).grader.grade(
+        [for_grader(text, environment.style) for text in texts],
+        references,
+        mode=LENIENT,
+        poll=drawing.poll,
+        questions=[data.questions[places[i]] for i, _ in cells],
+    )
     return [
         Sample(
             set=name,
@@ -282,28 +278,11 @@ def _samples(
             # The thinking once for each trace.
             text=texts[n] if early[j] is None else parts[n][1],
             gold=references[n],
-            **_graded(verdicts[n]),
+            **{field: getattr(verdicts[n], field) for field in _OF_THE_GRADER},
             **_counted(trunks, branches, i, j, early[j]),
         )
         for n, (i, j) in enumerate(cells)
     ]
-
-
-def _verdicts(
-    environment: Environment,
-    texts: Sequence[str],
-    references: Sequence[str],
-    asked: Sequence[str],
-    poll: Poll,
-) -> list[Verdict]:
-    graded = [for_grader(text, environment.style) for text in texts]
-    return environment.grader.grade(graded, references, mode=LENIENT, poll=poll, questions=asked)
-
-
-def _graded(verdict: Verdict) -> dict[str, Any]:
-    """The fields of a `Sample` that the grader fills."""
-    names = ("extracted", "correct", "strict", "path", "timed_out")
-    return {name: getattr(verdict, name) for name in names}
 
 
 def for_grader(text: str, style: PromptFormat) -> str:

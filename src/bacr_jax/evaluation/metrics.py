@@ -15,7 +15,7 @@ from bacr_jax.evaluation.intervals import (
     ratio_interval,
     stack_scores,
 )
-from bacr_jax.evaluation.samples import Graded, interval, number
+from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET
 
 Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
@@ -233,14 +233,11 @@ def completion(graded: Graded) -> dict[str, Any]:
     """
     complete = ~graded.forced
     rates = stack_scores([complete.mean(1), graded.finished.mean(1)])
-    ends, means = rate_intervals(rates), rates.mean(0)
+    names = ("completion_rate", "completion_ci95"), ("closed_rate", "closed_ci95")
     whole, whole_ends = _accuracy_among(graded.correct, complete)
     cut, cut_ends = _accuracy_among(graded.correct, graded.forced)
     return {
-        "completion_rate": number(means[0]),
-        "completion_ci95": interval(ends[0]),
-        "closed_rate": number(means[1]),
-        "closed_ci95": interval(ends[1]),
+        **measured(names, rates, rate_intervals(rates)),
         "accuracy_if_complete": whole,
         "if_complete_ci95": whole_ends,
         "accuracy_if_cut": cut,
@@ -273,7 +270,6 @@ def adherence(graded: Graded) -> dict[str, Any]:
     excess = np.maximum(used - requested, 0)
     found |= {"over_share": number((excess > 0).mean()), "mean_excess": number(excess.mean())}
     if requested:
-        ratios = used.mean(1) / requested
-        ends = bootstrap_intervals(ratios[:, None])[0]
-        found |= {"ratio": number(ratios.mean()), "ratio_ci95": interval(ends)}
+        ratios = used.mean(1, keepdims=True) / requested
+        found |= measured([("ratio", "ratio_ci95")], ratios, bootstrap_intervals(ratios))
     return found

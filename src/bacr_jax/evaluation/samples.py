@@ -18,14 +18,7 @@ from jaxtyping import Bool, Float, Int
 from bacr_jax.config import EvalConfig
 from bacr_jax.config.derived import samples_of
 from bacr_jax.prompts.environment import Environment
-from bacr_jax.types import (
-    CLOSED_BY_BUDGET,
-    CLOSED_BY_EOS,
-    CLOSED_BY_TAG,
-    NO_BUDGET,
-    Poll,
-    Prompts,
-)
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Poll
 
 GREEDY, SAMPLED = "greedy", "sampled"
 # What results call an evaluation without a budget.
@@ -56,15 +49,14 @@ class Sample:
     """One answer to one problem, with its verdicts.
 
     Attributes:
-      id: identifier of the problem in the set.
+      id: of the problem in the set.
       budget: thinking tokens allowed, which the policy is told.
-      cut: thinking tokens kept, where the trace was cut before its budget; else None.
+      cut: as of its setting.
       sample: number of the answer, 0 .. samples - 1.
       level: of the problem, 1 .. 5; 0: unknown.
       subject: of the problem; empty: unknown.
       text: everything after the prompt: thinking, forced suffix, answer; without the thinking where
         it was cut early, since the trace as a whole has it.
-      extracted: the answer that the grader found.
       correct: lenient verdict, or score.
       strict: strict verdict, the one that rewards use; the same score.
       path: what decided the verdict.
@@ -99,7 +91,7 @@ class Sample:
 
     @property
     def key(self) -> SampleKey:
-        """What the sample answers: set, mode, budget, cut, problem, number."""
+        """What the sample answers."""
         return self.set, self.mode, self.budget, self.cut, self.id, self.sample
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +121,8 @@ def told_budgets(config: EvalConfig) -> list[int]:
 def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) -> list[EvalSetting]:
     """Settings in the order in which they are evaluated: greedy ones first, budgets rising.
 
-    `spec`: the set of data.eval that is asked, where `config.samples` is not one number.
+    Args:
+      spec: the set of data.eval that is asked, where `config.samples` is not one number.
     """
     budgets, samples = told_budgets(config), samples_of(config, spec)
     settings = [EvalSetting(GREEDY, budget, 1) for budget in budgets] if greedy else []
@@ -151,17 +144,13 @@ def dense_cuts(budget: int, every: int) -> list[int]:
 def dense_settings(
     config: EvalConfig, spec: str = "", *, greedy: bool = True
 ) -> list[list[EvalSetting]]:
-    """Settings of the dense curve, those that one trace serves together; none without one.
-
-    `spec`: as of `eval_settings`.
-    """
+    """Settings of the dense curve, those that one trace serves together; none without one."""
     if config.dense is None:
         return []
-    largest, samples = max(config.budgets), samples_of(config, spec)
-    modes = [(GREEDY, 1)] if greedy else []
-    modes += [(SAMPLED, samples)] if samples else []
+    largest = max(config.budgets)
+    told = [s for s in eval_settings(config, spec, greedy=greedy) if s.budget == largest]
     cuts = dense_cuts(largest, config.dense)
-    return [[EvalSetting(mode, largest, n, cut) for cut in cuts] for mode, n in modes]
+    return [[dataclasses.replace(setting, cut=cut) for cut in cuts] for setting in told]
 
 
 def batches(problems: int, setting: EvalSetting, most: int | None) -> list[Int[np.ndarray, "rows"]]:
@@ -247,21 +236,21 @@ def interval(ends: Float[np.ndarray, "2"]) -> list[float]:
     return [number(end) for end in ends]
 
 
-# Row numbers, and the settings of their traces: of one decoding and budget.
+def measured(
+    names: Sequence[tuple[str, str]],
+    scores: Float[np.ndarray, "n s"],
+    ends: Float[np.ndarray, "s 2"],
+) -> dict[str, Any]:
+    """Means over problems and their intervals, by the names of both for each column of scores."""
+    found: dict[str, Any] = {}
+    for (mean, its_interval), value, pair in zip(names, scores.mean(0), ends, strict=True):
+        found |= {mean: number(value), its_interval: interval(pair)}
+    return found
+
+
+# Row numbers, and what is asked of their traces: one decoding and budget; with several settings the
+# traces are cut at several places.
 Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Rows that are decoded alike.
-
-    Attributes:
-      settings: decoding and budget; with several the same traces are cut at several places.
-    """
-
-    prompts: Prompts
-    rows: Int[np.ndarray, "rows"]
-    settings: Sequence[EvalSetting]
 
 
 @dataclass(frozen=True)

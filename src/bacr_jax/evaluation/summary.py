@@ -15,11 +15,25 @@ from bacr_jax.evaluation.metrics import (
     majority_at_k,
     pass_at_k,
 )
-from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Graded, budget_key, interval, number
+from bacr_jax.evaluation.samples import (
+    SAMPLED,
+    EvalSetting,
+    Graded,
+    budget_key,
+    interval,
+    measured,
+    number,
+)
 from bacr_jax.questions.question_set import QuestionSet
 
 # {mode: curve}, as `dense_curve` gives it.
 Dense = dict[str, dict[str, Any]]
+# {mode: {budget: entry}}; what tables and pictures read.
+Summary = dict[str, dict[str, dict[str, Any]]]
+# What means and their intervals are called.
+_VERDICTS = ("accuracy", "ci95"), ("strict_accuracy", "strict_ci95")
+_TOKENS = ("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95")
+_OVER_BUDGETS = ("mean", "mean_ci95"), ("area", "area_ci95")
 
 
 def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
@@ -29,9 +43,8 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
       by_cut: their samples by thinking tokens kept; the largest is the budget that was told.
 
     Returns:
-      told; curve, by cut: accuracy with its interval, strict accuracy, mean tokens, completion_rate
-      (traces that ended by themselves by then), forced_share, problems and samples; mean and area
-      of the accuracy over the cuts with their intervals, as `summary.anytime` has them.
+      told; curve, by cut: what `entry_of` says without votes, completion_rate being of traces that
+      ended by themselves by then; mean and area as of `anytime`, over the cuts.
     """
     cuts = sorted(by_cut)
     cells = [by_cut[cut] for cut in cuts]
@@ -63,15 +76,8 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
     return {
         "told": cuts[-1],
         "curve": curve,
-        "mean": number(over[:, 0].mean()),
-        "mean_ci95": interval(ends[count]),
-        "area": number(over[:, 1].mean()),
-        "area_ci95": interval(ends[count + 1]),
+        **measured(_OVER_BUDGETS, over, ends[count:]),
     }
-
-
-# {mode: {budget: entry}}; what tables and pictures read.
-Summary = dict[str, dict[str, dict[str, Any]]]
 
 
 def numbers_of_samples(samples: int) -> list[int]:
@@ -94,14 +100,10 @@ def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
     }
 
 
-def _by_level(graded: Graded) -> dict[str, Any]:
-    known = sorted(set(graded.levels.tolist()) - {0})
-    return {str(level): _slice(graded, graded.levels == level) for level in known}
-
-
-def _by_subject(graded: Graded) -> dict[str, Any]:
-    names = np.array(graded.subjects)
-    return {name: _slice(graded, names == name) for name in sorted(set(graded.subjects) - {""})}
+def _slices(graded: Graded, labels: np.ndarray, unknown: int | str) -> dict[str, Any]:
+    """`_slice` of the problems of each label that is known."""
+    known = [label for label in np.unique(labels).tolist() if label != unknown]
+    return {str(label): _slice(graded, labels == label) for label in known}
 
 
 def _rates(graded: Graded, grader: Any, ks: Sequence[int]) -> Float[np.ndarray, "n s"]:
@@ -133,22 +135,16 @@ def entry_of(
     """
     ks = numbers_of_samples(graded.samples)
     rates = _rates(graded, grader, ks)  # one set of resamples serves all of them
-    ends, means = rate_intervals(rates), rates.mean(0)
+    ends = rate_intervals(rates)
     tokens = stack_scores([graded.thinking.mean(1), graded.total.mean(1)])
-    token_ends, (thinking, total) = bootstrap_intervals(tokens), tokens.mean(0)
-    value = lambda i: {"value": number(means[i]), "ci95": interval(ends[i])}
+    thinking, total = tokens.mean(0)
+    value = lambda i: measured([("value", "ci95")], rates[:, [i]], ends[[i]])
     entry = {
-        "accuracy": number(means[0]),
-        "ci95": interval(ends[0]),
-        "strict_accuracy": number(means[1]),
-        "strict_ci95": interval(ends[1]),
+        **measured(_VERDICTS, rates[:, :2], ends[:2]),
         "disagreement": number((graded.correct != graded.strict).mean()),
-        "mean_thinking_tokens": number(thinking),
-        "thinking_ci95": interval(token_ends[0]),
+        **measured(_TOKENS, tokens, bootstrap_intervals(tokens)),
         "mean_forced_tokens": number(graded.forced_tokens.mean()),
         "mean_answer_tokens": number(graded.answered.mean()),
-        "mean_total_tokens": number(total),
-        "total_ci95": interval(token_ends[1]),
         "forced_share": number(graded.forced.mean()),
         "no_answer_share": number(np.mean([one is None for row in graded.answers for one in row])),
         **completion(graded),
@@ -157,8 +153,8 @@ def entry_of(
         "problems": len(graded.ids),
         "samples": graded.samples,
         "pass_at": {str(k): value(2 + i) for i, k in enumerate(ks)},
-        "levels": _by_level(graded),
-        "subjects": _by_subject(graded),
+        "levels": _slices(graded, graded.levels, 0),
+        "subjects": _slices(graded, np.array(graded.subjects), ""),
         "paths": graded.paths,
     }
     if duplicates is not None and duplicates.any() and not duplicates.all():
@@ -182,21 +178,11 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
     Args:
       by_budget: samples by budget, of the same problems; 0 and no budget have no place on the
         scale and are left out.
-
-    Returns:
-      mean and area with their intervals, and the budgets.
     """
     budgets = sorted(budget for budget in by_budget if budget > 0)
     rates = stack_scores([by_budget[budget].correct.mean(1) for budget in budgets])
     scores = rates @ anytime_weights(budgets).T
-    ends, (mean, area) = rate_intervals(scores), scores.mean(0)
-    return {
-        "mean": number(mean),
-        "mean_ci95": interval(ends[0]),
-        "area": number(area),
-        "area_ci95": interval(ends[1]),
-        "budgets": budgets,
-    }
+    return {**measured(_OVER_BUDGETS, scores, rate_intervals(scores)), "budgets": budgets}
 
 
 def self_consistency(
@@ -227,14 +213,6 @@ def self_consistency(
     return votes
 
 
-def _dense(results: Mapping[EvalSetting, Graded]) -> Dense:
-    by_mode: dict[str, dict[int, Graded]] = {}
-    for setting, one in results.items():
-        if setting.cut is not None:
-            by_mode.setdefault(setting.mode, {})[setting.cut] = one
-    return {mode: dense_curve(by_cut) for mode, by_cut in by_mode.items()}
-
-
 def summarise(
     results: Mapping[EvalSetting, Graded],
     grader: Any,
@@ -257,7 +235,12 @@ def summarise(
     if problems is not None and problems.compared_with:
         duplicates = problems.duplicates
         near = {"count": int(duplicates.sum()), "of": problems.compared_with}
-    told = {setting: one for setting, one in results.items() if setting.cut is None}
+    told, by_cut = dict[EvalSetting, Graded](), dict[str, dict[int, Graded]]()
+    for setting, one in results.items():
+        if setting.cut is None:
+            told[setting] = one
+        else:
+            by_cut.setdefault(setting.mode, {})[setting.cut] = one
     entries = {setting: entry_of(one, grader, duplicates) for setting, one in told.items()}
     chosen = sorted({setting.budget for setting in told}) if budgets is None else list(budgets)
     by_budget: Summary = {}
@@ -275,7 +258,7 @@ def summarise(
             for mode in by_budget
             if any(budget > 0 for budget in chosen)
         },
-        "dense": _dense(results),
+        "dense": {mode: dense_curve(cells) for mode, cells in by_cut.items()},
         "self_consistency": self_consistency(
             {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED},
             [budget for budget in chosen if budget > 0],
