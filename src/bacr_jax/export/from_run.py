@@ -94,7 +94,13 @@ def export(
     """
     writing.check_free(out)
     config = read_config(run)
-    _check(config, merge_told_words, adapter)
+    if merge_told_words and config.conditioning.told != "words":
+        raise UserError(
+            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
+            ", which a chat template can't do; leave it out"
+        )
+    if adapter == "peft" and config.adapter.rank is None:
+        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
     number = choose_step(run, step)
     params = read_params(run, number, base=base)
     if base is None and config.model.path is not None:
@@ -146,19 +152,7 @@ def write_params(
 def layout(params: Params, about: Exported, dtype: str) -> list[policy_folder.Typed]:
     """Tensors of the folder that `write_params` would write, in their order, with their types."""
     shape, module = _shape(about.config, about.base, params), _module(about.config, params)
-    plain, own = policy_folder.layout(shape, policy_folder.STORED[dtype], module)
-    return [*plain, *own]
-
-
-def _check(config: Config, merge_told_words: bool, adapter: Literal["merged", "peft"]) -> None:
-    """Refuses what the run's policy can't be exported as."""
-    if merge_told_words and config.conditioning.told != "words":
-        raise UserError(
-            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
-            ", which a chat template can't do; leave it out"
-        )
-    if adapter == "peft" and config.adapter.rank is None:
-        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
+    return policy_folder.layout(shape, policy_folder.STORED[dtype], module)
 
 
 def trained_style(config: Config) -> PromptFormat:

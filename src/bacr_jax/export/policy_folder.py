@@ -65,31 +65,17 @@ class Explained:
     held: bool = True
 
 
-def _holds(params: Params, entries: list[Entry], dtype: str) -> bool:
-    """Whether a type stores every value exactly."""
-    return all(
-        np.array_equal(fetch(params, entry, dtype).astype(np.float32), fetch(params, entry, "F32"))
+def _type_of_source(params: Params, entries: list[Entry], source: Path | None) -> str:
+    """The one float type of a folder's weights, if it stores every value exactly; else float32."""
+    kinds = set() if source is None else set(archives.open_archive(source).dtypes.values())
+    if len(kinds) != 1 or not kinds <= set(archives.FLOATS):
+        return "F32"
+    (kind,) = kinds
+    exact = kind == "F32" or all(
+        np.array_equal(fetch(params, entry, kind).astype(np.float32), fetch(params, entry, "F32"))
         for entry in entries
     )
-
-
-def _source_dtype(source: Path | None) -> str:
-    """The type a folder's weights are stored in; float32 if mixed or if there is no folder."""
-    if source is None:
-        return "F32"
-    stored = set(archives.open_archive(source).dtypes.values())
-    return stored.pop() if len(stored) == 1 and stored <= set(archives.FLOATS) else "F32"
-
-
-def _choose_dtype(
-    wanted: str | None, params: Params, entries: list[Entry], source: Path | None
-) -> str:
-    if wanted is not None:
-        if wanted not in STORED:
-            raise UserError(f"dtype: found {wanted!r}; write one of {', '.join(STORED)}")
-        return STORED[wanted]
-    stored = _source_dtype(source)
-    return stored if stored == "F32" or _holds(params, entries, stored) else "F32"
+    return kind if exact else "F32"
 
 
 def save_policy(
@@ -132,12 +118,17 @@ def save_policy(
         words, tokenizer = Path(tokenizer), None
     if words is not None:
         vocabulary.check_fits(words, config.vocab_size)
-    stored = _choose_dtype(dtype, params, names.backbone(config), source)
+    if dtype is None:
+        stored = _type_of_source(params, names.backbone(config), source)
+    elif dtype in STORED:
+        stored = STORED[dtype]
+    else:
+        raise UserError(f"dtype: found {dtype!r}; write one of {', '.join(STORED)}")
     described = _describe(config, stored, budget, source, tokenizer)
     if explained is not None:
         described[hf_config.THINKING] = explained.thinking
     with complete_or_absent(out) as folder:
-        _write_weights(folder, params, *layout(config, stored, module), max_shard_bytes)
+        _write_weights(folder, params, layout(config, stored, module), max_shard_bytes)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         for home, files in ((source, vocabulary.GENERATION), (words, vocabulary.TOKENIZER)):
             if home is not None:
@@ -192,27 +183,23 @@ def _describe(
     return described
 
 
-def layout(
-    config: Qwen2Config, dtype: str, module: BudgetModule | None
-) -> tuple[list[Typed], list[Typed]]:
-    """Tensors of a folder, each with its type: those of the plain model, of a budget module."""
-    own: list[Entry] = []
-    if module is not None:
-        per_layer = module.conditioning.sharing == "per_layer"
-        own = names.budget_module(config, per_layer=per_layer)
-    return [(entry, dtype) for entry in names.backbone(config)], [(entry, "F32") for entry in own]
+def layout(config: Qwen2Config, dtype: str, module: BudgetModule | None) -> list[Typed]:
+    """Tensors of a folder, each with its type: those of the plain model, then a budget module's."""
+    plain = [(entry, dtype) for entry in names.backbone(config)]
+    if module is None:
+        return plain
+    per_layer = module.conditioning.sharing == "per_layer"
+    return plain + [(entry, "F32") for entry in names.budget_module(config, per_layer=per_layer)]
 
 
-def _write_weights(
-    folder: Path, params: Params, plain: list[Typed], own: list[Typed], max_shard_bytes: int
-) -> None:
-    def tensors(some: list[Typed]) -> list[Stored]:
-        return [
-            Stored(entry.name, entry.shape, dtype, functools.partial(fetch, params, entry, dtype))
-            for entry, dtype in some
-        ]
-
-    shards = archives.into_shards(tensors(plain), max_bytes=max_shard_bytes)
+def _write_weights(folder: Path, params: Params, typed: list[Typed], max_shard_bytes: int) -> None:
+    tensors = [
+        Stored(entry.name, entry.shape, dtype, functools.partial(fetch, params, entry, dtype))
+        for entry, dtype in typed
+    ]
+    own = [tensor for tensor in tensors if tensor.name.startswith("budget.")]
+    plain = tensors[: len(tensors) - len(own)]
+    shards = archives.into_shards(plain, max_bytes=max_shard_bytes)
     if not own and len(shards) == 1:
         archives.write_file(folder / archives.SINGLE, shards[0])
         return
@@ -220,7 +207,7 @@ def _write_weights(
     count = len(shards)
     files = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": s for i, s in enumerate(shards)}
     if own:
-        files[BUDGET_FILE] = tensors(own)
+        files[BUDGET_FILE] = own
     for name, shard in files.items():
         archives.write_file(folder / name, shard)
     index = {
