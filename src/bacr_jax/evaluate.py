@@ -294,12 +294,11 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
       run's own can't be read, which is no reason to evaluate nothing.
     """
     from bacr_jax.prompts.environment import load_training_texts
+    from bacr_jax.questions.loaders import is_made
 
     if arguments.train is not None:
         return load_training_texts(arguments.train, config), ""
     own = config.data.train
-    from bacr_jax.questions.loaders import is_made
-
     if arguments.run is None or is_made(own) or arguments.split == "train":
         return None, ""
     try:
@@ -360,19 +359,7 @@ def main(argv: Sequence[str] | None) -> int:
     """Entry point: 0 when evaluated, 2 when the input can't be used, 75 when a signal came."""
     quieten_orbax()
     arguments = parse(argv)
-    try:
-        return _evaluate(arguments)
-    except OutOfMemory as error:
-        # Slots are part of what the samples depend on, so that the folder is another one.
-        fewer = max(arguments.slots // 2, 1)
-        return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    """`evaluate`, until it ends or a signal comes."""
+    # Imports JAX, which --help does not need.
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     try:
@@ -381,6 +368,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     except Preempted as signal:
         print(f"{signal}: stopped; the same command continues", file=sys.stderr)
         return EXIT_CODE
+    except OutOfMemory as error:
+        # Slots are part of what the samples depend on, so that the folder is another one.
+        fewer = max(arguments.slots // 2, 1)
+        return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -19,12 +19,6 @@ def _cells(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             yield mode, budget_name(budget), budgets[budget]
 
 
-def _rate(entry: Mapping[str, Any], name: str, ends: str) -> str:
-    if entry[name] is None:
-        return NONE
-    return accuracy_text({"accuracy": entry[name], "ci95": entry[ends]})
-
-
 def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
     return [f"{entry[f'mean_{kind}_tokens']:,.1f}" for kind in ("thinking", "total")]
 
@@ -41,7 +35,7 @@ def completion(name: str, summary: Summary) -> Table:
         f"{name}: completion, and accuracy given completion",
         ["decoding", "budget", "complete", "answer closed", "right if complete", "right if cut"],
         [
-            [mode, budget, *(_rate(entry, *column) for column in columns)]
+            [mode, budget, *(accuracy_text(entry, *column) for column in columns)]
             for mode, budget, entry in _cells(summary)
         ],
         caption="in % [95 % interval]; complete: the thinking ended by itself within the budget; "
@@ -76,11 +70,6 @@ def adherence(name: str, summary: Summary) -> Table:
     )
 
 
-def has_completion(summary: Summary) -> bool:
-    """Whether these numbers are there; evaluations of older versions lack them."""
-    return all("adherence" in entry for budgets in summary.values() for entry in budgets.values())
-
-
 LABEL = "one trace told {told:,} tokens, cut early"
 
 
@@ -93,7 +82,7 @@ def dense_table(name: str, dense: Dense, told: Summary) -> Table:
             accuracies = [accuracy_text(entry), NONE if own is None else accuracy_text(own)]
             complete = _percent(entry["completion_rate"])
             rows.append([mode, f"{int(cut):,}", *accuracies, complete, *_think_and_total(entry)])
-        rows.append([mode, "area", _rate(found, "area", "area_ci95"), *[NONE] * 4])
+        rows.append([mode, "area", accuracy_text(found, "area", "area_ci95"), *[NONE] * 4])
     label = LABEL.format(told=max(found["told"] for found in dense.values()))
     return Table(
         f"{name}: dense curve, {label}",
@@ -122,19 +111,19 @@ def _points(value: float, low: float, high: float) -> str:
 
 def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
     rate = entry.get(family, {}).get(str(k))
-    return NONE if rate is None else _rate(rate, "value", "ci95")
-
-
-def _near(result: Mapping[str, Any]) -> str:
-    """How many problems are near-duplicates of training questions, if that was looked for."""
-    near = result["near_duplicates"]
-    if near is None:
-        return ""
-    return f"near-duplicates of training questions ({near['of']}): {near['count']:,}"
+    return NONE if rate is None else accuracy_text(rate, "value", "ci95")
 
 
 def _budgets(name: str, result: Mapping[str, Any]) -> Table:
-    modes = result["by_budget"]
+    modes, near = result["by_budget"], result["near_duplicates"]
+    caption = (
+        "accuracy in % [95 % interval]; verdicts that differ between lenient and strict, and "
+        "thinking cut by the budget, in %; mean tokens of thinking and in total"
+    )
+    if near is not None:
+        caption += f"; near-duplicates of training questions ({near['of']}): {near['count']:,}"
+    if result["note"]:
+        caption += f"; {result['note']}"
     most = max(entry["samples"] for budgets in modes.values() for entry in budgets.values())
     voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
     rows = []
@@ -148,9 +137,7 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
         f"{name}: {result['problems']:,} problems",
         ["decoding", "budget", "accuracy", "strict", "differ", *voting, "think", "total", "forced"],
         rows,
-        caption="accuracy in % [95 % interval]; verdicts that differ between lenient and strict, "
-        "and thinking cut by the budget, in %; mean tokens of thinking and in total"
-        + "".join(f"; {part}" for part in (_near(result), result["note"]) if part),
+        caption=caption,
     )
 
 
@@ -175,7 +162,7 @@ def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
 
 def _anytime(name: str, result: Mapping[str, Any]) -> Table:
     rows = [
-        [mode, _rate(rates, "mean", "mean_ci95"), _rate(rates, "area", "area_ci95")]
+        [mode, accuracy_text(rates, "mean", "mean_ci95"), accuracy_text(rates, "area", "area_ci95")]
         for mode, rates in result["anytime"].items()
     ]
     return Table(f"{name}: anytime accuracy", ["decoding", "mean over budgets", "area"], rows)
@@ -187,7 +174,10 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
         for way, budgets in ways.items():
             for budget, entry in budgets.items():
                 vote = [f"maj@{k}", way.replace("_", " "), f"{int(budget):,}"]
-                each, right = f"{k} x {entry['budget_each']:,}", _rate(entry, "value", "ci95")
+                each, right = (
+                    f"{k} x {entry['budget_each']:,}",
+                    accuracy_text(entry, "value", "ci95"),
+                )
                 rows.append([*vote, each, right, *_think_and_total(entry)])
     return Table(
         f"{name}: Self-Consistency",

@@ -29,7 +29,7 @@ def renderer(*folders: Path) -> Callable[..., Markup]:
     return lambda name, **values: Markup(environment.get_template(name).render(**values))
 
 
-render = renderer(_HERE / "templates")
+render = renderer()
 
 
 def security(style: str, script: str = "") -> dict[str, Any]:

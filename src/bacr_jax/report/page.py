@@ -1,6 +1,7 @@
 """report.html of a run, or of several beside each other: one file with everything in it."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +25,7 @@ from bacr_jax.report.evaluation_charts import (
     over_steps,
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
-from bacr_jax.report.run_data import RunData, labels_of, read_run
+from bacr_jax.report.run_data import RunData, entries, labels_of, read_run
 from bacr_jax.report.table import (
     NONE,
     Table,
@@ -134,7 +135,7 @@ def _table(table: Table, style: str | None = None) -> Part:
 
 
 def _charts(charts: Sequence[Chart | Bars]) -> list[Part]:
-    return [{"charts": svg.figures(charts)}] if charts else []
+    return [{"charts": list(map(svg.figure, charts))}] if charts else []
 
 
 def _facts_table(runs: Sequence[RunData]) -> Part:
@@ -181,7 +182,7 @@ def _evaluations(run: RunData) -> list[Part]:
 def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     """What is compared on a set: a run before and after, or the last of each of several runs."""
     if len(runs) == 1:
-        return figures.first_and_last(runs[0].evaluations, name, runs[0].method)
+        return figures.first_and_last(runs[0], name)
     # A run without it keeps its place, and so its colour.
     found: dict[str, Summary] = {run.label: run.last(name) or {} for run in runs}
     starts = [records[0] for run in runs if (records := run.of_set(name))]
@@ -221,7 +222,8 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
 def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[Table]:
     """Tables of a run's last evaluation of a set."""
     tables = []
-    if evaluation.has_completion(last):
+    # Evaluations of older versions lack it.
+    if all("adherence" in entry for entry in entries(last)):
         tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
     dense = [record["dense"].get(name) for record in run.evaluations if "dense" in record]
     if dense and dense[-1]:
@@ -252,11 +254,6 @@ def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
     return [{"note": text}] if differ else []
 
 
-def _config(run: RunData) -> list[Part]:
-    path = run.paths.config
-    return [{"note": path.name, "settings": path.read_text(encoding="utf-8")}]
-
-
 def page(runs: Sequence[RunData]) -> str:
     """The HTML of one run, or of several beside each other."""
     traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
@@ -269,14 +266,15 @@ def page(runs: Sequence[RunData]) -> str:
         training += training_charts(runs[0].metrics) + budget_charts(runs[0].metrics)
     if any(run.metrics for run in runs):
         training += machinery_charts(runs, traces)
-    sampled = traces_section(shown)
+    sampled, settings = traces_section(shown), runs[0].paths.config
+    config = {"note": settings.name, "settings": settings.read_text(encoding="utf-8")}
     sections: dict[str, list[Part]] = {
         "Overview": _overview(runs, titles),
         "Accuracy": [part for name, t in titles.items() for part in _accuracy(runs, name, t)],
         "Training": [*(_rewards_note(runs) if several and training else []), *_charts(training)],
         "Evaluations": [part for run in runs for part in _evaluations(run)],
         "Traces": [{"html": sampled}] if sampled else [],
-        "Config": [] if several else _config(runs[0]),
+        "Config": [] if several else [config],
     }
     there = [(name, parts) for name, parts in sections.items() if parts]
     return render("report.html", title=title, sections=there, **security(STYLE, SCRIPT))
@@ -285,18 +283,24 @@ def page(runs: Sequence[RunData]) -> str:
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Writes the report of a run, and its pictures into its folder."""
     path = _target(RunPaths(folder).report, out)
-    run = _read([folder], [None])[0]
-    _or_refused(folder, figures.draw_run, folder, run.method)
-    write_atomically(path, _made([folder], [run]))
+    with _refused(folder):
+        run = read_run(folder)
+        figures.draw_run(run)
+        text = page([run])
+    write_atomically(path, text)
     return path
 
 
 def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path | None) -> Path:
     """Writes one page of several runs."""
-    names = labels_of(list(folders), list(labels))
-    runs = _read(folders, names)
+    runs = []
+    for folder, label in zip(folders, labels_of(list(folders), list(labels))):
+        with _refused(folder):
+            runs.append(read_run(folder, label))
     path = _target(folders[0] / COMPARISON, out)
-    write_atomically(path, _made(folders, runs))
+    with _refused(*folders):
+        text = page(runs)
+    write_atomically(path, text)
     return path
 
 
@@ -314,25 +318,18 @@ def _target(default: Path, out: Path | None) -> Path:
     return path
 
 
-def _read(folders: Sequence[Path], labels: Sequence[str | None]) -> list[RunData]:
-    return [_or_refused(folder, read_run, folder, label) for folder, label in zip(folders, labels)]
-
-
-def _made(folders: Sequence[Path], runs: Sequence[RunData]) -> str:
-    where = folders[0] if len(folders) == 1 else ", ".join(map(str, folders))
-    return _or_refused(where, page, runs)
-
-
-def _or_refused(where: Any, make: Any, *args: Any) -> Any:
-    """What was made, or a line that says that a folder holds something else than a run writes."""
+@contextlib.contextmanager
+def _refused(*folders: Path) -> Iterator[None]:
+    """A line that says that folders hold something else than a run writes."""
     try:
-        return make(*args)
+        yield
+    # It is a ValueError too.
+    except UserError:
+        raise
     except _ODD as error:
-        if isinstance(error, UserError):
-            raise
         paths = RunPaths(Path())
         names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
         raise UserError(
-            f"{where}: {names} hold something else than a run writes "
+            f"{', '.join(map(str, folders))}: {names} hold something else than a run writes "
             f"({type(error).__name__}: {error}); copy them again"
         ) from None

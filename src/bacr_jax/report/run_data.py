@@ -134,17 +134,13 @@ def labels_of(folders: list[Path], given: list[str]) -> list[str]:
             "--run, in their order, or none"
         )
     labels = given
-    for depth in range(1, max(map(_depth, folders)) + 1):
+    for depth in range(1, max(len(folder.absolute().parts) for folder in folders) + 1):
         labels = given or ["/".join(f.absolute().parts[-depth:]) for f in folders]
         if len(set(labels)) == len(labels):
             return labels
     twice = next(label for label in labels if labels.count(label) > 1)
     what = "--label" if given else "--run"
     raise UserError(f"{what} {twice}: stands there twice; write another for each run")
-
-
-def _depth(folder: Path) -> int:
-    return len(folder.absolute().parts)
 
 
 def entries(summary: Summary) -> Iterator[dict[str, Any]]:

@@ -25,11 +25,6 @@ def figure(chart: Chart | Bars) -> Markup:
     return _bars(chart) if isinstance(chart, Bars) else _chart(chart)
 
 
-def figures(charts: Sequence[Chart | Bars]) -> list[Markup]:
-    """`figure` of each."""
-    return list(map(figure, charts))
-
-
 @dataclass(frozen=True)
 class _Frame:
     """From values to places of the drawing."""

@@ -237,15 +237,12 @@ def budget_name(budget: str) -> str:
     return budget if budget == UNLIMITED else f"{int(budget):,}"
 
 
-def accuracy_text(entry: Mapping[str, Any]) -> str:
-    """`67.0 [62.8, 71.0]`: accuracy in percent with its 95 % interval."""
-    low, high = entry["ci95"]
-    return f"{100 * entry['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def tokens_text(entry: Mapping[str, Any]) -> str:
-    """`1,234.5 tok`: mean thinking tokens."""
-    return f"{entry['mean_thinking_tokens']:,.1f} tok"
+def accuracy_text(entry: Mapping[str, Any], name: str = "accuracy", ends: str = "ci95") -> str:
+    """`67.0 [62.8, 71.0]`: a rate in percent with its 95 % interval; a dash where it is null."""
+    if entry[name] is None:
+        return NONE
+    low, high = entry[ends]
+    return f"{100 * entry[name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def in_one_line(summary: Summary) -> str:
@@ -342,7 +339,7 @@ def comparison(
         if entry is None:
             return Text(NONE)
         accuracy = (accuracy_text(entry), _style(entry, first))
-        return Text.assemble(accuracy, between, tokens_text(entry))
+        return Text.assemble(accuracy, between, f"{entry['mean_thinking_tokens']:,.1f} tok")
 
     return Table(
         title,
