@@ -66,24 +66,20 @@ class Asking:
 
     def check(self, dash: str = "--") -> None:
         """Refuses what no answer can be drawn with."""
-        for fault in self._faults(dash):
-            raise UserError(fault)
-
-    def _faults(self, dash: str) -> Iterator[str]:
         if not 0 <= self.temperature < float("inf"):
-            yield (
+            raise UserError(
                 f"{dash}temperature {self.temperature}: write 0 (the most likely tokens) or a "
                 "number above"
             )
         if not 0 < self.top_p <= 1:
-            yield f"{dash}top-p {self.top_p}: write a number above 0, up to 1"
+            raise UserError(f"{dash}top-p {self.top_p}: write a number above 0, up to 1")
         if self.top_p < 1 and self.temperature == 0:
-            yield (
+            raise UserError(
                 f"{dash}top-p {self.top_p}: is not read, since {dash}temperature 0 takes the most "
                 f"likely token; write {dash}temperature 0.6, or leave {dash}top-p out"
             )
         if not 0 <= self.seed < 2**32:
-            yield f"{dash}seed {self.seed}: write a number from 0 to 4294967295"
+            raise UserError(f"{dash}seed {self.seed}: write a number from 0 to 4294967295")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

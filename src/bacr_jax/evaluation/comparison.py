@@ -74,18 +74,12 @@ def _entry(one: Graded, other: Graded) -> dict[str, Any]:
     }
 
 
-def _anytime(one: Mapping[int, Graded], other: Mapping[int, Graded]) -> dict[str, Any]:
-    budgets = sorted(budget for budget in one if budget > 0)
-    rates = lambda graded: stack_scores([graded[budget].correct.mean(1) for budget in budgets])
-    weights = anytime_weights(budgets).T
-    mine, theirs = rates(one) @ weights, rates(other) @ weights
+def _anytime(pairs: Mapping[int, tuple[Graded, Graded]]) -> dict[str, Any]:
+    budgets = sorted(budget for budget in pairs if budget > 0)
+    rates = lambda of: stack_scores([pairs[budget][of].correct.mean(1) for budget in budgets])
+    mine, theirs = (rates(of) @ anytime_weights(budgets).T for of in (0, 1))
     ends = difference_intervals(mine, theirs)
     return {**measured(_OVER_BUDGETS, mine - theirs, ends), "budgets": budgets}
-
-
-def _whole_traces(results: Mapping[EvalSetting, Graded]) -> dict[tuple[str, int], Graded]:
-    """Samples whose traces were not cut early, by decoding and budget."""
-    return {(s.mode, s.budget): graded for s, graded in results.items() if s.cut is None}
 
 
 def compare(one: Results, other: Results) -> dict[str, Any]:
@@ -98,24 +92,24 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     """
     differences: dict[str, Any] = {}
     for name in one:
-        if name not in other:
-            continue
-        mine, theirs = _whole_traces(one[name]), _whole_traces(other[name])
-        shared = [key for key in mine if key in theirs]
-        by_budget: dict[str, dict[str, Any]] = {}
-        for mode, budget in shared:
-            a, b = mine[mode, budget], theirs[mode, budget]
-            if a.ids != b.ids:
-                raise UserError(f"{name}: the two evaluations are of other problems")
-            by_budget.setdefault(mode, {})[budget_key(budget)] = _entry(a, b)
-        over = {
-            mode: _anytime(
-                {b: mine[m, b] for m, b in shared if m == mode},
-                {b: theirs[m, b] for m, b in shared if m == mode},
-            )
-            for mode in by_budget
-            if any(m == mode and b > 0 for m, b in shared)
-        }
-        if by_budget:
-            differences[name] = {"by_budget": by_budget, "anytime": over}
+        theirs = {(s.mode, s.budget): b for s, b in other.get(name, {}).items() if s.cut is None}
+        pairs: dict[str, dict[int, tuple[Graded, Graded]]] = {}
+        for setting, a in one[name].items():
+            b = theirs.get((setting.mode, setting.budget))
+            if setting.cut is None and b is not None:
+                if a.ids != b.ids:
+                    raise UserError(f"{name}: the two evaluations are of other problems")
+                pairs.setdefault(setting.mode, {})[setting.budget] = a, b
+        if pairs:
+            differences[name] = {
+                "by_budget": {
+                    mode: {budget_key(budget): _entry(*both) for budget, both in of_mode.items()}
+                    for mode, of_mode in pairs.items()
+                },
+                "anytime": {
+                    mode: _anytime(of_mode)
+                    for mode, of_mode in pairs.items()
+                    if any(budget > 0 for budget in of_mode)
+                },
+            }
     return differences

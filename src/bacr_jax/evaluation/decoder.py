@@ -53,10 +53,6 @@ class Decoder:
     phi_of: Callable[[jax.Array], jax.Array] | None
     cap: int
 
-    def limit(self, budget: int) -> int:
-        """Most thinking tokens under a budget, or without one."""
-        return self.cap if budget == NO_BUDGET else budget
-
     def generate(
         self,
         prompts: Prompts,
@@ -77,7 +73,7 @@ class Decoder:
         """
         first = [settings[0] for _, settings in parts]
         counts = [len(rows) for rows, _ in parts]
-        limits = [self.limit(setting.budget) for setting in first]
+        limits = [self.cap if s.budget == NO_BUDGET else s.budget for s in first]
         cuts = [
             [limit if s.cut is None else s.cut for s in settings]
             for (_, settings), limit in zip(parts, limits)

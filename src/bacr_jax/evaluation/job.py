@@ -72,7 +72,7 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
       path: JSONL file; a line {"id", "avg", "samples"} per problem.
 
     Returns:
-      Number of problems in each difficulty group, the easiest first.
+      Number of problems in each of `GROUPS`.
     """
     rates = graded.correct.mean(1)
     lines = [
@@ -135,12 +135,9 @@ def _digest(value: Any) -> str:
 
 def _describe(questions: Questions, places: np.ndarray) -> dict[str, Any]:
     """What makes the problems of a set these and no others."""
-    data = questions.set.take(places)
-    prompts = questions.take(places)
-    rows = [
-        np.asarray(tokens)[:length].tolist()
-        for tokens, length in zip(prompts.tokens, np.asarray(prompts.lengths))
-    ]
+    data, prompts = questions.set.take(places), questions.take(places)
+    tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
+    rows = [row[:length].tolist() for row, length in zip(tokens, lengths)]
     return {
         "problems": len(data),
         "questions": _digest([data.ids, data.questions, data.answers]),
@@ -154,8 +151,9 @@ def _decoding(
     settings: Sequence[EvalSetting],
     problems: int,
     modes: Mapping[str, list[int]],
+    engine: Engine | None,
 ) -> dict[str, Any]:
-    """What samples depend on beside policy and problems."""
+    """What samples depend on beside policy and problems; what is not asked for has no entry."""
     rows = problems * max(setting.samples for setting in settings)
     slots = min(config.rollout.slots or rows, rows)
     decoding: dict[str, Any] = {
@@ -172,20 +170,16 @@ def _decoding(
         "compute_dtype": config.model.compute_dtype,
         "attention": config.model.attention,
     }
-    if config.eval.dense is not None:
-        decoding["every"] = config.eval.dense
-    if config.eval.no_budget:
-        decoding["cap"] = cap(config)
-    if config.data.closing_text is not None:
-        decoding["closing_text"] = config.data.closing_text
-    if config.budget.grace:
-        decoding["grace"] = config.budget.grace
-    if style.budget_close:
-        decoding["budget_tag"] = config.eval.budget_tag
-    words = budget_words(config, style)
-    if words:
-        decoding["budget_words"] = words
-    return decoding
+    asked = {
+        "every": config.eval.dense,
+        "cap": cap(config) if config.eval.no_budget else None,
+        "closing_text": config.data.closing_text,
+        "grace": config.budget.grace or None,
+        "budget_tag": config.eval.budget_tag if style.budget_close else None,
+        "budget_words": budget_words(config, style) or None,
+        "engine": None if engine is None else engine.name,
+    }
+    return decoding | {name: value for name, value in asked.items() if value is not None}
 
 
 def prepare(
@@ -230,9 +224,7 @@ def prepare(
         there = read_settings(folder)
         comparison.check_comparable(described, there, modes, where, grader=grader.get("grader"))
         read_samples(folder)
-    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes)
-    if engine is not None:
-        decoding["engine"] = VLLM
+    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)
     return Work(
         name=name or saved.name,
         saved=saved,
@@ -282,15 +274,11 @@ def _draw_missing(
     source = open_source(
         work.engine, work.saved, environment, work.sets, slots=slots, say=progress.say
     )
-    with (
-        source as decoder,
-        progress.phase("evaluation", total) as phase,
-    ):
+    with source as decoder, progress.phase("evaluation", total) as phase:
         # A server keeps its slots busy by itself, and may go away at any moment.
         most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots
         for together in in_one_call(planned[len(done) :], most):
-            (name,) = {batch.set for batch in together}
-            on_rows = _counter(phase, finished, total, together)
+            name, on_rows = together[0].set, _counter(phase, finished, together[0])
             drawn = draw_samples(
                 decoder,
                 work.sets[name],
@@ -305,33 +293,26 @@ def _draw_missing(
                 finished += len(samples)
                 phase.update(
                     finished,
-                    total=total,
-                    set=batch.set,
+                    set=name,
                     decoding=batch.settings[0].mode,
                     budget=budget_key(batch.settings[0].budget),
                     right=float(np.mean([sample.correct for sample in samples])),
                 )
 
 
-def _counter(
-    phase: Phase, finished: int, total: int, together: Sequence[SampleBatch]
-) -> Callable[[int], None]:
+def _counter(phase: Phase, finished: int, batch: SampleBatch) -> Callable[[int], None]:
     """Shows rows of a call as they are decoded; they are graded and written at its end."""
-    cuts, decoded = len(together[0].settings), 0
 
     def count(rows: int) -> None:
-        nonlocal decoded
-        decoded += rows * cuts
-        phase.update(finished + decoded, total=total, set=together[0].set)
+        nonlocal finished
+        finished += rows * len(batch.settings)
+        phase.update(finished, set=batch.set)
 
     return count
 
 
 def run(
-    work: Work,
-    folder: EvaluationFolder,
-    progress: Progress,
-    poll: Poll = None,
+    work: Work, folder: EvaluationFolder, progress: Progress, poll: Poll = None
 ) -> dict[str, Any]:
     """Draws what is missing, and computes every number from the samples.
 
@@ -364,9 +345,15 @@ def run(
         results: dict[str, Any] = {
             "name": work.name,
             "settings": work.settings,
-            "sets": {name: _summary(work, environment, name, own[name]) for name in own},
+            "sets": {},
             "comparisons": {},
         }
+        told = told_budgets(work.config.eval)
+        for name, questions in work.sets.items():
+            grader = environment.graded_like(questions).grader
+            problems = questions.set.take(work.chosen[name])
+            numbers = summarise(own[name], grader, budgets=told, problems=problems)
+            results["sets"][name] = {**numbers, "note": questions.set.note}
     finally:
         environment.close()
     for name, path in work.compared.items():
@@ -384,16 +371,6 @@ def run(
     counts = write_labels(work.labels, of_set[setting])
     lines = {group: f"solve rate {group}: {count} problems" for group, count in counts.items()}
     return {**results, "labels": {"file": f"difficulty labels in {work.labels}", **lines}}
-
-
-def _summary(
-    work: Work, environment: Environment, name: str, results: dict[EvalSetting, Graded]
-) -> dict[str, Any]:
-    questions = work.sets[name]
-    grader = environment.graded_like(questions).grader
-    problems = questions.set.take(work.chosen[name])
-    numbers = summarise(results, grader, budgets=told_budgets(work.config.eval), problems=problems)
-    return {**numbers, "note": questions.set.note}
 
 
 def _graded(

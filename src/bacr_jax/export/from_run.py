@@ -41,16 +41,6 @@ def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
     return shape
 
 
-def _tokenizer(config: Config, base: Path | None) -> tuple[Any, Any]:
-    """The tokenizer of a run, and what `policy_folder.save_policy` is to write of it."""
-    tokenizer = own_tokenizer(config.data)
-    if tokenizer is not None:
-        return tokenizer, tokenizer
-    folder = config.model.tokenizer or base
-    read = load_tokenizer(folder, where="model.tokenizer", model=base)
-    return read, config.model.tokenizer
-
-
 def _explained(
     config: Config, tokenizer: Any, shape: Qwen2Config, about: Exported
 ) -> policy_folder.Explained:
@@ -133,7 +123,11 @@ def write_params(
     Arguments and errors as of `export`.
     """
     config, base = about.config, about.base
-    tokenizer, written = _tokenizer(config, base)
+    tokenizer: Any = own_tokenizer(config.data)
+    written: Any = tokenizer
+    if tokenizer is None:
+        written = config.model.tokenizer
+        tokenizer = load_tokenizer(written or base, where="model.tokenizer", model=base)
     shape = _shape(config, base, params)
     return policy_folder.save_policy(
         out,

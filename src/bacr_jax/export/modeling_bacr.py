@@ -168,49 +168,22 @@ class BudgetModel:
 class BacrQwen2Config(BudgetConfig, Qwen2Config):
     """Qwen2's."""
 
-    model_type = "qwen2"
-
-
-class BacrQwen2Layer(BudgetLayer, Qwen2DecoderLayer):
-    """Qwen2's."""
-
-
-class BacrQwen2ForCausalLM(BudgetModel, Qwen2ForCausalLM):
-    """Qwen2's."""
-
-    config_class, layer_class = BacrQwen2Config, BacrQwen2Layer
-    _no_split_modules = ["BacrQwen2Layer"]
-
 
 class BacrQwen3Config(BudgetConfig, Qwen3Config):
     """Qwen3's."""
-
-    model_type = "qwen3"
-
-
-class BacrQwen3Layer(BudgetLayer, Qwen3DecoderLayer):
-    """Qwen3's."""
-
-
-class BacrQwen3ForCausalLM(BudgetModel, Qwen3ForCausalLM):
-    """Qwen3's."""
-
-    config_class, layer_class = BacrQwen3Config, BacrQwen3Layer
-    _no_split_modules = ["BacrQwen3Layer"]
 
 
 class BacrLlamaConfig(BudgetConfig, LlamaConfig):
     """Llama's."""
 
-    model_type = "llama"
+
+def _conditioned(config, layer, model):
+    """A family's model with its layers, told a budget; `config` is one of those above."""
+    own = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
+    inside = {"config_class": config, "layer_class": own, "_no_split_modules": [own.__name__]}
+    return type(f"Bacr{model.__name__}", (BudgetModel, model), inside)
 
 
-class BacrLlamaLayer(BudgetLayer, LlamaDecoderLayer):
-    """Llama's."""
-
-
-class BacrLlamaForCausalLM(BudgetModel, LlamaForCausalLM):
-    """Llama's."""
-
-    config_class, layer_class = BacrLlamaConfig, BacrLlamaLayer
-    _no_split_modules = ["BacrLlamaLayer"]
+BacrQwen2ForCausalLM = _conditioned(BacrQwen2Config, Qwen2DecoderLayer, Qwen2ForCausalLM)
+BacrQwen3ForCausalLM = _conditioned(BacrQwen3Config, Qwen3DecoderLayer, Qwen3ForCausalLM)
+BacrLlamaForCausalLM = _conditioned(BacrLlamaConfig, LlamaDecoderLayer, LlamaForCausalLM)

@@ -135,25 +135,21 @@ def save_policy(
                 vocabulary.copy_companions(home, folder, files)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+        code = {}
         if module is not None:
-            for name in (MODELING_FILE, GENERATION_FILE):
-                shutil.copyfile(Path(__file__).with_name(name), folder / name)
+            code = {MODELING_FILE: MODELING_FILE, GENERATION_FILE: GENERATION_FILE}
+        elif explained is not None and explained.held:
+            code = {GENERATION_FILE: CUSTOM_GENERATE}
+        for own, name in code.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(Path(__file__).with_name(own), folder / name)
         if explained is not None:
-            _explain(folder, explained, conditioned=module is not None)
+            vocabulary.write_chat_template(folder, explained.chat_template)
+            generation = json.dumps(explained.generation, indent=2) + "\n"
+            (folder / "generation_config.json").write_text(generation)
+            (folder / "README.md").write_text(explained.card, encoding="utf-8")
+            write_manifest(folder)
     return sorted(path.name for path in out.iterdir())
-
-
-def _explain(folder: Path, explained: Explained, *, conditioned: bool) -> None:
-    """Writes what a folder says of itself beside config.json."""
-    vocabulary.write_chat_template(folder, explained.chat_template)
-    generation = json.dumps(explained.generation, indent=2) + "\n"
-    (folder / "generation_config.json").write_text(generation)
-    (folder / "README.md").write_text(explained.card, encoding="utf-8")
-    if explained.held and not conditioned:
-        (folder / CUSTOM_GENERATE).parent.mkdir()
-        source = Path(__file__).with_name(GENERATION_FILE)
-        shutil.copyfile(source, folder / CUSTOM_GENERATE)
-    write_manifest(folder)
 
 
 def _describe(

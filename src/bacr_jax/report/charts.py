@@ -196,10 +196,9 @@ class Scale:
         known = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log2)]
         low = min(known, default=1.0) if axis.low is None else axis.low
         high = max(known, default=2.0) if axis.high is None else axis.high
-        if axis.log2 and not low < high:
-            low, high = low / 2, low * 2
-        elif not low < high:
-            low, high = low - (abs(low) / 2 or 0.5), low + (abs(low) / 2 or 0.5)
+        if not low < high:
+            room = abs(low) / 2 or 0.5
+            low, high = (low / 2, low * 2) if axis.log2 else (low - room, low + room)
         return cls(axis, low, high)
 
     def share(self, value: float) -> float:

@@ -1,7 +1,7 @@
 """Charts of evaluations: accuracy and completion by budget, tokens requested and used."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bacr_jax.evaluation.samples import UNLIMITED
@@ -16,6 +16,8 @@ _STEP = Axis("step", whole=True)
 _PERCENT_STEP = 20
 # More budgets than this, and their names no longer stand side by side.
 _MOST_TICKS = 8
+# Place, value, and the ends of its interval.
+_Point = tuple[float, float, tuple[float, float]]
 
 
 def places(budgets: Iterable[str]) -> dict[str, float]:
@@ -41,8 +43,8 @@ def _accuracy_axis(summaries: Iterable[Summary]) -> Axis:
     return Axis("accuracy (%)", low=0.0, high=float(min(max(top, _PERCENT_STEP), 100)))
 
 
-def _modes(policies: Mapping[str, Summary]) -> list[str]:
-    return list(dict.fromkeys(mode for summary in policies.values() for mode in summary))
+def _modes(summaries: Iterable[Summary]) -> list[str]:
+    return list(dict.fromkeys(mode for summary in summaries for mode in summary))
 
 
 def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
@@ -52,12 +54,12 @@ def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
       policies: summaries by name, the one to compare with first.
       start: colour of the first: 0, grey, where the others are compared with it.
     """
-    axis = _accuracy_axis(policies.values())
+    axis, modes = _accuracy_axis(policies.values()), _modes(policies.values())
     made = [
         _by_budget(policies, mode, f"Accuracy by budget, {mode}", "accuracy", "ci95", axis, start)
-        for mode in _modes(policies)
+        for mode in modes
     ]
-    return made + [_by_tokens(policies, mode, axis, start) for mode in _modes(policies)]
+    return made + [_by_tokens(policies, mode, axis, start) for mode in modes]
 
 
 def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
@@ -65,7 +67,7 @@ def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart
     if not all(_has(policies, name) for name in ("completion_rate", "adherence")):
         return []
     made = []
-    for mode in _modes(policies):
+    for mode in _modes(policies.values()):
         share = Axis("traces (%)", low=0.0, high=100.0)
         made += [
             _by_budget(policies, mode, f"Completion, {mode}", "completion_rate", "completion_ci95",
@@ -82,14 +84,9 @@ def _has(policies: Mapping[str, Summary], name: str) -> bool:
     return all(name in entry for summary in policies.values() for entry in entries(summary))
 
 
-def _curve(
-    label: str,
-    place: int,
-    x: Sequence[float],
-    y: Sequence[float],
-    ends: Sequence[tuple[float, float]],
-) -> Series:
+def _curve(label: str, place: int, points: Sequence[_Point]) -> Series:
     """Of one of several policies; the first, which the others are compared with, is dashed."""
+    x, y, ends = ([point[part] for point in points] for part in range(3))
     line = "--" if place == 0 else "-"
     return Series(label, x, y, colour(place), ends, line=line, marker=marker(place))
 
@@ -114,12 +111,12 @@ def _by_budget(
     where = places(set().union(*asked))
     series = []
     for place, (label, summary) in enumerate(policies.items(), start):
-        found = summary.get(mode, {})
-        budgets = by_size(found)
-        x = [where[budget] * _apart(place, len(policies)) for budget in budgets]
-        y = [_percent(found[budget][name]) for budget in budgets]
-        ends = [_ends(found[budget], interval) for budget in budgets]
-        series.append(_curve(label, place, x, y, ends))
+        found, apart = summary.get(mode, {}), _apart(place, len(policies))
+        points = [
+            (where[budget] * apart, _percent(found[budget][name]), _ends(found[budget], interval))
+            for budget in by_size(found)
+        ]
+        series.append(_curve(label, place, points))
     ticks = by_size(where)
     ticks = ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
     across = Axis(
@@ -141,8 +138,8 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: in
         found = summary.get(mode, {})
         rows = [found[budget] for budget in by_size(found) if found[budget][name] > 0]
         rows = sorted(rows, key=lambda entry: entry[name])
-        x, y = [entry[name] for entry in rows], [_percent(entry["accuracy"]) for entry in rows]
-        series.append(_curve(label, place, x, y, [_ends(entry, "ci95") for entry in rows]))
+        points = [(row[name], _percent(row["accuracy"]), _ends(row, "ci95")) for row in rows]
+        series.append(_curve(label, place, points))
     what = "mean tokens used, in all" if whole else "mean thinking tokens used"
     note = "a point per budget; thinking, forced and answer tokens" if whole else ""
     across = Axis(what, log2=True)
@@ -152,20 +149,16 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: in
 def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> Chart:
     series, seen, reached = [], list[float](), list[float]()
     for place, (label, summary) in enumerate(policies.items(), start):
-        found = summary.get(mode, {})
-        budgets = [b for b in by_size(found) if b != UNLIMITED and int(b) > 0]
-        asked = [float(budget) for budget in budgets]
-        used = [found[budget]["adherence"] for budget in budgets]
-        # A trace without a token of thinking has no place on a scale of doublings.
-        ends = [
-            (max(entry["quantiles"]["p10"], 1.0), max(entry["quantiles"]["p90"], 1.0))
-            for entry in used
-        ]
-        mean = [max(entry["used"], 1.0) for entry in used]
-        seen += asked
-        reached += [end for pair in ends for end in pair]
-        x = [budget * _apart(place, len(policies)) for budget in asked]
-        series.append(_curve(label, place, x, mean, ends))
+        found, points = summary.get(mode, {}), list[_Point]()
+        for budget in (b for b in by_size(found) if b != UNLIMITED and int(b)):
+            used = found[budget]["adherence"]
+            tokens = (used["used"], used["quantiles"]["p10"], used["quantiles"]["p90"])
+            # A trace without a token of thinking has no place on a scale of doublings.
+            mean, low, high = (max(number, 1.0) for number in tokens)
+            points.append((int(budget) * _apart(place, len(policies)), mean, (low, high)))
+            seen.append(int(budget))
+            reached += [low, high]
+        series.append(_curve(label, place, points))
     low, high = min(seen, default=1.0), max(seen, default=2.0)
     # With room beyond the ends, which would seem to go on otherwise.
     least, most = 0.93 * min(reached, default=1.0), 1.07 * max(reached, default=2.0)
@@ -182,9 +175,8 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
 
 def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     """Accuracy at each budget over the steps of one run, for each decoding."""
-    modes = list(dict.fromkeys(mode for _, summary in evaluations for mode in summary))
     made = []
-    for mode in modes:
+    for mode in _modes(summary for _, summary in evaluations):
         budgets = by_size({b for _, s in evaluations for b in s.get(mode, {})})
         series = []
         for place, budget in enumerate(budgets):
@@ -206,23 +198,15 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
 
 def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[Chart]:
     """Accuracy, averaged over the budgets, of several runs over their steps."""
-    modes = list(dict.fromkeys(m for rows in runs.values() for _, s in rows for m in s))
-    mean: Callable[[Mapping[str, Any]], float] = lambda budgets: (
-        sum(entry["accuracy"] for entry in budgets.values()) / len(budgets)
-    )
+    summaries = [summary for rows in runs.values() for _, summary in rows]
     made = []
-    for mode in modes:
-        series = [
-            Series(
-                label,
-                [float(step) for step, summary in rows if summary.get(mode)],
-                [100 * mean(summary[mode]) for _, summary in rows if summary.get(mode)],
-                colour(place + 1),
-                marker=marker(place + 1),
-            )
-            for place, (label, rows) in enumerate(runs.items())
-        ]
+    for mode in _modes(summaries):
+        series = []
+        for place, (label, rows) in enumerate(runs.items(), 1):
+            there = [(step, summary[mode]) for step, summary in rows if summary.get(mode)]
+            means = [sum(e["accuracy"] for e in of.values()) / len(of) for _, of in there]
+            x, y = [float(step) for step, _ in there], [100 * mean for mean in means]
+            series.append(Series(label, x, y, colour(place), marker=marker(place)))
         title = f"Accuracy during training, {mode}, mean over budgets"
-        axis = _accuracy_axis(summary for rows in runs.values() for _, summary in rows)
-        made.append(Chart(title, series, _STEP, axis))
+        made.append(Chart(title, series, _STEP, _accuracy_axis(summaries)))
     return made

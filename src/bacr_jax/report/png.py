@@ -10,7 +10,7 @@ import numpy as np
 
 from bacr_jax import errors
 from bacr_jax.errors import printable
-from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Scale, Series
+from bacr_jax.report.charts import COLOURS, Axis, Chart, Scale, Series
 
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
 _ORDERED, _FIRST, _LAST = "viridis", 0.05, 0.85
@@ -137,7 +137,8 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
     axis.tick_params(color="0.6", labelsize=9)
     across, up = chart.scales()
     for mark in chart.marks:
-        _mark(axis, mark)
+        draw = axis.axvline if mark.axis == "x" else axis.axhline
+        draw(mark.at, zorder=0.9, **_MARKS[mark.kind])
     if chart.diagonal:
         ends = max(across.low, up.low), min(across.high, up.high)
         axis.plot(ends, ends, color="0.75", linewidth=1, linestyle="--", zorder=0.5)
@@ -150,11 +151,6 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
     axis.set_xlabel("\n".join(map(_plain, lines)), fontsize=9.5)
     if beside is None or beside.label != chart.y.label:
         axis.set_ylabel(_plain(chart.y.label), fontsize=9.5)
-
-
-def _mark(axis: Any, mark: Mark) -> None:
-    draw = axis.axvline if mark.axis == "x" else axis.axhline
-    draw(mark.at, zorder=0.9, **_MARKS[mark.kind])
 
 
 def _scale(axis: Any, name: str, scale: Scale, *, named: bool = True) -> None:

@@ -3,6 +3,7 @@
 Every text is escaped by the template, and everything else is a number that was formatted here.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,14 +98,12 @@ def _chart(chart: Chart) -> Markup:
 
 def _drawn(one: Series, frame: _Frame) -> dict[str, Any]:
     """A curve with its ends and points; a gap where a value is not finite."""
-    paths, stretch, runs = [], list[Point](), list[list[Point]]()
-    for place, value in zip(one.x, one.y):
-        if _finite(place, value):
-            stretch.append(frame.at(place, value))
-        elif stretch:
-            runs.append(stretch)
-            stretch = []
-    runs += [stretch] if stretch else []
+    paths = []
+    runs = [
+        [frame.at(*point) for point in run]
+        for known, run in itertools.groupby(zip(one.x, one.y), lambda point: _finite(*point))
+        if known
+    ]
     known = [(p, v, e) for p, v, e in zip(one.x, one.y, one.ends or ()) if _finite(*e)]
     if one.kind == "band" and known:
         high = [frame.at(place, end) for place, _, (_, end) in known]

@@ -46,7 +46,7 @@ class Curves:
     """Metrics over steps, ready to be drawn."""
 
     def __init__(self, records: Sequence[Mapping[str, Any]]):
-        self.steps = np.array([int(record["step"]) for record in records])
+        self.steps = np.array([float(record["step"]) for record in records])
         self.names = list(dict.fromkeys(name for record in records for name in record))
         self._records = records
 
@@ -68,17 +68,11 @@ def _series(
     """One metric, over its own noise where it is long; nothing if it was never recorded."""
     if name not in curves.names:
         return []
-    values, steps = curves.values(name), [float(step) for step in curves.steps]
+    values, steps = curves.values(name), curves.steps.tolist()
     if len(values) >= SMOOTH_FROM:
         raw = Series("", steps, values.tolist(), shown, kind="faint")
         return [raw, Series(label, steps, smoothed(values).tolist(), shown, line=line)]
     return [Series(label, steps, values.tolist(), shown, line=line)]
-
-
-def _schedule(curves: Curves, name: str, label: str, shown: str | float) -> list[Series]:
-    """A metric that stays where it is between its updates."""
-    steps, values = curves.steps.astype(float).tolist(), curves.values(name).tolist()
-    return [Series(label, *stepped(steps, values), shown)]
 
 
 def _numbered(curves: Curves, prefix: str) -> list[tuple[str, str, float]]:
@@ -92,21 +86,17 @@ def _numbered(curves: Curves, prefix: str) -> list[tuple[str, str, float]]:
 def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Reward, accuracy by cut, lengths, entropy, and the schedule, from lines of metrics.jsonl."""
     curves = Curves(records)
-    cuts = _numbered(curves, "reward/cut_")
-    last = cuts[-1][1] if cuts else ""
-    by_cut = [
-        one
-        for name, number, shown in cuts
-        for one in _series(
-            curves, name, f"cut {number}{' (the budget)' if number == last else ''}", shown
-        )
-    ]
+    cuts, by_cut = _numbered(curves, "reward/cut_"), list[Series]()
+    for name, number, shown in cuts:
+        budget = " (the budget)" if name == cuts[-1][0] else ""
+        by_cut += _series(curves, name, f"cut {number}{budget}", shown)
 
     def groups(prefix: str) -> list[Series]:
+        # They stay where they are between their updates.
+        steps = lambda name: stepped(curves.steps.tolist(), curves.values(name).tolist())
         return [
-            one
+            Series(f"group {number}", *steps(name), shown)
             for name, number, shown in _numbered(curves, prefix)
-            for one in _schedule(curves, name, f"group {number}", shown)
         ]
 
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
@@ -146,7 +136,7 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     for place, (group, values) in enumerate(quantiles.items()):
         # A step without questions of the group is no gap in its distribution.
         there = np.isfinite(values[1])
-        steps = [float(step) for step in curves.steps[there]]
+        steps = curves.steps[there].tolist()
         low, middle, high = (one[there] for one in values)
         if len(steps) >= SMOOTH_FROM:
             low, middle, high = smoothed(low), smoothed(middle), smoothed(high)
