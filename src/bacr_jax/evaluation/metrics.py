@@ -102,35 +102,26 @@ def majority_at_k(
     shares = []
     for row, verdicts in zip(answers, correct):
         given = np.unique(row[row >= 0])
+        votes, blank = [int((row == answer).sum()) for answer in given], int((row < 0).sum())
         if correct.dtype != bool:
-            shares.append(_expected_score(row, verdicts, given, k))
+            expected = 0.0
+            for answer in given:
+                # The vote is "right" when this answer wins it.
+                wins = _share_right(votes, [bool(other == answer) for other in given], blank, k)
+                expected += wins * float(verdicts[row == answer].mean())
+            shares.append(expected)
             continue
         right = [bool(verdicts[row == answer][0]) for answer in given]
         if any((verdicts[row == a] != r).any() for a, r in zip(given, right)):
             raise ValueError("one answer is both right and wrong; write equal verdicts for it")
-        counts = [int((row == answer).sum()) for answer in given]
-        # Problems whose votes fall alike have equal shares: in this order they are found again.
-        ballot = sorted(zip(counts, right), reverse=True)
-        tallies, verdict = tuple(c for c, _ in ballot), tuple(r for _, r in ballot)
-        shares.append(_vote_of_k(tallies, verdict, int((row < 0).sum()), k))
+        shares.append(_share_right(votes, right, blank, k))
     return np.array(shares, np.float64)
 
 
-def _expected_score(
-    row: Int[np.ndarray, "n"],
-    scores: Float[np.ndarray, "n"],
-    given: Int[np.ndarray, "num"],
-    k: int,
-) -> float:
-    """The sum over answers of the probability that an answer wins the vote and its mean score."""
-    votes = [int((row == answer).sum()) for answer in given]
-    blank, expected = int((row < 0).sum()), 0.0
-    for place, answer in enumerate(given):
-        # The vote is "right" when this answer wins it.
-        ballot = sorted(((n, i == place) for i, n in enumerate(votes)), reverse=True)
-        wins = _vote_of_k(tuple(n for n, _ in ballot), tuple(w for _, w in ballot), blank, k)
-        expected += wins * float(scores[row == answer].mean())
-    return expected
+def _share_right(votes: Sequence[int], right: Sequence[bool], blank: int, k: int) -> float:
+    """`_vote_of_k`, in an order in which problems whose votes fall alike are found again."""
+    ballot = sorted(zip(votes, right), reverse=True)
+    return _vote_of_k(tuple(n for n, _ in ballot), tuple(r for _, r in ballot), blank, k)
 
 
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
@@ -256,20 +247,16 @@ def adherence(graded: Graded) -> dict[str, Any]:
     """
     used = graded.thinking
     requested = None if graded.budget == NO_BUDGET else graded.budget
-    found: dict[str, Any] = {
-        "requested": requested,
-        "used": number(used.mean()),
-        "ratio": None,
-        "ratio_ci95": None,
-        "quantiles": {name: number(np.quantile(used, q)) for name, q in _QUANTILES.items()},
-        "over_share": 0.0,
-        "mean_excess": 0.0,
-    }
-    if requested is None:
-        return found
-    excess = np.maximum(used - requested, 0)
-    found |= {"over_share": number((excess > 0).mean()), "mean_excess": number(excess.mean())}
+    excess = np.zeros_like(used) if requested is None else np.maximum(used - requested, 0)
+    ratio: dict[str, Any] = {"ratio": None, "ratio_ci95": None}
     if requested:
         ratios = used.mean(1, keepdims=True) / requested
-        found |= measured([("ratio", "ratio_ci95")], ratios, bootstrap_intervals(ratios))
-    return found
+        ratio = measured([("ratio", "ratio_ci95")], ratios, bootstrap_intervals(ratios))
+    return {
+        "requested": requested,
+        "used": number(used.mean()),
+        **ratio,
+        "quantiles": {name: number(np.quantile(used, q)) for name, q in _QUANTILES.items()},
+        "over_share": number((excess > 0).mean()),
+        "mean_excess": number(excess.mean()),
+    }

@@ -20,7 +20,6 @@ from bacr_jax.evaluation.samples import (
     EvalSetting,
     Graded,
     budget_key,
-    interval,
     measured,
     number,
 )
@@ -55,24 +54,16 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
     ends = rate_intervals(np.concatenate([correct, over], axis=1))
     tokens = stack_scores([*column("thinking"), *column("total")])
     token_ends, count = bootstrap_intervals(tokens), len(cuts)
-    curve = {
-        str(cut): {
-            "accuracy": number(correct[:, i].mean()),
-            "ci95": interval(ends[i]),
+    curve = {}
+    for i, (cut, cell) in enumerate(zip(cuts, cells)):
+        both = [i, count + i]
+        curve[str(cut)] = {
+            **measured(_VERDICTS[:1], correct[:, [i]], ends[[i]]),
             "strict_accuracy": number(cell.strict.mean()),
-            "mean_thinking_tokens": number(cell.thinking.mean()),
-            "thinking_ci95": interval(token_ends[i]),
-            "mean_forced_tokens": number(cell.forced_tokens.mean()),
-            "mean_answer_tokens": number(cell.answered.mean()),
-            "mean_total_tokens": number(cell.total.mean()),
-            "total_ci95": interval(token_ends[count + i]),
+            **measured(_TOKENS, tokens[:, both], token_ends[both]),
             "completion_rate": number((~cell.forced).mean()),
-            "forced_share": number(cell.forced.mean()),
-            "problems": len(cell.ids),
-            "samples": cell.samples,
+            **_plain(cell),
         }
-        for i, (cut, cell) in enumerate(zip(cuts, cells))
-    }
     return {
         "told": cuts[-1],
         "curve": curve,
@@ -86,14 +77,23 @@ def numbers_of_samples(samples: int) -> list[int]:
     return powers if powers[-1] == samples else [*powers, samples]
 
 
+def _plain(graded: Graded) -> dict[str, Any]:
+    """Numbers of a setting without intervals."""
+    return {
+        "mean_forced_tokens": number(graded.forced_tokens.mean()),
+        "mean_answer_tokens": number(graded.answered.mean()),
+        "forced_share": number(graded.forced.mean()),
+        "problems": len(graded.ids),
+        "samples": graded.samples,
+    }
+
+
 def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
     """Accuracy and tokens of some of the problems."""
-    correct = graded.correct[keep].mean(1)
-    ends = rate_intervals(correct[:, None])[0]
+    correct = graded.correct[keep].mean(1, keepdims=True)
     return {
         "problems": int(keep.sum()),
-        "accuracy": number(correct.mean()),
-        "ci95": interval(ends),
+        **measured(_VERDICTS[:1], correct, rate_intervals(correct)),
         "mean_thinking_tokens": number(graded.thinking[keep].mean()),
         "mean_total_tokens": number(graded.total[keep].mean()),
         "forced_share": number(graded.forced[keep].mean()),
@@ -143,15 +143,11 @@ def entry_of(
         **measured(_VERDICTS, rates[:, :2], ends[:2]),
         "disagreement": number((graded.correct != graded.strict).mean()),
         **measured(_TOKENS, tokens, bootstrap_intervals(tokens)),
-        "mean_forced_tokens": number(graded.forced_tokens.mean()),
-        "mean_answer_tokens": number(graded.answered.mean()),
-        "forced_share": number(graded.forced.mean()),
+        **_plain(graded),
         "no_answer_share": number(np.mean([one is None for row in graded.answers for one in row])),
         **completion(graded),
         "adherence": adherence(graded),
         "grader_timeouts": int(graded.timed_out.sum()),
-        "problems": len(graded.ids),
-        "samples": graded.samples,
         "pass_at": {str(k): value(2 + i) for i, k in enumerate(ks)},
         "levels": _slices(graded, graded.levels, 0),
         "subjects": _slices(graded, np.array(graded.subjects), ""),

@@ -41,26 +41,6 @@ def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
     return shape
 
 
-def _explained(
-    config: Config, tokenizer: Any, shape: Qwen2Config, about: Exported
-) -> policy_folder.Explained:
-    """What the folder says of itself."""
-    return policy_folder.Explained(
-        thinking=describe(config, tokenizer, about.style, shape.vocab_size),
-        chat_template=chat_template(tokenizer, about.style, about.words, config.budget.levels),
-        generation={
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": list(eos_ids(tokenizer, about.style)),
-            "pad_token_id": tokenizer.pad_token_id,
-            # As evaluated by default; a length, so that nobody assumes a short one.
-            "do_sample": False,
-            "max_length": shape.max_positions,
-        },
-        card=model_card(about),
-        held=not about.merged,
-    )
-
-
 def export(
     run: Path,
     out: Path,
@@ -122,7 +102,7 @@ def write_params(
 
     Arguments and errors as of `export`.
     """
-    config, base = about.config, about.base
+    config, base, style = about.config, about.base, about.style
     tokenizer: Any = own_tokenizer(config.data)
     written: Any = tokenizer
     if tokenizer is None:
@@ -139,7 +119,20 @@ def write_params(
         source=base,
         tokenizer=written,
         dtype=dtype,
-        explained=_explained(config, tokenizer, shape, about),
+        explained=policy_folder.Explained(
+            thinking=describe(config, tokenizer, style, shape.vocab_size),
+            chat_template=chat_template(tokenizer, style, about.words, config.budget.levels),
+            generation={
+                "bos_token_id": tokenizer.bos_token_id,
+                "eos_token_id": list(eos_ids(tokenizer, style)),
+                "pad_token_id": tokenizer.pad_token_id,
+                # As evaluated by default; a length, so that nobody assumes a short one.
+                "do_sample": False,
+                "max_length": shape.max_positions,
+            },
+            card=model_card(about),
+            held=not about.merged,
+        ),
     )
 
 

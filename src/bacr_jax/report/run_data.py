@@ -91,34 +91,27 @@ def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
     return records
 
 
-def _is_entry(entry: Any) -> bool:
-    """Whether this is what an evaluation says of one budget, as far as every picture needs it."""
-    if not isinstance(entry, dict):
+def _is_summary(found: Any) -> bool:
+    """Whether this is what an evaluation says of a set, as far as every picture needs it."""
+    try:
+        entries = [item for budgets in found.values() for item in budgets.items()]
+        numbers = [(e["accuracy"], e["mean_thinking_tokens"], *e["ci95"]) for _, e in entries]
+    except (AttributeError, KeyError, TypeError):
         return False
-    numbers = [entry.get("accuracy"), entry.get("mean_thinking_tokens")]
-    ends = entry.get("ci95")
-    numbers += ends if isinstance(ends, list) and len(ends) == 2 else [None]
-    return all(type(number) in (int, float) for number in numbers)
+    known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in entries)
+    sound = all(len(four) == 4 and {*map(type, four)} <= {int, float} for four in numbers)
+    return bool(found) and known and sound
 
 
 def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
     """Refuses records whose sets hold something else than accuracies by decoding and budget."""
     for number, record in enumerate(records, 1):
-        modes = [mode for of_set in record["sets"].values() for mode in _values(of_set)]
-        # An empty name for what is no mapping of budgets at all.
-        maps = [mode if isinstance(mode, dict) else {"": None} for mode in modes]
-        entries = [item for budgets in maps for item in budgets.items()]
-        known = all(key.isdecimal() or key == UNLIMITED for key, _ in entries)
-        known = known and isinstance(record.get("dense", {}), dict)
-        if not known or not all(_is_entry(entry) for _, entry in entries):
+        known = all(map(_is_summary, record["sets"].values()))
+        if not known or not isinstance(record.get("dense", {}), dict):
             raise UserError(
                 f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
                 "remove the line"
             )
-
-
-def _values(of_set: Any) -> list[Any]:
-    return list(of_set.values()) if isinstance(of_set, dict) and of_set else [None]
 
 
 def labels_of(folders: list[Path], given: list[str]) -> list[str]:
