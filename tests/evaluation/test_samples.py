@@ -77,7 +77,6 @@ def test_no_budget_is_told_last():
 def test_batches_are_the_rows_of_a_setting_in_order():
     setting = EvalSetting(SAMPLED, 8, 3)
     assert [rows.tolist() for rows in batches(2, setting, 4)] == [[0, 1, 2, 3], [4, 5]]
-    assert [rows.tolist() for rows in batches(2, setting, None)] == [[0, 1, 2, 3, 4, 5]]
     assert [rows.tolist() for rows in batches(2, setting, 6)] == [[0, 1, 2, 3, 4, 5]]
 
 

@@ -80,10 +80,11 @@ def warm(monkeypatch):
         seen.update(options, style=environment.style.name, gates=decoder.params.gates)
         seen.update(spec=decoder.spec, phi_of=decoder.phi_of)
         budgets = options["config"].budgets
-        return {"greedy": {str(budget): {"accuracy": 0.25} for budget in budgets}}
+        greedy = {str(budget): {"accuracy": 0.25} for budget in budgets}
+        return {"by_budget": {"greedy": greedy}}
 
     monkeypatch.setattr(start, "warm_up", warm_up)
-    monkeypatch.setattr(start, "evaluate_by_budget", evaluate)
+    monkeypatch.setattr(start, "evaluate_set", evaluate)
     return seen
 
 

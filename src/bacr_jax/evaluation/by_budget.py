@@ -5,19 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from bacr_jax.config import EvalConfig
 from bacr_jax.evaluation.decoder import Decoder, draw_samples
-from bacr_jax.evaluation.samples import (
-    Drawing,
-    Part,
-    batches,
-    dense_settings,
-    eval_settings,
-    graded,
-    subset,
-)
-from bacr_jax.evaluation.summary import Summary, summarise
+from bacr_jax.evaluation.samples import Drawing, dense_settings, eval_settings, graded, subset
+from bacr_jax.evaluation.summary import summarise
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.types import Poll
 
@@ -55,23 +48,10 @@ def evaluate_set(
     results = {}
     # As many cuts in every part of a call.
     for _, alike in itertools.groupby(settings, key=len):
-        parts: list[Part] = []
-        for together in alike:
-            (rows,) = batches(len(chosen), together[0], None)
-            parts.append((rows, together))
+        parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in alike]
         samples = draw_samples(decoder, questions, chosen, parts, drawing, name=questions.set.name)
         for (_, cuts), drawn in zip(parts, samples):
             for place, setting in enumerate(cuts):
                 results[setting] = graded(drawn[place :: len(cuts)], setting)
     grader = environment.graded_like(questions).grader
     return summarise(results, grader, problems=questions.set.take(chosen))
-
-
-def evaluate_by_budget(*arguments: Any, **options: Any) -> Summary:
-    """The numbers of each budget alone; arguments as for `evaluate_set`.
-
-    Returns:
-      {"greedy" | "sampled": {budget: entry}}; `summary.entry_of` says what an entry holds.
-    """
-    by_budget: Summary = evaluate_set(*arguments, **options)["by_budget"]
-    return by_budget

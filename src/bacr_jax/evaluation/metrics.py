@@ -133,9 +133,7 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
     Returns:
       Rows mean and area, each summing to 1.
     """
-    if not budgets:
-        raise ValueError("budgets: found none; write rising numbers from 1 on")
-    if budgets[0] < 1 or any(b <= a for a, b in zip(budgets, budgets[1:])):
+    if not budgets or budgets[0] < 1 or any(b <= a for a, b in zip(budgets, budgets[1:])):
         raise ValueError(f"budgets: found {list(budgets)}; write rising numbers from 1 on")
     mean = np.full(len(budgets), 1.0 / len(budgets))
     if len(budgets) == 1:

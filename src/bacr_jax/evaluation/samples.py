@@ -153,10 +153,10 @@ def dense_settings(
     return [[dataclasses.replace(setting, cut=cut) for cut in cuts] for setting in told]
 
 
-def batches(problems: int, setting: EvalSetting, most: int | None) -> list[Int[np.ndarray, "rows"]]:
+def batches(problems: int, setting: EvalSetting, most: int) -> list[Int[np.ndarray, "rows"]]:
     """Row numbers of a setting (problem x samples + sample), in batches of at most `most`."""
     rows = np.arange(problems * setting.samples)
-    return [rows] if most is None else [rows[i : i + most] for i in range(0, len(rows), most)]
+    return [rows[i : i + most] for i in range(0, len(rows), most)]
 
 
 # Beyond these digits, sums depend on the order in which a machine takes them.

@@ -14,7 +14,7 @@ import numpy as np
 from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError, faults_of
-from bacr_jax.evaluation.by_budget import evaluate_by_budget
+from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
@@ -109,7 +109,7 @@ def go_ahead(run: Run, poll: Callable[[], None]) -> None:
     asked = next(iter(environment.eval.values()))
     # All slots, and all of them filled again: more questions have no other programs.
     few = np.arange(min(len(asked), 2 * spec.slots))
-    evaluate_by_budget(
+    evaluate_set(
         decoder,
         environment,
         asked.part(few, asked.set.name),
@@ -347,7 +347,7 @@ def _accuracy(
     largest = max(config.eval.budgets)
     spec = dataclasses.replace(run.policy.evaluation, conditioning=None)
     plain = run.policy.decode_params(params, plain=True)
-    summary = evaluate_by_budget(
+    found = evaluate_set(
         Decoder(plain, spec, None, spec.max_thinking),
         environment,
         next(iter(environment.eval.values())),
@@ -356,4 +356,4 @@ def _accuracy(
         seed=config.seed,
         poll=poll,
     )
-    return float(summary["greedy"][str(largest)]["accuracy"])
+    return float(found["by_budget"]["greedy"][str(largest)]["accuracy"])
