@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals, stack_scores
+from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals
 from bacr_jax.evaluation.metrics import anytime_weights
 from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, measured, number
 
@@ -62,9 +64,9 @@ def check_comparable(
 
 
 def _entry(one: Graded, other: Graded) -> dict[str, Any]:
-    verdicts = lambda of: stack_scores([of.correct.mean(1), of.strict.mean(1)])
+    verdicts = lambda of: np.column_stack([of.correct.mean(1), of.strict.mean(1)])
     mine, theirs = verdicts(one), verdicts(other)
-    used = lambda of: stack_scores([of.thinking.mean(1), of.total.mean(1)])
+    used = lambda of: np.column_stack([of.thinking.mean(1), of.total.mean(1)])
     tokens = used(one) - used(other)
     return {
         "accuracy": number(one.correct.mean()),
@@ -76,7 +78,7 @@ def _entry(one: Graded, other: Graded) -> dict[str, Any]:
 
 def _anytime(pairs: Mapping[int, tuple[Graded, Graded]]) -> dict[str, Any]:
     budgets = sorted(budget for budget in pairs if budget > 0)
-    rates = lambda of: stack_scores([pairs[budget][of].correct.mean(1) for budget in budgets])
+    rates = lambda of: np.column_stack([pairs[budget][of].correct.mean(1) for budget in budgets])
     mine, theirs = (rates(of) @ anytime_weights(budgets).T for of in (0, 1))
     ends = difference_intervals(mine, theirs)
     return {**measured(_OVER_BUDGETS, mine - theirs, ends), "budgets": budgets}

@@ -18,7 +18,7 @@ from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Drawing, Part, Samp
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.encoding import encode_text, with_ids
-from bacr_jax.prompts.environment import Environment, Questions
+from bacr_jax.prompts.environment import Questions
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.rollout import (
@@ -211,8 +211,7 @@ def draw_samples(
     """Answers and grades rows of several settings, decoded together.
 
     Args:
-      parts: row numbers, as `batches` gives them, and what they are asked: decoding and budget;
-        with several settings the same traces are cut at several places, as many in every part.
+      parts: with as many settings in each.
 
     Returns:
       For every part a sample per row and setting: those of the first row in the order of the
@@ -251,9 +250,9 @@ def _samples(
     cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
     # A cut at the budget is the end of the trace.
     early = [None if s.cut == s.budget else s.cut for s in settings]
-    parts = [_cut_text(environment, trunks, branches, i, j, early[j]) for i, j in cells]
+    read = [_read_cut(environment.tokenizer, trunks, branches, i, j, early[j]) for i, j in cells]
     references = [data.answers[places[i]] for i, _ in cells]
-    texts = [thinking + answer for thinking, answer in parts]
+    texts = [thinking + answer for thinking, answer, _ in read]
     verdicts = environment.graded_like(questions).grader.grade(
         [for_grader(text, environment.style) for text in texts],
         references,
@@ -272,10 +271,10 @@ def _samples(
             level=int(data.levels[places[i]]),
             subject=data.subjects[places[i]],
             # The thinking once for each trace.
-            text=texts[n] if early[j] is None else parts[n][1],
+            text=texts[n] if early[j] is None else read[n][1],
             gold=references[n],
             **{field: getattr(verdicts[n], field) for field in _OF_THE_GRADER},
-            **_counted(trunks, branches, i, j, early[j]),
+            **read[n][2],
         )
         for n, (i, j) in enumerate(cells)
     ]
@@ -286,40 +285,21 @@ def for_grader(text: str, style: PromptFormat) -> str:
     return text.replace(style.think_close, "</think>", 1) if style.think_close else text
 
 
-def _kept(trunks: Trunks, row: int, cut: int | None) -> int:
-    """Sampled tokens of a trace before a cut; where it ended by then all, its closing tag too."""
-    if cut is not None and cut < int(trunks.thinking[row]):
-        return cut
-    return int(trunks.sampled[row])
-
-
-def _cut_text(
-    environment: Environment,
-    trunks: Trunks,
-    branches: Branches,
-    row: int,
-    lane: int,
-    cut: int | None,
-) -> tuple[str, str]:
-    """Thinking up to a cut, and what follows it: forced suffix and answer."""
-    start = int(trunks.prompt_lengths[row])
-    thinking = trunks.tokens[row, start : start + _kept(trunks, row, cut)].tolist()
-    written = branches.forced[row, lane] + branches.sampled[row, lane]
-    answer = branches.tokens[row, lane, :written].tolist()
-    whole = decode_ids(environment.tokenizer, thinking + answer)
-    before = decode_ids(environment.tokenizer, thinking)
-    # A character can begin in the thinking and end in the answer.
-    return (before, whole[len(before) :]) if whole.startswith(before) else ("", whole)
-
-
-def _counted(
-    trunks: Trunks, branches: Branches, row: int, lane: int, cut: int | None
-) -> dict[str, Any]:
-    """The fields of a `Sample` that count tokens and say how its parts ended."""
-    thinking, kept = int(trunks.thinking[row]), _kept(trunks, row, cut)
+def _read_cut(
+    tokenizer: Any, trunks: Trunks, branches: Branches, row: int, lane: int, cut: int | None
+) -> tuple[str, str, dict[str, Any]]:
+    """Thinking up to a cut, what follows it, and the fields of a `Sample` that count tokens."""
+    thinking, sampled = int(trunks.thinking[row]), int(trunks.sampled[row])
+    # Where it ended by then all of it, its closing tag too.
+    kept = sampled if cut is None or cut >= thinking else cut
+    early = kept < sampled
     forced, answered = int(branches.forced[row, lane]), int(branches.sampled[row, lane])
-    early = cut is not None and cut < thinking
-    return {
+    thought = trunks.tokens[row, int(trunks.prompt_lengths[row]) :][:kept].tolist()
+    answer = branches.tokens[row, lane, : forced + answered].tolist()
+    before, whole = decode_ids(tokenizer, thought), decode_ids(tokenizer, thought + answer)
+    # A character can begin in the thinking and end in the answer.
+    before = before if whole.startswith(before) else ""
+    counts = {
         "thinking_tokens": kept if early else thinking,
         "forced_tokens": forced,
         "answer_tokens": answered,
@@ -327,3 +307,4 @@ def _counted(
         "closed_by": CLOSE_NAMES[CLOSED_BY_BUDGET if early else int(trunks.close[row])],
         "finished": bool(branches.finished[row, lane]),
     }
+    return before, whole[len(before) :], counts

@@ -28,8 +28,7 @@ class SampleBatch:
     """Rows that are drawn and written together.
 
     Attributes:
-      settings: decoding and budget; several if the traces are cut at several places.
-      rows: row numbers, problem x samples + sample.
+      settings, rows: a `Part`.
       keys: `Sample.key` of each row in each setting, row by row.
     """
 

@@ -11,7 +11,7 @@ has a larger variance than p (1 - p).
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -131,7 +131,7 @@ def ratio_interval(
     ratios = part[some] / whole[some]
     if np.ptp(ratios) == 0.0:
         return wilson_interval(float(ratios[0]) * len(ratios), len(ratios))
-    means = resampled_means(stack_scores([part, whole]), seed=seed)
+    means = resampled_means(np.column_stack([part, whole]), seed=seed)
     means = means[means[:, 1] > 0]
     low, high = np.quantile(means[:, 0] / means[:, 1], _ENDS)
     return max(float(low), 0.0), min(float(high), 1.0)
@@ -150,8 +150,3 @@ def difference_intervals(
     for column in np.flatnonzero(np.ptp(differences, axis=0) == 0.0):
         ends[column] = paired_difference_interval(one[:, [column]], other[:, [column]])
     return ends
-
-
-def stack_scores(scores: Sequence[np.ndarray]) -> Float[np.ndarray, "n s"]:
-    """Scores per problem, side by side."""
-    return np.stack([np.asarray(score, np.float64) for score in scores], axis=1)

@@ -13,7 +13,6 @@ from bacr_jax.evaluation.intervals import (
     bootstrap_intervals,
     rate_intervals,
     ratio_interval,
-    stack_scores,
 )
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET
@@ -201,14 +200,15 @@ def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 
 
-def _accuracy_among(
-    correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
-) -> tuple[float | None, list[float] | None]:
+def _accuracy_if(
+    name: str, correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
+) -> dict[str, Any]:
     """Mean score among some answers, with its interval; None where there are none of them."""
-    if not chosen.any():
-        return None, None
-    ends = ratio_interval(np.where(chosen, correct, 0.0).mean(1), chosen.mean(1))
-    return number(correct[chosen].mean()), interval(np.array(ends))
+    mean, ends = None, None
+    if chosen.any():
+        mean = number(correct[chosen].mean())
+        ends = interval(ratio_interval(np.where(chosen, correct, 0.0).mean(1), chosen.mean(1)))
+    return {f"accuracy_if_{name}": mean, f"if_{name}_ci95": ends}
 
 
 def completion(graded: Graded) -> dict[str, Any]:
@@ -221,16 +221,12 @@ def completion(graded: Graded) -> dict[str, Any]:
       null without any), each with its 95 % interval.
     """
     complete = ~graded.forced
-    rates = stack_scores([complete.mean(1), graded.finished.mean(1)])
+    rates = np.column_stack([complete.mean(1), graded.finished.mean(1)])
     names = ("completion_rate", "completion_ci95"), ("closed_rate", "closed_ci95")
-    whole, whole_ends = _accuracy_among(graded.correct, complete)
-    cut, cut_ends = _accuracy_among(graded.correct, graded.forced)
     return {
         **measured(names, rates, rate_intervals(rates)),
-        "accuracy_if_complete": whole,
-        "if_complete_ci95": whole_ends,
-        "accuracy_if_cut": cut,
-        "if_cut_ci95": cut_ends,
+        **_accuracy_if("complete", graded.correct, complete),
+        **_accuracy_if("cut", graded.correct, graded.forced),
     }
 
 

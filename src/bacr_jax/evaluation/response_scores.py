@@ -27,7 +27,6 @@ class ResponseScore:
     """A response and its log-probabilities.
 
     Attributes:
-      tokens: ids of the response.
       logprobs: log-probability of each token given the prompt and the tokens before it, nats. A
         token that is never sampled has one of about -1e30.
     """

@@ -7,7 +7,7 @@ evaluation that was interrupted and continued gives what an uninterrupted one gi
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,7 +231,7 @@ def number(value: Any) -> float:
     return round(float(value), _DIGITS)
 
 
-def interval(ends: Float[np.ndarray, "2"]) -> list[float]:
+def interval(ends: Iterable[float]) -> list[float]:
     """Two of them."""
     return [number(end) for end in ends]
 

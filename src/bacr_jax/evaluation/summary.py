@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, stack_scores
+from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals
 from bacr_jax.evaluation.metrics import (
     adherence,
     answer_clusters,
@@ -49,10 +49,10 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
     cells = [by_cut[cut] for cut in cuts]
     column = lambda name: [getattr(cell, name).mean(1) for cell in cells]
     # One set of resamples serves all cuts of the same problems.
-    correct = stack_scores(column("correct"))
+    correct = np.column_stack(column("correct"))
     over = correct @ anytime_weights(cuts).T
     ends = rate_intervals(np.concatenate([correct, over], axis=1))
-    tokens = stack_scores([*column("thinking"), *column("total")])
+    tokens = np.column_stack([*column("thinking"), *column("total")])
     token_ends, count = bootstrap_intervals(tokens), len(cuts)
     curve = {}
     for i, (cut, cell) in enumerate(zip(cuts, cells)):
@@ -113,7 +113,7 @@ def _rates(graded: Graded, grader: Any, ks: Sequence[int]) -> Float[np.ndarray, 
     if graded.samples > 1:
         clusters = answer_clusters(graded.answers, graded.correct, grader)
         scores += [majority_at_k(clusters, graded.correct, k) for k in ks]
-    return stack_scores(scores)
+    return np.column_stack(scores)
 
 
 def entry_of(
@@ -136,7 +136,7 @@ def entry_of(
     ks = numbers_of_samples(graded.samples)
     rates = _rates(graded, grader, ks)  # one set of resamples serves all of them
     ends = rate_intervals(rates)
-    tokens = stack_scores([graded.thinking.mean(1), graded.total.mean(1)])
+    tokens = np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
     thinking, total = tokens.mean(0)
     value = lambda i: measured([("value", "ci95")], rates[:, [i]], ends[[i]])
     entry = {
@@ -176,7 +176,7 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
         scale and are left out.
     """
     budgets = sorted(budget for budget in by_budget if budget > 0)
-    rates = stack_scores([by_budget[budget].correct.mean(1) for budget in budgets])
+    rates = np.column_stack([by_budget[budget].correct.mean(1) for budget in budgets])
     scores = rates @ anytime_weights(budgets).T
     return {**measured(_OVER_BUDGETS, scores, rate_intervals(scores)), "budgets": budgets}
 

@@ -68,7 +68,6 @@ def read_budgets(budget, rows, levels=None):
       budget: thinking tokens for all rows (a number, None, "none" or the name of a level), or one
         of these per row, in a list, a tuple, or a tensor or array of whole numbers.
       rows: of the batch; ValueError unless there is a budget for all or for each.
-      levels: tokens by name.
     """
     if hasattr(budget, "tolist"):
         budget = budget.tolist()
@@ -330,9 +329,6 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
 
     Returns:
       Prompts with thinking, closing text and answer behind them.
-
-    Raises:
-      ValueError: the budget or the batch can't be used.
     """
     if not hasattr(model, "files_checked"):
         check_files(model.name_or_path)

@@ -122,8 +122,6 @@ class BudgetModel:
         """As the family's model.
 
         Args:
-          input_ids: [B, T].
-          attention_mask: [B, S].
           budget: thinking tokens, see `read_budgets`; None: the plain model.
           budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
             model conditioned at the response only needs it (`generate` sets it by itself).

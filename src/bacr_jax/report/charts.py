@@ -61,7 +61,6 @@ class Axis:
     """An axis.
 
     Attributes:
-      label: what it measures, and in what unit.
       log2: doublings are equally far apart.
       low: smallest value shown; None: that of the data.
       ticks: values with their names; None: round numbers.
@@ -93,7 +92,6 @@ class Chart:
       series: curves, the last one on top.
       diagonal: a line where both axes have the same value.
       marks: behind the curves.
-      note: below it.
       missing: said instead of it where no curve has a value.
     """
 
