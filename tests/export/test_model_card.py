@@ -17,7 +17,7 @@ ENTRY = {"accuracy": 0.5, "ci95": [0.4, 0.625], "problems": 500, "samples": 1}
 def about(tmp_path):
     config = config_io.override(Config(), ["budget.max=64", "budget.levels={low: 16}", "seed=3"])
     return cards.Exported(
-        tmp_path / "mine", 3, config, FORMATS["think_answer"], words="", base=None, merged=False
+        tmp_path / "mine", 3, config, FORMATS["think_answer"], base=None, merged=False
     )
 
 
@@ -50,10 +50,10 @@ def test_it_says_how_a_budget_is_asked_for(about):
     assert 'generate_within(LLM("FOLDER"), [question], [64])' in card
     assert "refuses `budget=`" in card
     config = config_io.override(about.config, ["conditioning.told=words"])
-    words = {"config": config, "words": "Use {budget} tokens."}
-    told = cards.model_card(cards.Exported(**{**vars(about), **words}))
+    words = {**vars(about), "config": config}
+    told = cards.model_card(cards.Exported(**words))
     assert "question, budget=64, return_tensors" in told and "refuses `budget=`" not in told
-    merged = cards.model_card(cards.Exported(**{**vars(about), **words, "merged": True}))
+    merged = cards.model_card(cards.Exported(**{**words, "merged": True}))
     assert "trust_remote_code" not in merged and "nothing holds it" in merged
 
 

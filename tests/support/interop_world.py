@@ -16,7 +16,7 @@ from bacr_jax.model import hf
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import make_rules
-from bacr_jax.prompts.told import told_prompts
+from bacr_jax.prompts.told import budget_words, told_prompts
 from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 from bacr_jax.runs.open import open_policy
 from bacr_jax.types import NO_BUDGET
@@ -26,7 +26,7 @@ def saved_policy(run):
     """A run's policy, its prompt format, its tokenizer and the sentence that tells a budget."""
     saved = open_policy(run, None)
     style = from_run.trained_style(saved.config)
-    return saved, style, saved.tokenizer(), from_run.told_in(saved.config, style)
+    return saved, style, saved.tokenizer(), budget_words(saved.config, style)
 
 
 def asked(run, questions, budgets):

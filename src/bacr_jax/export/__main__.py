@@ -67,9 +67,10 @@ def main(argv: Sequence[str] | None) -> None:
     quieten_orbax()
     arguments = parse(argv)
     # Imports JAX, which --help does not need.
-    from bacr_jax.export.from_run import export, told_in, trained_style
+    from bacr_jax.export.from_run import export, trained_style
     from bacr_jax.model.hf import hub
     from bacr_jax.model.hf.hf_config import WORDS
+    from bacr_jax.prompts.told import budget_words
     from bacr_jax.runs.open import read_config
 
     if arguments.push is not None:
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None) -> None:
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
-    if words := told_in(config, trained_style(config)):
+    if words := budget_words(config, trained_style(config)):
         print(f"its prompts tell the budget after the question: {words} (config.json, {WORDS})")
     if arguments.push is not None:
         print(f"pushed to {hub.push(arguments.out, arguments.push)}")

@@ -16,7 +16,6 @@ from bacr_jax.prompts.encoding import eos_ids
 from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.prompts.tokenizers import load_tokenizer
-from bacr_jax.prompts.told import budget_words
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.runs.open import choose_step, read_config, read_params
 from bacr_jax.runs.setup import model_shape
@@ -84,8 +83,7 @@ def export(
         return peft.save_adapter(
             out, params, config=shape, settings=config.adapter, module=module, base=base
         )
-    style = trained_style(config)
-    about = Exported(run, number, config, style, told_in(config, style), base, merge_told_words)
+    about = Exported(run, number, config, trained_style(config), base, merge_told_words)
     return write_params(out, params, about, dtype=dtype)
 
 
@@ -145,8 +143,3 @@ def layout(params: Params, about: Exported, dtype: str) -> list[policy_folder.Ty
 def trained_style(config: Config) -> PromptFormat:
     """The prompt format that a run trains in."""
     return format_for(config, declares_budget=declares_budget(config))
-
-
-def told_in(config: Config, style: PromptFormat) -> str:
-    """The sentence that tells the policy of a run its budget; "": none does."""
-    return budget_words(config, style) if config.conditioning.in_words else ""

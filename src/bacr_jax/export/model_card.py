@@ -16,6 +16,7 @@ from bacr_jax.config.derived import cap, mixture
 from bacr_jax.documents import read_lines
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.told import budget_words
 from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set_title
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
@@ -36,7 +37,6 @@ class Exported:
     """The policy that a card is about.
 
     Attributes:
-      words: sentence that tells the budget; "": none does.
       base: folder of the model that training started from; None: random weights.
       merged: the folder has no code of ours.
     """
@@ -45,9 +45,13 @@ class Exported:
     step: int
     config: Config
     style: PromptFormat
-    words: str
     base: Path | None
     merged: bool
+
+    @property
+    def words(self) -> str:
+        """The sentence that tells the policy its budget; "": none does."""
+        return budget_words(self.config, self.style)
 
 
 def license_of(base: Path | None) -> str | None:

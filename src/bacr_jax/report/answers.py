@@ -39,17 +39,6 @@ def in_plain_text(answers: Sequence[Answer], say: Callable[[str], Any], *, strea
         say(f"\n{answer.answer}\n[{counts(answer)}]\n")
 
 
-def side_by_side(columns: Sequence[tuple[str, str, str, str]]) -> Table:
-    """A column per budget."""
-    table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, *_ in columns:
-        table.add_column(Text(name, style="bold"), ratio=1, overflow="fold")
-    table.add_row(*(Text(thinking, style="dim") for _, thinking, _, _ in columns))
-    table.add_row(*(Text(answer) for _, _, answer, _ in columns))
-    table.add_row(*(Text(said, style="italic") for *_, said in columns))
-    return table
-
-
 class LiveColumns:
     """Budgets side by side on a terminal, filled while their tokens come; a context manager."""
 
@@ -87,4 +76,10 @@ class LiveColumns:
         self._draw()
 
     def _draw(self) -> None:
-        self._live.update(side_by_side(self._columns), refresh=True)
+        table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
+        names, *texts = zip(*self._columns)
+        for name in names:
+            table.add_column(Text(name, style="bold"), ratio=1, overflow="fold")
+        for row, style in zip(texts, ("dim", "", "italic")):
+            table.add_row(*(Text(text, style=style) for text in row))
+        self._live.update(table, refresh=True)

@@ -179,12 +179,9 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
         )
         rows.append(("gold", str(trace.get("gold"))))
     if "closing_tokens" in trace:
-        counts = [
-            (trace["prompt_tokens"], "prompt"),
-            (trace["thinking_tokens"], "thinking"),
-            (trace["closing_tokens"], "closing tag"),
-        ]
-        rows.append(("tokens", ", ".join(f"{int(n):,} {name}" for n, name in counts)))
+        kinds = {"prompt": "prompt", "thinking": "thinking", "closing": "closing tag"}
+        counts = [f"{int(trace[f'{kind}_tokens']):,} {name}" for kind, name in kinds.items()]
+        rows.append(("tokens", ", ".join(counts)))
     read = trace.get("read") or {}
     rows += [(str(name), str(value)) for name, value in read.items()]
     if trace.get("in_loss") is False:
@@ -192,58 +189,56 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     return rows
 
 
-def _part(text: str, *, cut: bool = False, advantage: float | None = None) -> dict[str, Any]:
-    """A piece of the thinking, coloured by its advantage, or the mark of a cut."""
-    style = title = ""
-    if advantage is not None and math.isfinite(advantage) and text:
-        side = "up" if advantage > 0 else "down" if advantage < 0 else "even"
-        style = f"{side}{'2' if abs(advantage) >= _STRONG else '1'}"
-        title = f"advantage {advantage:+.3f}"
-    return {"text": text, "cut": cut, "style": style, "title": title}
-
-
-def _thinking(trace: Trace) -> list[dict[str, Any]]:
-    """The segments with a mark at each cut."""
+def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
+    """The segments with a mark at each cut: text, style, and what is said when it is touched."""
     segments = trace.get("segments")
     if segments is None:
-        return [_part(_shortened(str(trace["thinking"])))]
-    given, most = trace.get("segment_advantages"), _LONGEST // len(segments)
-    parts = list[dict[str, Any]]()
+        return [(_shortened(str(trace["thinking"])), "", "")]
+    given, cuts, most = (
+        trace.get("segment_advantages"),
+        len(segments) - 1,
+        _LONGEST // len(segments),
+    )
+    parts = []
     for place, segment in enumerate(segments):
-        paid = _at(given, place, len(segments) - 1)
-        advantage = None if paid is None else float(paid)
-        parts.append(_part(_shortened(str(segment), most), advantage=advantage))
-        if place < len(segments) - 1:
-            parts.append(_part(f"cut {_cut_of(trace, place)}", cut=True))
+        text, paid = _shortened(str(segment), most), _at(given, place, cuts)
+        advantage = math.nan if paid is None else float(paid)
+        style = title = ""
+        if math.isfinite(advantage) and text:
+            side = "up" if advantage > 0 else "down" if advantage < 0 else "even"
+            style = f"{side}{'2' if abs(advantage) >= _STRONG else '1'}"
+            title = f"advantage {advantage:+.3f}"
+        parts.append((text, style, title))
+        if place < cuts:
+            parts.append((f"cut {_cut_of(trace, place)}", "cut", ""))
     return parts
 
 
-def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
-    """Columns, with whether each holds words, and a row per answer: how it was judged and paid."""
-    outcomes = [float(r) for r in trace["outcomes"]]
-    there = [(*column, trace[column[1]]) for column in _NUMBERS if trace.get(column[1]) is not None]
-    decided = "decided_by" in trace
-    columns = [(name, name == "answer") for name in ("cut", "at", "answer", "outcome")]
-    columns += [("decided by", True)] if decided else []
-    columns += [(name, False) for name, *_ in there]
-    rows, count = [], len(outcomes)
-    for j, (answer, outcome) in enumerate(zip(trace["answers"], outcomes)):
-        by, found = (_at(trace.get(n), j, count) for n in ("decided_by", "extracted"))
-        what = str(by) if found is None else f"{by}: {found}"
-        rows.append(
-            {
-                "cut": _cut_of(trace, j),
-                "at": f"{int(trace['context'][j]):,}",
-                "answer": _shortened(str(answer)),
-                "verdict": "right" if outcome > 0.5 else "wrong",
-                "outcome": f"{outcome:g}",
-                "decided_by": _shortened(what, 300) if decided else None,
-                "cells": [
-                    NONE if (value := _at(values, j, count)) is None else form.format(float(value))
-                    for _, _, form, values in there
-                ],
-            }
-        )
+def _answers(
+    trace: Trace,
+) -> tuple[list[tuple[str, bool]], list[list[tuple[str, str]]]]:
+    """Columns, with whether each holds words, and the cells of each answer with their styles."""
+    columns = [("cut", False), ("at", False), ("answer", True), ("outcome", False)]
+    rows = [
+        [
+            (str(_cut_of(trace, j)), ""),
+            (f"{int(trace['context'][j]):,}", ""),
+            (_shortened(str(trace["answers"][j])), "text"),
+            (f"{outcome:g}", f"chip {'right' if outcome > 0.5 else 'wrong'}"),
+        ]
+        for j, outcome in enumerate(map(float, trace["outcomes"]))
+    ]
+    if "decided_by" in trace:
+        columns.append(("decided by", True))
+        for j, row in enumerate(rows):
+            by, found = (_at(trace.get(n), j, len(rows)) for n in ("decided_by", "extracted"))
+            row.append((_shortened(str(by) if found is None else f"{by}: {found}", 300), ""))
+    for name, field, form in _NUMBERS:
+        if (values := trace.get(field)) is not None:
+            columns.append((name, False))
+            for j, row in enumerate(rows):
+                value = _at(values, j, len(rows))
+                row.append((NONE if value is None else form.format(float(value)), ""))
     return columns, rows
 
 

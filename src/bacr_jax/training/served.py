@@ -11,7 +11,7 @@ import numpy as np
 
 from bacr_held import Server, read_rules
 from bacr_jax.errors import UserError
-from bacr_jax.export.from_run import layout, told_in, write_params
+from bacr_jax.export.from_run import layout, write_params
 from bacr_jax.export.model_card import Exported
 from bacr_jax.export.policy_folder import TORCH_NAME
 from bacr_jax.learner.scoring import response_logprobs
@@ -64,7 +64,7 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     dtype, style = config.model.compute_dtype, environment.style
     base = None if config.model.path is None else Path(config.model.path)
     # Servers get the run's export, in the type that is sampled in.
-    about = Exported(folder, 0, config, style, told_in(config, style), base, False)
+    about = Exported(folder, 0, config, style, base, False)
     write = lambda params, out: write_params(out, params, about, dtype=dtype)
     # Servers round no operand of their own.
     bound = BOUNDS[config.model.product_dtype or dtype]
