@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,14 +156,6 @@ def _add_asked(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _budgets(text: str, levels: Mapping[str, int]) -> tuple[tuple[int, ...], bool]:
-    """The budgets of --budgets, rising, and whether the policy is also told none."""
-    budgets = read_budgets(text, option="--budgets", levels=levels)
-    if len(set(budgets)) != len(budgets):
-        raise UserError(f"--budgets {text}: holds a budget twice; write each once")
-    return tuple(sorted(b for b in budgets if b is not None)), None in budgets
-
-
 def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
     """What can be said against the options without looking at any file."""
     if a.model is not None and not a.data:
@@ -256,8 +248,11 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     for fault in level_problems(config):
         raise UserError(fault)
     budgets, no_budget = config.eval.budgets, config.eval.no_budget
-    if arguments.budgets is not None:
-        budgets, no_budget = _budgets(arguments.budgets, config.budget.levels)
+    if (text := arguments.budgets) is not None:
+        told = read_budgets(text, option="--budgets", levels=config.budget.levels)
+        if len(set(told)) != len(told):
+            raise UserError(f"--budgets {text}: holds a budget twice; write each once")
+        budgets, no_budget = tuple(sorted(b for b in told if b is not None)), None in told
     sets = tuple(arguments.data) or config.data.eval
     asked = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
     # A set that somebody names is wanted, whatever the run did without.

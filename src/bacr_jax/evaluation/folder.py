@@ -89,14 +89,13 @@ class EvaluationFolder:
         done: list[list[Sample]] = []
         whole = 0
         with path.open("rb") as file:
+            lines = enumerate(iter(file.readline, b""), 1)
             for batch in work:
-                samples: list[Sample] = []
-                for key in batch.keys:
-                    line = file.readline()
-                    if not line.endswith(b"\n"):
-                        break
-                    number = sum(map(len, done)) + len(samples) + 1
-                    samples.append(_read(line, key, f"{path}, line {number}"))
+                samples = [
+                    _read(line, key, f"{path}, line {number}")
+                    for key, (number, line) in zip(batch.keys, lines)
+                    if line.endswith(b"\n")
+                ]
                 if len(samples) < len(batch.keys):
                     break
                 done.append(samples)
@@ -121,13 +120,6 @@ class EvaluationFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise cannot_write(path, error) from None
-
-    def discard(self) -> None:
-        """Takes away what `open_evaluation` made, if no sample has come to it."""
-        if self.is_new and {p.name for p in self.path.iterdir()} <= {SETTINGS, LOCK}:
-            for name in (SETTINGS, LOCK):
-                (self.path / name).unlink(missing_ok=True)
-            self.path.rmdir()
 
 
 def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
@@ -176,7 +168,10 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[Evaluation
         try:
             yield folder
         except UserError:
-            folder.discard()
+            if folder.is_new and {p.name for p in path.iterdir()} <= {SETTINGS, LOCK}:
+                for name in (SETTINGS, LOCK):
+                    (path / name).unlink(missing_ok=True)
+                path.rmdir()
             raise
 
 

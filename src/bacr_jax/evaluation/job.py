@@ -219,10 +219,13 @@ def prepare(
     chosen = {name: take(questions) for name, questions in sets.items()}
     modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}
     described = {name: _describe(sets[name], places) for name, places in chosen.items()}
-    grader = _grader(config)
+    # A verifier of one's own; nothing for the built-in rules.
+    grader: dict[str, str] = {}
+    if config.grader is not None:
+        grader = {"file": config.grader, "digest": load_verifier(config.grader).digest}
     for where, folder in others.items():
         there = read_settings(folder)
-        comparison.check_comparable(described, there, modes, where, grader=grader.get("grader"))
+        comparison.check_comparable(described, there, modes, where, grader=grader)
         read_samples(folder)
     decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)
     return Work(
@@ -234,17 +237,11 @@ def prepare(
         eval_settings=[[setting] for setting in settings] + dense,
         compared=_names(list(others.values()), name or saved.name),
         labels=labels,
-        settings={"policy": saved.identity, "sets": described, "decoding": decoding, **grader},
+        settings={"policy": saved.identity, "sets": described, "decoding": decoding}
+        | ({"grader": grader} if grader else {}),
         style=style,
         engine=engine,
     )
-
-
-def _grader(config: Config) -> dict[str, dict[str, str]]:
-    """A verifier of one's own as settings name it; nothing for the built-in rules."""
-    if config.grader is None:
-        return {}
-    return {"grader": {"file": config.grader, "digest": load_verifier(config.grader).digest}}
 
 
 def _names(folders: Sequence[Path], own: str) -> dict[str, Path]:

@@ -216,7 +216,9 @@ class Loop:
         Only names of transformers' own loops may stand in the signature: others are taken from the
         arguments of `generate` before it has prepared them.
         """
-        check_mode(generation_config)
+        mode = generation_config.get_generation_mode()
+        if mode not in ("greedy_search", "sample"):
+            raise ValueError(f"budget: is held by greedy and sampled decoding, found {mode.value}")
         config, device = generation_config, input_ids.device
         copies = input_ids.shape[0] // len(self.limits)
         spread = lambda numbers: torch.tensor(numbers, device=device).repeat_interleave(copies)
@@ -248,7 +250,11 @@ class Loop:
                 kept["logits"].append(logits)
             if config.output_scores:
                 kept["scores"].append(scores)
-            fed = rows.take(_draw(scores, config.do_sample), pad)[:, None]
+            if config.do_sample:
+                drawn = torch.multinomial(scores.softmax(-1), 1)[:, 0]
+            else:
+                drawn = scores.argmax(-1)
+            fed = rows.take(drawn, pad)[:, None]
             ids = torch.cat([ids, fed], dim=-1)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
             if self.streamer is not None:
@@ -262,13 +268,6 @@ class Loop:
         return GenerateDecoderOnlyOutput(sequences=ids, **{CACHE: cache}, **steps)
 
 
-def _draw(scores, sampling):
-    """A token per row: the most likely one, or one at random."""
-    if not sampling:
-        return scores.argmax(-1)
-    return torch.multinomial(scores.softmax(-1), 1)[:, 0]
-
-
 def conditions(model, told):
     """From (tokens fed, whether they are of the response) to what tells the model its budgets."""
     if not hasattr(model, "embed_budgets") or bool((told == NONE).all()):
@@ -277,13 +276,6 @@ def conditions(model, told):
     if model.config.budget_module["positions"] != "response":
         return lambda fed, response: embedded
     return lambda fed, response: {**embedded, "budget_mask": torch.full_like(fed, response)}
-
-
-def check_mode(config):
-    """ValueError unless decoding is greedy or sampled, for which budgets are held."""
-    mode = config.get_generation_mode()
-    if mode not in ("greedy_search", "sample"):
-        raise ValueError(f"budget: is held by greedy and sampled decoding, found {mode.value}")
 
 
 def _limits(told, thinking, config, prompts):

@@ -86,7 +86,8 @@ def _has(policies: Mapping[str, Summary], name: str) -> bool:
 
 def _curve(label: str, place: int, points: Sequence[_Point]) -> Series:
     """Of one of several policies; the first, which the others are compared with, is dashed."""
-    x, y, ends = ([point[part] for point in points] for part in range(3))
+    x, y = [place for place, _, _ in points], [value for _, value, _ in points]
+    ends = [ends for _, _, ends in points]
     line = "--" if place == 0 else "-"
     return Series(label, x, y, colour(place), ends, line=line, marker=marker(place))
 

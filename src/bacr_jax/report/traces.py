@@ -63,8 +63,7 @@ def _check(trace: Trace) -> None:
         raise ValueError
     str(trace["prompt"]), str(trace["closed_by"]), trace.get("segments") or str(trace["thinking"])
     for name in ("extracted", "decided_by", *(field for _, field, _ in _NUMBERS)):
-        values = trace.get(name)
-        if values is not None and not isinstance(values, list):
+        if not isinstance(trace.get(name) or [], list):
             raise TypeError
 
 

@@ -50,10 +50,12 @@ class Curves:
         self.names = list(dict.fromkeys(name for record in records for name in record))
         self._records = records
 
-    def numbered(self, prefix: str) -> list[str]:
-        """Names that are the prefix and a number, in the order of the numbers."""
-        names = [n for n in self.names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
-        return sorted(names, key=lambda name: int(name[len(prefix) :]))
+    def numbered(self, prefix: str) -> list[tuple[str, str, float]]:
+        """Name, number and colour of each that is the prefix and a number; numbers rise."""
+        ends = [name.removeprefix(prefix) for name in self.names if name.startswith(prefix)]
+        numbers = sorted(filter(str.isdigit, ends), key=int)
+        shades = [shade(place, len(numbers)) for place in range(len(numbers))]
+        return [(f"{prefix}{number}", number, of) for number, of in zip(numbers, shades)]
 
     def values(self, name: str) -> np.ndarray:
         """A metric at every step, NaN where it is not a number."""
@@ -75,18 +77,10 @@ def _series(
     return [Series(label, steps, values.tolist(), shown, line=line)]
 
 
-def _numbered(curves: Curves, prefix: str) -> list[tuple[str, str, float]]:
-    """Metric, number and colour of each of a numbered family."""
-    names = curves.numbered(prefix)
-    return [
-        (name, name[len(prefix) :], shade(place, len(names))) for place, name in enumerate(names)
-    ]
-
-
 def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Reward, accuracy by cut, lengths, entropy, and the schedule, from lines of metrics.jsonl."""
     curves = Curves(records)
-    cuts, by_cut = _numbered(curves, "reward/cut_"), list[Series]()
+    cuts, by_cut = curves.numbered("reward/cut_"), list[Series]()
     for name, number, shown in cuts:
         budget = " (the budget)" if name == cuts[-1][0] else ""
         by_cut += _series(curves, name, f"cut {number}{budget}", shown)
@@ -96,7 +90,7 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         steps = lambda name: stepped(curves.steps.tolist(), curves.values(name).tolist())
         return [
             Series(f"group {number}", *steps(name), shown)
-            for name, number, shown in _numbered(curves, prefix)
+            for name, number, shown in curves.numbered(prefix)
         ]
 
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
@@ -126,7 +120,7 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Sampled budgets of each difficulty group: median and the middle 80 %."""
     curves = Curves(records)
-    groups = [name.rpartition("_")[2] for name in curves.numbered("budget/median_")]
+    groups = [group for _, group, _ in curves.numbered("budget/median_")]
     quantiles = {
         group: [curves.values(f"budget/{q}_{group}") for q in ("p10", "median", "p90")]
         for group in groups
@@ -156,8 +150,8 @@ def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
         series = []
         for place, (label, of_run) in enumerate(curves.items()):
             name = metric
-            if metric == "reward/cut":
-                name = (of_run.numbered("reward/cut_") or [metric])[-1]
+            if metric == "reward/cut" and (cuts := of_run.numbered("reward/cut_")):
+                name = cuts[-1][0]
             series += _series(of_run, name, label, colour(place + 1))
         if series:
             made.append(Chart(title, series, _STEP, axis))
