@@ -107,18 +107,23 @@ class Session:
         rows = budget * len(questions) + question
         limit = limits[budget]
         prompts, decoder = prompts.take(rows), self._decoder
+        # Sizes that other questions will have too.
+        slots = min(1 << (len(rows) - 1).bit_length(), decoder.spec.slots)
+        sizes: dict[str, Any] = {"max_thinking": rounded_up(longest), "slots": slots}
+        if slots <= _FEW_ROWS:
+            sizes |= {"windows": 1, "refill": 1.0}
         rollout = generate(
             decoder.params,
             prompts.padded(rounded_up(prompts.tokens.shape[1])),
             Rows(_told(budgets)[budget], limit[:, None], limits=limit),
             jax.random.key(seed),
             Sampler(
-                _spec(decoder, longest, len(rows)),
+                dataclasses.replace(decoder.spec, **sizes),
                 self.rules,
                 sampling_params(temperature, top_p),
                 decoder.phi_of,
             ),
-            Listeners(poll) if watch is None else _live(self._text, watch, poll),
+            Listeners(poll) if watch is None else _live(self.tokenizer, watch, poll),
         )
         return [
             self._answer(rollout, row, questions[q], budgets[b], int(s))
@@ -172,9 +177,6 @@ class Session:
         """The policy on its device."""
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return decode_ids(self.tokenizer, ids)
-
     def _answer(
         self, rollout: Rollout, row: int, question: str, budget: int | None, sample: int
     ) -> Answer:
@@ -187,7 +189,7 @@ class Session:
             question=question,
             budget=budget,
             sample=sample,
-            thinking=self._text(thinking),
+            thinking=decode_ids(self.tokenizer, thinking),
             thinking_tokens=int(trunks.thinking[row]),
             forced_tokens=forced,
             answer_tokens=answered,
@@ -212,13 +214,6 @@ def rounded_up(number: int) -> int:
     return max(1 << (number - 1).bit_length(), _SMALLEST)
 
 
-def _spec(decoder: Decoder, longest: int, rows: int) -> Any:
-    """Sizes of a rollout that other questions will have too."""
-    slots = min(1 << (rows - 1).bit_length(), decoder.spec.slots)
-    few: dict[str, Any] = {"windows": 1, "refill": 1.0} if slots <= _FEW_ROWS else {}
-    return dataclasses.replace(decoder.spec, max_thinking=rounded_up(longest), slots=slots, **few)
-
-
 def prompt_per_budget(
     prompts: Prompts,
     tokenizer: Any,
@@ -239,14 +234,14 @@ def prompt_per_budget(
     )
 
 
-def _live(text: Callable[[Sequence[int]], str], watch: Watch, poll: Poll) -> Listeners:
+def _live(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
     """Tells the texts of rows while they come; a character waits until all its tokens are there."""
     thoughts: dict[int, list[int]] = collections.defaultdict(list)
     said: dict[int, list[str]] = {}
 
     def tell(row: int, answer: Sequence[int]) -> None:
         parts = thoughts[row], answer
-        texts = [text(ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts]
+        texts = [decode_ids(tokenizer, ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts]
         if said.get(row) != texts:
             said[row] = texts
             watch(row, *texts)

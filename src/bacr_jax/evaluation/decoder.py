@@ -46,23 +46,14 @@ class Decoder:
     Attributes:
       spec: rollout shapes; its thinking width holds every budget asked for.
       cap: most thinking tokens of a row that is told no budget.
+      sample: what stands in for `rollout.generate` where the policy answers elsewhere.
     """
 
     params: DecodeParams
     spec: RolloutSpec
     phi_of: Callable[[jax.Array], jax.Array] | None
     cap: int
-
-    def generate(
-        self,
-        prompts: Prompts,
-        rows: Rows,
-        key: jax.Array,
-        sampler: Sampler,
-        listeners: Listeners,
-    ) -> Rollout:
-        """As `rollout.generate`, of this policy."""
-        return generate(self.params, prompts, rows, key, sampler, listeners)
+    sample: Callable[..., Rollout] | None = None
 
     def traces(
         self, prompts: Sequence[Prompts], parts: Sequence[Part], drawing: Drawing
@@ -85,7 +76,8 @@ class Decoder:
         keys = [jax.random.fold_in(drawing.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
         config, on_rows = drawing.config, drawing.on_rows
-        rollout = self.generate(
+        rollout = (self.sample or generate)(
+            self.params,
             stacked(prompts),
             Rows(
                 each([setting.budget for setting in first]),

@@ -15,7 +15,7 @@ from bacr_jax import documents
 from bacr_jax.documents import cannot_write, write_json
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
-from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder
+from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder, usable
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
 # What people read.
@@ -152,14 +152,10 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[Evaluation
     evaluated disappears when a UserError leaves it.
     """
     where = f"--out {path}"
-    try:
+    with usable(where):
         _refuse_unless_ours(path, settings, where)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
-    except OSError as error:
-        raise UserError(
-            f"{where}: can't be used ({error.strerror}); write a folder that can be written"
-        ) from None
     with lock:
         _refuse_unless_ours(path, settings, where)
         folder = EvaluationFolder(path)
@@ -248,8 +244,7 @@ def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
 
 def default_folder(run: Path | None, step: int | None, model: Path | None) -> Path:
     """Where an evaluation goes unless --out says otherwise."""
-    if run is not None:
-        assert step is not None
+    if run is not None and step is not None:
         return RunPaths(run).evaluation_of(step)
     assert model is not None
     return Path("runs") / f"evaluation-{model.absolute().name}"

@@ -95,8 +95,7 @@ def bootstrap_intervals(
 ) -> Float[np.ndarray, "s 2"]:
     """95 % percentile intervals of the means over problems, for each column.
 
-    Returns:
-      Lower and upper ends. They coincide where all problems score alike.
+    Their ends coincide where all problems score alike.
     """
     means = resampled_means(np.asarray(scores, np.float64), seed=seed)
     return np.quantile(means, _ENDS, axis=0).T

@@ -16,7 +16,7 @@ from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.config.derived import cap
 from bacr_jax.config.engine import VLLM, Engine
-from bacr_jax.documents import write_atomically, write_json
+from bacr_jax.documents import write_json, write_lines
 from bacr_jax.evaluation import checks, comparison
 from bacr_jax.evaluation.decoder import draw_samples
 from bacr_jax.evaluation.folder import (
@@ -76,10 +76,10 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     """
     rates = graded.correct.mean(1)
     lines = [
-        json.dumps({"id": id_, "avg": float(rate), "samples": graded.samples})
+        {"id": id_, "avg": float(rate), "samples": graded.samples}
         for id_, rate in zip(graded.ids, rates)
     ]
-    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    write_lines(path, lines)
     groups = groups_from_solve_rate(rates, num_groups=len(GROUPS))
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
@@ -177,7 +177,7 @@ def _decoding(
         "grace": config.budget.grace or None,
         "budget_tag": config.eval.budget_tag if style.budget_close else None,
         "budget_words": budget_words(config, style) or None,
-        "engine": None if engine is None else engine.name,
+        "engine": None if engine is None else VLLM,
     }
     return decoding | {name: value for name, value in asked.items() if value is not None}
 
@@ -223,34 +223,29 @@ def prepare(
     grader: dict[str, str] = {}
     if config.grader is not None:
         grader = {"file": config.grader, "digest": load_verifier(config.grader).digest}
+    name, compared = name or saved.name, dict[str, Path]()
     for where, folder in others.items():
         there = read_settings(folder)
         comparison.check_comparable(described, there, modes, where, grader=grader)
         read_samples(folder)
+        called = str(read_results(folder).get("name", folder))
+        # By its folder where the name is taken.
+        compared[str(folder) if called in (name, *compared) else called] = folder
     decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)
     return Work(
-        name=name or saved.name,
+        name=name,
         saved=saved,
         tokenizer=tokenizer,
         sets=sets,
         chosen=chosen,
         eval_settings=[[setting] for setting in settings] + dense,
-        compared=_names(list(others.values()), name or saved.name),
+        compared=compared,
         labels=labels,
         settings={"policy": saved.identity, "sets": described, "decoding": decoding}
         | ({"grader": grader} if grader else {}),
         style=style,
         engine=engine,
     )
-
-
-def _names(folders: Sequence[Path], own: str) -> dict[str, Path]:
-    """Evaluations by what they call their policies; by their folders where that is taken."""
-    named: dict[str, Path] = {}
-    for folder in folders:
-        called = str(read_results(folder).get("name", folder))
-        named[str(folder) if called in (own, *named) else called] = folder
-    return named
 
 
 def _draw_missing(
@@ -268,9 +263,7 @@ def _draw_missing(
     if finished:
         progress.say(f"continuing after {finished} of {total} answers")
     slots = work.settings["decoding"]["slots"]
-    source = open_source(
-        work.engine, work.saved, environment, work.sets, slots=slots, say=progress.say
-    )
+    source = open_source(work.engine, work.saved, environment, slots=slots, say=progress.say)
     with source as decoder, progress.phase("evaluation", total) as phase:
         # A server keeps its slots busy by itself, and may go away at any moment.
         most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots

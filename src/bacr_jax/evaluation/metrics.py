@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bacr_jax.evaluation.intervals import (
-    bootstrap_intervals,
-    rate_intervals,
-    ratio_interval,
-)
+from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, ratio_interval
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -12,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,12 +26,11 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
 from bacr_jax.model.hf import read_thinking
 from bacr_jax.model.hf.archive import check_files
-from bacr_jax.prompts.environment import Environment, Questions
+from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.thinking_section import describe
-from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler
+from bacr_jax.rollout import Rollout
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, without_tag
 from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
-from bacr_jax.types import Prompts
 
 # Seconds between two questions to a server that starts.
 _PATIENCE = 0.5
@@ -41,30 +40,19 @@ _OTHER_FORMAT = (
 )
 
 
-@dataclass(frozen=True)
-class ServedDecoder(Decoder):
-    """A policy behind a server; sampled answers are others than a decoder's, always the same."""
+def _sampled_by(server: Server, asking: Asking) -> Callable[..., Rollout]:
+    """What samples behind a server; its answers are others than those here, always the same."""
 
-    server: Server
-    asking: Asking
+    async def answered(asked: AskedRow) -> AnsweredRow:
+        return await asking.row(asked, server.complete)
 
-    def generate(
-        self,
-        prompts: Prompts,
-        rows: Rows,
-        key: jax.Array,
-        sampler: Sampler,
-        listeners: Listeners,
-    ) -> Rollout:
-        """As of `Decoder`."""
-
-        async def answered(asked: AskedRow) -> AnsweredRow:
-            return await self.asking.row(asked, self.server.complete)
-
+    def sample(params: None, *asked: Any) -> Rollout:
         try:
-            return ask(prompts, rows, key, sampler, listeners, answered)
+            return functools.partial(ask, answered=answered)(*asked)
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
+
+    return sample
 
 
 def check_served(saved: SavedPolicy) -> None:
@@ -85,12 +73,11 @@ def open_served(
     saved: SavedPolicy,
     environment: Environment,
     *,
-    longest_prompt: int,
     slots: int,
     say: Callable[[str], None],
-) -> Iterator[ServedDecoder]:
+) -> Iterator[Decoder]:
     """The policy behind its server, which is started if nobody has; stopped at the end then."""
-    config = saved.config
+    config, largest = saved.config, largest_evaluated(saved.config)
     section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
     folders_own = read_thinking(saved.folder) or {}
     if section["never_sampled"] != folders_own.get("never_sampled"):
@@ -108,18 +95,17 @@ def open_served(
             asyncio.run(server.connect())
         except EngineError as error:
             raise UserError(f"--url {error}" if engine.url else str(error)) from None
-        needed = longest_prompt + rules.longest(largest_evaluated(config))
+        told = declaration(environment.tokenizer, environment.style, config.eval, largest)
+        needed = environment.longest_prompt + len(told) + rules.longest(largest)
         if needed > server.length:
             raise UserError(
                 f"--engine vllm: the server's rows have {server.length} tokens and {needed} are "
                 f"needed; start it with --max-model-len {needed}, or write smaller --budgets"
             )
         policy, no_params = policy_of(config, environment.vocab_size, 1), cast(Any, None)
-        spec = dataclasses.replace(
-            policy.evaluation, max_thinking=largest_evaluated(config), slots=slots
-        )
+        spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
         asking = Asking(rules, without_tag(environment))
-        yield ServedDecoder(no_params, spec, None, rules.cap, server, asking)
+        yield Decoder(no_params, spec, None, rules.cap, _sampled_by(server, asking))
 
 
 # A large model is read from a slow disk and compiled first.
@@ -136,14 +122,12 @@ def started(engine: Engine, folder: Path, *, dtype: str, slots: int) -> Iterator
     command += ["--model", str(folder.absolute()), "--served-model-name", "policy"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", dtype, "--max-num-seqs", str(slots), *engine.arguments]
-    handle, name = tempfile.mkstemp(prefix="bacr-engine-", suffix=".log")
-    log = Path(name)
-    with os.fdopen(handle, "wb") as file:
+    with tempfile.NamedTemporaryFile(prefix="bacr-engine-", suffix=".log", delete=False) as file:
         # A group of its own: it is stopped with its workers, and Ctrl-C reaches this process first.
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-    url = f"http://127.0.0.1:{port}"
+    url, log = f"http://127.0.0.1:{port}", Path(file.name)
     try:
         _wait(process, url, log)
         yield url
@@ -187,33 +171,23 @@ def open_source(
     engine: Engine | None,
     saved: SavedPolicy,
     environment: Environment,
-    sets: dict[str, Questions],
     *,
     slots: int,
     say: Callable[[str], None],
 ) -> AbstractContextManager[Decoder]:
     """What draws the answers, for as long as they are drawn."""
-    config, largest = saved.config, largest_evaluated(saved.config)
-    if engine is None:
-        devices = jax.device_count()
-        opened = open_decoder(
-            saved,
-            environment.vocab_size,
-            max_thinking=largest,
-            slots=slots,
-            num_devices=devices,
-        )
-        if devices > 1:
-            shared = devices // opened.spec.row_shards
-            copy = f", {shared} of which share a copy of the policy" if shared > 1 else ""
-            say(f"{opened.spec.slots} rows at a time on {devices} devices{copy}")
-        return contextlib.nullcontext(opened)
-    told = declaration(environment.tokenizer, environment.style, config.eval, largest)
-    return open_served(
-        engine,
+    if engine is not None:
+        return open_served(engine, saved, environment, slots=slots, say=say)
+    devices = jax.device_count()
+    opened = open_decoder(
         saved,
-        environment,
-        longest_prompt=max(questions.longest for questions in sets.values()) + len(told),
+        environment.vocab_size,
+        max_thinking=largest_evaluated(saved.config),
         slots=slots,
-        say=say,
+        num_devices=devices,
     )
+    if devices > 1:
+        shared = devices // opened.spec.row_shards
+        copy = f", {shared} of which share a copy of the policy" if shared > 1 else ""
+        say(f"{opened.spec.slots} rows at a time on {devices} devices{copy}")
+    return contextlib.nullcontext(opened)

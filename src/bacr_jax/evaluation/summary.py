@@ -15,14 +15,7 @@ from bacr_jax.evaluation.metrics import (
     majority_at_k,
     pass_at_k,
 )
-from bacr_jax.evaluation.samples import (
-    SAMPLED,
-    EvalSetting,
-    Graded,
-    budget_key,
-    measured,
-    number,
-)
+from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Graded, budget_key, measured, number
 from bacr_jax.questions.question_set import QuestionSet
 
 # {mode: curve}, as `dense_curve` gives it.

@@ -123,14 +123,6 @@ class Rules:
         self.grace, self.answer_tokens = thinking["grace"], thinking["answer_tokens"]
 
 
-def rules_of(model, device):
-    """The rules of a model on a device, made once."""
-    made = model.__dict__.setdefault("_budget_rules", {})
-    if device not in made:
-        made[device] = Rules(model.config.thinking, model.config.vocab_size, device)
-    return made[device]
-
-
 class Never(LogitsProcessor):
     """Tokens that are never sampled."""
 
@@ -340,7 +332,11 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     suffix = max(len(thinking["closing_ids"]), len(thinking["answer_ids"]))
     needed = max(limits) + thinking["grace"] + suffix + thinking["answer_tokens"]
     config, others = _with_length(generation_config, others, ids.shape[1], needed)
-    rules = rules_of(model, ids.device)
+    # Made once for each device.
+    made = model.__dict__.setdefault("_budget_rules", {})
+    if ids.device not in made:
+        made[ids.device] = Rules(thinking, model.config.vocab_size, ids.device)
+    rules = made[ids.device]
     processors = LogitsProcessorList([Never(rules.never), *(others.pop("logits_processor", ()))])
     return GenerationMixin.generate(
         model,

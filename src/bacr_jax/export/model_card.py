@@ -76,23 +76,17 @@ def license_of(base: Path | None) -> str | None:
     return None
 
 
-def evaluations(run: Path, step: int) -> dict[str, Any]:
-    """The run's evaluations of a checkpoint: {where: {set: {mode: {budget: entry}}}}."""
-    paths = RunPaths(run)
-    found = {}
-    records = [r for r in read_lines(paths.evaluations) if r["step"] == step]
+def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, header and rows of the accuracies of each set, by the run's own evaluations."""
+    paths, made = RunPaths(about.run), dict[str, Any]()
+    records = [r for r in read_lines(paths.evaluations) if r["step"] == about.step]
     if records:
-        found["in training"] = records[-1]["sets"]
-    later = paths.evaluation_of(step)
+        made["in training"] = records[-1]["sets"]
+    later = paths.evaluation_of(about.step)
     if (later / RESULTS).is_file():
         sets = read_results(later)["sets"]
-        found["afterwards"] = {name: result["by_budget"] for name, result in sets.items()}
-    return found
-
-
-def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, header and rows of the accuracies of each set."""
-    for when, sets in evaluations(about.run, about.step).items():
+        made["afterwards"] = {name: result["by_budget"] for name, result in sets.items()}
+    for when, sets in made.items():
         for name, modes in sets.items():
             budgets = by_size({budget for entries in modes.values() for budget in entries})
             rows = []

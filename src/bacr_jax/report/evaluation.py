@@ -25,17 +25,17 @@ def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
 
 def completion(name: str, summary: Summary) -> Table:
     """How many traces and answers ended by themselves, and accuracy among them and the others."""
-    columns = (
-        ("completion_rate", "completion_ci95"),
-        ("closed_rate", "closed_ci95"),
-        ("accuracy_if_complete", "if_complete_ci95"),
-        ("accuracy_if_cut", "if_cut_ci95"),
-    )
+    columns = {
+        "complete": ("completion_rate", "completion_ci95"),
+        "answer closed": ("closed_rate", "closed_ci95"),
+        "right if complete": ("accuracy_if_complete", "if_complete_ci95"),
+        "right if cut": ("accuracy_if_cut", "if_cut_ci95"),
+    }
     return Table(
         f"{name}: completion, and accuracy given completion",
-        ["decoding", "budget", "complete", "answer closed", "right if complete", "right if cut"],
+        ["decoding", "budget", *columns],
         [
-            [mode, budget, *(accuracy_text(entry, *column) for column in columns)]
+            [mode, budget, *(accuracy_text(entry, *names) for names in columns.values())]
             for mode, budget, entry in _cells(summary)
         ],
         caption="in % [95 % interval]; complete: the thinking ended by itself within the budget; "
@@ -70,7 +70,9 @@ def adherence(name: str, summary: Summary) -> Table:
     )
 
 
-LABEL = "one trace told {told:,} tokens, cut early"
+def _cut_early(dense: Dense) -> str:
+    """What a dense curve is called."""
+    return f"one trace told {max(found['told'] for found in dense.values()):,} tokens, cut early"
 
 
 def dense_table(name: str, dense: Dense, told: Summary) -> Table:
@@ -83,22 +85,14 @@ def dense_table(name: str, dense: Dense, told: Summary) -> Table:
             complete = _percent(entry["completion_rate"])
             rows.append([mode, f"{int(cut):,}", *accuracies, complete, *_think_and_total(entry)])
         rows.append([mode, "area", accuracy_text(found, "area", "area_ci95"), *[NONE] * 4])
-    label = LABEL.format(told=max(found["told"] for found in dense.values()))
     return Table(
-        f"{name}: dense curve, {label}",
+        f"{name}: dense curve, {_cut_early(dense)}",
         ["decoding", "cut", "accuracy when cut", "told that budget", "complete", "think", "total"],
         rows,
         caption="accuracy in % [95 % interval]: every row is the same traces, told the largest "
         "budget and answered at the cut; beside it traces that were told that budget; complete: "
         "traces that ended by themselves by then, in %; area: over log2 of the cuts",
     )
-
-
-def curves(dense: Mapping[str, Any], told: Summary) -> dict[str, Summary]:
-    """The curves of a picture, by their labels."""
-    largest = max(found["told"] for found in dense.values())
-    cut: Summary = {mode: found["curve"] for mode, found in dense.items()}
-    return {"told each budget": told, LABEL.format(told=largest): cut}
 
 
 def _percent(rate: float | int) -> str:
@@ -174,10 +168,8 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
         for way, budgets in ways.items():
             for budget, entry in budgets.items():
                 vote = [f"maj@{k}", way.replace("_", " "), f"{int(budget):,}"]
-                each, right = (
-                    f"{k} x {entry['budget_each']:,}",
-                    accuracy_text(entry, "value", "ci95"),
-                )
+                right = accuracy_text(entry, "value", "ci95")
+                each = f"{k} x {entry['budget_each']:,}"
                 rows.append([*vote, each, right, *_think_and_total(entry)])
     return Table(
         f"{name}: Self-Consistency",
@@ -263,10 +255,11 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Ta
             {**others, results["name"]: result["by_budget"]},
             f"{titles[name]}: accuracy by thinking budget, 95 % intervals",
         )
-        if result["dense"]:
+        if dense := result["dense"]:
+            cut = {mode: found["curve"] for mode, found in dense.items()}
             figures.accuracy_picture(
                 folder / f"dense_{short}.png",
-                curves(result["dense"], result["by_budget"]),
+                {"told each budget": result["by_budget"], _cut_early(dense): cut},
                 f"{titles[name]}: told each budget, and one trace cut early; 95 % intervals",
             )
     return [table.terminal() for table in made]

@@ -161,8 +161,8 @@ def _differing_keys(runs: Sequence[RunData]) -> Part:
     header = ["key", *(run.label for run in runs)]
     table = Table("", header, rows, words=len(header))
     title = f"Settings that differ: {len(rows)}"
-    closed = {"closed": True} if len(rows) > _MANY_SETTINGS else {}
-    return {"fold": title, "inside": [_table(table, "facts differs")]} | closed
+    inside = [_table(table, "facts differs")]
+    return {"fold": title, "closed": len(rows) > _MANY_SETTINGS, "inside": inside}
 
 
 def _evaluations(run: RunData) -> list[Part]:
@@ -175,7 +175,7 @@ def _evaluations(run: RunData) -> list[Part]:
         except (ValueError, KeyError, TypeError, StopIteration):
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
         title = f"{results['name']} ({path.parent.name})"
-        parts.append({"fold": title, "inside": list(map(_table, tables))})
+        parts.append({"fold": title, "closed": False, "inside": list(map(_table, tables))})
     return parts
 
 
@@ -183,9 +183,10 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     """What is compared on a set: a run before and after, or the last of each of several runs."""
     if len(runs) == 1:
         return figures.first_and_last(runs[0], name)
+    records = {run.label: run.of_set(name) for run in runs}
     # A run without it keeps its place, and so its colour.
-    found: dict[str, Summary] = {run.label: run.last(name) or {} for run in runs}
-    starts = [records[0] for run in runs if (records := run.of_set(name))]
+    found = {label: made[-1]["sets"][name] if made else {} for label, made in records.items()}
+    starts = [made[0] for made in records.values() if made]
     first = starts[0]["sets"][name]
     if all(r["when"] == "before" and r["sets"][name] == first for r in starts):
         # They began as the same policy.
@@ -215,20 +216,14 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     if others is not None:
         tables.append(comparison(f"{title_without(title, policies, others)}: {_WHAT}", others))
     if len(runs) == 1:
-        tables += _of_last(runs[0], name, title, list(policies.values())[-1])
+        last = list(policies.values())[-1]
+        # Evaluations of older versions lack it.
+        if all("adherence" in entry for entry in entries(last)):
+            tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
+        dense = [record["dense"].get(name) for record in runs[0].evaluations if "dense" in record]
+        if dense and dense[-1]:
+            tables.append(dense_table(title, dense[-1], last))
     return [{"heading": title}, *_charts(drawn), *map(_table, tables)]
-
-
-def _of_last(run: RunData, name: str, title: str, last: Summary) -> list[Table]:
-    """Tables of a run's last evaluation of a set."""
-    tables = []
-    # Evaluations of older versions lack it.
-    if all("adherence" in entry for entry in entries(last)):
-        tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
-    dense = [record["dense"].get(name) for record in run.evaluations if "dense" in record]
-    if dense and dense[-1]:
-        tables.append(dense_table(title, dense[-1], last))
-    return tables
 
 
 def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:

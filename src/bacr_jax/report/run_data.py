@@ -38,11 +38,6 @@ class RunData:
         """Evaluations of a set, the first one first."""
         return [record for record in self.evaluations if name in record["sets"]]
 
-    def last(self, name: str) -> Summary | None:
-        """A set's last evaluation; None: it was never evaluated."""
-        records = self.of_set(name)
-        return records[-1]["sets"][name] if records else None
-
 
 def read_run(folder: Path, label: str | None = None) -> RunData:
     """Reads a run folder."""
@@ -94,11 +89,11 @@ def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
 def _is_summary(found: Any) -> bool:
     """Whether this is what an evaluation says of a set, as far as every picture needs it."""
     try:
-        entries = [item for budgets in found.values() for item in budgets.items()]
-        numbers = [(e["accuracy"], e["mean_thinking_tokens"], *e["ci95"]) for _, e in entries]
+        items = [item for budgets in found.values() for item in budgets.items()]
+        numbers = [(e["accuracy"], e["mean_thinking_tokens"], *e["ci95"]) for _, e in items]
     except (AttributeError, KeyError, TypeError):
         return False
-    known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in entries)
+    known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in items)
     sound = all(len(four) == 4 and {*map(type, four)} <= {int, float} for four in numbers)
     return bool(found) and known and sound
 

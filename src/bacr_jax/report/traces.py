@@ -21,8 +21,6 @@ _MOST_FILES, _MOST_TRACES, _MOST_CHARS = 200, 120, 1_200_000
 _LONGEST = 12_000
 # More different budgets than this are chosen by doublings.
 _MOST_BUDGETS = 8
-# What traces are chosen by.
-_FILTERS = ("run", "verdict", "thinking", "level", "budget", "step")
 # Columns of the answers that hold numbers: name, field, and how a number is written.
 _NUMBERS = (
     ("reward", "rewards", "{:+.2f}"),
@@ -123,7 +121,7 @@ def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
     # Budgets and levels rise in the list.
     by_size = np.argsort([int(trace["budget"]) for _, trace in shown], kind="stable")
     filters = []
-    for name in _FILTERS[0 if len(runs) > 1 else 1 :]:
+    for name in list(labels[0])[0 if len(runs) > 1 else 1 :]:
         values = [of[name] for of in labels]
         if name == "budget":
             values = [values[place] for place in by_size]
@@ -137,7 +135,7 @@ def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
 
 
 def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict[str, str]:
-    """What a trace is chosen by."""
+    """What a trace is chosen by, and first of all, among several runs, its run."""
     return {
         "run": label,
         "verdict": "right" if is_right(trace) else "wrong",
@@ -173,9 +171,8 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     if "id" in trace:
         rows.append(("question", f"{trace['id']}, difficulty group {trace.get('group')}"))
         told = trace.get("told")
-        rows.append(
-            ("told", "no budget" if told is None else f"{told:,} tokens, by {trace['told_by']}")
-        )
+        how = "no budget" if told is None else f"{told:,} tokens, by {trace['told_by']}"
+        rows.append(("told", how))
         rows.append(("gold", str(trace.get("gold"))))
     if "closing_tokens" in trace:
         kinds = {"prompt": "prompt", "thinking": "thinking", "closing": "closing tag"}
@@ -193,12 +190,8 @@ def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
     segments = trace.get("segments")
     if segments is None:
         return [(_shortened(str(trace["thinking"])), "", "")]
-    given, cuts, most = (
-        trace.get("segment_advantages"),
-        len(segments) - 1,
-        _LONGEST // len(segments),
-    )
-    parts = []
+    given, most = trace.get("segment_advantages"), _LONGEST // len(segments)
+    parts, cuts = [], len(segments) - 1
     for place, segment in enumerate(segments):
         text, paid = _shortened(str(segment), most), _at(given, place, cuts)
         advantage = math.nan if paid is None else float(paid)
@@ -213,9 +206,7 @@ def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
     return parts
 
 
-def _answers(
-    trace: Trace,
-) -> tuple[list[tuple[str, bool]], list[list[tuple[str, str]]]]:
+def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[list[tuple[str, str]]]]:
     """Columns, with whether each holds words, and the cells of each answer with their styles."""
     columns = [("cut", False), ("at", False), ("answer", True), ("outcome", False)]
     rows = [

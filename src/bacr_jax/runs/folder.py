@@ -310,7 +310,7 @@ def open_run(
         another process is using it. Nothing in it is touched then.
     """
     where = _named(path)
-    with _usable(where):
+    with usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
@@ -335,7 +335,7 @@ def check_run_folder(
 ) -> None:
     """The UserError that `open_run` would raise; leaves nothing behind."""
     where = _named(path)
-    with _usable(where):
+    with usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
         there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         # Rights say less than writing does: of root's there are all, and a disk may be full.
@@ -349,7 +349,7 @@ def _named(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _usable(where: str) -> Iterator[None]:
+def usable(where: str) -> Iterator[None]:
     """Says in one line why the system does not let us use a folder."""
     try:
         yield
