@@ -136,13 +136,13 @@ def report(
 ) -> None:
     """Writes what the cells say, and whether it agrees with earlier results."""
     from bacr_study import reproduction
-    from bacr_study.configured import configured, study_info
+    from bacr_study.configured import configured, with_sets
     from bacr_study.results import write_results
 
-    info, said = study_info(study, runs), ""
-    written = write_results(paths.folder, info, configured(study, runs))
+    known, study, said = configured(study, runs), with_sets(study, runs), ""
+    written = write_results(paths.folder, study, known)
     if before is not None:
-        files, said = reproduction.write(paths.folder, before, info)
+        files, said = reproduction.write(paths.folder, before, study)
         written += files
     print(*written, *filter(None, [said]), sep="\n")
 

@@ -15,6 +15,7 @@ from typing import Any
 from bacr_jax import documents
 from bacr_jax.documents import write_atomically
 from bacr_jax.errors import UserError
+from bacr_study.spec import cell_path
 
 CELLS, RESULTS = "cells.jsonl.xz", "results.json.xz"
 # Cell ids: names of a study's file and swept values, joined by dots.
@@ -49,7 +50,7 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
 
     UserError: the study has no results yet.
     """
-    cells = [path for name in sorted(ids) if (path := folder / "cells" / f"{name}.json").exists()]
+    cells = [path for id_ in sorted(ids) if (path := cell_path(folder, id_)).exists()]
     if not cells or not (folder / "results.json").exists():
         raise UserError(f"--pack: {folder} has no results yet; run the study first")
     out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def unpack(folder: Path) -> int:
         name = cell.get("id") if isinstance(cell, dict) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UserError(f"{folder / CELLS}: holds a cell without an id; copy it again")
-        path = folder / "cells" / f"{name}.json"
+        path = cell_path(folder, name)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(cell) + "\n")

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from bacr_jax import documents
 from bacr_jax.documents import write_atomically
 from bacr_jax.errors import UserError
-from bacr_study.info import StudyInfo, Value, Variant, cell_id
+from bacr_study.spec import Study, Value, Variant, cell_id, cell_path
 
 # Digits of counts per problem: up to 35 samples.
 _BASE = 36
@@ -112,7 +112,7 @@ def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
 
 def write_cell(folder: Path, cell: Cell) -> Path:
     """Writes a cell into a study's folder, in one step; UserError: it can't be written."""
-    path = folder / "cells" / f"{cell.id}.json"
+    path = cell_path(folder, cell.id)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(vars(cell), allow_nan=False) + "\n")
     return path
@@ -169,13 +169,13 @@ def _of_entry(
         yield f"correct: found a mean of {rates.mean():.4f}, and accuracy {accuracy:.4f}"
 
 
-def read_cells(folder: Path, study: StudyInfo) -> dict[str, Cell]:
+def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
     """The cells of a study that are in its folder, by id; those of other studies are left alone.
 
     UserError: a damaged cell, no cell at all, or cells that must not be compared: of several
       sizes of the study, or of other problems.
     """
-    paths = {id_: folder / "cells" / f"{id_}.json" for id_ in study.cell_ids()}
+    paths = {id_: cell_path(folder, id_) for id_ in study.cell_ids()}
     cells = {id_: read_cell(path) for id_, path in paths.items() if path.exists()}
     if not cells:
         raise UserError(f"{folder / 'cells'}: found no finished run of study {study.name}")

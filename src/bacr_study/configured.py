@@ -1,6 +1,6 @@
 """A study as its results are made: what its file and its configs say that its cells don't."""
 
-import typing
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +12,12 @@ from bacr_jax.evaluation.samples import subset
 from bacr_jax.methods.published import given_by
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.question_set import QuestionSet
-from bacr_study import info
 from bacr_study.cells import Cell, ids_digest
-from bacr_study.info import Part, StudyInfo, Variant
 from bacr_study.plan import PlannedRun
-from bacr_study.spec import Arm, Study, Sweep
-from bacr_study.work import hard_name
+from bacr_study.spec import Study
 
 # Sets that are made, and may hold a problem more than once; those that are read have no such rows.
 _MADE = ("ledger",)
-ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
 # What tables say of an arm's config, by its key.
 SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
 
@@ -70,9 +66,8 @@ def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
     settings, problems = {}, {}
     for run in runs:
         shown = {key: given_by(run.config, key) for key in SHOWN}
-        votes = [name for name, arm in study.arms.items() if arm.of == run.arm]
-        for name in (run.arm, *votes):
-            settings[run.task, Variant(name, run.value).key] = shown
+        for variant in (run.variant, *study.votes_over(run.variant)):
+            settings[run.task, variant.key] = shown
     for run in {run.task: run for run in runs}.values():
         for name, found in _problems(study, run).items():
             problems[run.task, name] = found
@@ -81,7 +76,7 @@ def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
 
 def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
     """Problems of the made sets of a task, and of their hard levels."""
-    task, how = study.tasks[run.task], study.evaluation
+    task, how = study.task(run.task), study.evaluation
     found = {}
     for name in task.data or run.config.data.eval:
         if name.partition(":")[0] not in _MADE:
@@ -91,7 +86,7 @@ def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
         found[name] = _numbered(asked)
         if task.hard_levels:
             hard = asked.take(np.flatnonzero(np.isin(asked.levels, task.hard_levels)))
-            found[hard_name(name, task.hard_levels)] = _numbered(hard)
+            found[task.hard_set(name)] = _numbered(hard)
     return found
 
 
@@ -100,45 +95,14 @@ def _numbered(asked: QuestionSet) -> Problems:
     return Problems(number, asked.levels, ids_digest(asked.ids))
 
 
-def study_info(study: Study, runs: Sequence[PlannedRun]) -> StudyInfo:
-    """The study as `results` reads it."""
-    sets = {run.task: run.config.data.eval[0] for run in runs}
+def with_sets(study: Study, runs: Sequence[PlannedRun]) -> Study:
+    """The study with the sets that its tasks are shown on."""
+    own = {run.task: run.config.data.eval for run in runs}
     tasks = []
-    for name, task in study.tasks.items():
-        main = task.data[0] if task.data else sets[name]
-        hard = hard_name(main, task.hard_levels) if task.hard_levels else ""
-        if "hard" in study.views and not hard:
-            hard = main
-        tasks.append(info.Task(name, task.label, main, hard, task.budgets))
-    return StudyInfo(
-        name=study.name,
-        title=f"{study.title} ({study.paper})" if study.paper else study.title,
-        tasks=tuple(tasks),
-        arms=tuple(_arm(study, name, arm) for name, arm in study.arms.items()),
-        seeds=study.seeds,
-        views=study.views,
-        references=tuple(name for name in study.reference if name in study.arms),
-        sweep=_sweep(study.sweep),
-        parts=typing.get_args(Part) if "ablation" in study.views else (),
-        focus=study.focus,
-        size=study.size,
-        clustered=study.clustered,
-        contrasts=tuple((name, of, less) for name, (of, less) in study.contrasts.items()),
-    )
-
-
-def _arm(study: Study, name: str, arm: Arm) -> info.Arm:
-    return info.Arm(
-        id=name,
-        label=arm.label,
-        marks=("paper's row",) if arm.marked else (),
-        parts=arm.parts,
-        accounting=ACCOUNTING[arm.accounting] if arm.votes else "",
-        sweep=_sweep(arm.sweep),
-    )
-
-
-def _sweep(sweep: Sweep | None) -> info.Sweep | None:
-    if sweep is None:
-        return None
-    return info.Sweep(sweep.key, sweep.label or sweep.key, tuple(sweep.values), sweep.default)
+    for task in study.tasks:
+        main = (task.data or own[task.id])[0]
+        hard = main if "hard" in study.views else ""
+        if task.hard_levels:
+            hard = task.hard_set(main)
+        tasks.append(dataclasses.replace(task, main=main, hard=hard))
+    return dataclasses.replace(study, tasks=tuple(tasks))

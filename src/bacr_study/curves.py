@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from bacr_study.cells import Cell
 from bacr_study.grid import Grid
-from bacr_study.info import Task, Variant
+from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
 
 AXES = ("step", "tokens", "seconds")

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bacr_study.grid import Grid, Setting
-from bacr_study.info import MEAN, StudyInfo, Task, Variant
+from bacr_study.spec import MEAN, Study, Task, Variant
 from bacr_study.statistics import holm
 
 Entry = dict[str, Any]
 
 
-def _pairs(study: StudyInfo, reference: str) -> Iterator[tuple[Variant, Variant]]:
+def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
     """Every variant beside the reference arm at the same value."""
     others = {variant.value: variant for variant in study.variants_of(study.arm(reference))}
     for variant in study.variants():
@@ -20,7 +20,7 @@ def _pairs(study: StudyInfo, reference: str) -> Iterator[tuple[Variant, Variant]
             yield variant, others[variant.value]
 
 
-def _default_pairs(study: StudyInfo) -> Iterator[tuple[Variant, Variant]]:
+def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
     """Every swept value beside the default one of the same arm."""
     for sweep, arms in study.sweeps().items():
         for arm, value in itertools.product(arms, sweep.values):
@@ -66,7 +66,7 @@ def contrasts(grid: Grid) -> list[Entry]:
     for task in grid.study.tasks:
         for budget in grid.study.focus_budgets(task):
             where = Setting(task.id, task.main, budget)
-            for name, of, less in grid.study.contrasts:
+            for name, (of, less) in grid.study.contrasts.items():
                 pair = {"name": name, "of": of, "less": less, "task": task.id, "budget": budget}
                 cases.append((pair, Variant(of), Variant(less), where))
     return _tested(grid, cases)

@@ -1,7 +1,7 @@
 """The figures of a study, from its results.json."""
 
 import functools
-import math
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report import png
 from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Series, marker, shade, stepped
 from bacr_study.curves import AXES
-from bacr_study.info import StudyInfo, Sweep, Task, Variant
-from bacr_study.items import Results, budget_phrase, estimate_of
+from bacr_study.items import Results, budget_phrase, estimate_of, variant_name
+from bacr_study.spec import Study, Sweep, Task, Variant
 
 # Of arms, which are told apart by colours first.
 _LINES = ("-", "--", ":")
@@ -66,7 +66,7 @@ class Look:
         return Series(label, list(x), list(y), self.colour, **{**style, **how})
 
 
-def looks_of(study: StudyInfo) -> dict[str, Look]:
+def looks_of(study: Study) -> dict[str, Look]:
     """A look for every arm: no two of 27 alike, and the first reference in grey."""
     first = study.references[:1]
     return {
@@ -75,10 +75,10 @@ def looks_of(study: StudyInfo) -> dict[str, Look]:
     }
 
 
-def ends_of(estimate: Estimate, *, least: float = -math.inf) -> tuple[float, float]:
+def ends_of(estimate: Estimate) -> tuple[float, float]:
     """An interval; a mean without one is its own."""
     low, high = (estimate["mean"] if estimate[k] is None else estimate[k] for k in ("low", "high"))
-    return max(low, least), high
+    return low, high
 
 
 def accuracies(look: Look, label: str, x: Iterable[float], estimates: Sequence[Estimate]) -> Series:
@@ -107,20 +107,12 @@ def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)")
     return Axis(label, log2=True, low=0.87 * min(budgets), high=1.15 * max(budgets), ticks=ticks)
 
 
-def variant_label(study: StudyInfo, variant: Variant) -> str:
-    """A variant in legends."""
-    name = study.arm(variant.arm).name
-    return name if variant.value is None else f"{name}, {variant.value}"
-
-
 # --- the figures ----------------------------------------------------------------------------------
 
 
-def draw_figures(
-    folder: Path, results: Results, study: StudyInfo
-) -> list[tuple[Drawn, Path, Path]]:
+def draw_figures(folder: Path, results: Results, study: Study) -> list[tuple[Drawn, Path, Path]]:
     """Draws the figures that the study shows, in the order of its page; with their two files."""
-    makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Drawn]]] = {
+    makers: Mapping[str, Callable[[Results, Study], Iterator[Drawn]]] = {
         "accuracy": accuracy_figures,
         "hard": functools.partial(accuracy_figures, hard=True),
         "ablation": effect_figures,
@@ -149,28 +141,24 @@ def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _by_budget(
-    results: Results, task: Task, name: str, variant: Variant
-) -> dict[int, Mapping[str, Any]]:
-    found = {b: estimate_of(results, task, name, variant, str(b)) for b in task.budgets}
-    return {budget: entry for budget, entry in found.items() if entry is not None}
+    results: Results, task: Task, name: str, variant: Variant, key: str = "accuracy"
+) -> dict[int, Estimate]:
+    found = {b: estimate_of(results, task, name, variant, str(b), key) for b in task.budgets}
+    return {budget: estimate for budget, estimate in found.items() if estimate is not None}
 
 
-def accuracy_figures(results: Results, study: StudyInfo, *, hard: bool = False) -> Iterator[Drawn]:
+def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> Iterator[Drawn]:
     """Accuracy against the budget; no picture of more curves than can be told apart."""
     looks, variants, charts = looks_of(study), study.variants(), list[Chart]()
     if len(variants) > MOST_CURVES:
         return
     for task in study.tasks:
-        name = task.hard if hard else task.main
-        if not name:
-            continue
         series = []
         for index, variant in enumerate(variants):
-            found = _by_budget(results, task, name, variant)
+            found = _by_budget(results, task, task.hard if hard else task.main, variant)
             x = [budget * apart(index, len(variants)) for budget in found]
-            entries = [entry["accuracy"] for entry in found.values()]
-            label = variant_label(study, variant)
-            series.append(accuracies(looks[variant.arm], label, x, entries))
+            label = variant_name(study, variant)
+            series.append(accuracies(looks[variant.arm], label, x, list(found.values())))
         charts.append(Chart(task.label, series, budget_axis(task.budgets), _ACCURACY))
     yield Drawn(
         "hard" if hard else "accuracy",
@@ -190,28 +178,27 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def efficiency_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 2a of the paper: accuracy against tokens really used, and how budgets are used."""
     looks, variants = looks_of(study), study.variants()
     rows = []
     for task in study.tasks:
         gained, used, seen = list[Series](), list[Series](), list[Point]()
         for index, variant in enumerate(variants):
-            found = _by_budget(results, task, task.main, variant)
-            if not found:
+            gains = _by_budget(results, task, task.main, variant)
+            if not gains:
                 continue
-            look, label = looks[variant.arm], variant_label(study, variant)
-            tokens = [entry["mean_total_tokens"]["mean"] for entry in found.values()]
-            entries = [entry["accuracy"] for entry in found.values()]
-            gained.append(accuracies(look, label, tokens, entries))
-            seen += [(t, 100 * e["mean"]) for t, e in zip(tokens, entries)]
-            means = {b: entry["mean_thinking_tokens"] for b, entry in found.items()}
-            means = {b: entry for b, entry in means.items() if entry["mean"] > 0}
-            x = [budget * apart(index, len(variants)) for budget in means]
+            look, label = looks[variant.arm], variant_name(study, variant)
+            cost = _by_budget(results, task, task.main, variant, "mean_total_tokens")
+            tokens = [cost[budget]["mean"] for budget in gains]
+            gained.append(accuracies(look, label, tokens, list(gains.values())))
+            seen += [(t, 100 * gain["mean"]) for t, gain in zip(tokens, gains.values())]
+            thought = _by_budget(results, task, task.main, variant, "mean_thinking_tokens")
+            thought = {budget: used for budget, used in thought.items() if used["mean"] > 0}
+            x = [budget * apart(index, len(variants)) for budget in thought]
             # A logarithmic axis has no room for ends at or below 0.
-            ends = [ends_of(entry, least=0.5) for entry in means.values()]
-            y = [entry["mean"] for entry in means.values()]
-            used.append(look.series(label, x, y, ends=ends))
+            ends = [(max(low, 0.5), high) for low, high in map(ends_of, thought.values())]
+            used.append(look.series(label, x, [one["mean"] for one in thought.values()], ends=ends))
         if seen:
             front = stepped(*zip(*pareto_front(seen)))
             gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
@@ -241,7 +228,7 @@ def efficiency_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     )
 
 
-def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 4b of the paper: difference from the reference arm by level."""
     looks = looks_of(study)
     if not study.references:
@@ -251,28 +238,27 @@ def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
         charts = []
         for budget in study.focus_budgets(task):
             by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
-            shown = [v for v in study.variants() if _differences(by_variant, v)]
             levels = sorted({int(level) for found in by_variant.values() for level in found})
+            drawn = {
+                variant: {int(n): e["difference"] for n, e in found.items() if e["difference"]}
+                for variant in study.variants()
+                if (found := by_variant.get(variant.key))
+            }
+            drawn = {variant: found for variant, found in drawn.items() if found}
             series = []
-            for index, variant in enumerate(shown):
-                found = _differences(by_variant, variant)
-                shift = 0.8 * (index - (len(shown) - 1) / 2) / max(len(shown), 4)
-                series.append(
-                    looks[variant.arm].series(
-                        variant_label(study, variant),
-                        [int(level) + shift for level in found],
-                        [100 * entry["difference"] for entry in found.values()],
-                        ends=[(100 * e["low"], 100 * e["high"]) for e in found.values()],
-                        line="",
-                    )
-                )
-            ends = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
+            for index, (variant, found) in enumerate(drawn.items()):
+                shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
+                x = [level + shift for level in found]
+                points, ends = _points(found.values())
+                label = variant_name(study, variant)
+                series.append(looks[variant.arm].series(label, x, points, ends=ends, line=""))
+            low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
             ticks = [(float(level), str(level)) for level in levels]
             charts.append(
                 Chart(
                     _panel(task, budget),
                     series,
-                    Axis("level, the hardest last", low=ends[0], high=ends[1], ticks=ticks),
+                    Axis("level, the hardest last", low=low, high=high, ticks=ticks),
                     Axis("difference (percentage points)"),
                     marks=[Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])],
                 )
@@ -288,39 +274,42 @@ def difficulty_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     )
 
 
-def _differences(by_variant: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
-    found = by_variant.get(variant.key, {})
-    return {level: e["difference"] for level, e in found.items() if e["difference"]}
+def _points(
+    differences: Iterable[Mapping[str, Any]],
+) -> tuple[list[float], list[tuple[float, float]]]:
+    """Differences in percentage points, and the ends of their intervals."""
+    found = [[100 * one[key] for key in ("difference", "low", "high")] for one in differences]
+    return [value for value, *_ in found], [(low, high) for _, low, high in found]
 
 
-def sweep_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def sweep_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 5 and Table 4 of the paper: accuracy against the swept value."""
     for sweep in study.sweeps():
-        focus = range(len(study.focus_budgets(study.tasks[0])))
-        rows = [
-            [_swept(results, study, sweep, t, study.focus_budgets(t)[i]) for t in study.tasks]
-            for i in focus
+        by_task = [
+            [_swept(results, study, sweep, task, budget) for budget in study.focus_budgets(task)]
+            for task in study.tasks
         ]
         default = " The shade marks the default." if sweep.default is not None else ""
         yield Drawn(
             f"sweep_{sweep.file_name}",
             f"Accuracy by {sweep.label}",
             f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds.{default}",
-            rows,
+            list(map(list, zip(*by_task))),
         )
 
 
-def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget: str) -> Chart:
-    places, looks, series = _places(sweep), looks_of(study), list[Series]()
+def _swept(results: Results, study: Study, sweep: Sweep, task: Task, budget: str) -> Chart:
+    # Numbers stand where they are; words side by side.
+    numbers = all(isinstance(value, int | float) for value in sweep.values)
+    places = {v: float(v) if numbers else float(i) for i, v in enumerate(sweep.values)}
+    looks, series = looks_of(study), list[Series]()
     for arm in study.sweeps()[sweep]:
-        measured = {}
-        for value in sweep.values:
-            variant = Variant(arm.id, value)
-            found = estimate_of(results, task, task.main, variant, budget)
-            if found is not None:
-                measured[value] = found["accuracy"]
-        x = [places[value] for value in measured]
-        series.append(accuracies(looks[arm.id], arm.name, x, list(measured.values())))
+        measured = {
+            place: found
+            for value, place in places.items()
+            if (found := estimate_of(results, task, task.main, Variant(arm.id, value), budget))
+        }
+        series.append(accuracies(looks[arm.id], arm.name, measured, list(measured.values())))
     known = sweep.default is not None
     return Chart(
         _panel(task, budget),
@@ -331,19 +320,13 @@ def _swept(results: Results, study: StudyInfo, sweep: Sweep, task: Task, budget:
     )
 
 
-def _places(sweep: Sweep) -> dict[Any, float]:
-    """Numbers stand where they are; words side by side."""
-    numbers = all(isinstance(value, int | float) for value in sweep.values)
-    return {v: float(v) if numbers else float(i) for i, v in enumerate(sweep.values)}
-
-
-def effect_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def effect_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Table 3 of the paper as a picture: what each part adds."""
 
     def chart(task: Task, budget: str) -> Chart:
-        found = results["ablation"].get(task.id, {}).get(budget, {}).get("effects", [])
-        names = [f"{e['kind']}: {e['part']}" if e["part"] else e["kind"] for e in found]
-        return _forest(_panel(task, budget), names, {"s1": dict(enumerate(found))})
+        found = results["ablation"][task.id][budget]["effects"]
+        named = {f"{e['kind']}: {e['part']}" if e["part"] else e["kind"]: e for e in found}
+        return _forest(_panel(task, budget), named)
 
     yield Drawn(
         "effects",
@@ -355,17 +338,13 @@ def effect_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
     )
 
 
-def contrast_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def contrast_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """A row for each pair of arms that the study names, a panel for each budget in focus."""
     found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
-    names = [name for name, *_ in study.contrasts]
 
     def chart(task: Task, budget: str) -> Chart:
-        places = {row: (name, task.id, budget) for row, name in enumerate(names)}
-        known = {row: found[place] for row, place in places.items() if place in found}
-        grey = {row: entry for row, entry in known.items() if entry["low"] <= 0 <= entry["high"]}
-        others = {row: entry for row, entry in known.items() if row not in grey}
-        return _forest(_panel(task, budget), names, {"s0": grey, "s1": others})
+        named = {name: found.get((name, task.id, budget)) for name in study.contrasts}
+        return _forest(_panel(task, budget), named, unclear="s0")
 
     caption = (
         "Percentage points with 95 % intervals over seeds and problems; grey: the interval holds 0."
@@ -380,32 +359,33 @@ def _panel(task: Task, budget: str) -> str:
 
 
 def _forest(
-    title: str, names: Sequence[str], groups: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    title: str, named: Mapping[str, Mapping[str, Any] | None], *, unclear: str = "s1"
 ) -> Chart:
-    """A row for each name, and in each colour the differences of some rows with intervals."""
-    series = [
-        Series(
-            "",
-            [100 * entry["difference"] for entry in found.values()],
-            [-float(row) for row in found],
-            colour,
-            [(100 * entry["low"], 100 * entry["high"]) for entry in found.values()],
-            across=True,
-            line="",
-            marker="o",
-        )
-        for colour, found in groups.items()
-    ]
-    ticks = [(-float(row), name) for row, name in enumerate(names)]
-    y = Axis("", low=0.5 - len(names), high=0.5, ticks=ticks)
+    """A row for each name, with its difference and interval.
+
+    Args:
+      unclear: colour of those whose interval holds 0.
+    """
+    places = {name: -float(row) for row, name in enumerate(named)}
+    series = []
+    for colour in dict.fromkeys((unclear, "s1")):
+        found = {
+            places[name]: entry
+            for name, entry in named.items()
+            if entry and colour == (unclear if entry["low"] <= 0 <= entry["high"] else "s1")
+        }
+        x, ends = _points(found.values())
+        series.append(Series("", x, list(found), colour, ends, across=True, line="", marker="o"))
+    ticks = [(place, name) for name, place in places.items()]
+    y = Axis("", low=0.5 - len(named), high=0.5, ticks=ticks)
     return Chart(title, series, Axis("percentage points"), y, marks=[Mark("x", 0.0)])
 
 
-def convergence_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 4a of the paper: reward and held-out accuracy over training."""
     looks = looks_of(study)
     for task in study.tasks:
-        curves = results["convergence"].get(task.id, {}).get("curves", {})
+        curves = results["convergence"][task.id]["curves"]
         if not curves:
             continue
         rows = []
@@ -413,7 +393,7 @@ def convergence_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
             charts = []
             for name in AXES:
                 series = [
-                    band(curve, scale, looks[variant.arm].series, variant_label(study, variant))
+                    band(curve, scale, looks[variant.arm].series, variant_name(study, variant))
                     for variant in study.variants()
                     if (curve := curves.get(variant.key, {}).get(kind, {}).get(name))
                 ]
@@ -430,11 +410,10 @@ def convergence_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
         )
 
 
-def curriculum_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
+def curriculum_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 3 of the paper: budgets and weights of the difficulty groups over training."""
-    for task in study.tasks:
-        for key, groups in results["curriculum"].get(task.id, {}).items():
-            variant = next(v for v in study.variants() if v.key == key)
+    for task, variant in itertools.product(study.tasks, study.variants()):
+        if groups := results["curriculum"].get(task.id, {}).get(variant.key):
             words = {0: " (easiest)", len(groups) - 1: " (hardest)"}
             charts = []
             for kind, heading, unit, scale in _SCHEDULE:
@@ -449,8 +428,8 @@ def curriculum_figures(results: Results, study: StudyInfo) -> Iterator[Drawn]:
                     series.append(band(group[kind], scale, draw, label))
                 charts.append(Chart(heading, series, Axis("step", whole=True), Axis(unit, low=0.0)))
             yield Drawn(
-                f"curriculum_{task.id}_{key}",
-                f"Curriculum: {variant_label(study, variant)}, {task.label}",
+                f"curriculum_{task.id}_{variant.key}",
+                f"Curriculum: {variant_name(study, variant)}, {task.label}",
                 f"Means over {len(study.seeds)} seeds, shades: 95 % intervals.",
                 [charts[:2], charts[2:]],
                 4,

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from bacr_jax.evaluation.intervals import rate_intervals
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_study.cells import Cell
-from bacr_study.info import MEAN, StudyInfo, Variant, cell_id
+from bacr_study.spec import MEAN, Study, Variant, cell_id
 from bacr_study.statistics import (
     OVER_PROBLEMS,
     Contrast,
@@ -46,7 +46,7 @@ class Grid:
         every row is a problem of its own, also in tests.
     """
 
-    study: StudyInfo
+    study: Study
     cells: Mapping[str, Cell]
     same: Mapping[tuple[str, str], Int[np.ndarray, "n"]] = field(default_factory=dict)
 

@@ -1,11 +1,12 @@
 """What stands in the tables of a study: means, differences, ranks and marks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown
-from bacr_study.info import MEAN, StudyInfo, Task, Variant
+from bacr_study.spec import MEAN, Study, Task, Variant
 
 Results = Mapping[str, Any]
 _LEVEL = 0.05
@@ -13,11 +14,11 @@ _MINUS = "−"
 
 
 def estimate_of(
-    results: Results, task: Task, name: str, variant: Variant, budget: str
+    results: Results, task: Task, name: str, variant: Variant, budget: str, key: str = "accuracy"
 ) -> Mapping[str, Any] | None:
-    """Numbers of a variant, by the names of results.json; None: not measured."""
-    by_set = results["means"].get(task.id, {}).get(name, {})
-    return by_set.get(SAMPLED, {}).get(variant.key, {}).get(budget)
+    """A number of a variant, over its seeds, as results.json has it; None: not measured."""
+    by_mode = results["means"].get(task.id, {}).get(name, {})
+    return by_mode.get(SAMPLED, {}).get(variant.key, {}).get(budget, {}).get(key)
 
 
 def budget_heading(budget: str) -> str:
@@ -100,15 +101,13 @@ def ranked(column: Sequence[Item]) -> list[Item]:
     if len(order) < 2:
         return list(column)
     return [
-        Shown(item.text, item.numbers, ranks.get(value(item), ""), item.marks)
-        if isinstance(item, Shown)
-        else item
+        replace(item, rank=ranks.get(value(item), "")) if isinstance(item, Shown) else item
         for item in column
     ]
 
 
 def significance_marks(
-    results: Results, study: StudyInfo, view: str, task: Task, variant: Variant, budget: str
+    results: Results, study: Study, view: str, task: Task, variant: Variant, budget: str
 ) -> str:
     """Marks of the reference arms from which a variant differs, by Holm's p."""
     found = ""
@@ -121,7 +120,7 @@ def significance_marks(
     return found
 
 
-def marks_caption(study: StudyInfo) -> str:
+def marks_caption(study: Study) -> str:
     """What the marks of `significance_marks` mean; starts with a space."""
     words = [
         f"{mark} differs from {study.arm(reference).name}"
@@ -130,29 +129,25 @@ def marks_caption(study: StudyInfo) -> str:
     return f" {', '.join(words)} (paired by seed and problem, Holm p < .05)." if words else ""
 
 
-def what_is_shown(study: StudyInfo) -> str:
+def what_is_shown(study: Study) -> str:
     """The sentence every caption of accuracies begins with."""
     several = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
     one = "one seed, ± half the 95 % interval over problems"
     return f"Accuracy in %, {SAMPLED} decoding, {several if len(study.seeds) > 1 else one}."
 
 
-def row_name(study: StudyInfo, variant: Variant) -> str:
-    """An arm's name, value and marks."""
-    arm = study.arm(variant.arm)
-    value = "" if variant.value is None else f", {variant.value}"
-    marks = f" ({', '.join(arm.marks)})" if arm.marks else ""
-    return f"{arm.name}{value}{marks}"
+def variant_name(study: Study, variant: Variant) -> str:
+    """An arm's name and value."""
+    name = study.arm(variant.arm).name
+    return name if variant.value is None else f"{name}, {variant.value}"
 
 
-def row_names(study: StudyInfo) -> dict[str, str]:
+def row_name(study: Study, variant: Variant) -> str:
+    """`variant_name`, and what is said of the arm."""
+    mark = study.arm(variant.arm).mark
+    return f"{variant_name(study, variant)} ({mark})" if mark else variant_name(study, variant)
+
+
+def row_names(study: Study) -> dict[str, str]:
     """`row_name` by a variant's name in results.json."""
     return {variant.key: row_name(study, variant) for variant in study.variants()}
-
-
-def accuracy_column(
-    results: Results, task: Task, variants: Sequence[Variant], budget: str
-) -> list[Item]:
-    """`accuracy_item` of each variant on the task's main set."""
-    found = [estimate_of(results, task, task.main, v, budget) for v in variants]
-    return [accuracy_item(entry["accuracy"] if entry else None) for entry in found]

@@ -8,8 +8,8 @@ from typing import Any
 from bacr_jax.report.html_page import STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study.figures import Drawn
-from bacr_study.info import MEAN, StudyInfo
 from bacr_study.items import budget_phrase, difference_text, estimate_of, row_names
+from bacr_study.spec import MEAN, Study
 
 _STYLE = """
 figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
@@ -25,7 +25,7 @@ _render = renderer(Path(__file__).with_name("templates"))
 
 def page(
     results: Mapping[str, Any],
-    study: StudyInfo,
+    study: Study,
     tables: Sequence[Table],
     figures: Sequence[tuple[Drawn, Path, Path]],
 ) -> str:
@@ -33,7 +33,7 @@ def page(
     pictures = [(drawn, base64.b64encode(png.read_bytes()).decode()) for drawn, png, _ in figures]
     return _render(
         "study.html",
-        title=study.title,
+        title=study.heading,
         facts="; ".join(_facts(results, study)),
         warnings=results["warnings"],
         verdict=list(_verdict(results, study)),
@@ -45,7 +45,7 @@ def page(
     )
 
 
-def _verdict(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
+def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
     """Which arm leads each task at its smallest and largest budget and on average, and by what."""
     pairs = dict[tuple[str, ...], Any]()
     for entry in results["comparisons"]:
@@ -54,7 +54,7 @@ def _verdict(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
     for task in study.tasks:
         for budget in (str(min(task.budgets)), str(max(task.budgets)), MEAN):
             found = {
-                variant.key: estimate["accuracy"]["mean"]
+                variant.key: estimate["mean"]
                 for variant in study.variants()
                 if (estimate := estimate_of(results, task, task.main, variant, budget))
             }
@@ -67,7 +67,7 @@ def _verdict(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
                 yield line
 
 
-def _facts(results: Mapping[str, Any], study: StudyInfo) -> list[str]:
+def _facts(results: Mapping[str, Any], study: Study) -> list[str]:
     sizes = sorted({cell["study_size"] for cell in results["cells"].values()})
     return [
         f"study {study.name}, size {', '.join(sizes)}",
@@ -83,7 +83,7 @@ def _facts(results: Mapping[str, Any], study: StudyInfo) -> list[str]:
     ]
 
 
-def _problems(results: Mapping[str, Any], study: StudyInfo) -> Iterator[str]:
+def _problems(results: Mapping[str, Any], study: Study) -> Iterator[str]:
     """How many problems of each set are distinct, and of each level."""
     for task, sets in results["problems"].items():
         for name, counts in sets.items():

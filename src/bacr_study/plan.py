@@ -11,15 +11,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
-from bacr_study.info import Variant
-from bacr_study.spec import Study
+from bacr_study.spec import Study, Variant, cell_id, cell_path
 
 
 @dataclass(frozen=True)
@@ -27,21 +25,28 @@ class PlannedRun:
     """A run of a study, and the cell it fills.
 
     Attributes:
-      id: `task.arm.seed`, or `task.arm.value.seed` where something is varied.
       config: resolved, with folder and warm-up.
     """
 
-    id: str
     task: str
-    arm: str
+    variant: Variant
     seed: int
-    value: Any
     config: Config
+
+    @property
+    def id(self) -> str:
+        """That of the cell."""
+        return cell_id(self.task, self.variant, self.seed)
 
     @property
     def folder(self) -> Path:
         """The run folder."""
         return Path(self.config.output.dir)
+
+    @property
+    def digest(self) -> str:
+        """That of the settings, with which the name of the folder ends."""
+        return self.folder.name.rpartition("-")[2]
 
     @property
     def warmup(self) -> Path | None:
@@ -78,32 +83,22 @@ class StudyPaths:
     root: Path
     folder: Path
 
-    @property
-    def cells(self) -> Path:
-        """A file per finished run of the study."""
-        return self.folder / "cells"
-
-    def cell(self, run_id: str) -> Path:
-        """The file of a cell."""
-        return self.cells / f"{run_id}.json"
-
-    def has_cell(self, run: "PlannedRun") -> bool:
+    def has_cell(self, run: PlannedRun) -> bool:
         """Whether the cell of a run is there.
 
         UserError: a cell of that name is there, made with other settings.
         """
-        path = self.cell(run.id)
+        path = cell_path(self.folder, run.id)
         if not path.exists():
             return False
-        wanted = run.folder.name.rpartition("-")[2]
         try:
             found = documents.read_object(path).get("config_sha")
         except (OSError, ValueError):
             found = "none that can be read"
-        if found != wanted:
+        if found != run.digest:
             raise UserError(
                 f"{path}: was made with other settings than the study has now (digest {found} "
-                f"there, {wanted} now); move it away, and the run is made again"
+                f"there, {run.digest} now); move it away, and the run is made again"
             )
         return True
 
@@ -156,14 +151,14 @@ def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
     """
     from bacr_jax.methods.registry import problems
 
-    trained = [name for name, arm in study.arms.items() if arm.of is None]
+    trained = [arm for arm in study.arms if arm.of is None]
     configs = {}
     for task, arm in itertools.product(study.tasks, trained):
         sweep = study.sweep_of(arm)
-        for value, keys in ({None: {}} if sweep is None else sweep.settings()).items():
-            name = Variant(arm, value).key
+        for variant in study.variants_of(arm):
             try:
-                config = study.config_of(task, arm, keys)
+                varied = sweep.settings[variant.value] if sweep else {}
+                config = study.config_of(task.id, arm.id, varied)
                 config_io.check(config, also=problems)
                 if config.grader is not None:
                     raise UserError(
@@ -171,12 +166,12 @@ def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
                         "between 0 and 1 is not; write null"
                     )
             except UserError as error:
-                raise UserError(f"{task}, {name}: {error}") from None
-            configs[task, arm, value, name] = config
+                raise UserError(f"{task.id}, {variant.key}: {error}") from None
+            configs[task.id, variant] = config
     return [
-        PlannedRun(f"{task}.{name}.{seed}", task, arm, seed, value, _placed(config, paths, seed))
+        PlannedRun(task, variant, seed, _placed(config, paths, seed))
         for seed in study.seeds
-        for (task, arm, value, name), config in configs.items()
+        for (task, variant), config in configs.items()
     ]
 
 

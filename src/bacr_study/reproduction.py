@@ -14,7 +14,6 @@ from bacr_jax.documents import read_file
 from bacr_jax.errors import UserError
 from bacr_jax.report.table import NONE, Item, Shown, Table
 from bacr_study.archive import read_compressed
-from bacr_study.info import MEAN, StudyInfo, Task, Variant
 from bacr_study.items import (
     Results,
     accuracy_item,
@@ -24,6 +23,7 @@ from bacr_study.items import (
     row_name,
     signed,
 )
+from bacr_study.spec import MEAN, Study, Task, Variant
 from bacr_study.statistics import Estimate, holm, two_sided
 from bacr_study.tables import write_table
 
@@ -110,7 +110,7 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
     return error * float(nctdtrinc(df, 1 - _POWER, stdtrit(df, 1 - level / 2)))
 
 
-def pairs(before: Results, now: Results, study: StudyInfo) -> list[Pair]:
+def pairs(before: Results, now: Results, study: Study) -> list[Pair]:
     """Every accuracy that both have, at each budget and on average over them.
 
     UserError: they have nothing in common.
@@ -122,7 +122,7 @@ def pairs(before: Results, now: Results, study: StudyInfo) -> list[Pair]:
                 old = estimate_of(before, task, task.main, variant, budget)
                 new = estimate_of(now, task, task.main, variant, budget)
                 if old is not None and new is not None:
-                    both = (Estimate(**entry["accuracy"]) for entry in (old, new))
+                    both = (Estimate(**entry) for entry in (old, new))
                     found.append(Pair(task, variant, budget, *both))
     if not found:
         raise UserError(f"--against: no accuracy of study {study.name} is in both results.json")
@@ -195,7 +195,7 @@ def _place(pair: Pair) -> str:
     return f"{pair.task.id}, {pair.variant.key}, {budget_heading(pair.budget)}"
 
 
-def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
+def table(study: Study, found: Sequence[Pair]) -> Table:
     """Before and now of every accuracy."""
     rows: list[list[Item]] = []
     shown = lambda least: NONE if math.isnan(least) else Shown(_points(least), (100 * least,))
@@ -232,7 +232,7 @@ def table(study: StudyInfo, found: Sequence[Pair]) -> Table:
     )
 
 
-def write(folder: Path, before: Results, study: StudyInfo) -> tuple[list[Path], str]:
+def write(folder: Path, before: Results, study: Study) -> tuple[list[Path], str]:
     """Compares the results.json of a study's folder with an earlier one; UserError: see `pairs`."""
     now = documents.read_object(folder / "results.json")
     found = pairs(before, now, study)

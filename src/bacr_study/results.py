@@ -5,7 +5,6 @@ bytes.
 """
 
 import collections
-import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +16,13 @@ from bacr_study.cells import NUMBERS, Cell, read_cells
 from bacr_study.configured import Configured, Problems
 from bacr_study.figures import draw_figures
 from bacr_study.grid import Grid, Setting
-from bacr_study.info import MEAN, StudyInfo, Task, Variant
 from bacr_study.page import page
+from bacr_study.spec import MEAN, Study, Task, Variant
 from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
+_OF_TASK = ("id", "label", "main", "hard", "budgets")
 _COSTS = ("steps", "generated_tokens", "wall_seconds")
 # What two equal studies differ in: tables show it, and cells keep it.
 _OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
@@ -31,7 +31,7 @@ _LONG = ("correct", "curve", "schedule", "levels_of")
 _NOTHING = Configured()
 
 
-def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) -> list[Path]:
+def write_results(folder: Path, study: Study, known: Configured = _NOTHING) -> list[Path]:
     """Writes what the finished runs of a study say, whichever of them there are.
 
     Args:
@@ -56,7 +56,7 @@ def write_results(folder: Path, study: StudyInfo, known: Configured = _NOTHING) 
 
 
 def build_results(
-    cells: Mapping[str, Cell], study: StudyInfo, known: Configured = _NOTHING
+    cells: Mapping[str, Cell], study: Study, known: Configured = _NOTHING
 ) -> dict[str, Any]:
     """results.json as an object.
 
@@ -76,7 +76,7 @@ def build_results(
     for (task, name), found in problems.items():
         counts.setdefault(task, {})[name] = found.counts()
     results: dict[str, Any] = {
-        "study": dataclasses.asdict(study),
+        "study": _of_study(study),
         "missing": missing,
         "warnings": [
             *_warnings(missing, cells, study),
@@ -102,6 +102,30 @@ def build_results(
             results[view] = make(grid)
     # Through JSON: what is drawn is what the file says.
     return json.loads(json.dumps(rounded(results, _DIGITS), allow_nan=False))
+
+
+def _of_study(study: Study) -> dict[str, Any]:
+    """What was compared, without how it was run."""
+    sweep = lambda one: one and {k: getattr(one, k) for k in ("key", "label", "values", "default")}
+    same = ("name", "seeds", "views", "references", "parts", "focus", "size", "clustered")
+    return {
+        **{key: getattr(study, key) for key in same},
+        "title": study.heading,
+        "tasks": [{k: getattr(task, k) for k in _OF_TASK} for task in study.tasks],
+        "arms": [
+            {
+                "id": arm.id,
+                "label": arm.label,
+                "marks": [arm.mark] if arm.mark else [],
+                "parts": arm.parts,
+                "accounting": arm.counted,
+                "sweep": sweep(arm.sweep),
+            }
+            for arm in study.arms
+        ],
+        "sweep": sweep(study.sweep),
+        "contrasts": [[name, *pair] for name, pair in study.contrasts.items()],
+    }
 
 
 def without_times(results: Any) -> Any:
@@ -174,7 +198,7 @@ def _problems(cells: Iterable[Cell], known: Configured) -> dict[tuple[str, str],
     return found
 
 
-def _repeated(counts: Mapping[str, Any], study: StudyInfo) -> list[str]:
+def _repeated(counts: Mapping[str, Any], study: Study) -> list[str]:
     """Sets that hold a problem more than once, where tests don't know it."""
     if study.clustered:
         return []
@@ -235,7 +259,7 @@ def _differences(provenance: dict[str, list[str]]) -> list[str]:
     ]
 
 
-def _warnings(missing: Sequence[str], cells: Collection[str], study: StudyInfo) -> list[str]:
+def _warnings(missing: Sequence[str], cells: Collection[str], study: Study) -> list[str]:
     warnings = []
     if missing:
         total = len(missing) + len(cells)

@@ -1,4 +1,4 @@
-"""A study as its file states it: which runs there are, how they are evaluated, what is drawn.
+"""A study: which runs there are, how they are evaluated, what is compared and what is drawn.
 
 A file in `configs/studies/` has the keys of `Study`; `sizes` holds, by name, keys that replace
 those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file. It is read
@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import re
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,50 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.reader import read_dataclass, refusal
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.config.yaml import Parsed, parse_file, parse_override
-from bacr_study.info import Part, View
+
+View = Literal[
+    "accuracy",
+    "hard",
+    "ablation",
+    "scale",
+    "efficiency",
+    "curriculum",
+    "convergence",
+    "difficulty",
+    "sensitivity",
+    "contrasts",
+]
+# The four parts of BACR in an ablation, as the paper calls them.
+Part = Literal["BUP", "CAS", "TDR", "BCAE"]
+# How the tokens of a vote are counted.
+ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
+# The place of the mean over all budgets among the budgets.
+MEAN = "mean"
+
+Value = str | float | int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm at one of its swept values."""
+
+    arm: str
+    value: Value | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in results.json."""
+        return self.arm if self.value is None else f"{self.arm}.{self.value}"
+
+
+def cell_id(task: str, variant: Variant, seed: int) -> str:
+    """`task.arm.seed`, or `task.arm.value.seed`."""
+    return f"{task}.{variant.key}.{seed}"
+
+
+def cell_path(folder: Path, id_: str) -> Path:
+    """The file of a cell in a study's folder."""
+    return folder / "cells" / f"{id_}.json"
 
 
 @dataclass(frozen=True)
@@ -28,25 +72,26 @@ class Sweep:
 
     Attributes:
       key: of the config, or a name for several that vary together.
-      values: of the key; or names, each with the keys that it sets.
-      default: the value that the others are tested against; None: none.
+      values: of the key; or, in a file, names, each with the keys that it sets.
+      default: the value that the others are tested against; None: no tests.
+      settings: keys of the config by value.
     """
 
     key: str
     values: Any
     label: str = ""
     default: Any = None
+    settings: Mapping[Value, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
-    def settings(self) -> dict[Any, Mapping[str, Any]]:
-        """Keys of the config by value, or by the name of what varies."""
-        if isinstance(self.values, Mapping):
-            return {name: keys or {} for name, keys in self.values.items()}
-        return {value: {self.key: value} for value in self.values}
+    @property
+    def file_name(self) -> str:
+        """The key as a part of names of files."""
+        return "".join(c if c.isalnum() else "_" for c in self.key)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A method as it is run here.
+    """A method as it is run here, with every seed.
 
     Attributes:
       set: keys over those, `{train.steps: 10}`.
@@ -59,6 +104,7 @@ class Arm:
       marked: the paper has this row.
     """
 
+    id: str
     label: str
     config: tuple[str, ...] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
@@ -70,22 +116,47 @@ class Arm:
     parts: tuple[Part, ...] = ()
     marked: bool = False
 
+    @property
+    def counted(self) -> str:
+        """How the tokens of its votes are counted; empty: it is no vote."""
+        return ACCOUNTING[self.accounting] if self.votes else ""
+
+    @property
+    def name(self) -> str:
+        """Label, and how tokens are counted."""
+        return f"{self.label} ({self.counted})" if self.counted else self.label
+
+    @property
+    def mark(self) -> str:
+        """What tables say of it."""
+        return "paper's row" if self.marked else ""
+
 
 @dataclass(frozen=True)
 class Task:
     """Questions with their base config.
 
     Attributes:
+      budgets: thinking budgets of the tables, rising, in tokens.
       data: sets evaluated; empty: the config's own.
       hard_levels: levels whose problems are also shown by themselves (view `hard`).
+      main: evaluation set of every view but `hard`; known with its runs (`configured.with_sets`).
+      hard: evaluation set of the view `hard`; empty: none.
     """
 
+    id: str
     label: str
     config: tuple[str, ...]
     set: Mapping[str, Any] = field(default_factory=dict)
     budgets: tuple[int, ...] = ()
     data: tuple[str, ...] = ()
     hard_levels: tuple[int, ...] = ()
+    main: str = ""
+    hard: str = ""
+
+    def hard_set(self, name: str) -> str:
+        """What the problems of a set at the hard levels are called."""
+        return f"{name}, levels {', '.join(map(str, self.hard_levels))}"
 
 
 @dataclass(frozen=True)
@@ -113,12 +184,13 @@ class Study:
 
     Attributes:
       paper: what it reproduces, "Table 1 of the paper"; empty: nothing in it.
-      arms: by name, in the order of tables.
+      tasks: in a file by name, as arms are, in the order of tables.
       seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.
       set: keys over those of every arm and task, `{train.max_generated_tokens: ...}`.
       own: keys of single arms, by the arm's name, over those; rates found by a search.
       sweep: what is varied within every arm; None: nothing.
-      reference: arms that the others are tested against.
+      reference: arms that the others are tested against; the first is also the one of the views
+        `convergence` and `difficulty`.
       focus: budgets of views that show one or two; empty: each task's second smallest.
       clustered: tests take rows of one problem as one, where a set holds it several times.
       contrasts: pairs of arms by name, `{entropy: [with, without]}`, of the view `contrasts`.
@@ -129,8 +201,8 @@ class Study:
     name: str
     size: str
     title: str
-    tasks: Mapping[str, Task]
-    arms: Mapping[str, Arm]
+    tasks: tuple[Task, ...]
+    arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     paper: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
@@ -146,14 +218,70 @@ class Study:
     devices_per_run: int = 0
     folder: Path = Path(".")
 
-    def samples_of(self, arm: str) -> int:
-        """Answers per problem that an arm's runs are evaluated with."""
-        own = self.arms[arm].samples
-        return self.evaluation.samples if own is None else own
+    @property
+    def heading(self) -> str:
+        """Title, and what it reproduces."""
+        return f"{self.title} ({self.paper})" if self.paper else self.title
 
-    def sweep_of(self, arm: str) -> Sweep | None:
-        """What is varied within an arm."""
-        return self.arms[arm].sweep or self.sweep
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Those arms of `reference` that are run."""
+        run = [arm.id for arm in self.arms]
+        return tuple(name for name in self.reference if name in run)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Of an ablation, the names of its parts in order."""
+        return typing.get_args(Part) if "ablation" in self.views else ()
+
+    def arm(self, id_: str) -> Arm:
+        """The arm of an id."""
+        return next(arm for arm in self.arms if arm.id == id_)
+
+    def task(self, id_: str) -> Task:
+        """The task of an id."""
+        return next(task for task in self.tasks if task.id == id_)
+
+    def samples_of(self, arm: Arm) -> int:
+        """Answers per problem that an arm's runs are evaluated with."""
+        return self.evaluation.samples if arm.samples is None else arm.samples
+
+    def votes_over(self, variant: Variant) -> list[Variant]:
+        """Arms that are votes over the samples of a variant's runs."""
+        return [Variant(arm.id, variant.value) for arm in self.arms if arm.of == variant.arm]
+
+    def sweep_of(self, arm: Arm) -> Sweep | None:
+        """What is varied within an arm: its own sweep, or the study's."""
+        return arm.sweep or self.sweep
+
+    def sweeps(self) -> dict[Sweep, list[Arm]]:
+        """What is varied, and the arms in which it is."""
+        found: dict[Sweep, list[Arm]] = {}
+        for arm in self.arms:
+            if sweep := self.sweep_of(arm):
+                found.setdefault(sweep, []).append(arm)
+        return found
+
+    def variants(self) -> list[Variant]:
+        """Every arm at every value, in order."""
+        return [variant for arm in self.arms for variant in self.variants_of(arm)]
+
+    def variants_of(self, arm: Arm) -> list[Variant]:
+        """An arm at each of its values."""
+        sweep = self.sweep_of(arm)
+        return [Variant(arm.id, v) for v in sweep.values] if sweep else [Variant(arm.id)]
+
+    def focus_budgets(self, task: Task) -> list[str]:
+        """Keys of the budgets of a task in focus, and of the mean over all its budgets."""
+        chosen = self.focus or (task.budgets[min(1, len(task.budgets) - 1)],)
+        return [*map(str, chosen), MEAN]
+
+    def cell_ids(self) -> Iterator[str]:
+        """Ids of all cells, in order."""
+        for task in self.tasks:
+            for variant in self.variants():
+                for seed in self.seeds:
+                    yield cell_id(task.id, variant, seed)
 
     def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
         """The resolved settings of a run, without its seed and folder.
@@ -163,17 +291,15 @@ class Study:
 
         UserError: what `train` would refuse.
         """
-        here, method = self.tasks[task], self.arms[arm]
+        here, method = self.task(task), self.arm(arm)
         files = tuple(self.folder / path for path in (*here.config, *method.config))
         layers = (here.set, self.set, method.set, self.own.get(arm, {}), varied)
         keys = [item for layer in layers for item in layer.items()]
         return config_io.override(_loaded(files), [f"{k}={json.dumps(v)}" for k, v in keys])
 
 
-@functools.lru_cache(maxsize=64)
-def _loaded(files: tuple[Path, ...]) -> Config:
-    """The config of files that many runs start from."""
-    return config_io.load(files)
+# Many runs start from the same files.
+_loaded = functools.lru_cache(maxsize=64)(config_io.load)
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -182,29 +308,33 @@ def _loaded(files: tuple[Path, ...]) -> Config:
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
 
 
-def _named(cls: Any, given: Any, where: str) -> dict[str, Any]:
-    """A mapping from names to dataclasses."""
+def _named(cls: Any, given: Any, where: str, **unwritten: Any) -> tuple[Any, ...]:
+    """Dataclasses from a mapping of names; `unwritten`: fields that no file sets."""
     if not isinstance(given, Mapping) or not given:
         raise refusal(where, f"found {shown(given)}", "at least one, by name")
-    made = {}
+    made = []
     for name, value in given.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise refusal(where, f"found the name {shown(name)}", "letters, digits, _ + and -")
-        made[name] = _with_sweep(cls, value, f"{where}.{name}")
-    return made
+        made.append(_with_sweep(cls, value, f"{where}.{name}", {"id": name, **unwritten}))
+    return tuple(made)
 
 
-def _with_sweep(cls: Any, parsed: Any, where: str, given: Mapping[str, Any] | None = None) -> Any:
+def _with_sweep(cls: Any, parsed: Any, where: str, given: Mapping[str, Any]) -> Any:
     """`read_dataclass` of one that may hold a `Sweep`."""
-    given = dict(given or {})
-    if isinstance(parsed, Mapping) and parsed.get("sweep") is not None:
-        sweep = read_dataclass(Sweep, parsed["sweep"], f"{where}.sweep")
-        if not isinstance(sweep.values, list | Mapping) or not sweep.values:
-            found = f"found {shown(sweep.values)}"
-            raise refusal(f"{where}.sweep.values", found, "a list, or keys by name")
-        given["sweep"] = sweep
+    if cls is not Task and isinstance(parsed, Mapping) and parsed.get("sweep") is not None:
+        given = {**given, "sweep": _sweep(parsed["sweep"], f"{where}.sweep")}
         parsed = {key: value for key, value in parsed.items() if key != "sweep"}
     return read_dataclass(cls, parsed, where, given=given)
+
+
+def _sweep(parsed: Any, where: str) -> Sweep:
+    read = read_dataclass(Sweep, parsed, where, given={"settings": {}})
+    if not isinstance(read.values, list | Mapping) or not read.values:
+        raise refusal(f"{where}.values", f"found {shown(read.values)}", "a list, or keys by name")
+    named = isinstance(read.values, Mapping)
+    settings = {v: (read.values[v] or {}) if named else {read.key: v} for v in read.values}
+    return Sweep(read.key, tuple(settings), read.label or read.key, read.default, settings)
 
 
 def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
@@ -274,8 +404,8 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
         else:
             keys["set"] = {**keys.get("set", {}), key: value}
     where = str(path)
-    nested = {
-        "tasks": _named(Task, keys.pop("tasks", None), f"{where}: tasks"),
+    given = {
+        "tasks": _named(Task, keys.pop("tasks", None), f"{where}: tasks", main="", hard=""),
         "arms": _named(Arm, keys.pop("arms", None), f"{where}: arms"),
         "evaluation": read_dataclass(
             Evaluation, keys.pop("evaluation", {}), f"{where}: evaluation"
@@ -284,7 +414,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
         "size": chosen,
         "folder": path.parent,
     }
-    study: Study = _with_sweep(Study, keys, where, nested)
+    study: Study = _with_sweep(Study, keys, where, given)
     for place, found, write in _misfits(study, every):
         raise refusal(f"{where}: {place}", f"found {shown(found)}", write)
     return study
@@ -315,24 +445,26 @@ def _misfits(study: Study, every: Sequence[str]) -> Iterator[tuple[str, Any, str
         yield "reference", name, any_of(every)
     if "contrasts" in study.views and not study.contrasts:
         yield "contrasts", None, "pairs of arms by name"
+    arms = {arm.id: arm for arm in study.arms}
     for name, pair in study.contrasts.items():
-        if not (isinstance(pair, list) and len(pair) == 2 and set(pair) <= set(study.arms)):
+        if not (isinstance(pair, list) and len(pair) == 2 and set(pair) <= arms.keys()):
             yield f"contrasts.{name}", pair, "two arms of the study, [of, less]"
-    for name, task in study.tasks.items():
+    for task in study.tasks:
         budgets = list(task.budgets)
         if not budgets or budgets != sorted(set(budgets)) or budgets[0] < 0:
-            yield f"tasks.{name}.budgets", budgets, "rising numbers, such as [512, 1024]"
+            yield f"tasks.{task.id}.budgets", budgets, "rising numbers, such as [512, 1024]"
         for budget in set(study.focus) - set(budgets):
             yield "focus", budget, any_of(list(map(str, budgets)))
-    for name, arm in study.arms.items():
+    for arm in study.arms:
+        where = f"arms.{arm.id}"
         if arm.parts and "ablation" not in study.views:
-            yield f"arms.{name}.parts", list(arm.parts), "none, or the view ablation"
-        if {"scale", "sensitivity"} & set(study.views) and study.sweep_of(name) is None:
-            yield f"arms.{name}.sweep", None, "the key and its values"
-        if arm.of is not None and (arm.of not in study.arms or study.arms[arm.of].of):
-            yield f"arms.{name}.of", arm.of, "an arm with runs"
+            yield f"{where}.parts", list(arm.parts), "none, or the view ablation"
+        if {"scale", "sensitivity"} & set(study.views) and study.sweep_of(arm) is None:
+            yield f"{where}.sweep", None, "the key and its values"
+        if arm.of is not None and (arm.of not in arms or arms[arm.of].of):
+            yield f"{where}.of", arm.of, "an arm with runs"
         if (arm.votes is None) != (arm.of is None):
-            yield f"arms.{name}", arm.votes, "both votes and of: the arm whose samples vote"
-        drawn = study.samples_of(arm.of or name)
+            yield where, arm.votes, "both votes and of: the arm whose samples vote"
+        drawn = study.samples_of(arms[arm.of or arm.id])
         if arm.votes is not None and not 2 <= arm.votes <= drawn:
-            yield f"arms.{name}.votes", arm.votes, f"2 to {drawn}, the number of samples"
+            yield f"{where}.votes", arm.votes, f"2 to {drawn}, the number of samples"

@@ -1,5 +1,6 @@
 """The tables of a study, from its results.json."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,24 +8,20 @@ from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_jax.report.table import NONE, Item, Shown, Table
-from bacr_study.analyses import (
-    ablation_tables,
-    contrast_tables,
-    convergence_tables,
-    difficulty_tables,
-    sweep_tables,
-)
-from bacr_study.info import MEAN, StudyInfo, Task
+from bacr_study.curves import AXES
+from bacr_study.figures import CONTRASTS
 from bacr_study.items import (
     Results,
     accuracy_item,
     budget_heading,
+    budget_phrase,
     difference_item,
     differs_by_mode,
     estimate_of,
     interval_item,
     marks_caption,
     p_item,
+    p_text,
     ranked,
     row_name,
     row_names,
@@ -32,6 +29,7 @@ from bacr_study.items import (
     tokens_item,
     what_is_shown,
 )
+from bacr_study.spec import MEAN, Study, Sweep, Task, Variant
 
 _FAMILIES = {
     "accuracy": "",
@@ -39,6 +37,7 @@ _FAMILIES = {
     "hard": ", harder problems",
     "sensitivity": ", by swept value",
 }
+_TOKENS = {"mean_thinking_tokens": "thinking tok", "mean_total_tokens": "total tok"}
 
 
 def write_table(folder: Path, table: Table) -> list[Path]:
@@ -50,11 +49,11 @@ def write_table(folder: Path, table: Table) -> list[Path]:
     return files
 
 
-def tables_of(results: Results, study: StudyInfo) -> list[Table]:
+def tables_of(results: Results, study: Study) -> list[Table]:
     """Every table that the study shows, in the order of its page."""
-    makers: Mapping[str, Callable[[Results, StudyInfo], Iterator[Table]]] = {
+    makers: Mapping[str, Callable[[Results, Study], Iterator[Table]]] = {
         "accuracy": accuracy_tables,
-        "hard": hard_tables,
+        "hard": functools.partial(accuracy_tables, hard=True),
         "ablation": ablation_tables,
         "scale": sweep_tables,
         "sensitivity": sweep_tables,
@@ -75,81 +74,255 @@ def tables_of(results: Results, study: StudyInfo) -> list[Table]:
     ]
 
 
-def _accuracies(
-    results: Results, study: StudyInfo, view: str, task: Task, budgets: Sequence[str]
-) -> list[list[Item]]:
-    """A column for each budget: accuracies on the set of a view, ranked and marked."""
-    columns = []
-    name = task.hard if view == "hard" else task.main
-    for budget in budgets:
-        family = "anytime" if budget == MEAN else view
-        column = []
-        for variant in study.variants():
-            found = estimate_of(results, task, name, variant, budget) or {}
-            marks = significance_marks(results, study, family, task, variant, budget)
-            column.append(accuracy_item(found.get("accuracy"), marks))
-        columns.append(ranked(column))
-    return columns
+def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> Iterator[Table]:
+    """Table 1 of the paper: arm by task and budget.
 
-
-def accuracy_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
-    """Table 1 of the paper: arm by task and budget."""
-    columns: list[list[Item]] = [[row_name(study, variant) for variant in study.variants()]]
-    header, groups = ["method"], [("", 1)]
-    for task in study.tasks:
-        budgets = [*map(str, task.budgets), MEAN]
-        columns += _accuracies(results, study, "accuracy", task, budgets)
-        header += map(budget_heading, budgets)
-        groups.append((task.label, len(budgets)))
-    yield Table(
-        "Accuracy by budget",
-        header,
-        list(zip(*columns)),
-        groups=groups,
-        caption=f"{what_is_shown(study)} Budgets in thinking tokens; mean: over all budgets. "
-        f"Best in bold, second underlined.{marks_caption(study)}",
-        name="accuracy",
-    )
-
-
-def hard_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
-    """Table 2 of the paper: harder problems, with the tokens used at the largest budget."""
+    Args:
+      hard: Table 2, harder problems, with the tokens used at the largest budget.
+    """
     variants = study.variants()
     columns: list[list[Item]] = [[row_name(study, variant) for variant in variants]]
     header, groups = ["method"], [("", 1)]
-    for task in (task for task in study.tasks if task.hard):
-        budgets = list(map(str, task.budgets))
-        columns += _accuracies(results, study, "hard", task, budgets)
-        found = [estimate_of(results, task, task.hard, v, budgets[-1]) for v in variants]
-        for key in ("mean_thinking_tokens", "mean_total_tokens"):
-            columns.append([tokens_item((entry or {}).get(key)) for entry in found])
-        header += [*map(budget_heading, budgets), "thinking tok", "total tok"]
-        groups.append((task.label, len(budgets) + 2))
+    for task in study.tasks:
+        name, budgets = task.hard if hard else task.main, list(map(str, task.budgets))
+        shown = budgets if hard else [*budgets, MEAN]
+        for budget in shown:
+            family = "hard" if hard else "anytime" if budget == MEAN else "accuracy"
+            column = []
+            for variant in variants:
+                marks = significance_marks(results, study, family, task, variant, budget)
+                found = estimate_of(results, task, name, variant, budget)
+                column.append(accuracy_item(found, marks))
+            columns.append(ranked(column))
+        tokens = _TOKENS if hard else {}
+        for key in tokens:
+            used = [estimate_of(results, task, name, v, budgets[-1], key) for v in variants]
+            columns.append(list(map(tokens_item, used)))
+        header += [*map(budget_heading, shown), *tokens.values()]
+        groups.append((task.label, len(shown) + len(tokens)))
+    what = "Budgets in thinking tokens; mean: over all budgets. Best"
+    if hard:
+        what = (
+            "Tokens are means at the largest budget; total counts thinking, forced tokens and "
+            "answer. Best accuracy"
+        )
     yield Table(
-        "Harder problems than any trained on",
+        "Harder problems than any trained on" if hard else "Accuracy by budget",
         header,
         list(zip(*columns)),
         groups=groups,
-        caption=f"{what_is_shown(study)} Tokens are means at the largest budget; total counts "
-        "thinking, forced tokens and answer. Best accuracy in bold, second underlined."
-        f"{marks_caption(study)}",
-        name="hard",
+        caption=f"{what_is_shown(study)} {what} in bold, second underlined.{marks_caption(study)}",
+        name="hard" if hard else "accuracy",
     )
 
 
-def difference_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
+def _ranked_accuracies(
+    results: Results, task: Task, variants: Sequence[Variant], budget: str
+) -> list[Item]:
+    """A column of accuracies on the task's main set."""
+    found = [estimate_of(results, task, task.main, variant, budget) for variant in variants]
+    return ranked(list(map(accuracy_item, found)))
+
+
+def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Table 3 of the paper, and what each part does: a pair of tables for each task."""
+    for task in study.tasks:
+        by_budget = results["ablation"][task.id]
+        columns: list[list[Item]] = []
+        for budget, found in by_budget.items():
+            variants = [Variant(arm.id) for arm in study.arms]
+            columns.append(_ranked_accuracies(results, task, variants, budget))
+            columns.append([difference_item(found["rows"].get(arm.id)) for arm in study.arms])
+        checks = [
+            [*["✓" if p in arm.parts else "" for p in study.parts], arm.mark] for arm in study.arms
+        ]
+        groups = [(budget_phrase(budget), 2) for budget in by_budget]
+        yield Table(
+            f"Ablation: {task.label}",
+            [*study.parts, "marks", *["accuracy", "Δ"] * len(groups)],
+            [[*check, *items] for check, items in zip(checks, zip(*columns))],
+            groups=[("", len(study.parts) + 1), *groups],
+            words=len(study.parts) + 1,
+            caption=f"{what_is_shown(study)} Δ: percentage points from the row without any "
+            "part, with the 95 % interval over seeds and problems.",
+            name=f"ablation_{task.id}",
+        )
+        yield _effects_table(by_budget, task)
+
+
+def _effects_table(by_budget: Results, task: Task) -> Table:
+    effects = {
+        budget: {(effect["kind"], effect["part"]): effect for effect in found["effects"]}
+        for budget, found in by_budget.items()
+    }
+    rows: list[list[Item]] = []
+    for kind, part in dict.fromkeys(key for found in effects.values() for key in found):
+        row: list[Item] = [kind, part or "all"]
+        for found in effects.values():
+            entry = found.get((kind, part))
+            row += [difference_item(entry), p_text(entry["p"]) if entry else NONE]
+        rows.append(row)
+    return Table(
+        f"What each part adds: {task.label}",
+        ["effect", "part", *["points", "p"] * len(effects)],
+        rows,
+        groups=[("", 2), *[(budget_phrase(budget), 2) for budget in effects]],
+        words=2,
+        caption="Percentage points with 95 % intervals over seeds and problems, p not corrected. "
+        "Main effect: mean over all combinations of the other parts. Alone: against no part at "
+        "all, or on top of the part named. Joint: all parts together. Surplus: joint less the sum "
+        "of those alone; above 0 if parts help each other.",
+        name=f"effects_{task.id}",
+    )
+
+
+def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Table 4 of the paper, and the numbers of Fig. 5: arm by swept value."""
+    for task, (sweep, arms) in itertools.product(study.tasks, study.sweeps().items()):
+        rows: list[list[Item]] = []
+        rules = []
+        for budget in study.focus_budgets(task):
+            columns: list[list[Item]] = [[row_name(study, Variant(arm.id)) for arm in arms]]
+            for value in sweep.values:
+                variants = [Variant(arm.id, value) for arm in arms]
+                columns.append(_ranked_accuracies(results, task, variants, budget))
+            for row in (*zip(*columns), *_difference_rows(results, study, task, budget, sweep)):
+                rows.append([budget_phrase(budget), *row])
+            rules.append(len(rows) - 1)
+        yield Table(
+            f"{sweep.label}: {task.label}",
+            ["budget", "method", *map(str, sweep.values)],
+            rows,
+            groups=[("", 2), (sweep.label, len(sweep.values))],
+            words=2,
+            caption=f"{what_is_shown(study)} Δ: percentage points, paired by seed and "
+            "problem, with 95 % intervals.",
+            rules=rules,
+            name=f"sweep_{task.id}_{sweep.file_name}",
+        )
+
+
+def _difference_rows(
+    results: Results, study: Study, task: Task, budget: str, sweep: Sweep
+) -> Iterator[list[Item]]:
+    """Differences by swept value: from the reference arms, or from the default value."""
+    entries = {
+        (e["variant"], e["reference"]): e
+        for e in results["comparisons"]
+        if e["task"] == task.id and e["budget"] == budget and e["set"] == task.main
+    }
+    for arm in study.sweeps()[sweep]:
+        for other in (*study.references, None):
+            found = []
+            for value in sweep.values:
+                less = Variant(other, value) if other else Variant(arm.id, sweep.default)
+                found.append(entries.get((Variant(arm.id, value).key, less.key)))
+            if any(found):
+                of = f" − {study.arm(other).name}" if other else f", from {sweep.default}"
+                yield [f"Δ {arm.name}{of}", *map(difference_item, found)]
+
+
+def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Fig. 4b of the paper as numbers: differences from the reference arm, level by level."""
+    for task in study.tasks:
+        for budget, by_variant in results["difficulty"].get(task.id, {}).items():
+            levels = list(dict.fromkeys(level for found in by_variant.values() for level in found))
+            counts = {k: e["problems"] for found in by_variant.values() for k, e in found.items()}
+            rows: list[list[Item]] = []
+            for variant in study.variants():
+                row: list[Item] = [row_name(study, variant)]
+                for level in levels:
+                    entry = by_variant.get(variant.key, {}).get(level, {})
+                    row.append(accuracy_item(entry.get("accuracy")))
+                    row.append(difference_item(entry.get("difference")))
+                rows.append(row)
+            reference = study.arm(study.references[0]).name if study.references else "none"
+            yield Table(
+                f"Accuracy by level: {task.label}, {budget_phrase(budget)}",
+                ["method", *["accuracy", "Δ"] * len(levels)],
+                rows,
+                groups=[("", 1), *[(f"level {k} ({counts[k]} problems)", 2) for k in levels]],
+                caption=f"{what_is_shown(study)} Δ: percentage points from {reference}, paired "
+                "by seed and problem, with 95 % intervals; not corrected for their number.",
+                name=f"difficulty_{task.id}_{budget}",
+            )
+
+
+def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Time until held-out accuracy reaches a share of the reference arm's gain."""
+    names = row_names(study)
+    for task in study.tasks:
+        rows: dict[tuple[float, str], list[Item]] = {}
+        for record in results["convergence"][task.id]["thresholds"]:
+            level = f"{100 * record['level']:.1f} % ({record['share']:.0%} of the gain)"
+            reached = f"{record['reached']} of {record['seeds']}"
+            first: list[Item] = [level, names[record["variant"]], reached]
+            rows.setdefault((record["share"], record["variant"]), first).extend(_times(record))
+        if rows:
+            reference = study.arm(study.references[0]).name
+            yield Table(
+                f"Time to a held-out accuracy: {task.label}",
+                ["level", "method", "seeds", *["time", "ratio"] * len(AXES)],
+                list(rows.values()),
+                groups=[("", 3), *[(axis if axis != "step" else "steps", 2) for axis in AXES]],
+                words=2,
+                caption=f"Levels: shares of what {reference} gains in mean held-out accuracy. "
+                "Time: mean ± half the 95 % t interval over seeds, where every seed reaches "
+                f"the level. Ratio: to {reference}, geometric mean over seeds with its "
+                "interval; below 1 is faster.",
+                name=f"convergence_{task.id}",
+            )
+
+
+def _times(record: Mapping[str, Any]) -> list[Item]:
+    if record["time"] is None:
+        return [NONE, NONE]
+    time, ratio = record["time"], record["ratio"]
+    digits = 1 if time["mean"] < 100 else 0
+    half = "" if time["low"] is None else f" ± {(time['high'] - time['low']) / 2:,.{digits}f}"
+    shown = Shown(f"{time['mean']:,.{digits}f}{half}", (time["mean"], time["low"], time["high"]))
+    if ratio is None:
+        return [shown, NONE]
+    numbers = (ratio["mean"], ratio["low"], ratio["high"])
+    ends = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    return [shown, Shown(f"{ratio['mean']:.2f}{ends}", numbers)]
+
+
+def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
+    """A row for each pair, with its difference and Holm's p at each budget in focus."""
+    found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
+    places = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
+    rows: list[list[Item]] = []
+    for name, (of, less) in study.contrasts.items():
+        row: list[Item] = [name, of, less]
+        for task, budget in places:
+            entry = found.get((name, task.id, budget))
+            row += [difference_item(entry), p_item(entry["p_holm"]) if entry else ""]
+        rows.append(row)
+    heads = [text for _, budget in places for text in (budget_heading(budget), "Holm p")]
+    yield Table(
+        CONTRASTS,
+        ["pair", "arm", "less", *heads],
+        rows,
+        words=3,
+        name="contrasts",
+        caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
+        f"random effects of seeds and problems); Holm p: over these {len(found)} tests.",
+    )
+
+
+def difference_tables(results: Results, study: Study) -> Iterator[Table]:
     """Every paired comparison with its p-values, a table for each reference arm."""
     labels = row_names(study)
-    tasks = {task.id: task.label for task in study.tasks}
-    by_reference: dict[str, list[Mapping[str, Any]]] = {}
     arms = {variant.key: variant.arm for variant in study.variants()}
+    by_reference: dict[str, list[Mapping[str, Any]]] = {}
     for entry in results["comparisons"]:
         by_reference.setdefault(arms[entry["reference"]], []).append(entry)
     for reference, entries in by_reference.items():
         rows = [
             [
                 labels[e["variant"]],
-                f"{tasks[e['task']]}{_FAMILIES[e['view']]}",
+                f"{study.task(e['task']).label}{_FAMILIES[e['view']]}",
                 budget_heading(e["budget"]),
                 difference_item(e),
                 interval_item(e["seed_low"], e["seed_high"]),
@@ -176,21 +349,19 @@ def difference_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
         )
 
 
-def arm_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
+def arm_tables(results: Results, study: Study) -> Iterator[Table]:
     """What arms differ in besides their method: updates, entropy bonus, rate and tokens.
 
     None where no config is known.
     """
     costs = results["costs"]
     known = [task for task in study.tasks if any("updates" in c for c in costs[task.id].values())]
-    rows: list[list[Item]] = []
-    for variant in study.variants() if known else ():
-        row: list[Item] = [row_name(study, variant)]
-        for task in known:
-            row += _arm_items(costs[task.id].get(variant.key, {}))
-        rows.append(row)
-    if not rows:
+    if not known:
         return
+    rows: list[list[Item]] = []
+    for variant in study.variants():
+        items = [_arm_items(costs[task.id].get(variant.key, {})) for task in known]
+        rows.append([row_name(study, variant), *itertools.chain(*items)])
     yield Table(
         "How the arms were trained",
         ["method", *["updates", "entropy coefficient", "learning rate", "tokens"] * len(known)],
@@ -215,7 +386,7 @@ def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
     return [Shown(form.format(value), (value,)) for form, value in zip(forms, values)]
 
 
-def decoding_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
+def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
     """Differences from the references that are others greedily than sampled; none: all agree."""
     labels = row_names(study)
     rows = [
@@ -250,22 +421,15 @@ def decoding_tables(results: Results, study: StudyInfo) -> Iterator[Table]:
     )
 
 
-def cost_table(results: Results, study: StudyInfo) -> Table:
+def cost_table(results: Results, study: Study) -> Table:
     """What the runs took."""
     rows: list[list[Item]] = []
-    for task in study.tasks:
-        for variant in study.variants():
-            cost = results["costs"].get(task.id, {}).get(variant.key)
-            if cost is None:
-                continue
-            numbers = [
-                Shown(f"{cost[key]['mean']:,.0f}", (cost[key]["mean"],))
-                for key in ("steps", "generated_tokens", "wall_seconds")
-            ]
-            departures = "; ".join(cost["departures"])
-            rows.append(
-                [row_name(study, variant), task.label, departures, str(cost["runs"]), *numbers]
-            )
+    for task, variant in itertools.product(study.tasks, study.variants()):
+        if cost := results["costs"][task.id].get(variant.key):
+            means = [cost[key]["mean"] for key in ("steps", "generated_tokens", "wall_seconds")]
+            about = [row_name(study, variant), task.label, "; ".join(cost["departures"])]
+            numbers = [Shown(f"{mean:,.0f}", (mean,)) for mean in means]
+            rows.append([*about, str(cost["runs"]), *numbers])
     return Table(
         "What the runs took",
         ["method", "task", "departs from its publication", "runs"]

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,17 @@ import numpy as np
 
 from bacr_jax import documents, evaluate, train
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import read_lines, write_atomically
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
-from bacr_jax.evaluation.samples import SAMPLED, Graded, graded, number
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, graded, number
 from bacr_jax.methods import load_method
 from bacr_jax.runs.folder import RunPaths, lock_folder
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_study.cells import Cell, correct_digits, ids_digest, write_cell
-from bacr_study.info import Variant, cell_id
 from bacr_study.plan import PlannedRun, StudyPaths
-from bacr_study.spec import Study
+from bacr_study.spec import Arm, Study, Task, cell_id
 
 # Seconds between looks at a warm-up that another process is making.
 _LOOK_AGAIN = 2.0
@@ -75,9 +75,9 @@ def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
 
     All arms and seeds answer the same problems, at the same budgets.
     """
-    how, task = study.evaluation, study.tasks[run.task]
+    how, task, arm = study.evaluation, study.task(run.task), study.arm(run.variant.arm)
     arguments = ["--run", str(run.folder), "--budgets", ",".join(map(str, task.budgets))]
-    samples = study.samples_of(run.arm)
+    samples = study.samples_of(arm)
     arguments += ["--samples", str(samples), "--greedy", "--seed", str(how.seed)]
     arguments += ["--slots", str(how.slots)]
     if samples:
@@ -86,11 +86,8 @@ def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
         arguments += ["--size", str(how.size)]
     for name in task.data:
         arguments += ["--data", name]
-    matched = [
-        entry.votes
-        for name, entry in study.arms.items()
-        if (entry.of or name) == run.arm and entry.accounting == "matched_total" and entry.votes
-    ]
+    votes = [study.arm(variant.arm) for variant in study.votes_over(run.variant)]
+    matched = [vote.votes for vote in votes if vote.accounting == "matched_total"]
     if matched:
         arguments += ["--self-consistency", str(matched[0])]
     # Another command has another folder.
@@ -120,26 +117,33 @@ def of_levels(answers: Graded, levels: Sequence[int]) -> Graded:
     return dataclasses.replace(answers, **kept)
 
 
-def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
+Drawn = Mapping[str, Mapping[EvalSetting, Graded]]
+
+
+def read_graded(out: Path) -> Drawn:
+    """The answers of a finished evaluation, by set."""
+    return {
+        name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
+        for name, by_setting in read_samples(out).items()
+    }
+
+
+def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
     """Sets of a Self-Consistency row, without verdicts problem by problem.
 
     Args:
-      out: folder of a finished evaluation of the samples that vote.
-      k: samples of a vote.
-      accounting: `per_sample` or `matched_total`.
+      out: folder of the evaluation of the samples that vote.
+      drawn: these samples.
     """
     results = documents.read_object(out / RESULTS)["sets"]
     sets: dict[str, Any] = {}
-    for name, drawn in read_samples(out).items():
-        by_budget = {
-            setting.budget: entry_of(graded(samples, setting))
-            for setting, samples in drawn.items()
-            if setting.mode == SAMPLED
-        }
+    for name, by_setting in drawn.items():
+        each = {s.budget: entry_of(one) for s, one in by_setting.items() if s.mode == SAMPLED}
+        rows = results[name]["self_consistency"][str(arm.votes)][arm.accounting]
         sets[name] = {SAMPLED: {}}
-        for budget, row in results[name]["self_consistency"][str(k)][accounting].items():
+        for budget, row in rows.items():
             sets[name][SAMPLED][budget] = {
-                **by_budget[row["budget_each"]],
+                **each[row["budget_each"]],
                 "accuracy": row["value"],
                 "mean_thinking_tokens": row["mean_thinking_tokens"],
                 "mean_total_tokens": row["mean_total_tokens"],
@@ -148,47 +152,33 @@ def votes_of(out: Path, k: int, accounting: str) -> dict[str, Any]:
     return sets
 
 
-def sets_of(out: Path, budgets: Sequence[int], hard_levels: Sequence[int]) -> dict[str, Any]:
-    """The evaluation in a folder as parts of a cell.
-
-    Args:
-      out: folder of a finished evaluation.
-      budgets: those that the study is about; others only serve votes.
-      hard_levels: levels that are also a set of their own, named after it and them.
-    """
+def sets_of(drawn: Drawn, task: Task) -> dict[str, Any]:
+    """An evaluation as parts of a cell: the task's budgets; others only serve votes."""
     found: dict[str, Any] = {"sets": {}, "problems_digest": {}, "levels_of": {}, "samples": {}}
-    drawn = {
-        name: {setting: graded(samples, setting) for setting, samples in of_set.items()}
-        for name, of_set in read_samples(out).items()
-    }
-    for name in list(drawn) if hard_levels else ():
-        hard = {setting: of_levels(one, hard_levels) for setting, one in drawn[name].items()}
-        drawn[hard_name(name, hard_levels)] = hard
-    for name, by_setting in drawn.items():
+    shown = dict(drawn)
+    for name, by_setting in drawn.items() if task.hard_levels else ():
+        hard = {setting: of_levels(one, task.hard_levels) for setting, one in by_setting.items()}
+        shown[task.hard_set(name)] = hard
+    for name, by_setting in shown.items():
         first = next(iter(by_setting.values()))
         found["problems_digest"][name] = ids_digest(first.ids)
         found["levels_of"][name] = "".join(map(str, first.levels.tolist()))
         modes: dict[str, Any] = {}
         for setting, answers in by_setting.items():
-            if setting.budget in budgets:
+            if setting.budget in task.budgets:
                 modes.setdefault(setting.mode, {})[str(setting.budget)] = entry_of(answers)
                 found["samples"][setting.mode] = setting.samples
         found["sets"][name] = modes
     return found
 
 
-def hard_name(name: str, levels: Sequence[int]) -> str:
-    """What the problems of some levels of a set are called."""
-    return f"{name}, levels {', '.join(map(str, levels))}"
-
-
 def curve(folder: RunPaths) -> list[dict[str, Any]]:
     """Training step by step: tokens and seconds so far, reward, and held-out accuracy."""
-    evaluated = {}
-    for record in read_lines(folder.evaluations):
-        for name, modes in record["anytime"].items():
-            if name == "train_holdout":
-                evaluated[record["step"]] = modes["greedy"]["mean"]
+    evaluated = {
+        record["step"]: record["anytime"][HOLDOUT][GREEDY]["mean"]
+        for record in read_lines(folder.evaluations)
+        if HOLDOUT in record["anytime"]
+    }
     points: list[dict[str, Any]] = []
     if 0 in evaluated:
         start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None}
@@ -233,9 +223,10 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
 def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
     """The cell of a finished run, and those of the arms that are votes over its samples."""
-    folder, task = RunPaths(run.folder), study.tasks[run.task]
+    folder = RunPaths(run.folder)
     summary = documents.read_object(folder.summary)
     out = Path(evaluation_arguments(study, run)[-1])
+    drawn = read_graded(out)
     follows = load_method(run.config).follows_prior
     by_curriculum = follows and run.config.budget.prior == "curriculum"
     devices, machine = jax.devices(), f"{platform.machine()}, {os.cpu_count()} cores"
@@ -243,30 +234,33 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
         id=run.id,
         study_size=study.size,
         task=run.task,
-        arm=run.arm,
+        arm=run.variant.arm,
         seed=run.seed,
-        value=run.value,
+        value=run.variant.value,
         provenance={
             "commit": commit(),
             "versions": {name: version(name) for name in VERSIONED},
             "machine": f"{machine}, {len(devices)} x {devices[0].device_kind}",
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         },
-        config_sha=folder.path.name.rpartition("-")[2],
+        config_sha=run.digest,
         departures=summary["departures"],
         steps=summary["steps"],
         generated_tokens=summary["generated_tokens"],
         wall_seconds=round(summary["wall_seconds"], 1),
-        **sets_of(out, task.budgets, task.hard_levels),
+        **sets_of(drawn, study.task(run.task)),
         curve=curve(folder),
         schedule=schedule(folder) if by_curriculum else [],
     )
     write_cell(paths.folder, cell)
-    for name, arm in study.arms.items():
-        if arm.votes is not None and arm.of == run.arm:
-            sets = votes_of(out, arm.votes, arm.accounting)
-            own = cell_id(run.task, Variant(name, run.value), run.seed)
-            voted = dataclasses.replace(
-                cell, id=own, arm=name, sets=sets, curve=[], schedule=[], samples={SAMPLED: 1}
-            )
-            write_cell(paths.folder, voted)
+    for vote in study.votes_over(run.variant):
+        voted = dataclasses.replace(
+            cell,
+            id=cell_id(run.task, vote, run.seed),
+            arm=vote.arm,
+            sets=votes_of(out, drawn, study.arm(vote.arm)),
+            curve=[],
+            schedule=[],
+            samples={SAMPLED: 1},
+        )
+        write_cell(paths.folder, voted)

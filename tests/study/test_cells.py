@@ -8,7 +8,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_study.cells import correct_digits, read_cell, read_cells, write_cell
-from bacr_study.info import Arm, Variant
+from bacr_study.spec import Arm, Variant
 from cells_world import main_study, make_cell, write_cells
 
 STUDY = main_study(arms=(Arm("anytime", "AnytimeReasoner"), Arm("grpo", "GRPO")), seeds=(0, 1))

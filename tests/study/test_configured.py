@@ -5,7 +5,7 @@ import numpy as np
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.questions.ledger import make_problems
 from bacr_study.cells import ids_digest
-from bacr_study.configured import SHOWN, configured, study_info
+from bacr_study.configured import SHOWN, configured, with_sets
 from study_world import STUDY, planned
 
 
@@ -18,10 +18,18 @@ def test_arms_and_votes_have_the_settings_of_their_runs(tmp_path):
 
 
 def test_an_arm_that_is_not_run_is_no_reference(tmp_path):
-    study, runs, _ = planned(tmp_path, "arms=[bacr]")
-    assert study.reference == ("grpo",) and study_info(study, runs).references == ()
+    study, _, _ = planned(tmp_path, "arms=[bacr]")
+    assert study.reference == ("grpo",) and study.references == ()
+    study, _, _ = planned(tmp_path)
+    assert study.references == ("grpo",)
+
+
+def test_tasks_are_shown_on_the_first_set_that_their_config_or_they_name(tmp_path):
     study, runs, _ = planned(tmp_path)
-    assert study_info(study, runs).references == ("grpo",)
+    assert [task.main for task in with_sets(study, runs).tasks] == ["ledger"]
+    text = STUDY.replace("budgets: [8, 64]}", "budgets: [8, 64], data: [math:a, ledger]}", 1)
+    study, runs, _ = planned(tmp_path, text=text)
+    assert [(task.main, task.hard) for task in with_sets(study, runs).tasks] == [("math:a", "")]
 
 
 def test_rows_of_a_made_set_are_one_problem_if_their_question_is(tmp_path):

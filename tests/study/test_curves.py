@@ -7,14 +7,14 @@ import pytest
 
 from bacr_study.curves import convergence, first_crossing, schedules
 from bacr_study.grid import Grid
-from bacr_study.info import Arm, Task, Variant
-from cells_world import BUDGETS, main_study, make_cell
+from bacr_study.spec import Arm, Variant
+from cells_world import made_task, main_study, make_cell
 
 STUDY = main_study(
-    tasks=(Task("ledger", "Ledger", "test", budgets=BUDGETS),),
+    tasks=(made_task("ledger", "Ledger", hard=""),),
     arms=(Arm("anytime", "AnytimeReasoner"), Arm("bacr_paper", "BACR paper")),
     seeds=(0, 1),
-    references=("anytime",),
+    reference=("anytime",),
 )
 
 

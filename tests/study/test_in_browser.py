@@ -13,7 +13,7 @@ pytestmark = pytest.mark.browser
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     arms = tuple(arm for arm in ARMS if arm.id in ("cot", "anytime", "bacr_paper"))
-    study = main_study(arms=arms, seeds=(0, 1, 2), references=("anytime",))
+    study = main_study(arms=arms, seeds=(0, 1, 2), reference=("anytime",))
     write_cells(folder, study, problems=12, steps=10)
     write_results(folder, study)
     return folder / "study.html"

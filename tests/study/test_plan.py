@@ -17,7 +17,7 @@ from bacr_study.plan import (
     plan_runs,
     settings_digest,
 )
-from bacr_study.spec import kind_of, read_study
+from bacr_study.spec import cell_path, kind_of, read_study
 from study_world import STUDY, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -109,14 +109,14 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
 def test_a_cell_of_other_settings_is_refused_and_one_of_a_later_version_is_not(tmp_path):
     _, (run, *_), paths = planned(tmp_path, "seeds=[0]")
     assert not paths.has_cell(run)
-    paths.cells.mkdir(parents=True)
-    digest = run.folder.name.rpartition("-")[2]
-    paths.cell(run.id).write_text(json.dumps({"config_sha": digest}))
+    path = cell_path(paths.folder, run.id)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"config_sha": run.digest}))
     assert paths.has_cell(run)
     # What a config says is what counts: a key at its default says nothing.
     assert settings_digest(Config()) == settings_digest(Config(seed=Config().seed))
     assert settings_digest(Config(seed=5)) != settings_digest(Config())
-    paths.cell(run.id).write_text(json.dumps({"config_sha": "0123"}))
+    path.write_text(json.dumps({"config_sha": "0123"}))
     with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
         paths.has_cell(run)
 
@@ -133,9 +133,9 @@ def test_committed_results_are_those_of_the_shipped_study(path):
     made = {cell["id"]: cell["config_sha"] for cell in cells}
     study = read_study(path)
     runs = plan_runs(study, paths_of(study, Path("studies")))
-    votes = {name for name, arm in study.arms.items() if arm.of is not None}
+    votes = {arm.id for arm in study.arms if arm.of is not None}
     trained = {cell["id"] for cell in cells if cell["arm"] not in votes}
-    now = {run.id: run.folder.name.rpartition("-")[2] for run in runs}
+    now = {run.id: run.digest for run in runs}
     # A run that could not be made is missing, and the page says so.
     missing = set(now) - trained
     assert {name: now[name] for name in trained} == {name: made[name] for name in trained}

@@ -95,7 +95,7 @@ def test_what_chance_alone_leaves_within():
 
 def results(folder, **changes):
     arms = tuple(arm for arm in ARMS if arm.id in ("cot", "anytime", "bacr_paper"))
-    study = main_study(arms=arms, references=("anytime",), **changes)
+    study = main_study(arms=arms, reference=("anytime",), **changes)
     write_cells(folder, study, problems=12, steps=10)
     return study, build_results(read_cells(folder, study), study)
 

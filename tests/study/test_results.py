@@ -14,14 +14,15 @@ from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
-from bacr_study.info import Arm, Task, Variant
 from bacr_study.page import page
 from bacr_study.results import as_text, build_results, without_times, write_results
+from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import holm
 from bacr_study.tables import tables_of
 from cells_world import (
     BUDGETS,
     ablation_study,
+    made_task,
     main_study,
     make_cell,
     scale_study,
@@ -30,14 +31,14 @@ from cells_world import (
 )
 
 SMALL = main_study(
-    tasks=(Task("ledger", "Ledger & more", "test", "hard", BUDGETS),),
+    tasks=(made_task("ledger", "Ledger & more"),),
     arms=(
         Arm("cot", "Standard CoT"),
         Arm("anytime", "AnytimeReasoner"),
         Arm("bacr_paper", "BACR_paper"),
     ),
     seeds=(0, 1, 2),
-    references=("anytime",),
+    reference=("anytime",),
 )
 
 
@@ -70,10 +71,10 @@ def table(results, name, study=SMALL):
 
 
 def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(tmp_path):
-    pairs = (("paper", "bacr_paper", "anytime"), ("back", "anytime", "bacr_paper"))
+    pairs = {"paper": ["bacr_paper", "anytime"], "back": ["anytime", "bacr_paper"]}
     study = dataclasses.replace(SMALL, views=("contrasts",), contrasts=pairs, focus=(16,))
     found = built(tmp_path, study)
-    of, less = (np.mean(accuracies(study, Variant(arm), 16)) for arm in pairs[0][1:])
+    of, less = (np.mean(accuracies(study, Variant(arm), 16)) for arm in pairs["paper"])
     first, second, *means = found["contrasts"]
     assert first["difference"] == pytest.approx(of - less, rel=1e-5) and first["of"] == "bacr_paper"
     assert second["difference"] == -first["difference"]
@@ -299,11 +300,11 @@ class TestAblation:
         shown = table(results, "ablation_tradeoff", study)
         assert len(shown.rows) == 16
         assert [list(row[:5]) for row in shown.rows[:3]] == [
-            ["", "", "", "", "paper row"],
-            ["✓", "", "", "", "paper row"],
+            ["", "", "", "", "paper's row"],
+            ["✓", "", "", "", "paper's row"],
             ["", "✓", "", "", ""],
         ]
-        assert sum(row[4] == "paper row" for row in shown.rows) == 8
+        assert sum(row[4] == "paper's row" for row in shown.rows) == 8
         assert shown.rows[0][6] == "-"
 
     def test_an_effect_that_lacks_an_arm_is_left_out(self, tmp_path):

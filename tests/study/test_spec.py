@@ -10,15 +10,17 @@ from study_world import STUDY, planned, write_study
 def test_a_size_replaces_and_adds_keys(tmp_path):
     path = write_study(tmp_path)
     cpu, wide = read_study(path), read_study(path, size="wide")
-    assert cpu.size == "cpu" and cpu.seeds == (0, 1) and list(cpu.tasks) == ["plain"]
-    assert wide.seeds == (0,) and list(wide.tasks) == ["plain", "wide"]
+    assert (
+        cpu.size == "cpu" and cpu.seeds == (0, 1) and [task.id for task in cpu.tasks] == ["plain"]
+    )
+    assert wide.seeds == (0,) and [task.id for task in wide.tasks] == ["plain", "wide"]
     assert cpu.arms == wide.arms and cpu.name == "two"
 
 
 def test_keys_of_the_study_and_of_its_runs_can_be_overridden(tmp_path):
     path = write_study(tmp_path)
     study = read_study(path, overrides=["seeds=[7]", "arms=[bacr]", "train.steps=3"])
-    assert study.seeds == (7,) and list(study.arms) == ["bacr"]
+    assert study.seeds == (7,) and [arm.id for arm in study.arms] == ["bacr"]
     config = study.config_of("plain", "bacr", {})
     assert config.train.steps == 3 and config.train.max_generated_tokens == 1000
 

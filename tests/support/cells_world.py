@@ -3,17 +3,17 @@
 import numpy as np
 
 from bacr_study.cells import Cell, correct_digits, write_cell
-from bacr_study.info import Arm, StudyInfo, Sweep, Task, cell_id
+from bacr_study.spec import Arm, Study, Sweep, Task, cell_id
 
 ARMS = (
     Arm("cot", "Standard CoT"),
-    Arm("sc", "Self-Consistency", accounting="per sample"),
+    Arm("sc", "Self-Consistency", of="cot", votes=2),
     Arm("grpo", "GRPO"),
     Arm("dapo", "DAPO"),
     Arm("anytime", "AnytimeReasoner"),
     Arm("selfbudgeter", "SelfBudgeter"),
     Arm("hapo", "HAPO"),
-    Arm("bacr_paper", "BACR paper", marks=("paper",)),
+    Arm("bacr_paper", "BACR paper", marked=True),
     Arm("bacr_robust", "BACR robust"),
 )
 UNTRAINED = ("cot", "sc")
@@ -23,22 +23,27 @@ PAPER_ROWS = ("", "BUP", "BUP+CAS", "BUP+TDR", "BUP+BCAE", "BUP+CAS+TDR", "BUP+C
 _LEVELS = 5
 
 
+def made_task(id_, label, hard="hard"):
+    """A task with the sets of `make_cell`."""
+    return Task(id_, label, (), budgets=BUDGETS, main="test", hard=hard)
+
+
 def main_study(**changes):
     """Nine arms on two tasks, with every view of one study."""
     settings = {
         "name": "main",
         "title": "Accuracy by budget, nine methods",
         "tasks": (
-            Task("tradeoff", "Trade-off", "test", "hard", BUDGETS),
-            Task("ledger", "Ledger", "test", "hard", BUDGETS),
+            made_task("tradeoff", "Trade-off"),
+            made_task("ledger", "Ledger"),
         ),
         "arms": ARMS,
         "seeds": (0, 1, 2, 3, 4),
         "views": ("accuracy", "hard", "efficiency", "curriculum", "convergence", "difficulty"),
-        "references": ("anytime", "grpo"),
+        "reference": ("anytime", "grpo"),
         "size": "cpu",
     }
-    return StudyInfo(**{**settings, **changes})
+    return Study(**{**settings, **changes})
 
 
 def ablation_study():
@@ -47,28 +52,28 @@ def ablation_study():
     for number in range(16):
         parts = tuple(part for i, part in enumerate(PARTS) if number >> i & 1)
         name = "+".join(parts)
-        marks = ("paper row",) if name in (*PAPER_ROWS, "+".join(PARTS)) else ()
-        arms.append(Arm(name.lower().replace("+", "_") or "none", name or "none", marks, parts))
+        marked = name in (*PAPER_ROWS, "+".join(PARTS))
+        id_ = name.lower().replace("+", "_") or "none"
+        arms.append(Arm(id_, name or "none", parts=parts, marked=marked))
     return main_study(
         name="ablation",
         title="All combinations of the four parts",
-        tasks=(Task("tradeoff", "Trade-off", "test", budgets=BUDGETS),),
+        tasks=(made_task("tradeoff", "Trade-off", hard=""),),
         arms=tuple(arms),
         views=("ablation",),
-        references=("none",),
-        parts=PARTS,
+        reference=("none",),
     )
 
 
 def sweep_study(**changes):
     """One arm over the values of a key."""
-    sweep = Sweep("curriculum.alpha", "adaptation rate α", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 0.6)
+    sweep = Sweep("curriculum.alpha", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "adaptation rate α", 0.6)
     settings = {
         "name": "sensitivity",
         "title": "Sensitivity to the adaptation rate",
         "arms": (Arm("bacr_paper", "BACR paper"),),
         "views": ("sensitivity",),
-        "references": (),
+        "reference": (),
         "sweep": sweep,
     }
     return main_study(**{**settings, **changes})
@@ -80,9 +85,9 @@ def scale_study():
         name="scale",
         title="Three model sizes",
         arms=tuple(arm for arm in ARMS if arm.id in ("grpo", "anytime", "bacr_robust")),
-        references=("anytime",),
+        reference=("anytime",),
         views=("scale",),
-        sweep=Sweep("model", "model size", ("30k", "130k", "500k")),
+        sweep=Sweep("model", ("30k", "130k", "500k"), "model size"),
     )
 
 

@@ -58,15 +58,14 @@ def read_dataclass(
       given: fields that were made before, and can't be written.
     """
     hints, given = typing.get_type_hints(cls), given or {}
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in given}
     if not isinstance(parsed, Mapping):
         raise refusal(where, f"found {shown(parsed)}", f"keys such as {any_of(list(fields)[:3])}")
     values: dict[str, Any] = {}
     for key, value in parsed.items():
-        if key not in fields or key in given:
-            known = [name for name in fields if name not in given]
+        if key not in fields:
             place = f"{where}.{shown(key, quote=False)}"
-            raise refusal(place, "no such key", f"one of {', '.join(known)}")
+            raise refusal(place, "no such key", f"one of {', '.join(fields)}")
         if typing.get_origin(hints[key]) is Mapping:
             if not isinstance(value, Mapping):
                 place = f"{where}.{key}"
@@ -79,6 +78,6 @@ def read_dataclass(
     unset = dataclasses.MISSING
     for name, f in fields.items():
         needed = f.default is unset and f.default_factory is unset
-        if needed and name not in values and name not in given:
+        if needed and name not in values:
             raise refusal(where, f"has no {name}", f"{name}: ...")
     return cls(**values, **given)
