@@ -12,13 +12,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
 from bacr_study.archive import pack, unpack
-from bacr_study.plan import (
-    PlannedRun,
-    StudyPaths,
-    find_run,
-    paths_of,
-    plan_runs,
-)
+from bacr_study.plan import PlannedRun, StudyPaths, find_run, paths_of, plan_runs
 from bacr_study.spec import Study, kind_of, merged, read_study
 
 EPILOG = (

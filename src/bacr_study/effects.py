@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.grid import Grid, Setting
-from bacr_study.spec import MEAN, Study, Task, Variant
-from bacr_study.statistics import holm
+from bacr_study.spec import MEAN, Study, Variant
+from bacr_study.statistics import holm, mean_interval
 
 Entry = dict[str, Any]
 
@@ -28,6 +29,15 @@ def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
                 yield Variant(arm.id, value), Variant(arm.id, sweep.default)
 
 
+def _in_focus(study: Study) -> list[Setting]:
+    """Every task at its budgets in focus."""
+    return [
+        Setting(task.id, task.main, budget)
+        for task in study.tasks
+        for budget in study.focus_budgets(task)
+    ]
+
+
 def _tested(grid: Grid, cases: Iterable[tuple[Entry, Variant, Variant, Setting]]) -> list[Entry]:
     """A family of tests: Holm's p-values over all of it, and how many tests these are.
 
@@ -35,24 +45,20 @@ def _tested(grid: Grid, cases: Iterable[tuple[Entry, Variant, Variant, Setting]]
     that lacks an arm is left out.
     """
     found = [(said, grid.contrast({of: 1.0, less: -1.0}, at)) for said, of, less, at in cases]
-    entries = [{**said, **asdict(contrast)} for said, contrast in found if contrast is not None]
+    entries = [{**said, **contrast} for said, contrast in found if contrast]
     adjusted = holm([entry["p"] for entry in entries])
     return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
 
 
 def _family(
-    grid: Grid,
-    view: str,
-    pairs: Sequence[tuple[Variant, Variant]],
-    settings: Sequence[Setting],
+    grid: Grid, view: str, pairs: Iterable[tuple[Variant, Variant]], settings: Iterable[Setting]
 ) -> list[Entry]:
     """The tests of a table: differences of pairs in each setting."""
-
-    def said(where: Setting, variant: Variant, reference: Variant) -> Entry:
-        place = {"view": view, "task": where.task, "set": where.set, "budget": where.budget}
-        return {**place, "variant": variant.key, "reference": reference.key}
-
-    return _tested(grid, [(said(at, *pair), *pair, at) for at in settings for pair in pairs])
+    cases = []
+    for at, (of, less) in itertools.product(settings, pairs):
+        place = {"view": view, "task": at.task, "set": at.set, "budget": at.budget}
+        cases.append(({**place, "variant": of.key, "reference": less.key}, of, less, at))
+    return _tested(grid, cases)
 
 
 def contrasts(grid: Grid) -> list[Entry]:
@@ -63,12 +69,10 @@ def contrasts(grid: Grid) -> list[Entry]:
     name, of, less, task, budget, the fields of `Contrast`, `p_holm` and the number of tests.
     """
     cases = []
-    for task in grid.study.tasks:
-        for budget in grid.study.focus_budgets(task):
-            where = Setting(task.id, task.main, budget)
-            for name, (of, less) in grid.study.contrasts.items():
-                pair = {"name": name, "of": of, "less": less, "task": task.id, "budget": budget}
-                cases.append((pair, Variant(of), Variant(less), where))
+    for at in _in_focus(grid.study):
+        for name, (of, less) in grid.study.contrasts.items():
+            said = {"name": name, "of": of, "less": less, "task": at.task, "budget": at.budget}
+            cases.append((said, Variant(of), Variant(less), at))
     return _tested(grid, cases)
 
 
@@ -84,7 +88,7 @@ def comparisons(grid: Grid) -> list[Entry]:
     each = [(task, str(budget)) for task in study.tasks for budget in task.budgets]
     main = [Setting(task.id, task.main, budget) for task, budget in each]
     mean = [Setting(task.id, task.main, MEAN) for task in study.tasks]
-    hard = [Setting(task.id, task.hard, budget) for task, budget in each if task.hard]
+    hard = [Setting(task.id, task.hard, budget) for task, budget in each]
     for reference in study.references:
         pairs = list(_pairs(study, reference))
         if {"accuracy", "efficiency", "scale", "ablation"} & set(study.views):
@@ -93,10 +97,7 @@ def comparisons(grid: Grid) -> list[Entry]:
         if "hard" in study.views:
             found += _family(grid, "hard", pairs, hard)
     if "sensitivity" in study.views:
-        pairs = list(_default_pairs(study))
-        focus = [(task, key) for task in study.tasks for key in study.focus_budgets(task)]
-        where = [Setting(task.id, task.main, key) for task, key in focus]
-        found += _family(grid, "sensitivity", pairs, where)
+        found += _family(grid, "sensitivity", _default_pairs(study), _in_focus(study))
     return found
 
 
@@ -120,15 +121,14 @@ def decoding(grid: Grid) -> list[Entry]:
 
 def _by_mode(grid: Grid, variant: Variant, other: Variant, sampled: Setting) -> dict[str, Any]:
     """The contrasts of `decoding`; none where one of them is not known."""
-    greedy = replace(sampled, mode="greedy")
+    greedy = replace(sampled, mode=GREEDY)
     pair = lambda where, sign: [(variant, where, sign), (other, where, -sign)]
     found = {
         "sampled": grid.combined(pair(sampled, 1.0)),
         "greedy": grid.combined(pair(greedy, 1.0)),
         "change": grid.combined([*pair(greedy, 1.0), *pair(sampled, -1.0)]),
     }
-    known = {name: asdict(contrast) for name, contrast in found.items() if contrast is not None}
-    return known if len(known) == len(found) else {}
+    return found if all(found.values()) else {}
 
 
 def difficulty(grid: Grid) -> dict[str, Any]:
@@ -140,35 +140,29 @@ def difficulty(grid: Grid) -> dict[str, Any]:
     study = grid.study
     reference = Variant(study.references[0]) if study.references else None
     found: dict[str, Any] = {}
-    for task in study.tasks:
-        levels, counts = _levels(grid, task)
-        for budget in study.focus_budgets(task):
-            for variant in grid.variants(task.id):
-                for level in levels:
-                    where = Setting(task.id, task.main, budget, level)
-                    accuracy = grid.accuracy(variant, where)
-                    if accuracy is None:
-                        continue
-                    contrast = None
-                    if reference is not None and variant != reference:
-                        contrast = grid.contrast({variant: 1.0, reference: -1.0}, where)
-                    by_budget = found.setdefault(task.id, {}).setdefault(budget, {})
-                    by_budget.setdefault(variant.key, {})[str(level)] = {
-                        "problems": counts[level],
-                        "accuracy": asdict(accuracy),
-                        "difference": asdict(contrast) if contrast else None,
-                    }
+    for where in _in_focus(study):
+        for variant, level in itertools.product(grid.variants(where.task), _levels(grid, where)):
+            at = replace(where, level=level)
+            rates = list(grid.table(variant, at).values())
+            if not rates:
+                continue
+            contrast = None
+            if reference not in (None, variant):
+                contrast = grid.contrast({variant: 1.0, reference: -1.0}, at)
+            by_variant = found.setdefault(at.task, {}).setdefault(at.budget, {})
+            by_variant.setdefault(variant.key, {})[str(level)] = {
+                "problems": rates[0].size,
+                "accuracy": asdict(mean_interval([float(one.mean()) for one in rates])),
+                "difference": contrast,
+            }
     return found
 
 
-def _levels(grid: Grid, task: Task) -> tuple[list[int], dict[int, int]]:
-    """Levels of a task's problems, and how many problems each has."""
-    for variant in grid.variants(task.id):
-        levels = grid.of(task.id, variant)[0].levels(task.main)
-        if levels is not None:
-            known = sorted(set(levels.tolist()) - {0})
-            return known, {level: int((levels == level).sum()) for level in known}
-    return [], {}
+def _levels(grid: Grid, where: Setting) -> list[int]:
+    """Levels of a set's problems, which are the same in all cells of a task."""
+    cells = [cell for variant in grid.variants(where.task) for cell in grid.of(where.task, variant)]
+    known = [levels for cell in cells if (levels := cell.levels(where.set)) is not None]
+    return sorted(set(known[0].tolist()) - {0}) if known else []
 
 
 def ablation(grid: Grid) -> dict[str, Any]:
@@ -186,24 +180,22 @@ def ablation(grid: Grid) -> dict[str, Any]:
     arm from none of the parts) and `effects` (name, kind, part, contrast).
     """
     study = grid.study
-    by_parts = {frozenset(arm.parts): Variant(arm.id) for arm in study.arms}
+    by_parts = {frozenset[str](arm.parts): Variant(arm.id) for arm in study.arms}
     found: dict[str, Any] = {}
-    for task in study.tasks:
-        for budget in study.focus_budgets(task):
-            where = Setting(task.id, task.main, budget)
-            base, rows = by_parts.get(frozenset()), {}
-            for variant in by_parts.values():
-                if base is not None and variant != base:
-                    contrast = grid.contrast({variant: 1.0, base: -1.0}, where)
-                    rows[variant.key] = asdict(contrast) if contrast else None
-            effects = []
-            for kind, part, weights in effect_weights(study.parts):
-                if not set(weights) <= by_parts.keys():
-                    continue
+    base = by_parts.get(frozenset())
+    for where in _in_focus(study):
+        rows = {
+            variant.key: grid.contrast({variant: 1.0, base: -1.0}, where)
+            for variant in by_parts.values()
+            if base not in (None, variant)
+        }
+        effects = []
+        for kind, part, weights in effect_weights(study.parts):
+            if set(weights) <= by_parts.keys():
                 contrast = grid.contrast({by_parts[s]: w for s, w in weights.items()}, where)
-                if contrast is not None:
-                    effects.append({"kind": kind, "part": part, **asdict(contrast)})
-            found.setdefault(task.id, {})[budget] = {"rows": rows, "effects": effects}
+                if contrast:
+                    effects.append({"kind": kind, "part": part, **contrast})
+        found.setdefault(where.task, {})[where.budget] = {"rows": rows, "effects": effects}
     return found
 
 

@@ -1,23 +1,18 @@
 """The cells of a study by task, variant and seed, and contrasts between variants."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from bacr_jax.evaluation.intervals import rate_intervals
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_study.cells import Cell
+from bacr_study.configured import Problems
 from bacr_study.spec import MEAN, Study, Variant, cell_id
-from bacr_study.statistics import (
-    OVER_PROBLEMS,
-    Contrast,
-    Estimate,
-    crossed_test,
-    mean_interval,
-)
+from bacr_study.statistics import OVER_PROBLEMS, Estimate, crossed_test, mean_interval
 
 
 @dataclass(frozen=True)
@@ -42,13 +37,12 @@ class Grid:
     """The cells that there are.
 
     Attributes:
-      same: by task and set, a number for each row of the set, equal where the problem is; empty:
-        every row is a problem of its own, also in tests.
+      same: by task and set, which rows are one problem in tests; in others every row is one.
     """
 
     study: Study
     cells: Mapping[str, Cell]
-    same: Mapping[tuple[str, str], Int[np.ndarray, "n"]] = field(default_factory=dict)
+    same: Mapping[tuple[str, str], Problems] = field(default_factory=dict)
 
     def of(self, task: str, variant: Variant) -> list[Cell]:
         """The cells of a task and a variant, by seed."""
@@ -70,40 +64,35 @@ class Grid:
         return [entry for entry in found if entry is not None] if all(found) else None
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
-        """Share of right samples of each problem, or [accuracy] where verdicts are not kept."""
-        entries = self.entries(cell, where)
+        """Share of right samples of each problem, or [accuracy] where verdicts are not kept.
+
+        Those of the setting's level alone; None: not known.
+        """
+        entries, levels = self.entries(cell, where), cell.levels(where.set)
         if entries is None:
             return None
         rates = [cell.rates(where.set, where.mode, key) for key in self.keys(where)]
         known = [one for one in rates if one is not None]
+        if where.level is not None:
+            kept = len(known) == len(rates) and levels is not None
+            return np.mean(known, axis=0)[levels == where.level] if kept else None
         if len(known) < len(rates):
             return np.array([np.mean([entry["accuracy"] for entry in entries])])
         return np.mean(known, axis=0)
 
-    def _of_level(self, cell: Cell, where: Setting) -> Bool[np.ndarray, "n"] | None:
-        levels = cell.levels(where.set)
-        return None if levels is None else levels == where.level
-
     def table(self, variant: Variant, where: Setting) -> dict[int, Float[np.ndarray, "n"]]:
-        """`rates` by seed, of the problems of the setting's level."""
-        table = {}
-        for cell in self.of(where.task, variant):
-            rates = self.rates(cell, where)
-            if rates is not None and where.level is not None:
-                keep = self._of_level(cell, where)
-                rates = rates[keep] if keep is not None and len(keep) == len(rates) else None
-            if rates is not None and rates.size:
-                table[cell.seed] = rates
-        return table
+        """`rates` by seed, of seeds that have any."""
+        found = {cell.seed: self.rates(cell, where) for cell in self.of(where.task, variant)}
+        return {seed: rates for seed, rates in found.items() if rates is not None and rates.size}
 
-    def contrast(self, weights: Mapping[Variant, float], where: Setting) -> Contrast | None:
-        """A weighted sum of variants on the same seeds and problems, and its test against 0.
+    def contrast(self, weights: Mapping[Variant, float], where: Setting) -> dict[str, Any] | None:
+        """`Contrast` of a weighted sum of variants on the same seeds and problems.
 
         It is of the seeds that all variants have; None: there are none, or too few.
         """
         return self.combined([(variant, where, weight) for variant, weight in weights.items()])
 
-    def combined(self, terms: Sequence[tuple[Variant, Setting, float]]) -> Contrast | None:
+    def combined(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
         """`contrast` of accuracies that differ in their setting, too, on the same problems.
 
         Args:
@@ -120,19 +109,20 @@ class Grid:
                 [table[s] if len(sizes) == 1 else table[s].mean(keepdims=True) for s in seeds]
             )
             values = values + weight * rows
-        return crossed_test(*self._by_problem(values, terms[0][0], terms[0][1]))
+        contrast = crossed_test(*self._by_problem(values, terms[0][1]))
+        return None if contrast is None else asdict(contrast)
 
     def _by_problem(
-        self, values: Float[np.ndarray, "s n"], variant: Variant, where: Setting
+        self, values: Float[np.ndarray, "s n"], where: Setting
     ) -> tuple[Float[np.ndarray, "s P"], Float[np.ndarray, "P"] | None]:
         """Rows of one problem as one column, their mean, and how many there were."""
         same = self.same.get((where.task, where.set))
-        if same is not None and where.level is not None:
-            keep = self._of_level(self.of(where.task, variant)[0], where)
-            same = None if keep is None else same[keep]
-        if same is None or len(same) != values.shape[1]:
+        if same is None:
             return values, None
-        _, problem, counts = np.unique(same, return_inverse=True, return_counts=True)
+        number = same.number if where.level is None else same.number[same.levels == where.level]
+        if len(number) != values.shape[1]:
+            return values, None
+        _, problem, counts = np.unique(number, return_inverse=True, return_counts=True)
         return values @ np.eye(len(counts))[problem] / counts, counts.astype(np.float64)
 
     def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:
@@ -142,8 +132,7 @@ class Grid:
         problems. None: no cell has the number.
         """
         found = [self.entries(cell, where) for cell in self.of(where.task, variant)]
-        known = [entries for entries in found if entries is not None]
-        values = [float(np.mean([entry[key] for entry in entries])) for entries in known]
+        values = [float(np.mean([entry[key] for entry in entries])) for entries in found if entries]
         if not values:
             return None
         estimate = mean_interval(values)
@@ -154,10 +143,3 @@ class Grid:
             return estimate
         low, high = map(float, rate_intervals(np.mean(rows, axis=0)[:, None])[0])
         return replace(estimate, low=low, high=high, basis=OVER_PROBLEMS)
-
-    def accuracy(self, variant: Variant, where: Setting) -> Estimate | None:
-        """`estimate` of the accuracy, also at one level."""
-        if where.level is None:
-            return self.estimate(variant, where, "accuracy")
-        table = self.table(variant, where)
-        return mean_interval([float(rates.mean()) for rates in table.values()]) if table else None

@@ -69,8 +69,7 @@ def build_results(
     """
     missing = [id_ for id_ in study.cell_ids() if id_ not in cells]
     problems = _problems(cells.values(), known)
-    same = {place: found.number for place, found in problems.items()}
-    grid = Grid(study, cells, same if study.clustered else {})
+    grid = Grid(study, cells, problems if study.clustered else {})
     provenance = _provenance(cells.values())
     counts: dict[str, Any] = {}
     for (task, name), found in problems.items():

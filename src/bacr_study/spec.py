@@ -81,7 +81,7 @@ class Sweep:
     values: Any
     label: str = ""
     default: Any = None
-    settings: Mapping[Value, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    settings: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     @property
     def file_name(self) -> str:
