@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: int) -> str:
     """Runs with tokens, predicted training time and whether they are there, and the sums."""
-    lines, tokens, seconds = [], 0, 0.0
+    lines, todo, tokens, seconds = [], 0, 0, 0.0
     different = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
         time = run.tokens and study.tokens_per_second and run.tokens / study.tokens_per_second
@@ -79,12 +79,12 @@ def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: 
         if different[run.folder].id != run.id:
             state = f"shares the run of {different[run.folder].id}"
         elif not state:
+            todo += 1
             tokens += run.tokens or 0
             seconds += time or 0.0
         count = "?" if run.tokens is None else f"{run.tokens:,}"
         shown = "?" if time is None else duration(time)
         lines.append(f"{number:4d}  {run.id:48s} {count:>14s} tokens  {shown:>7s}  {state}")
-    todo = sum(not (run.trained or paths.has_cell(run)) for run in different.values())
     lines.append(
         f"{len(runs)} cells, {len(different)} runs, {todo} of them to be trained: {tokens:,} "
         f"generated tokens; training takes about {duration(seconds / jobs)} with {jobs} at a time, "

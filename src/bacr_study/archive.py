@@ -90,12 +90,11 @@ def archived_cells(folder: Path) -> list[Any]:
         raise UserError(f"{path}: can't be read ({error}); copy it again") from None
 
 
-def unpack(folder: Path) -> int:
-    """Makes a file of every archived cell that has none, and says how many; reading checks them.
+def unpack(folder: Path) -> None:
+    """Makes a file of every archived cell that has none; who reads it checks it.
 
     UserError: the archive can't be read, or something in it has no name that a cell can have.
     """
-    made = 0
     for cell in archived_cells(folder):
         name = cell.get("id") if isinstance(cell, dict) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -104,5 +103,3 @@ def unpack(folder: Path) -> int:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(cell) + "\n")
-            made += 1
-    return made

@@ -69,11 +69,6 @@ class Cell:
     curve: list[dict[str, Any]] = field(default_factory=list)
     schedule: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def variant(self) -> Variant:
-        """Arm and value."""
-        return Variant(self.arm, self.value)
-
     def entry(self, name: str, mode: str, budget: str) -> dict[str, Any] | None:
         """The numbers of a set, decoding and budget; None: not evaluated."""
         return self.sets.get(name, {}).get(mode, {}).get(budget)
@@ -135,23 +130,21 @@ def read_cell(path: Path) -> Cell:
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
     """What would give wrong numbers without a word."""
-    expected = cell_id(cell.task, cell.variant, cell.seed)
+    expected = cell_id(cell.task, Variant(cell.arm, cell.value), cell.seed)
     if cell.id != expected or path.stem != expected:
         yield f"found id {cell.id!r} of task, arm, value and seed {expected!r}"
     for name, modes in cell.sets.items():
         if name not in cell.problems_digest:
             yield f"problems_digest: found none of {name}"
         for mode, budgets in modes.items():
-            for budget, entry in budgets.items():
-                for wrong in _of_entry(entry, cell.rates(name, mode, budget), cell.levels(name)):
+            for budget in budgets:
+                for wrong in _of_entry(cell, name, mode, budget):
                     yield f"sets.{name}.{mode}.{budget}.{wrong}"
 
 
-def _of_entry(
-    entry: Mapping[str, Any],
-    rates: Float[np.ndarray, "n"] | None,
-    levels: Int[np.ndarray, "n"] | None,
-) -> Iterator[str]:
+def _of_entry(cell: Cell, name: str, mode: str, budget: str) -> Iterator[str]:
+    entry, levels = cell.sets[name][mode][budget], cell.levels(name)
+    rates = cell.rates(name, mode, budget)
     for key in NUMBERS:
         value = entry.get(key)
         if not isinstance(value, int | float) or not np.isfinite(value):

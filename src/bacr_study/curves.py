@@ -1,5 +1,6 @@
 """What happened during training, averaged over seeds: curves, times to a level, the schedule."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -83,7 +84,7 @@ def convergence(grid: Grid) -> dict[str, Any]:
     for task in grid.study.tasks:
         curves: dict[str, Any] = {}
         for variant in grid.variants(task.id):
-            cells = [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
+            cells = _trained(grid, task, variant)
             for name, draw in (("reward", _rewards), ("accuracy", _accuracies)):
                 drawn = {}
                 for axis in AXES:
@@ -123,31 +124,42 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     if not study.references:
         return []
     base = Variant(study.references[0])
-    runs = [series(cell, "step", "accuracy") for cell in grid.of(task.id, base) if cell.steps > 0]
+    trained = {variant: _trained(grid, task, variant) for variant in grid.variants(task.id)}
+    runs = [series(cell, "step", "accuracy") for cell in trained.get(base, [])]
     ends = [(y[0], y[-1]) for _, y in filter(None, runs)]
     if not ends:
         return []
     start, stop = np.mean(ends, axis=0)
     records = []
-    for share in SHARES:
+    for share, axis in itertools.product(SHARES, AXES):
         level = float(start + share * (stop - start))
-        for axis in AXES:
-            others = _crossings(grid.of(task.id, base), axis, level)
-            for variant in grid.variants(task.id):
-                times = _crossings(grid.of(task.id, variant), axis, level)
-                if not times:
-                    continue
-                known = [time for time in times.values() if time is not None]
-                time = asdict(mean_interval(known)) if len(known) == len(times) else None
-                record = {"variant": variant.key, "axis": axis, "share": share, "level": level}
-                record |= {"seeds": len(times), "reached": len(known), "time": time}
-                ratio = _ratio(times, others) if variant != base else None
-                records.append({**record, "ratio": ratio})
+        others = _crossings(trained[base], axis, level)
+        for variant, cells in trained.items():
+            times = _crossings(cells, axis, level)
+            known = [time for time in times.values() if time is not None]
+            if times:
+                records.append(
+                    {
+                        "variant": variant.key,
+                        "axis": axis,
+                        "share": share,
+                        "level": level,
+                        "seeds": len(times),
+                        "reached": len(known),
+                        "time": asdict(mean_interval(known)) if len(known) == len(times) else None,
+                        "ratio": _ratio(times, others) if variant != base else None,
+                    }
+                )
     return records
 
 
+def _trained(grid: Grid, task: Task, variant: Variant) -> list[Cell]:
+    return [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
+
+
 def _crossings(cells: Sequence[Cell], axis: str, level: float) -> dict[int, float | None]:
-    found = {cell.seed: series(cell, axis, "accuracy") for cell in cells if cell.steps > 0}
+    """Where each seed first reaches a level of held-out accuracy."""
+    found = {cell.seed: series(cell, axis, "accuracy") for cell in cells}
     return {seed: first_crossing(one, level) for seed, one in found.items() if one is not None}
 
 
@@ -155,15 +167,13 @@ def _ratio(
     times: Mapping[int, float | None], others: Mapping[int, float | None]
 ) -> dict[str, Any] | None:
     """Geometric mean of times / others over seeds; None unless all seeds of both have a time."""
-    seeds = [seed for seed in times if seed in others]
-    pairs = [(times[seed], others[seed]) for seed in seeds]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
+    pairs = [(time, others[seed]) for seed, time in times.items() if seed in others]
+    known = [float(np.log(one / other)) for one, other in pairs if one and other]
     if not known or len(known) < len(pairs):
         return None
-    logs = mean_interval([float(np.log(a / b)) for a, b in known])
-    ends = {"mean": logs.mean, "low": logs.low, "high": logs.high}
-    back = {key: None if end is None else float(np.exp(end)) for key, end in ends.items()}
-    return {**asdict(logs), **back}
+    logs = asdict(mean_interval(known))
+    ends = {key: logs[key] for key in ("mean", "low", "high") if logs[key] is not None}
+    return {**logs, **{key: float(np.exp(end)) for key, end in ends.items()}}
 
 
 def schedules(grid: Grid) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.grid import Grid, Setting
-from bacr_study.spec import MEAN, Study, Variant
+from bacr_study.spec import MEAN, PARTS, Study, Variant
 from bacr_study.statistics import holm, mean_interval
 
 Entry = dict[str, Any]
@@ -190,7 +190,7 @@ def ablation(grid: Grid) -> dict[str, Any]:
             if base not in (None, variant)
         }
         effects = []
-        for kind, part, weights in effect_weights(study.parts):
+        for kind, part, weights in effect_weights(PARTS):
             if set(weights) <= by_parts.keys():
                 contrast = grid.contrast({by_parts[s]: w for s, w in weights.items()}, where)
                 if contrast:

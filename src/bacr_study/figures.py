@@ -16,6 +16,8 @@ from bacr_study.spec import Study, Sweep, Task, Variant
 
 # Of arms, which are told apart by colours first.
 _LINES = ("-", "--", ":")
+# Of difficulty groups, the easiest first.
+_GROUPS = ("-", "--", "-.", ":")
 Estimate = Mapping[str, Any]
 # Cost and gain.
 Point = tuple[float | int, float | int]
@@ -34,6 +36,8 @@ _SCHEDULE = (
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
+_TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
+_THINKING = Axis("mean thinking tokens used", log2=True)
 # Above the table and the figure of a study's contrasts.
 CONTRASTS = "Pairs that the study asks about"
 
@@ -88,12 +92,12 @@ def accuracies(look: Look, label: str, x: Iterable[float], estimates: Sequence[E
     return look.series(label, x, [100 * e["mean"] for e in estimates], ends=ends)
 
 
-def band(curve: Mapping[str, Any], scale: float, draw: Callable[..., Series], label: str) -> Series:
-    """A curve with its interval as a shade."""
+def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
+    """What a `Series` has of a curve whose interval is a shade."""
     scaled = lambda key: [scale * value for value in curve[key]]
     known = curve["low"] and curve["low"][0] is not None
     ends = list(zip(scaled("low"), scaled("high"))) if known else None
-    return draw(label, curve["x"], scaled("mean"), ends=ends, kind="band")
+    return {"x": curve["x"], "y": scaled("mean"), "ends": ends, "kind": "band"}
 
 
 def apart(index: int, count: int) -> float:
@@ -194,7 +198,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
             gained.append(accuracies(look, label, tokens, list(gains.values())))
             seen += [(t, 100 * gain["mean"]) for t, gain in zip(tokens, gains.values())]
             thought = _by_budget(results, task, task.main, variant, "mean_thinking_tokens")
-            thought = {budget: used for budget, used in thought.items() if used["mean"] > 0}
+            thought = {budget: one for budget, one in thought.items() if one["mean"] > 0}
             x = [budget * apart(index, len(variants)) for budget in thought]
             # A logarithmic axis has no room for ends at or below 0.
             ends = [(max(low, 0.5), high) for low, high in map(ends_of, thought.values())]
@@ -202,21 +206,12 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
         if seen:
             front = stepped(*zip(*pareto_front(seen)))
             gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
+        line = f"{task.label}; the line: all that is asked for"
+        asked = budget_axis(task.budgets, "budget asked for (tokens)")
         rows.append(
             [
-                Chart(
-                    task.label,
-                    gained,
-                    Axis("mean tokens used: thinking, forced, answer", log2=True),
-                    _ACCURACY,
-                ),
-                Chart(
-                    f"{task.label}; the line: all that is asked for",
-                    used,
-                    budget_axis(task.budgets, "budget asked for (tokens)"),
-                    Axis("mean thinking tokens used", log2=True),
-                    diagonal=True,
-                ),
+                Chart(task.label, gained, _TOKENS, _ACCURACY),
+                Chart(line, used, asked, _THINKING, diagonal=True),
             ]
         )
     yield Drawn(
@@ -248,21 +243,16 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
             series = []
             for index, (variant, found) in enumerate(drawn.items()):
                 shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
-                x = [level + shift for level in found]
+                places = [level + shift for level in found]
                 points, ends = _points(found.values())
                 label = variant_name(study, variant)
-                series.append(looks[variant.arm].series(label, x, points, ends=ends, line=""))
+                series.append(looks[variant.arm].series(label, places, points, ends=ends, line=""))
             low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
             ticks = [(float(level), str(level)) for level in levels]
-            charts.append(
-                Chart(
-                    _panel(task, budget),
-                    series,
-                    Axis("level, the hardest last", low=low, high=high, ticks=ticks),
-                    Axis("difference (percentage points)"),
-                    marks=[Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])],
-                )
-            )
+            x = Axis("level, the hardest last", low=low, high=high, ticks=ticks)
+            y = Axis("difference (percentage points)")
+            marks = [Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])]
+            charts.append(Chart(_panel(task, budget), series, x, y, marks=marks))
         rows.append(charts)
     reference = study.arm(study.references[0]).name
     yield Drawn(
@@ -393,7 +383,7 @@ def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
             charts = []
             for name in AXES:
                 series = [
-                    band(curve, scale, looks[variant.arm].series, variant_name(study, variant))
+                    looks[variant.arm].series(variant_name(study, variant), **band(curve, scale))
                     for variant in study.variants()
                     if (curve := curves.get(variant.key, {}).get(kind, {}).get(name))
                 ]
@@ -419,13 +409,9 @@ def curriculum_figures(results: Results, study: Study) -> Iterator[Drawn]:
             for kind, heading, unit, scale in _SCHEDULE:
                 series = []
                 for number, group in enumerate(groups):
-                    draw = functools.partial(
-                        Series,
-                        colour=shade(number, len(groups)),
-                        line=("-", "--", "-.", ":")[number % 4],
-                    )
                     label = f"group {number}{words.get(number, '')}"
-                    series.append(band(group[kind], scale, draw, label))
+                    style = {"colour": shade(number, len(groups)), "line": _GROUPS[number % 4]}
+                    series.append(Series(label, **style, **band(group[kind], scale)))
                 charts.append(Chart(heading, series, Axis("step", whole=True), Axis(unit, low=0.0)))
             yield Drawn(
                 f"curriculum_{task.id}_{variant.key}",

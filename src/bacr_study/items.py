@@ -76,14 +76,21 @@ def differs_by_mode(entry: Mapping[str, Any]) -> bool:
     return beyond(entry["change"]) or (opposite and beyond(sampled) and beyond(greedy))
 
 
-def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
-    """`52.7 ± 1.2` in percent: mean and half the width of its interval."""
+def mean_item(
+    estimate: Mapping[str, Any] | None, *, scale: int = 1, digits: int = 1, marks: str = ""
+) -> Item:
+    """`52.7 ± 1.2`: mean and half the width of its interval."""
     if estimate is None:
         return NONE
     ends = [estimate["mean"], estimate["low"], estimate["high"]]
-    mean, low, high = (None if end is None else 100 * end for end in ends)
-    half = "" if low is None else f" ± {(high - low) / 2:.1f}"
-    return Shown(f"{mean:.1f}{half}", (mean, low, high), marks=marks)
+    mean, low, high = (None if end is None else scale * end for end in ends)
+    half = "" if low is None else f" ± {(high - low) / 2:,.{digits}f}"
+    return Shown(f"{mean:,.{digits}f}{half}", (mean, low, high), marks=marks)
+
+
+def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
+    """`mean_item` in percent."""
+    return mean_item(estimate, scale=100, marks=marks)
 
 
 def tokens_item(estimate: Mapping[str, Any] | None) -> Item:

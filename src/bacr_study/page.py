@@ -68,9 +68,8 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
 
 
 def _facts(results: Mapping[str, Any], study: Study) -> list[str]:
-    sizes = sorted({cell["study_size"] for cell in results["cells"].values()})
     return [
-        f"study {study.name}, size {', '.join(sizes)}",
+        f"study {study.name}, size {study.size}",
         f"{len(results['cells'])} runs",
         f"{len(study.arms)} methods",
         f"tasks: {', '.join(task.label for task in study.tasks)}",

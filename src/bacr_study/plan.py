@@ -117,30 +117,25 @@ def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
     from bacr_jax.training.warmup import warmup_fingerprint
 
     config = dataclasses.replace(config, seed=seed)
-    if config.warmup.steps:
-        # Settings of the warm-up are in its name, so that equal ones are one.
-        place = paths.root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
-        config = dataclasses.replace(
-            config, warmup=dataclasses.replace(config.warmup, dir=str(place))
-        )
-    # The folder itself, and what only shows the run, make it no other run.
-    plain = dataclasses.replace(
-        config,
-        output=dataclasses.replace(config.output, dir=".", report=True),
-        warmup=dataclasses.replace(config.warmup, dir=None),
-    )
-    name = f"{Path(config.method).stem}-{seed}-{settings_digest(plain)}"
+    name = f"{Path(config.method).stem}-{seed}-{settings_digest(config)}"
     output = dataclasses.replace(config.output, dir=str(paths.root / "runs" / name))
-    return dataclasses.replace(config, output=output)
+    warmup = config.warmup
+    if warmup.steps:
+        # Settings of the warm-up are in its name, so that equal ones are one.
+        folder = paths.root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
+        warmup = dataclasses.replace(warmup, dir=str(folder))
+    return dataclasses.replace(config, output=output, warmup=warmup)
 
 
 def settings_digest(config: Config) -> str:
     """A short hash of what a config says other than the defaults.
 
-    A key that a later version adds leaves the runs that are there what they were.
+    A key that a later version adds leaves the runs that are there what they were. So do the folder,
+    and what only shows the run.
     """
     usual = config_io.identity(Config())
-    own = {key: v for key, v in config_io.identity(config).items() if v != usual[key]}
+    said = {**config_io.identity(config), "output.dir": ".", "output.report": True}
+    own = {key: v for key, v in {**said, "warmup.dir": None}.items() if v != usual[key]}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -55,13 +55,10 @@ class Pair:
             return self.difference == 0
         return low <= self.now.mean <= high
 
-
-def squared_error(estimate: Estimate) -> float:
-    """s^2 / S of a mean over S seeds, read off its 95 % t interval; one seed: not a number."""
-    if estimate.low is None or estimate.high is None:
-        return math.nan
-    half = (estimate.high - estimate.low) / 2
-    return float(half / stdtrit(estimate.seeds - 1, 0.975)) ** 2
+    def __str__(self) -> str:
+        """Where it stands, and how far apart the two are."""
+        place = f"{self.task.id}, {self.variant.key}, {budget_heading(self.budget)}"
+        return f"{place}, {signed(100 * self.difference)} points"
 
 
 def welch(first: Estimate, second: Estimate) -> float:
@@ -75,17 +72,24 @@ def welch(first: Estimate, second: Estimate) -> float:
     Not a number where one of them has one seed. Samples without any spread have 1 if their means
     are equal, and 0 if not.
     """
-    error, df = _error(first, second)
-    return math.nan if math.isnan(error) else two_sided(first.mean - second.mean, error, df)
+    return two_sided(first.mean - second.mean, *_error(first, second))
 
 
 def _error(first: Estimate, second: Estimate) -> tuple[float, float]:
-    """Standard error of the difference of two means, and Welch's degrees of freedom."""
-    errors = squared_error(first), squared_error(second)
+    """Standard error of the difference of two means, and Welch's degrees of freedom.
+
+    From their 95 % t intervals; not numbers where one has one seed.
+    """
+    errors = []
+    for one in (first, second):
+        if one.low is None or one.high is None:
+            return math.nan, math.nan
+        half = (one.high - one.low) / 2
+        errors.append(float(half / stdtrit(one.seeds - 1, 0.975)) ** 2)
     total = sum(errors)
-    if math.isnan(total) or total == 0:
-        return total, math.nan
-    parts = (e**2 / (estimate.seeds - 1) for e, estimate in zip(errors, (first, second)))
+    if total == 0:
+        return 0.0, math.nan
+    parts = (e**2 / (one.seeds - 1) for e, one in zip(errors, (first, second)))
     return math.sqrt(total), total**2 / sum(parts)
 
 
@@ -105,8 +109,8 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
       level: of the two-sided test.
     """
     error, df = _error(first, second)
-    if math.isnan(error) or error == 0:
-        return error
+    if error == 0:
+        return 0.0
     return error * float(nctdtrinc(df, 1 - _POWER, stdtrit(df, 1 - level / 2)))
 
 
@@ -129,43 +133,47 @@ def pairs(before: Results, now: Results, study: Study) -> list[Pair]:
     return found
 
 
+def _tests(found: Sequence[Pair]) -> list[tuple[float, float, float, float]]:
+    """Of each pair: p and Holm's p, and `detectable` by one test and by the strictest of Holm's.
+
+    Holm's is 1 where none can be told.
+    """
+    values = [welch(pair.before, pair.now) for pair in found]
+    adjusted = holm([1.0 if math.isnan(p) else p for p in values])
+    least = (
+        [detectable(one.before, one.now, level=level) for one in found]
+        for level in (_LEVEL, _LEVEL / len(found))
+    )
+    return list(zip(values, adjusted, *least))
+
+
 def summary(found: Sequence[Pair]) -> str:
     """Some lines: how many means are within, how many differ, and what could have been seen."""
-    within = sum(pair.within for pair in found)
-    apart = [pair for pair, p in zip(found, _adjusted(found)) if p < _LEVEL]
+    within, tests = sum(pair.within for pair in found), _tests(found)
+    apart = [pair for pair, (_, adjusted, *_) in zip(found, tests) if adjusted < _LEVEL]
     furthest = max(found, key=lambda pair: abs(pair.difference))
     lines = [
         f"{within} of {len(found)} means lie in the 95 % intervals of before (other seeds alone "
         f"would leave {100 * expected_share(found):.0f} % there, since the new mean varies, too)",
         f"{len(apart)} of {len(found)} differ (Welch's test, Holm p < .05)",
-        f"furthest apart: {_place(furthest)}, {signed(100 * furthest.difference)} points",
-        _power_text(found),
+        f"furthest apart: {furthest}",
+        _power_text([least for _, _, *least in tests if not math.isnan(sum(least))]),
+        *(f"differs: {pair}" for pair in apart),
     ]
-    lines += [f"differs: {_place(p)}, {signed(100 * p.difference)} points" for p in apart]
     return "\n".join(lines)
 
 
-def _power_text(found: Sequence[Pair]) -> str:
+def _power_text(least: Sequence[Sequence[float]]) -> str:
     """How large a true difference must be to be seen."""
-    columns = [[d for one in column if not math.isnan(d := one)] for column in _least(found)]
-    if not columns[0]:
+    if not least:
         return "least detectable difference: unknown, since one seed has no spread"
     (median, largest), (corrected, most) = (
-        (_points(statistics.median(column)), _points(max(column))) for column in columns
+        (_points(statistics.median(column)), _points(max(column))) for column in zip(*least)
     )
     return (
         f"least detectable difference (80 % power, over all pairs): median {median}, largest "
         f"{largest} points by one test at 5 %; median {corrected}, largest {most} at Holm's "
         "strictest level. Smaller ones may be there unseen"
-    )
-
-
-def _least(found: Sequence[Pair]) -> tuple[list[float], list[float]]:
-    """`detectable` of each pair by a test alone, and by the strictest of Holm's."""
-    strictest = _LEVEL / len(found)
-    return (
-        [detectable(pair.before, pair.now) for pair in found],
-        [detectable(pair.before, pair.now, level=strictest) for pair in found],
     )
 
 
@@ -185,22 +193,11 @@ def expected_share(found: Sequence[Pair]) -> float:
     return sum(shares) / len(shares) if shares else math.nan
 
 
-def _adjusted(found: Sequence[Pair]) -> list[float]:
-    """Holm's p of each pair; 1 where none can be told."""
-    values = [welch(pair.before, pair.now) for pair in found]
-    return holm([1.0 if math.isnan(p) else p for p in values])
-
-
-def _place(pair: Pair) -> str:
-    return f"{pair.task.id}, {pair.variant.key}, {budget_heading(pair.budget)}"
-
-
 def table(study: Study, found: Sequence[Pair]) -> Table:
     """Before and now of every accuracy."""
     rows: list[list[Item]] = []
     shown = lambda least: NONE if math.isnan(least) else Shown(_points(least), (100 * least,))
-    for pair, adjusted, *least in zip(found, _adjusted(found), *_least(found)):
-        p = welch(pair.before, pair.now)
+    for pair, (p, adjusted, *least) in zip(found, _tests(found)):
         known = not math.isnan(p)
         rows.append(
             [

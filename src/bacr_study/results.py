@@ -6,18 +6,18 @@ bytes.
 
 import collections
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_study import curves, effects
 from bacr_study.cells import NUMBERS, Cell, read_cells
-from bacr_study.configured import Configured, Problems
+from bacr_study.configured import Configured
 from bacr_study.figures import draw_figures
 from bacr_study.grid import Grid, Setting
 from bacr_study.page import page
-from bacr_study.spec import MEAN, Study, Task, Variant
+from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Study, Task
 from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
 
@@ -68,20 +68,20 @@ def build_results(
       them.
     """
     missing = [id_ for id_ in study.cell_ids() if id_ not in cells]
-    problems = _problems(cells.values(), known)
-    grid = Grid(study, cells, problems if study.clustered else {})
-    provenance = _provenance(cells.values())
+    problems = {
+        (task, name): found
+        for (task, name), found in known.problems.items()
+        if any(cell.task == task and found.are_of(cell, name) for cell in cells.values())
+    }
     counts: dict[str, Any] = {}
     for (task, name), found in problems.items():
         counts.setdefault(task, {})[name] = found.counts()
+    grid = Grid(study, cells, problems if study.clustered else {})
+    provenance = _provenance(cells.values())
     results: dict[str, Any] = {
         "study": _of_study(study),
         "missing": missing,
-        "warnings": [
-            *_warnings(missing, cells, study),
-            *_repeated(counts, study),
-            *_differences(provenance),
-        ],
+        "warnings": list(_warnings(study, cells, missing, counts, provenance)),
         "provenance": provenance,
         "cells": {id_: _without(vars(cell), _LONG) for id_, cell in cells.items()},
         "problems": counts,
@@ -106,10 +106,11 @@ def build_results(
 def _of_study(study: Study) -> dict[str, Any]:
     """What was compared, without how it was run."""
     sweep = lambda one: one and {k: getattr(one, k) for k in ("key", "label", "values", "default")}
-    same = ("name", "seeds", "views", "references", "parts", "focus", "size", "clustered")
+    same = ("name", "seeds", "views", "references", "focus", "size", "clustered")
     return {
         **{key: getattr(study, key) for key in same},
         "title": study.heading,
+        "parts": PARTS if "ablation" in study.views else (),
         "tasks": [{k: getattr(task, k) for k in _OF_TASK} for task in study.tasks],
         "arms": [
             {
@@ -117,7 +118,7 @@ def _of_study(study: Study) -> dict[str, Any]:
                 "label": arm.label,
                 "marks": [arm.mark] if arm.mark else [],
                 "parts": arm.parts,
-                "accounting": arm.counted,
+                "accounting": ACCOUNTING[arm.accounting] if arm.votes else "",
                 "sweep": sweep(arm.sweep),
             }
             for arm in study.arms
@@ -167,48 +168,21 @@ def _means(grid: Grid, task: Task) -> dict[str, Any]:
     """Numbers over seeds, by set, decoding, variant and budget."""
     found: dict[str, Any] = {}
     for variant in grid.variants(task.id):
-        cells = grid.of(task.id, variant)
-        for name in dict.fromkeys(name for cell in cells for name in cell.sets):
-            modes = dict.fromkeys(mode for cell in cells for mode in cell.sets.get(name, {}))
-            for mode in modes:
-                keys = dict.fromkeys(k for cell in cells for k in cell.sets[name].get(mode, {}))
+        evaluated = dict.fromkeys(
+            (name, mode, budget)
+            for cell in grid.of(task.id, variant)
+            for name, modes in cell.sets.items()
+            for mode, budgets in modes.items()
+            for budget in (*budgets, MEAN)
+        )
+        for name, mode, budget in evaluated:
+            where = Setting(task.id, name, budget, mode=mode)
+            numbers = {key: grid.estimate(variant, where, key) for key in NUMBERS}
+            shown = {key: vars(estimate) for key, estimate in numbers.items() if estimate}
+            if shown:
                 by_mode = found.setdefault(name, {}).setdefault(mode, {})
-                by_mode[variant.key] = {
-                    key: numbers
-                    for key in (*keys, MEAN)
-                    if (numbers := _numbers(grid, variant, Setting(task.id, name, key, mode=mode)))
-                }
+                by_mode.setdefault(variant.key, {})[budget] = shown
     return found
-
-
-def _numbers(grid: Grid, variant: Variant, where: Setting) -> dict[str, Any]:
-    estimates = {key: grid.estimate(variant, where, key) for key in NUMBERS}
-    return {key: vars(estimate) for key, estimate in estimates.items() if estimate is not None}
-
-
-def _problems(cells: Iterable[Cell], known: Configured) -> dict[tuple[str, str], Problems]:
-    """The problems of each task's sets, if they are those of its cells."""
-    found = {}
-    for cell in cells:
-        for name in cell.sets:
-            problems = known.problems.get((cell.task, name))
-            if problems is not None and problems.are_of(cell, name):
-                found[cell.task, name] = problems
-    return found
-
-
-def _repeated(counts: Mapping[str, Any], study: Study) -> list[str]:
-    """Sets that hold a problem more than once, where tests don't know it."""
-    if study.clustered:
-        return []
-    return [
-        f"{study.task(task).label}: {entry['rows']:,} rows of {name} are "
-        f"{entry['distinct_problems']:,} distinct problems, and tests take rows for problems; "
-        "clustered=true takes rows of one problem as one"
-        for task, sets in counts.items()
-        for name, entry in sets.items()
-        if entry["distinct_problems"] < entry["rows"]
-    ]
 
 
 def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
@@ -249,28 +223,35 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _differences(provenance: dict[str, list[str]]) -> list[str]:
-    words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
-    return [
-        f"cells come from {len(provenance[key])} {word}: {'; '.join(provenance[key])}"
-        for key, word in words.items()
-        if len(provenance[key]) > 1
-    ]
-
-
-def _warnings(missing: Sequence[str], cells: Collection[str], study: Study) -> list[str]:
-    warnings = []
+def _warnings(
+    study: Study,
+    cells: Collection[str],
+    missing: Collection[str],
+    counts: Mapping[str, Any],
+    provenance: Mapping[str, list[str]],
+) -> Iterator[str]:
+    """What is to be known before a number is read."""
     if missing:
-        total = len(missing) + len(cells)
-        warnings.append(
-            f"{len(missing)} of {total} cells are missing: what is shown of a method is "
-            "over the seeds that it has, and not over the same for all"
+        yield (
+            f"{len(missing)} of {len(missing) + len(cells)} cells are missing: what is shown of a "
+            "method is over the seeds that it has, and not over the same for all"
         )
     if len(study.seeds) == 1:
-        warnings.append(
+        yield (
             "one seed: intervals and tests are over problems only, and say nothing about other "
             "trainings"
         )
     elif len(study.seeds) == 2:
-        warnings.append("two seeds: intervals are wide, and their 95 % only roughly right")
-    return warnings
+        yield "two seeds: intervals are wide, and their 95 % only roughly right"
+    for task, sets in counts.items():
+        for name, entry in sets.items():
+            if entry["distinct_problems"] < entry["rows"] and not study.clustered:
+                yield (
+                    f"{study.task(task).label}: {entry['rows']:,} rows of {name} are "
+                    f"{entry['distinct_problems']:,} distinct problems, and tests take rows for "
+                    "problems; clustered=true takes rows of one problem as one"
+                )
+    words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
+    for key, word in words.items():
+        if len(provenance[key]) > 1:
+            yield f"cells come from {len(provenance[key])} {word}: {'; '.join(provenance[key])}"

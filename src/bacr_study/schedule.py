@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.documents import read_lines
@@ -139,7 +139,6 @@ class Running:
     run: PlannedRun
     share: Share
     process: subprocess.Popen[bytes]
-    log: TextIO
 
 
 @dataclass
@@ -159,30 +158,25 @@ class Scheduler:
     failed: dict[str, int] = field(default_factory=dict)
     stopping: bool = False
 
-    def next_run(self) -> PlannedRun | None:
-        """The first waiting run whose folder is free, and whose warm-up is there or free to make.
+    def start_some(self) -> None:
+        """Starts runs while a share is free, and a run's folder, and its warm-up is there or free.
 
         Cells of equal settings share a run: the second one finds it trained.
         """
-        busy = {other.run.folder for other in self.running}
-        warming = {other.run.warmup for other in self.running if not other.run.warmed_up}
-        free = (run for run in self.waiting if run.folder not in busy)
-        return next((run for run in free if run.warmed_up or run.warmup not in warming), None)
-
-    def start_some(self) -> None:
-        """Starts runs while a share is free."""
         while self.shares and not self.stopping:
-            run = self.next_run()
+            busy = {other.run.folder for other in self.running}
+            warming = {other.run.warmup for other in self.running if not other.run.warmed_up}
+            free = (run for run in self.waiting if run.folder not in busy)
+            run = next((run for run in free if run.warmed_up or run.warmup not in warming), None)
             if run is None:
                 return
             self.waiting.remove(run)
             self.running.append(self._start(run, self.shares.pop(0)))
 
     def _start(self, run: PlannedRun, share: Share) -> Running:
-        log_path = self.paths.log(run.id)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        log = log_path.open("a", encoding="utf-8")
-        with share.pinned():
+        path = self.paths.log(run.id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as log, share.pinned():
             process = subprocess.Popen(
                 [*self.command, run.id],
                 stdin=subprocess.DEVNULL,
@@ -192,13 +186,12 @@ class Scheduler:
                 # A Ctrl-C at the terminal is passed on by `stop`, once.
                 start_new_session=True,
             )
-        return Running(run, share, process, log)
+        return Running(run, share, process)
 
     def collect(self) -> list[PlannedRun]:
         """Runs that have ended since the last look; their shares are free again."""
         ended = [one for one in self.running if one.process.poll() is not None]
         for one in ended:
-            one.log.close()
             self.running.remove(one)
             self.shares.append(one.share)
             code = one.process.returncode
@@ -239,14 +232,13 @@ def run_all(
             for run in scheduler.collect():
                 finished.add(run.id)
                 code = scheduler.failed.get(run.id)
-                what = "done" if code is None else f"FAILED, exit code {code}"
-                see = "" if code is None else f"; see {scheduler.paths.log(run.id)}"
-                progress.say(f"{what}: {run.id}{see}")
+                failed = f"FAILED, exit code {code}: {run.id}; see {scheduler.paths.log(run.id)}"
+                progress.say(f"done: {run.id}" if code is None else failed)
             scheduler.start_some()
-            done = sum(work[id_] for id_ in finished)
-            done += sum(_trained_tokens(one.run) for one in scheduler.running)
-            names = ", ".join(one.run.id for one in scheduler.running)
-            phase.update(done, runs=f"{len(finished)}/{len(work)}", now=names)
+            under_way = [one.run for one in scheduler.running]
+            done = sum(work[id_] for id_ in finished) + sum(map(_trained_tokens, under_way))
+            now = ", ".join(run.id for run in under_way)
+            phase.update(done, runs=f"{len(finished)}/{len(work)}", now=now)
 
 
 def _trained_tokens(run: PlannedRun) -> int:

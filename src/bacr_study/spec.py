@@ -35,6 +35,7 @@ View = Literal[
 ]
 # The four parts of BACR in an ablation, as the paper calls them.
 Part = Literal["BUP", "CAS", "TDR", "BCAE"]
+PARTS: tuple[str, ...] = typing.get_args(Part)
 # How the tokens of a vote are counted.
 ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
 # The place of the mean over all budgets among the budgets.
@@ -117,14 +118,9 @@ class Arm:
     marked: bool = False
 
     @property
-    def counted(self) -> str:
-        """How the tokens of its votes are counted; empty: it is no vote."""
-        return ACCOUNTING[self.accounting] if self.votes else ""
-
-    @property
     def name(self) -> str:
-        """Label, and how tokens are counted."""
-        return f"{self.label} ({self.counted})" if self.counted else self.label
+        """Label, and how the tokens of its votes are counted."""
+        return f"{self.label} ({ACCOUNTING[self.accounting]})" if self.votes else self.label
 
     @property
     def mark(self) -> str:
@@ -228,11 +224,6 @@ class Study:
         """Those arms of `reference` that are run."""
         run = [arm.id for arm in self.arms]
         return tuple(name for name in self.reference if name in run)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Of an ablation, the names of its parts in order."""
-        return typing.get_args(Part) if "ablation" in self.views else ()
 
     def arm(self, id_: str) -> Arm:
         """The arm of an id."""

@@ -160,15 +160,11 @@ def crossed_test(
     floor = 1.0 / (effective + 2) ** 2 if problems > 1 else 0.0
     if variance < floor:
         variance, df = floor, freedom
-    return _contrast(rows, problems, math.sqrt(variance), df, basis)
-
-
-def _contrast(rows: np.ndarray, problems: int, error: float, df: float, basis: str) -> Contrast:
-    mean = float(rows.mean())
+    error, mean = math.sqrt(variance), float(rows.mean())
     half = float(stdtrit(df, 0.975)) * error
-    ends, p = (mean - half, mean + half), two_sided(mean, error, df)
-    new = prediction_interval(rows.tolist())
-    return Contrast(mean, *ends, p, error, df, len(rows), problems, basis, *new)
+    ends, new_seed = (mean - half, mean + half), prediction_interval(rows.tolist())
+    p = two_sided(mean, error, df)
+    return Contrast(mean, *ends, p, error, df, seeds, problems, basis, *new_seed)
 
 
 def two_sided(difference: float, error: float, df: float) -> float:

@@ -20,6 +20,7 @@ from bacr_study.items import (
     estimate_of,
     interval_item,
     marks_caption,
+    mean_item,
     p_item,
     p_text,
     ranked,
@@ -29,7 +30,7 @@ from bacr_study.items import (
     tokens_item,
     what_is_shown,
 )
-from bacr_study.spec import MEAN, Study, Sweep, Task, Variant
+from bacr_study.spec import MEAN, PARTS, Study, Sweep, Task, Variant
 
 _FAMILIES = {
     "accuracy": "",
@@ -133,16 +134,14 @@ def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
             variants = [Variant(arm.id) for arm in study.arms]
             columns.append(_ranked_accuracies(results, task, variants, budget))
             columns.append([difference_item(found["rows"].get(arm.id)) for arm in study.arms])
-        checks = [
-            [*["✓" if p in arm.parts else "" for p in study.parts], arm.mark] for arm in study.arms
-        ]
+        checks = [[*["✓" if p in arm.parts else "" for p in PARTS], arm.mark] for arm in study.arms]
         groups = [(budget_phrase(budget), 2) for budget in by_budget]
         yield Table(
             f"Ablation: {task.label}",
-            [*study.parts, "marks", *["accuracy", "Δ"] * len(groups)],
+            [*PARTS, "marks", *["accuracy", "Δ"] * len(groups)],
             [[*check, *items] for check, items in zip(checks, zip(*columns))],
-            groups=[("", len(study.parts) + 1), *groups],
-            words=len(study.parts) + 1,
+            groups=[("", len(PARTS) + 1), *groups],
+            words=len(PARTS) + 1,
             caption=f"{what_is_shown(study)} Δ: percentage points from the row without any "
             "part, with the 95 % interval over seeds and problems.",
             name=f"ablation_{task.id}",
@@ -226,12 +225,11 @@ def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
     """Fig. 4b of the paper as numbers: differences from the reference arm, level by level."""
     for task in study.tasks:
         for budget, by_variant in results["difficulty"].get(task.id, {}).items():
-            levels = list(dict.fromkeys(level for found in by_variant.values() for level in found))
             counts = {k: e["problems"] for found in by_variant.values() for k, e in found.items()}
             rows: list[list[Item]] = []
             for variant in study.variants():
                 row: list[Item] = [row_name(study, variant)]
-                for level in levels:
+                for level in counts:
                     entry = by_variant.get(variant.key, {}).get(level, {})
                     row.append(accuracy_item(entry.get("accuracy")))
                     row.append(difference_item(entry.get("difference")))
@@ -239,9 +237,9 @@ def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
             reference = study.arm(study.references[0]).name if study.references else "none"
             yield Table(
                 f"Accuracy by level: {task.label}, {budget_phrase(budget)}",
-                ["method", *["accuracy", "Δ"] * len(levels)],
+                ["method", *["accuracy", "Δ"] * len(counts)],
                 rows,
-                groups=[("", 1), *[(f"level {k} ({counts[k]} problems)", 2) for k in levels]],
+                groups=[("", 1), *[(f"level {k} ({n} problems)", 2) for k, n in counts.items()]],
                 caption=f"{what_is_shown(study)} Δ: percentage points from {reference}, paired "
                 "by seed and problem, with 95 % intervals; not corrected for their number.",
                 name=f"difficulty_{task.id}_{budget}",
@@ -275,12 +273,8 @@ def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _times(record: Mapping[str, Any]) -> list[Item]:
-    if record["time"] is None:
-        return [NONE, NONE]
     time, ratio = record["time"], record["ratio"]
-    digits = 1 if time["mean"] < 100 else 0
-    half = "" if time["low"] is None else f" ± {(time['high'] - time['low']) / 2:,.{digits}f}"
-    shown = Shown(f"{time['mean']:,.{digits}f}{half}", (time["mean"], time["low"], time["high"]))
+    shown = mean_item(time, digits=1 if time and time["mean"] < 100 else 0)
     if ratio is None:
         return [shown, NONE]
     numbers = (ratio["mean"], ratio["low"], ratio["high"])

@@ -43,11 +43,9 @@ def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
     write_atomically(config, config_io.to_yaml(run.config))
     if not run.trained:
         wait_for_warmup(run)
-        code = train.main(["--config", str(config)])
-        if code:
+        if code := train.main(["--config", str(config)]):
             return code
-    code = evaluate.main(evaluation_arguments(study, run))
-    if code:
+    if code := evaluate.main(evaluation_arguments(study, run)):
         return code
     write_cells(study, run, paths)
     return 0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bacr_study.cells import Cell, correct_digits, write_cell
-from bacr_study.spec import Arm, Study, Sweep, Task, cell_id
+from bacr_study.spec import PARTS, Arm, Study, Sweep, Task, cell_id
 
 ARMS = (
     Arm("cot", "Standard CoT"),
@@ -17,7 +17,6 @@ ARMS = (
     Arm("bacr_robust", "BACR robust"),
 )
 UNTRAINED = ("cot", "sc")
-PARTS = ("BUP", "CAS", "TDR", "BCAE")
 BUDGETS = (8, 16, 32, 64, 96)
 PAPER_ROWS = ("", "BUP", "BUP+CAS", "BUP+TDR", "BUP+BCAE", "BUP+CAS+TDR", "BUP+CAS+BCAE")
 _LEVELS = 5
@@ -97,7 +96,7 @@ def _ability(study, variant, seed):
     value = variant.value if isinstance(variant.value, float) else 0.6
     if isinstance(variant.value, str):
         value = 0.6 + ("30k", "130k", "500k").index(variant.value) / 3
-    gain = 0.25 * place if not study.parts else 0.3 * parts
+    gain = 0.25 * place if "ablation" not in study.views else 0.3 * parts
     return gain + (value - 0.6) * (1.0 if isinstance(variant.value, str) else -abs(value - 0.6))
 
 
