@@ -6,7 +6,7 @@ their problems; everything else are means.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,22 +172,16 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
     cells = {id_: read_cell(path) for id_, path in paths.items() if path.exists()}
     if not cells:
         raise UserError(f"{folder / 'cells'}: found no finished run of study {study.name}")
+    known: dict[tuple[str, str], Cell] = {}
     for cell in cells.values():
         if cell.study_size != study.size:
             raise UserError(
                 f"{folder / 'cells'}: found {cell.id} of size {cell.study_size!r} in a study of "
                 f"size {study.size!r}; give every size a folder of its own"
             )
-    _check_problems(cells, folder)
-    return cells
-
-
-def _check_problems(cells: Mapping[str, Cell], folder: Path) -> None:
-    """Cells of a task must have the same problems, level by level."""
-    known: dict[tuple[str, str], Cell] = {}
-    for cell in cells.values():
         for name in cell.sets:
             first = known.setdefault((cell.task, name), cell)
+            # Cells of a task must have the same problems, level by level.
             problems, others = (
                 (one.problems_digest[name], one.levels_of.get(name)) for one in (cell, first)
             )
@@ -196,3 +190,4 @@ def _check_problems(cells: Mapping[str, Cell], folder: Path) -> None:
                     f"{folder / 'cells'}: {cell.id} has other problems of {name} than {first.id}; "
                     "run one of them again with the same data"
                 )
+    return cells

@@ -100,11 +100,6 @@ def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
     return {"x": curve["x"], "y": scaled("mean"), "ends": ends, "kind": "band"}
 
 
-def apart(index: int, count: int) -> float:
-    """Factor that sets arms a little apart on a logarithmic axis."""
-    return float(2 ** (0.3 * (index - (count - 1) / 2) / max(count, 6)))
-
-
 def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)") -> Axis:
     """An axis of doublings with a tick at each budget."""
     ticks = [(float(budget), f"{budget:,}") for budget in budgets]
@@ -145,10 +140,16 @@ def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _by_budget(
-    results: Results, task: Task, name: str, variant: Variant, key: str = "accuracy"
-) -> dict[int, Estimate]:
-    found = {b: estimate_of(results, task, name, variant, str(b), key) for b in task.budgets}
-    return {budget: estimate for budget, estimate in found.items() if estimate is not None}
+    results: Results, study: Study, task: Task, name: str, index: int, key: str = "accuracy"
+) -> dict[float, Estimate]:
+    """A number of a variant by budget, at places a little apart from those of other variants."""
+    variants = study.variants()
+    apart = float(2 ** (0.3 * (index - (len(variants) - 1) / 2) / max(len(variants), 6)))
+    found = {
+        budget * apart: estimate_of(results, task, name, variants[index], str(budget), key)
+        for budget in task.budgets
+    }
+    return {place: estimate for place, estimate in found.items() if estimate is not None}
 
 
 def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> Iterator[Drawn]:
@@ -159,10 +160,9 @@ def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> I
     for task in study.tasks:
         series = []
         for index, variant in enumerate(variants):
-            found = _by_budget(results, task, task.hard if hard else task.main, variant)
-            x = [budget * apart(index, len(variants)) for budget in found]
+            found = _by_budget(results, study, task, task.hard if hard else task.main, index)
             label = variant_name(study, variant)
-            series.append(accuracies(looks[variant.arm], label, x, list(found.values())))
+            series.append(accuracies(looks[variant.arm], label, found, list(found.values())))
         charts.append(Chart(task.label, series, budget_axis(task.budgets), _ACCURACY))
     yield Drawn(
         "hard" if hard else "accuracy",
@@ -184,25 +184,25 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 2a of the paper: accuracy against tokens really used, and how budgets are used."""
-    looks, variants = looks_of(study), study.variants()
-    rows = []
+    looks, rows = looks_of(study), list[list[Chart]]()
     for task in study.tasks:
         gained, used, seen = list[Series](), list[Series](), list[Point]()
-        for index, variant in enumerate(variants):
-            gains = _by_budget(results, task, task.main, variant)
+        for index, variant in enumerate(study.variants()):
+            gains, cost, thought = (
+                _by_budget(results, study, task, task.main, index, key)
+                for key in ("accuracy", "mean_total_tokens", "mean_thinking_tokens")
+            )
             if not gains:
                 continue
             look, label = looks[variant.arm], variant_name(study, variant)
-            cost = _by_budget(results, task, task.main, variant, "mean_total_tokens")
-            tokens = [cost[budget]["mean"] for budget in gains]
+            tokens = [one["mean"] for one in cost.values()]
             gained.append(accuracies(look, label, tokens, list(gains.values())))
             seen += [(t, 100 * gain["mean"]) for t, gain in zip(tokens, gains.values())]
-            thought = _by_budget(results, task, task.main, variant, "mean_thinking_tokens")
-            thought = {budget: one for budget, one in thought.items() if one["mean"] > 0}
-            x = [budget * apart(index, len(variants)) for budget in thought]
+            thought = {place: one for place, one in thought.items() if one["mean"] > 0}
             # A logarithmic axis has no room for ends at or below 0.
             ends = [(max(low, 0.5), high) for low, high in map(ends_of, thought.values())]
-            used.append(look.series(label, x, [one["mean"] for one in thought.values()], ends=ends))
+            y = [one["mean"] for one in thought.values()]
+            used.append(look.series(label, thought, y, ends=ends))
         if seen:
             front = stepped(*zip(*pareto_front(seen)))
             gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))

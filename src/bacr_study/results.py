@@ -145,13 +145,8 @@ def _without(value: Any, names: Collection[str]) -> Any:
 
 def as_text(results: Mapping[str, Any]) -> str:
     """JSON with a line for each cell, comparison and the like: small, and easy to diff."""
-
-    def dump(value: Any) -> str:
-        separators = (",", ":")
-        return json.dumps(
-            value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=separators
-        )
-
+    kept: Any = {"sort_keys": True, "allow_nan": False, "ensure_ascii": False}
+    dump = lambda value: json.dumps(value, separators=(",", ":"), **kept)
     parts = []
     for key, value in sorted(results.items()):
         text = dump(value)
