@@ -410,8 +410,9 @@ def curriculum_figures(results: Results, study: Study) -> Iterator[Drawn]:
                 series = []
                 for number, group in enumerate(groups):
                     label = f"group {number}{words.get(number, '')}"
-                    style = {"colour": shade(number, len(groups)), "line": _GROUPS[number % 4]}
-                    series.append(Series(label, **style, **band(group[kind], scale)))
+                    line, curve = _GROUPS[number % 4], band(group[kind], scale)
+                    tint = shade(number, len(groups))
+                    series.append(Series(label, colour=tint, line=line, **curve))
                 charts.append(Chart(heading, series, Axis("step", whole=True), Axis(unit, low=0.0)))
             yield Drawn(
                 f"curriculum_{task.id}_{variant.key}",

@@ -34,13 +34,12 @@ def page(
     return _render(
         "study.html",
         title=study.heading,
-        facts="; ".join(_facts(results, study)),
-        warnings=results["warnings"],
+        study=study,
+        results=results,
         verdict=list(_verdict(results, study)),
         tables=tables,
         pictures=pictures,
         provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
-        missing=results["missing"],
         **security(f"{STYLE}\n{_STYLE}"),
     )
 
@@ -65,30 +64,3 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
                 if entry := pairs.get((task.id, task.main, budget, best)):
                     line += f", {difference_text(entry)} points from {names[entry['reference']]}"
                 yield line
-
-
-def _facts(results: Mapping[str, Any], study: Study) -> list[str]:
-    return [
-        f"study {study.name}, size {study.size}",
-        f"{len(results['cells'])} runs",
-        f"{len(study.arms)} methods",
-        f"tasks: {', '.join(task.label for task in study.tasks)}",
-        f"seeds: {', '.join(map(str, study.seeds))}",
-        *(
-            f"budgets of {task.label}: {', '.join(f'{b:,}' for b in task.budgets)} tokens"
-            for task in study.tasks
-        ),
-        *_problems(results, study),
-    ]
-
-
-def _problems(results: Mapping[str, Any], study: Study) -> Iterator[str]:
-    """How many problems of each set are distinct, and of each level."""
-    for task, sets in results["problems"].items():
-        for name, counts in sets.items():
-            levels = ", ".join(
-                f"level {level}: {entry['distinct_problems']:,} in {entry['rows']:,} rows"
-                for level, entry in counts["levels"].items()
-            )
-            distinct = f"{counts['distinct_problems']:,} distinct in {counts['rows']:,} rows"
-            yield f"problems of {study.task(task).label}, {name}: {distinct} ({levels})"

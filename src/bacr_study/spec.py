@@ -7,6 +7,7 @@ strictly: every refusal says where, what was found and what to write.
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import typing
@@ -269,10 +270,8 @@ class Study:
 
     def cell_ids(self) -> Iterator[str]:
         """Ids of all cells, in order."""
-        for task in self.tasks:
-            for variant in self.variants():
-                for seed in self.seeds:
-                    yield cell_id(task.id, variant, seed)
+        every = itertools.product(self.tasks, self.variants(), self.seeds)
+        return (cell_id(task.id, variant, seed) for task, variant, seed in every)
 
     def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
         """The resolved settings of a run, without its seed and folder.
