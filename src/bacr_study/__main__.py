@@ -12,7 +12,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
 from bacr_study.archive import pack, unpack
-from bacr_study.plan import PlannedRun, StudyPaths, find_run, paths_of, plan_runs
+from bacr_study.plan import PlannedRun, find_run, folder_of, plan_runs
 from bacr_study.spec import Study, kind_of, merged, read_study
 
 EPILOG = (
@@ -69,13 +69,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def forecast(study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, jobs: int) -> str:
+def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
     """Runs with tokens, predicted training time and whether they are there, and the sums."""
     lines, todo, tokens, seconds = [], 0, 0, 0.0
     different = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
         time = run.tokens and study.tokens_per_second and run.tokens / study.tokens_per_second
-        state = "done" if paths.has_cell(run) else "trained" if run.trained else ""
+        state = "done" if run.has_cell() else "trained" if run.trained else ""
         if different[run.folder].id != run.id:
             state = f"shares the run of {different[run.folder].id}"
         elif not state:
@@ -100,9 +100,7 @@ def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> No
             raise UserError(why.format(option=f"--{option.replace('_', '-')}"))
 
 
-def run_missing(
-    study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, arguments: argparse.Namespace
-) -> int:
+def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
     """Makes every cell that is not there; the exit code."""
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
@@ -111,9 +109,8 @@ def run_missing(
     command += ["--size", study.size, "--out", str(arguments.out), *arguments.overrides, "--only"]
     scheduler = schedule.Scheduler(
         command=command,
-        paths=paths,
         shares=schedule.shares(study.devices_per_run, arguments.jobs),
-        waiting=[run for run in runs if not paths.has_cell(run)],
+        waiting=[run for run in runs if not run.has_cell()],
     )
     with Progress() as progress, PreemptionHandler() as handler:
         try:
@@ -126,7 +123,7 @@ def run_missing(
 
 
 def report(
-    study: Study, runs: Sequence[PlannedRun], paths: StudyPaths, before: Mapping[str, Any] | None
+    study: Study, runs: Sequence[PlannedRun], folder: Path, before: Mapping[str, Any] | None
 ) -> None:
     """Writes what the cells say, and whether it agrees with earlier results."""
     from bacr_study import reproduction
@@ -134,9 +131,9 @@ def report(
     from bacr_study.results import write_results
 
     known, study, said = configured(study, runs), with_sets(study, runs), ""
-    written = write_results(paths.folder, study, known)
+    written = write_results(folder, study, known)
     if before is not None:
-        files, said = reproduction.write(paths.folder, before, study)
+        files, said = reproduction.write(folder, before, study)
         written += files
     print(*written, *filter(None, [said]), sep="\n")
 
@@ -164,30 +161,30 @@ def main(argv: Sequence[str] | None) -> int:
     if kind_of(arguments.config) == "variance":
         return run_variance(arguments)
     study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
-    paths = paths_of(study, arguments.out)
-    unpack(paths.folder)
-    runs = plan_runs(study, paths)
+    folder = folder_of(study, arguments.out)
+    unpack(folder)
+    runs = plan_runs(study, folder)
     if arguments.list:
         # A number is one of an array job.
         print(*(f"{number} {run.id}" for number, run in enumerate(runs)), sep="\n")
     elif arguments.dry_run:
         jobs = len(schedule.shares(study.devices_per_run, arguments.jobs))
-        print(forecast(study, runs, paths, jobs))
+        print(forecast(study, runs, jobs))
     elif arguments.only is not None:
         from bacr_study.work import run_one
 
         schedule.end_with_parent()
-        return run_one(study, find_run(runs, arguments.only), paths)
+        return run_one(study, find_run(runs, arguments.only))
     elif arguments.pack is not None:
-        print(*pack(paths.folder, arguments.pack, [run.id for run in runs]), sep="\n")
+        print(*pack(folder, arguments.pack, [run.id for run in runs]), sep="\n")
     else:
         from bacr_study.reproduction import read_earlier
 
         against = arguments.against
         before = read_earlier(against, study.name, study.size) if against else None
-        code = 0 if arguments.report else run_missing(study, runs, paths, arguments)
+        code = 0 if arguments.report else run_missing(study, runs, arguments)
         if code != STOPPED:
-            report(study, runs, paths, before)
+            report(study, runs, folder, before)
         return code
     return 0
 

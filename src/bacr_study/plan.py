@@ -25,9 +25,12 @@ class PlannedRun:
     """A run of a study, and the cell it fills.
 
     Attributes:
+      place: the study's folder, with `cells/`, `logs/` and `configs/`; what studies share, `runs/`,
+        `warmups/` and `compiled/`, lies beside it.
       config: resolved, with folder and warm-up.
     """
 
+    place: Path
     task: str
     variant: Variant
     seed: int
@@ -70,59 +73,47 @@ class PlannedRun:
             return 0
         return self.config.train.max_generated_tokens
 
+    @property
+    def log(self) -> Path:
+        """The output of its process."""
+        return self.place / "logs" / f"{self.id}.log"
 
-@dataclass(frozen=True)
-class StudyPaths:
-    """What lies where.
-
-    Attributes:
-      root: of all studies, with what they share: `runs/`, `warmups/` and `compiled/`.
-      folder: of this study and size, with `cells/`, `logs/` and `configs/`.
-    """
-
-    root: Path
-    folder: Path
-
-    def has_cell(self, run: PlannedRun) -> bool:
-        """Whether the cell of a run is there.
+    def has_cell(self) -> bool:
+        """Whether its cell is there.
 
         UserError: a cell of that name is there, made with other settings.
         """
-        path = cell_path(self.folder, run.id)
+        path = cell_path(self.place, self.id)
         if not path.exists():
             return False
         try:
             found = documents.read_object(path).get("config_sha")
         except (OSError, ValueError):
             found = "none that can be read"
-        if found != run.digest:
+        if found != self.digest:
             raise UserError(
                 f"{path}: was made with other settings than the study has now (digest {found} "
-                f"there, {run.digest} now); move it away, and the run is made again"
+                f"there, {self.digest} now); move it away, and the run is made again"
             )
         return True
 
-    def log(self, run_id: str) -> Path:
-        """The output of a run."""
-        return self.folder / "logs" / f"{run_id}.log"
+
+def folder_of(study: Study, root: Path) -> Path:
+    """The folder of a study and size, below that of all studies."""
+    return root / f"{study.name}-{study.size}"
 
 
-def paths_of(study: Study, root: Path) -> StudyPaths:
-    """The folders of a study below `root`."""
-    return StudyPaths(root, root / f"{study.name}-{study.size}")
-
-
-def _placed(config: Config, paths: StudyPaths, seed: int) -> Config:
+def _placed(config: Config, root: Path, seed: int) -> Config:
     """The config with its seed, its folder in the pool and its warm-up."""
     from bacr_jax.training.warmup import warmup_fingerprint
 
     config = dataclasses.replace(config, seed=seed)
     name = f"{Path(config.method).stem}-{seed}-{settings_digest(config)}"
-    output = dataclasses.replace(config.output, dir=str(paths.root / "runs" / name))
+    output = dataclasses.replace(config.output, dir=str(root / "runs" / name))
     warmup = config.warmup
     if warmup.steps:
         # Settings of the warm-up are in its name, so that equal ones are one.
-        folder = paths.root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
+        folder = root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
         warmup = dataclasses.replace(warmup, dir=str(folder))
     return dataclasses.replace(config, output=output, warmup=warmup)
 
@@ -139,7 +130,7 @@ def settings_digest(config: Config) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
+def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
     """Every run of a study, seeds outermost: what is there early covers all arms.
 
     UserError: a run's config can't be used; names the arm.
@@ -164,7 +155,7 @@ def plan_runs(study: Study, paths: StudyPaths) -> list[PlannedRun]:
                 raise UserError(f"{task.id}, {variant.key}: {error}") from None
             configs[task.id, variant] = config
     return [
-        PlannedRun(task, variant, seed, _placed(config, paths, seed))
+        PlannedRun(folder, task, variant, seed, _placed(config, folder.parent, seed))
         for seed in study.seeds
         for (task, variant), config in configs.items()
     ]

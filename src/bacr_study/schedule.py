@@ -17,7 +17,7 @@ from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
-from bacr_study.plan import PlannedRun, StudyPaths
+from bacr_study.plan import PlannedRun
 
 # Tells a run which process started it.
 _PARENT = "BACR_JAX_STUDY"
@@ -151,7 +151,6 @@ class Scheduler:
     """
 
     command: Sequence[str]
-    paths: StudyPaths
     shares: list[Share]
     waiting: list[PlannedRun]
     running: list[Running] = field(default_factory=list)
@@ -174,15 +173,14 @@ class Scheduler:
             self.running.append(self._start(run, self.shares.pop(0)))
 
     def _start(self, run: PlannedRun, share: Share) -> Running:
-        path = self.paths.log(run.id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as log, share.pinned():
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with run.log.open("a", encoding="utf-8") as log, share.pinned():
             process = subprocess.Popen(
                 [*self.command, run.id],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=share.environment(os.environ, self.paths.root / "compiled"),
+                env=share.environment(os.environ, run.place.parent / "compiled"),
                 # A Ctrl-C at the terminal is passed on by `stop`, once.
                 start_new_session=True,
             )
@@ -232,7 +230,7 @@ def run_all(
             for run in scheduler.collect():
                 finished.add(run.id)
                 code = scheduler.failed.get(run.id)
-                failed = f"FAILED, exit code {code}: {run.id}; see {scheduler.paths.log(run.id)}"
+                failed = f"FAILED, exit code {code}: {run.id}; see {run.log}"
                 progress.say(f"done: {run.id}" if code is None else failed)
             scheduler.start_some()
             under_way = [one.run for one in scheduler.running]

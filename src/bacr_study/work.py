@@ -26,19 +26,19 @@ from bacr_jax.methods import load_method
 from bacr_jax.runs.folder import RunPaths, lock_folder
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_study.cells import Cell, correct_digits, ids_digest, write_cell
-from bacr_study.plan import PlannedRun, StudyPaths
+from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
 # Seconds between looks at a warm-up that another process is making.
 _LOOK_AGAIN = 2.0
 
 
-def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
+def run_one(study: Study, run: PlannedRun) -> int:
     """Trains and evaluates one run and writes its cells; goes on where it was stopped.
 
     0, or the exit code of the command that did not get through.
     """
-    config = paths.folder / "configs" / f"{run.id}.yaml"
+    config = run.place / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))
     if not run.trained:
@@ -47,7 +47,7 @@ def run_one(study: Study, run: PlannedRun, paths: StudyPaths) -> int:
             return code
     if code := evaluate.main(evaluation_arguments(study, run)):
         return code
-    write_cells(study, run, paths)
+    write_cells(study, run)
     return 0
 
 
@@ -219,7 +219,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
     return found
 
 
-def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
+def write_cells(study: Study, run: PlannedRun) -> None:
     """The cell of a finished run, and those of the arms that are votes over its samples."""
     folder = RunPaths(run.folder)
     summary = documents.read_object(folder.summary)
@@ -250,7 +250,7 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
         curve=curve(folder),
         schedule=schedule(folder) if by_curriculum else [],
     )
-    write_cell(paths.folder, cell)
+    write_cell(run.place, cell)
     for vote in study.votes_over(run.variant):
         voted = dataclasses.replace(
             cell,
@@ -261,4 +261,4 @@ def write_cells(study: Study, run: PlannedRun, paths: StudyPaths) -> None:
             schedule=[],
             samples={SAMPLED: 1},
         )
-        write_cell(paths.folder, voted)
+        write_cell(run.place, voted)

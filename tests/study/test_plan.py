@@ -13,7 +13,7 @@ from bacr_study.archive import RESULTS as RESULTS_FILE
 from bacr_study.archive import archived_cells, read_compressed
 from bacr_study.plan import (
     find_run,
-    paths_of,
+    folder_of,
     plan_runs,
     settings_digest,
 )
@@ -35,10 +35,10 @@ def test_votes_have_no_runs_of_their_own_and_seeds_are_outermost(tmp_path):
 
 
 def test_arms_of_one_seed_share_a_warmup_and_other_seeds_and_models_do_not(tmp_path):
-    _, runs, paths = planned(tmp_path)
+    _, runs, folder = planned(tmp_path)
     grpo, bacr, other, _ = (run.warmup for run in runs)
     assert grpo == bacr != other
-    assert grpo.parent == paths.root / "warmups"
+    assert grpo.parent == folder.parent / "warmups"
     _, runs, _ = planned(tmp_path, size="wide")
     assert runs[0].warmup == grpo and runs[2].warmup not in (grpo, other)
 
@@ -88,7 +88,7 @@ STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "r
 @functools.cache
 def shipped(path):
     study = read_study(path, overrides=["seeds=[0]"])
-    return plan_runs(study, paths_of(study, Path("studies")))
+    return plan_runs(study, folder_of(study, Path("studies")))
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -107,18 +107,18 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
 
 
 def test_a_cell_of_other_settings_is_refused_and_one_of_a_later_version_is_not(tmp_path):
-    _, (run, *_), paths = planned(tmp_path, "seeds=[0]")
-    assert not paths.has_cell(run)
-    path = cell_path(paths.folder, run.id)
+    _, (run, *_), folder = planned(tmp_path, "seeds=[0]")
+    assert not run.has_cell()
+    path = cell_path(folder, run.id)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"config_sha": run.digest}))
-    assert paths.has_cell(run)
+    assert run.has_cell()
     # What a config says is what counts: a key at its default says nothing.
     assert settings_digest(Config()) == settings_digest(Config(seed=Config().seed))
     assert settings_digest(Config(seed=5)) != settings_digest(Config())
     path.write_text(json.dumps({"config_sha": "0123"}))
     with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
-        paths.has_cell(run)
+        run.has_cell()
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -132,7 +132,7 @@ def test_committed_results_are_those_of_the_shipped_study(path):
     cells = archived_cells(folder)
     made = {cell["id"]: cell["config_sha"] for cell in cells}
     study = read_study(path)
-    runs = plan_runs(study, paths_of(study, Path("studies")))
+    runs = plan_runs(study, folder_of(study, Path("studies")))
     votes = {arm.id for arm in study.arms if arm.of is not None}
     trained = {cell["id"] for cell in cells if cell["arm"] not in votes}
     now = {run.id: run.digest for run in runs}

@@ -27,11 +27,10 @@ sys.exit(int((place / f"{name}.end").read_text() or 0))
 """
 
 
-def scheduler_of(folder, paths, runs, count=2):
+def scheduler_of(folder, runs, count=2):
     core = min(os.sched_getaffinity(0))
     return Scheduler(
         command=[sys.executable, "-c", RUN, str(folder)],
-        paths=paths,
         shares=[Share(cores=(core,)) for _ in range(count)],
         waiting=list(runs),
     )
@@ -51,8 +50,8 @@ def until(condition):
 
 
 def test_one_run_makes_the_warmup_and_the_others_wait_for_it(tmp_path):
-    _, runs, paths = planned(tmp_path)
-    scheduler = scheduler_of(tmp_path, paths, runs)
+    _, runs, _ = planned(tmp_path)
+    scheduler = scheduler_of(tmp_path, runs)
     scheduler.start_some()
     # Both arms of seed 0 share a warm-up, so that the second share takes a run of seed 1.
     assert [one.run.id for one in scheduler.running] == ["plain.grpo.0", "plain.grpo.1"]
@@ -74,23 +73,23 @@ def test_one_run_makes_the_warmup_and_the_others_wait_for_it(tmp_path):
 
 def test_a_failure_is_kept_and_the_rest_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "POLL", 0.01)
-    _, runs, paths = planned(tmp_path)
+    _, runs, _ = planned(tmp_path)
     for run in runs:
         warmed(run)
         (tmp_path / f"{run.id}.end").write_text("3" if run.id == "plain.bacr.0" else "")
-    scheduler = scheduler_of(tmp_path, paths, runs)
+    scheduler = scheduler_of(tmp_path, runs)
     run_all(scheduler, runs, Progress(enabled=False), lambda: None)
     assert {path.stem for path in tmp_path.glob("*.started")} == {run.id for run in runs}
     assert scheduler.failed == {"plain.bacr.0": 3}
-    assert paths.log("plain.bacr.0").exists()
+    assert all(run.log.exists() for run in runs)
 
 
 def test_cells_of_equal_settings_come_one_after_the_other(tmp_path):
     twin = "  twin: {label: again, set: {loss.entropy_coef: 0.0}}\nsizes:"
-    _, runs, paths = planned(tmp_path, "seeds=[0]", text=STUDY.replace("sizes:", twin, 1))
+    _, runs, _ = planned(tmp_path, "seeds=[0]", text=STUDY.replace("sizes:", twin, 1))
     grpo, bacr, twin = runs
     warmed(grpo)
-    scheduler = scheduler_of(tmp_path, paths, [bacr, twin, grpo])
+    scheduler = scheduler_of(tmp_path, [bacr, twin, grpo])
     scheduler.start_some()
     # The second share does not take the run that the first one is making.
     assert [one.run for one in scheduler.running] == [bacr, grpo]
@@ -104,8 +103,8 @@ def test_cells_of_equal_settings_come_one_after_the_other(tmp_path):
 
 
 def test_a_signal_is_passed_on_and_is_no_failure(tmp_path):
-    _, runs, paths = planned(tmp_path)
-    scheduler = scheduler_of(tmp_path, paths, runs)
+    _, runs, _ = planned(tmp_path)
+    scheduler = scheduler_of(tmp_path, runs)
     scheduler.start_some()
     until(lambda: len(list(tmp_path.glob("*.started"))) == 2)
     scheduler.stop()
@@ -117,8 +116,8 @@ def test_a_signal_is_passed_on_and_is_no_failure(tmp_path):
 
 def test_a_run_keeps_to_its_cores(tmp_path):
     cores = sorted(os.sched_getaffinity(0))
-    _, runs, paths = planned(tmp_path, "seeds=[0]", "arms=[grpo]")
-    scheduler = scheduler_of(tmp_path, paths, runs)
+    _, runs, _ = planned(tmp_path, "seeds=[0]", "arms=[grpo]")
+    scheduler = scheduler_of(tmp_path, runs)
     scheduler.shares = [Share(cores=(cores[-1],))]
     scheduler.start_some()
     started = tmp_path / "plain.grpo.0.started"

@@ -10,7 +10,7 @@ from bacr_plan import memory, search
 from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.search import Room
 from bacr_plan.workload import sizes_of
-from bacr_study.plan import paths_of, plan_runs
+from bacr_study.plan import folder_of, plan_runs
 from bacr_study.spec import read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies"
@@ -23,7 +23,7 @@ def test_every_arm_fits_80_gib(tmp_path, name, size, devices):
     study = read_study(STUDIES / f"{name}.yaml", size=size, overrides=["seeds=[0]"])
     assert study.devices_per_run == devices
     peaks = {}
-    for run in plan_runs(study, paths_of(study, tmp_path)):
+    for run in plan_runs(study, folder_of(study, tmp_path)):
         work, layout = sizes_of(run.config, devices)
         # The evaluation of the finished run has no train state beside it.
         alone = decoding_mesh(run.config, work.model, devices)

@@ -1,6 +1,6 @@
 """A study of two arms and two tasks on a ledger that nobody trains on."""
 
-from bacr_study.plan import paths_of, plan_runs
+from bacr_study.plan import folder_of, plan_runs
 from bacr_study.spec import read_study
 
 BASE = """
@@ -45,7 +45,7 @@ def write_study(folder, text=STUDY, base=BASE):
 
 
 def planned(folder, *overrides, text=STUDY, size=None):
-    """The study, its runs and its paths."""
+    """The study, its runs and its folder."""
     study = read_study(write_study(folder, text), size=size, overrides=overrides)
-    paths = paths_of(study, folder / "studies")
-    return study, plan_runs(study, paths), paths
+    place = folder_of(study, folder / "studies")
+    return study, plan_runs(study, place), place
