@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
-from bacr_jax.documents import write_atomically
+from bacr_jax.documents import parse_json, read_file, read_object, write_atomically
 from bacr_jax.errors import UserError
 from bacr_study.spec import cell_path
 
@@ -23,17 +22,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")
 
 
 def read_compressed(path: Path) -> str:
-    """The text of an .xz file.
-
-    Raises:
-      OSError: it can't be read, or is no such file.
-      ValueError: it is damaged, or no text.
-    """
-    documents.check_regular(path)
+    """The text of an .xz file; OSError or ValueError: it can't be read, or is damaged."""
     try:
-        with lzma.open(path, "rt", encoding="utf-8") as file:
-            return file.read()
-    except (EOFError, lzma.LZMAError):
+        return lzma.decompress(read_file(path)).decode("utf-8")
+    except lzma.LZMAError:
         raise ValueError("it ends in the middle, or is damaged") from None
 
 
@@ -54,9 +46,9 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     if not cells or not (folder / "results.json").exists():
         raise UserError(f"--pack: {folder} has no results yet; run the study first")
     out.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(documents.read_object(path), ensure_ascii=False) for path in cells]
+    lines = [json.dumps(read_object(path), ensure_ascii=False) for path in cells]
     _compressed(out / CELLS, "".join(f"{line}\n" for line in lines))
-    results = documents.read_object(folder / "results.json")
+    results = read_object(folder / "results.json")
     _compressed(out / RESULTS, json.dumps(results, ensure_ascii=False) + "\n")
     kept = [out / CELLS, out / RESULTS]
     for part, pattern, copy in (
@@ -85,7 +77,7 @@ def archived_cells(folder: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        return [documents.parse_json(line) for line in read_compressed(path).splitlines()]
+        return [parse_json(line) for line in read_compressed(path).splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: can't be read ({error}); copy it again") from None
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from bacr_jax import documents
-from bacr_jax.documents import write_atomically
+from bacr_jax.documents import read_object, write_atomically
 from bacr_jax.errors import UserError
 from bacr_study.spec import Study, Value, Variant, cell_id, cell_path
 
@@ -117,7 +116,7 @@ def read_cell(path: Path) -> Cell:
     """Reads one cell; UserError: the file is damaged, lacks a field, or contradicts itself."""
     again = "remove it and run the study again"
     try:
-        cell = Cell(**documents.read_object(path))
+        cell = Cell(**read_object(path))
         wrong = next(_contradictions(cell, path), None)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from None

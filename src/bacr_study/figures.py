@@ -2,8 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +56,21 @@ class Drawn:
     legend: int = 3
 
 
-@dataclass(frozen=True)
-class Look:
-    """How an arm is drawn, in every figure alike."""
+def looks_of(study: Study) -> dict[str, Series]:
+    """How arms and variants are drawn, in every figure alike, by key: curves without points.
 
-    colour: str
-    marker: str
-    line: str
-
-    def series(self, label: str, x: Iterable[float], y: Iterable[float], **how: Any) -> Series:
-        """A curve of the arm; arms of one colour are told apart by their markers' filling, too."""
-        style = {"line": self.line, "marker": self.marker, "hollow": self.line != "-"}
-        return Series(label, list(x), list(y), self.colour, **{**style, **how})
-
-
-def looks_of(study: Study) -> dict[str, Look]:
-    """A look for every arm: no two of 27 alike, and the first reference in grey."""
-    first = study.references[:1]
-    return {
-        id_: Look(f"s{i % len(COLOURS)}", marker(i), _LINES[i // len(COLOURS) % len(_LINES)])
-        for i, id_ in enumerate([*first, *(arm.id for arm in study.arms if arm.id not in first)])
-    }
+    No two of 27 arms are alike, and the first reference is grey. Arms of one colour are told apart
+    by their lines and by their markers' filling.
+    """
+    looks = {}
+    arms = sorted(study.arms, key=lambda arm: arm.id not in study.references[:1])
+    for i, arm in enumerate(arms):
+        line = _LINES[i // len(COLOURS) % len(_LINES)]
+        style: dict[str, Any] = {"line": line, "marker": marker(i), "hollow": line != "-"}
+        for variant in (Variant(arm.id), *study.variants_of(arm)):
+            label = variant_name(study, variant)
+            looks[variant.key] = Series(label, [], [], f"s{i % len(COLOURS)}", **style)
+    return looks
 
 
 def ends_of(estimate: Estimate) -> tuple[float, float]:
@@ -85,11 +79,11 @@ def ends_of(estimate: Estimate) -> tuple[float, float]:
     return low, high
 
 
-def accuracies(look: Look, label: str, x: Iterable[float], estimates: Sequence[Estimate]) -> Series:
+def accuracies(look: Series, x: Iterable[float], estimates: Collection[Estimate]) -> Series:
     """Accuracies in % with their intervals, joined by a line."""
     share = lambda end: 100 * min(max(end, 0.0), 1.0)
     ends = [(share(low), share(high)) for low, high in map(ends_of, estimates)]
-    return look.series(label, x, [100 * e["mean"] for e in estimates], ends=ends)
+    return replace(look, x=list(x), y=[100 * one["mean"] for one in estimates], ends=ends)
 
 
 def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
@@ -161,8 +155,7 @@ def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> I
         series = []
         for index, variant in enumerate(variants):
             found = _by_budget(results, study, task, task.hard if hard else task.main, index)
-            label = variant_name(study, variant)
-            series.append(accuracies(looks[variant.arm], label, found, list(found.values())))
+            series.append(accuracies(looks[variant.key], found, found.values()))
         charts.append(Chart(task.label, series, budget_axis(task.budgets), _ACCURACY))
     yield Drawn(
         "hard" if hard else "accuracy",
@@ -194,15 +187,14 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
             )
             if not gains:
                 continue
-            look, label = looks[variant.arm], variant_name(study, variant)
-            tokens = [one["mean"] for one in cost.values()]
-            gained.append(accuracies(look, label, tokens, list(gains.values())))
+            look, tokens = looks[variant.key], [one["mean"] for one in cost.values()]
+            gained.append(accuracies(look, tokens, gains.values()))
             seen += [(t, 100 * gain["mean"]) for t, gain in zip(tokens, gains.values())]
             thought = {place: one for place, one in thought.items() if one["mean"] > 0}
             # A logarithmic axis has no room for ends at or below 0.
             ends = [(max(low, 0.5), high) for low, high in map(ends_of, thought.values())]
             y = [one["mean"] for one in thought.values()]
-            used.append(look.series(label, thought, y, ends=ends))
+            used.append(replace(look, x=list(thought), y=y, ends=ends))
         if seen:
             front = stepped(*zip(*pareto_front(seen)))
             gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
@@ -245,8 +237,8 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
                 shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
                 places = [level + shift for level in found]
                 points, ends = _points(found.values())
-                label = variant_name(study, variant)
-                series.append(looks[variant.arm].series(label, places, points, ends=ends, line=""))
+                look = looks[variant.key]
+                series.append(replace(look, x=places, y=points, ends=ends, line=""))
             low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
             ticks = [(float(level), str(level)) for level in levels]
             x = Axis("level, the hardest last", low=low, high=high, ticks=ticks)
@@ -299,7 +291,7 @@ def _swept(results: Results, study: Study, sweep: Sweep, task: Task, budget: str
             for value, place in places.items()
             if (found := estimate_of(results, task, task.main, Variant(arm.id, value), budget))
         }
-        series.append(accuracies(looks[arm.id], arm.name, measured, list(measured.values())))
+        series.append(accuracies(looks[arm.id], measured, measured.values()))
     known = sweep.default is not None
     return Chart(
         _panel(task, budget),
@@ -383,7 +375,7 @@ def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
             charts = []
             for name in AXES:
                 series = [
-                    looks[variant.arm].series(variant_name(study, variant), **band(curve, scale))
+                    replace(looks[variant.key], **band(curve, scale))
                     for variant in study.variants()
                     if (curve := curves.get(variant.key, {}).get(kind, {}).get(name))
                 ]

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.documents import read_object
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.spec import Study, Variant, cell_id, cell_path
@@ -87,7 +87,7 @@ class PlannedRun:
         if not path.exists():
             return False
         try:
-            found = documents.read_object(path).get("config_sha")
+            found = read_object(path).get("config_sha")
         except (OSError, ValueError):
             found = "none that can be read"
         if found != self.digest:

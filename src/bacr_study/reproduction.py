@@ -9,8 +9,7 @@ from typing import Any
 
 from scipy.special import nctdtrinc, stdtr, stdtrit
 
-from bacr_jax import documents
-from bacr_jax.documents import read_file
+from bacr_jax.documents import parse_json, read_file, read_object
 from bacr_jax.errors import UserError
 from bacr_jax.report.table import NONE, Item, Shown, Table
 from bacr_study.archive import read_compressed
@@ -231,7 +230,7 @@ def table(study: Study, found: Sequence[Pair]) -> Table:
 
 def write(folder: Path, before: Results, study: Study) -> tuple[list[Path], str]:
     """Compares the results.json of a study's folder with an earlier one; UserError: see `pairs`."""
-    now = documents.read_object(folder / "results.json")
+    now = read_object(folder / "results.json")
     found = pairs(before, now, study)
     return write_table(folder / "tables", table(study, found)), summary(found)
 
@@ -243,7 +242,7 @@ def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
     """
     try:
         compressed = path.suffix == ".xz"
-        found = documents.parse_json(read_compressed(path) if compressed else read_file(path))
+        found = parse_json(read_compressed(path) if compressed else read_file(path))
     except (OSError, ValueError) as error:
         raise UserError(
             f"--against {path}: can't be read ({error}); write a results.json"

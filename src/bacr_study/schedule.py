@@ -80,16 +80,12 @@ def visible_gpus() -> tuple[str, ...]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(name for name in named.split(",") if name.strip())
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        found = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        found = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True)
     except (OSError, subprocess.CalledProcessError):
         return ()
-    return tuple(found.stdout.split())
+    return tuple(found.split())
 
 
 def end_with_parent() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bacr_jax import documents, evaluate, train
+from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import HOLDOUT
-from bacr_jax.documents import read_lines, write_atomically
+from bacr_jax.documents import read_lines, read_object, write_atomically
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, graded, number
@@ -45,9 +45,10 @@ def run_one(study: Study, run: PlannedRun) -> int:
         wait_for_warmup(run)
         if code := train.main(["--config", str(config)]):
             return code
-    if code := evaluate.main(evaluation_arguments(study, run)):
+    arguments, out = evaluation_of(study, run)
+    if code := evaluate.main(arguments):
         return code
-    write_cells(study, run)
+    write_cells(study, run, out)
     return 0
 
 
@@ -68,8 +69,8 @@ def wait_for_warmup(run: PlannedRun) -> None:
             time.sleep(_LOOK_AGAIN)
 
 
-def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
-    """The command line of `evaluate` for a run of the study.
+def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
+    """The command line of `evaluate` for a run of the study, and the folder that it names.
 
     All arms and seeds answer the same problems, at the same budgets.
     """
@@ -90,7 +91,8 @@ def evaluation_arguments(study: Study, run: PlannedRun) -> list[str]:
         arguments += ["--self-consistency", str(matched[0])]
     # Another command has another folder.
     what = hashlib.sha256(json.dumps(arguments[2:]).encode()).hexdigest()[:8]
-    return [*arguments, "--out", str(RunPaths(run.folder).later_evaluations / f"study-{what}")]
+    out = RunPaths(run.folder).later_evaluations / f"study-{what}"
+    return [*arguments, "--out", str(out)], out
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
       out: folder of the evaluation of the samples that vote.
       drawn: these samples.
     """
-    results = documents.read_object(out / RESULTS)["sets"]
+    results = read_object(out / RESULTS)["sets"]
     sets: dict[str, Any] = {}
     for name, by_setting in drawn.items():
         each = {s.budget: entry_of(one) for s, one in by_setting.items() if s.mode == SAMPLED}
@@ -219,11 +221,14 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
     return found
 
 
-def write_cells(study: Study, run: PlannedRun) -> None:
-    """The cell of a finished run, and those of the arms that are votes over its samples."""
+def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
+    """The cell of a finished run, and those of the arms that are votes over its samples.
+
+    Args:
+      out: folder of its evaluation.
+    """
     folder = RunPaths(run.folder)
-    summary = documents.read_object(folder.summary)
-    out = Path(evaluation_arguments(study, run)[-1])
+    summary = read_object(folder.summary)
     drawn = read_graded(out)
     follows = load_method(run.config).follows_prior
     by_curriculum = follows and run.config.budget.prior == "curriculum"
