@@ -44,7 +44,7 @@ def _tested(grid: Grid, cases: Iterable[tuple[Entry, Variant, Variant, Setting]]
     Cases have what an entry says besides, an arm, the arm that it is compared with, and where; one
     that lacks an arm is left out.
     """
-    found = [(said, grid.contrast({of: 1.0, less: -1.0}, at)) for said, of, less, at in cases]
+    found = [(said, grid.difference(of, less, at)) for said, of, less, at in cases]
     entries = [{**said, **contrast} for said, contrast in found if contrast]
     adjusted = holm([entry["p"] for entry in entries])
     return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
@@ -122,11 +122,12 @@ def decoding(grid: Grid) -> list[Entry]:
 def _by_mode(grid: Grid, variant: Variant, other: Variant, sampled: Setting) -> dict[str, Any]:
     """The contrasts of `decoding`; none where one of them is not known."""
     greedy = replace(sampled, mode=GREEDY)
-    pair = lambda where, sign: [(variant, where, sign), (other, where, -sign)]
+    apart = [(variant, greedy, 1.0), (other, greedy, -1.0)]
+    apart += [(variant, sampled, -1.0), (other, sampled, 1.0)]
     found = {
-        "sampled": grid.combined(pair(sampled, 1.0)),
-        "greedy": grid.combined(pair(greedy, 1.0)),
-        "change": grid.combined([*pair(greedy, 1.0), *pair(sampled, -1.0)]),
+        "sampled": grid.difference(variant, other, sampled),
+        "greedy": grid.difference(variant, other, greedy),
+        "change": grid.contrast(apart),
     }
     return found if all(found.values()) else {}
 
@@ -148,7 +149,7 @@ def difficulty(grid: Grid) -> dict[str, Any]:
                 continue
             contrast = None
             if reference not in (None, variant):
-                contrast = grid.contrast({variant: 1.0, reference: -1.0}, at)
+                contrast = grid.difference(variant, reference, at)
             by_variant = found.setdefault(at.task, {}).setdefault(at.budget, {})
             by_variant.setdefault(variant.key, {})[str(level)] = {
                 "problems": rates[0].size,
@@ -185,14 +186,14 @@ def ablation(grid: Grid) -> dict[str, Any]:
     base = by_parts.get(frozenset())
     for where in _in_focus(study):
         rows = {
-            variant.key: grid.contrast({variant: 1.0, base: -1.0}, where)
+            variant.key: grid.difference(variant, base, where)
             for variant in by_parts.values()
             if base not in (None, variant)
         }
         effects = []
         for kind, part, weights in effect_weights(PARTS):
             if set(weights) <= by_parts.keys():
-                contrast = grid.contrast({by_parts[s]: w for s, w in weights.items()}, where)
+                contrast = grid.contrast([(by_parts[s], where, w) for s, w in weights.items()])
                 if contrast:
                     effects.append({"kind": kind, "part": part, **contrast})
         found.setdefault(where.task, {})[where.budget] = {"rows": rows, "effects": effects}
@@ -210,8 +211,7 @@ def effect_weights(
     for part in parts:
         share = 1.0 / 2 ** (len(parts) - 1)
         yield "main effect", part, {s: share if part in s else -share for s in subsets}
-    for ground, kinds in ((frozenset(), ("alone", "joint", "surplus")), (first, None)):
-        top = f" on top of {parts[0]}" if kinds is None else ""
+    for ground, top in ((frozenset[str](), ""), (first, f" on top of {parts[0]}")):
         rest = [part for part in parts if part not in ground]
         for part in rest:
             yield f"alone{top}", part, {ground | {part}: 1.0, ground: -1.0}

@@ -217,41 +217,37 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
 
 def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 4b of the paper: difference from the reference arm by level."""
-    looks = looks_of(study)
     if not study.references:
         return
-    rows = []
-    for task in study.tasks:
-        charts = []
-        for budget in study.focus_budgets(task):
-            by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
-            levels = sorted({int(level) for found in by_variant.values() for level in found})
-            drawn = {
-                variant: {int(n): e["difference"] for n, e in found.items() if e["difference"]}
-                for variant in study.variants()
-                if (found := by_variant.get(variant.key))
-            }
-            drawn = {variant: found for variant, found in drawn.items() if found}
-            series = []
-            for index, (variant, found) in enumerate(drawn.items()):
-                shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
-                places = [level + shift for level in found]
-                points, ends = _points(found.values())
-                look = looks[variant.key]
-                series.append(replace(look, x=places, y=points, ends=ends, line=""))
-            low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
-            ticks = [(float(level), str(level)) for level in levels]
-            x = Axis("level, the hardest last", low=low, high=high, ticks=ticks)
-            y = Axis("difference (percentage points)")
-            marks = [Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])]
-            charts.append(Chart(_panel(task, budget), series, x, y, marks=marks))
-        rows.append(charts)
+    looks = looks_of(study)
+
+    def chart(task: Task, budget: str) -> Chart:
+        by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
+        levels = sorted({int(level) for found in by_variant.values() for level in found})
+        drawn = {
+            variant: {int(n): e["difference"] for n, e in found.items() if e["difference"]}
+            for variant, found in by_variant.items()
+        }
+        drawn = {variant: found for variant, found in drawn.items() if found}
+        series = []
+        for index, (variant, found) in enumerate(drawn.items()):
+            shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
+            points, ends = _points(found.values())
+            places = [level + shift for level in found]
+            series.append(replace(looks[variant], x=places, y=points, ends=ends, line=""))
+        low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
+        ticks = [(float(level), str(level)) for level in levels]
+        x = Axis("level, the hardest last", low=low, high=high, ticks=ticks)
+        y = Axis("difference (percentage points)")
+        marks = [Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])]
+        return Chart(_panel(task, budget), series, x, y, marks=marks)
+
     reference = study.arm(study.references[0]).name
     yield Drawn(
         "difficulty",
         f"Accuracy by level, difference from {reference}",
         f"Percentage points from {reference}, paired by seed and problem, 95 % intervals.",
-        rows,
+        [[chart(task, budget) for budget in study.focus_budgets(task)] for task in study.tasks],
         4,
     )
 
@@ -375,9 +371,9 @@ def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
             charts = []
             for name in AXES:
                 series = [
-                    replace(looks[variant.key], **band(curve, scale))
-                    for variant in study.variants()
-                    if (curve := curves.get(variant.key, {}).get(kind, {}).get(name))
+                    replace(looks[key], **band(found[kind][name], scale))
+                    for key, found in curves.items()
+                    if name in found.get(kind, {})
                 ]
                 charts.append(Chart("", series, Axis(_AXIS_NAMES[name]), Axis(unit)))
             rows.append(charts)

@@ -85,15 +85,14 @@ class Grid:
         found = {cell.seed: self.rates(cell, where) for cell in self.of(where.task, variant)}
         return {seed: rates for seed, rates in found.items() if rates is not None and rates.size}
 
-    def contrast(self, weights: Mapping[Variant, float], where: Setting) -> dict[str, Any] | None:
-        """`Contrast` of a weighted sum of variants on the same seeds and problems.
+    def difference(self, of: Variant, less: Variant, where: Setting) -> dict[str, Any] | None:
+        """`contrast` of two variants in one setting."""
+        return self.contrast([(of, where, 1.0), (less, where, -1.0)])
+
+    def contrast(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
+        """`Contrast` of a weighted sum of accuracies on the same seeds and problems.
 
         It is of the seeds that all variants have; None: there are none, or too few.
-        """
-        return self.combined([(variant, where, weight) for variant, weight in weights.items()])
-
-    def combined(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
-        """`contrast` of accuracies that differ in their setting, too, on the same problems.
 
         Args:
           terms: variant, where, and weight of each accuracy; weights sum to 0.

@@ -417,13 +417,12 @@ def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
 
 def cost_table(results: Results, study: Study) -> Table:
     """What the runs took."""
-    rows: list[list[Item]] = []
-    for task, variant in itertools.product(study.tasks, study.variants()):
-        if cost := results["costs"][task.id].get(variant.key):
+    names, rows = row_names(study), list[list[Item]]()
+    for task in study.tasks:
+        for variant, cost in results["costs"][task.id].items():
             means = [cost[key]["mean"] for key in ("steps", "generated_tokens", "wall_seconds")]
-            about = [row_name(study, variant), task.label, "; ".join(cost["departures"])]
-            numbers = [Shown(f"{mean:,.0f}", (mean,)) for mean in means]
-            rows.append([*about, str(cost["runs"]), *numbers])
+            about = [names[variant], task.label, "; ".join(cost["departures"]), str(cost["runs"])]
+            rows.append([*about, *(Shown(f"{mean:,.0f}", (mean,)) for mean in means)])
     return Table(
         "What the runs took",
         ["method", "task", "departs from its publication", "runs"]

@@ -29,6 +29,13 @@ from bacr_study.cells import Cell, correct_digits, ids_digest, write_cell
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
+# What metrics call the numbers of a difficulty group, before its own.
+_OF_GROUP = {
+    "pass_rate": "curriculum/pass_rate",
+    "mu": "curriculum/mu",
+    "mean_budget": "budget/median",
+    "weight": "curriculum/weight",
+}
 # Seconds between looks at a warm-up that another process is making.
 _LOOK_AGAIN = 2.0
 
@@ -204,20 +211,8 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
     found = []
     for record in read_lines(folder.metrics):
         groups = sorted(int(key.rpartition("_")[2]) for key in record if "curriculum/mu_" in key)
-        found.append(
-            {
-                "step": record["step"],
-                "groups": [
-                    {
-                        "pass_rate": record[f"curriculum/pass_rate_{group}"],
-                        "mu": record[f"curriculum/mu_{group}"],
-                        "mean_budget": record.get(f"budget/median_{group}"),
-                        "weight": record[f"curriculum/weight_{group}"],
-                    }
-                    for group in groups
-                ],
-            }
-        )
+        of_groups = [{k: record.get(f"{v}_{n}") for k, v in _OF_GROUP.items()} for n in groups]
+        found.append({"step": record["step"], "groups": of_groups})
     return found
 
 
