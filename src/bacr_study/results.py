@@ -67,7 +67,6 @@ def build_results(
       comparisons, decoding; and difficulty, ablation, convergence and curriculum if the study shows
       them.
     """
-    missing = [id_ for id_ in study.cell_ids() if id_ not in cells]
     problems = {
         (task, name): found
         for (task, name), found in known.problems.items()
@@ -77,12 +76,10 @@ def build_results(
     for (task, name), found in problems.items():
         counts.setdefault(task, {})[name] = found.counts()
     grid = Grid(study, cells, problems if study.clustered else {})
-    provenance = _provenance(cells.values())
     results: dict[str, Any] = {
         "study": _of_study(study),
-        "missing": missing,
-        "warnings": list(_warnings(study, cells, missing, counts, provenance)),
-        "provenance": provenance,
+        "missing": [id_ for id_ in study.cell_ids() if id_ not in cells],
+        "provenance": _provenance(cells.values()),
         "cells": {id_: _without(vars(cell), _LONG) for id_, cell in cells.items()},
         "problems": counts,
         "means": {task.id: _means(grid, task) for task in study.tasks},
@@ -90,6 +87,7 @@ def build_results(
         "comparisons": effects.comparisons(grid),
         "decoding": effects.decoding(grid),
     }
+    results["warnings"] = list(_warnings(study, results))
     for view, make in (
         ("difficulty", effects.difficulty),
         ("ablation", effects.ablation),
@@ -218,17 +216,11 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _warnings(
-    study: Study,
-    cells: Collection[str],
-    missing: Collection[str],
-    counts: Mapping[str, Any],
-    provenance: Mapping[str, list[str]],
-) -> Iterator[str]:
+def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     """What is to be known before a number is read."""
-    if missing:
+    if missing := len(results["missing"]):
         yield (
-            f"{len(missing)} of {len(missing) + len(cells)} cells are missing: what is shown of a "
+            f"{missing} of {missing + len(results['cells'])} cells are missing: what is shown of a "
             "method is over the seeds that it has, and not over the same for all"
         )
     if len(study.seeds) == 1:
@@ -238,7 +230,7 @@ def _warnings(
         )
     elif len(study.seeds) == 2:
         yield "two seeds: intervals are wide, and their 95 % only roughly right"
-    for task, sets in counts.items():
+    for task, sets in results["problems"].items():
         for name, entry in sets.items():
             if entry["distinct_problems"] < entry["rows"] and not study.clustered:
                 yield (
@@ -248,5 +240,6 @@ def _warnings(
                 )
     words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
     for key, word in words.items():
-        if len(provenance[key]) > 1:
-            yield f"cells come from {len(provenance[key])} {word}: {'; '.join(provenance[key])}"
+        found = results["provenance"][key]
+        if len(found) > 1:
+            yield f"cells come from {len(found)} {word}: {'; '.join(found)}"
