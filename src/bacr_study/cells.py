@@ -29,6 +29,15 @@ NUMBERS = (
     "forced_share",
     "no_answer_share",
 )
+# And of training as a whole.
+COSTS = ("steps", "generated_tokens", "wall_seconds")
+# What a curriculum's records hold of each difficulty group, and what metrics call it.
+OF_GROUP = {
+    "pass_rate": "curriculum/pass_rate",
+    "mu": "curriculum/mu",
+    "mean_budget": "budget/median",
+    "weight": "curriculum/weight",
+}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bacr_study.cells import Cell
+from bacr_study.cells import OF_GROUP, Cell
 from bacr_study.grid import Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
@@ -19,7 +19,6 @@ _BINS = 30
 _SCHEDULE_POINTS = 40
 # Shares of the reference arm's gain that define the levels to be reached.
 SHARES = (0.5, 0.9)
-SCHEDULED = ("mean_budget", "mu", "weight", "pass_rate")
 
 Series = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
 
@@ -180,7 +179,7 @@ def schedules(grid: Grid) -> dict[str, Any]:
     """Budgets and weights of difficulty groups over training, averaged over seeds.
 
     By task and variant with a curriculum: a list of groups, the easiest first, each with a curve
-    over steps for every one of `SCHEDULED`.
+    over steps for every one of `OF_GROUP`.
     """
     found: dict[str, Any] = {}
     for task in grid.study.tasks:
@@ -194,7 +193,7 @@ def schedules(grid: Grid) -> dict[str, Any]:
             steps = [steps[place] for place in chosen.round().astype(int)]
             groups = range(min(len(run[step]) for run in runs for step in steps))
             found.setdefault(task.id, {})[variant.key] = [
-                {key: _band(steps, _recorded(runs, steps, group, key)) for key in SCHEDULED}
+                {key: _band(steps, _recorded(runs, steps, group, key)) for key in OF_GROUP}
                 for group in groups
             ]
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_study import curves, effects
-from bacr_study.cells import NUMBERS, Cell, read_cells
+from bacr_study.cells import COSTS, NUMBERS, Cell, read_cells
 from bacr_study.configured import Configured
 from bacr_study.figures import draw_figures
 from bacr_study.grid import Grid, Setting
@@ -23,7 +23,6 @@ from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
 _OF_TASK = ("id", "label", "main", "hard", "budgets")
-_COSTS = ("steps", "generated_tokens", "wall_seconds")
 # What two equal studies differ in: tables show it, and cells keep it.
 _OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
 # What results leave to the cells.
@@ -193,7 +192,7 @@ def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
         found[variant.key] = {
             **how,
             "runs": len(cells),
-            **{key: vars(mean_interval([getattr(c, key) for c in cells])) for key in _COSTS},
+            **{key: vars(mean_interval([getattr(c, key) for c in cells])) for key in COSTS},
             "departures": list(dict.fromkeys(line for cell in cells for line in cell.departures)),
         }
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_jax.report.table import NONE, Item, Shown, Table
+from bacr_study.cells import COSTS
 from bacr_study.curves import AXES
 from bacr_study.figures import CONTRASTS
 from bacr_study.items import (
@@ -420,7 +421,7 @@ def cost_table(results: Results, study: Study) -> Table:
     names, rows = row_names(study), list[list[Item]]()
     for task in study.tasks:
         for variant, cost in results["costs"][task.id].items():
-            means = [cost[key]["mean"] for key in ("steps", "generated_tokens", "wall_seconds")]
+            means = [cost[key]["mean"] for key in COSTS]
             about = [names[variant], task.label, "; ".join(cost["departures"]), str(cost["runs"])]
             rows.append([*about, *(Shown(f"{mean:,.0f}", (mean,)) for mean in means)])
     return Table(

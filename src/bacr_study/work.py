@@ -25,17 +25,10 @@ from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, gr
 from bacr_jax.methods import load_method
 from bacr_jax.runs.folder import RunPaths, lock_folder
 from bacr_jax.runs.provenance import VERSIONED, commit
-from bacr_study.cells import Cell, correct_digits, ids_digest, write_cell
+from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
-# What metrics call the numbers of a difficulty group, before its own.
-_OF_GROUP = {
-    "pass_rate": "curriculum/pass_rate",
-    "mu": "curriculum/mu",
-    "mean_budget": "budget/median",
-    "weight": "curriculum/weight",
-}
 # Seconds between looks at a warm-up that another process is making.
 _LOOK_AGAIN = 2.0
 
@@ -211,7 +204,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
     found = []
     for record in read_lines(folder.metrics):
         groups = sorted(int(key.rpartition("_")[2]) for key in record if "curriculum/mu_" in key)
-        of_groups = [{k: record.get(f"{v}_{n}") for k, v in _OF_GROUP.items()} for n in groups]
+        of_groups = [{k: record.get(f"{v}_{n}") for k, v in OF_GROUP.items()} for n in groups]
         found.append({"step": record["step"], "groups": of_groups})
     return found
 
