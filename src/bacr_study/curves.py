@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bacr_study.cells import OF_GROUP, Cell
+from bacr_study.cells import OF_GROUP
 from bacr_study.grid import Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
@@ -23,13 +23,15 @@ SHARES = (0.5, 0.9)
 Series = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
 
 
-def series(cell: Cell, axis: str, key: str) -> Series | None:
-    """A column of a run's curve where it was recorded, against steps, tokens or seconds."""
-    points = [(r[axis], r[key]) for r in cell.curve if r.get(key) is not None]
-    if not points:
-        return None
-    x, y = np.array(points, np.float64).T
-    return x, y
+def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dict[int, Series]:
+    """A column of trained runs' curves where it was recorded, against an axis, by seed."""
+    found = {}
+    for cell in grid.of(task.id, variant):
+        points = [(r[axis], r[key]) for r in cell.curve if r.get(key) is not None]
+        if points and cell.steps > 0:
+            x, y = np.array(points, np.float64).T
+            found[cell.seed] = x, y
+    return found
 
 
 def _binned(one: Series, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
@@ -83,11 +85,10 @@ def convergence(grid: Grid) -> dict[str, Any]:
     for task in grid.study.tasks:
         curves: dict[str, Any] = {}
         for variant in grid.variants(task.id):
-            cells = _trained(grid, task, variant)
             for name, draw in (("reward", _rewards), ("accuracy", _accuracies)):
                 drawn = {}
                 for axis in AXES:
-                    runs = [one for cell in cells if (one := series(cell, axis, name))]
+                    runs = list(series(grid, task, variant, axis, name).values())
                     band = draw(runs) if runs else None
                     if band and band["x"]:
                         drawn[axis] = band
@@ -123,18 +124,16 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     if not study.references:
         return []
     base = Variant(study.references[0])
-    trained = {variant: _trained(grid, task, variant) for variant in grid.variants(task.id)}
-    runs = [series(cell, "step", "accuracy") for cell in trained.get(base, [])]
-    ends = [(y[0], y[-1]) for _, y in filter(None, runs)]
+    ends = [(y[0], y[-1]) for _, y in series(grid, task, base, "step", "accuracy").values()]
     if not ends:
         return []
     start, stop = np.mean(ends, axis=0)
     records = []
     for share, axis in itertools.product(SHARES, AXES):
         level = float(start + share * (stop - start))
-        others = _crossings(trained[base], axis, level)
-        for variant, cells in trained.items():
-            times = _crossings(cells, axis, level)
+        others = _crossings(grid, task, base, axis, level)
+        for variant in grid.variants(task.id):
+            times = _crossings(grid, task, variant, axis, level)
             known = [time for time in times.values() if time is not None]
             if times:
                 records.append(
@@ -152,14 +151,12 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     return records
 
 
-def _trained(grid: Grid, task: Task, variant: Variant) -> list[Cell]:
-    return [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
-
-
-def _crossings(cells: Sequence[Cell], axis: str, level: float) -> dict[int, float | None]:
+def _crossings(
+    grid: Grid, task: Task, variant: Variant, axis: str, level: float
+) -> dict[int, float | None]:
     """Where each seed first reaches a level of held-out accuracy."""
-    found = {cell.seed: series(cell, axis, "accuracy") for cell in cells}
-    return {seed: first_crossing(one, level) for seed, one in found.items() if one is not None}
+    found = series(grid, task, variant, axis, "accuracy")
+    return {seed: first_crossing(one, level) for seed, one in found.items()}
 
 
 def _ratio(
