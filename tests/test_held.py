@@ -216,7 +216,7 @@ def whole(body, status="200 OK"):
 
 
 def asked(url, **patience):
-    return asyncio.run(request_json("GET", url, patience=Patience(**patience)))
+    return asyncio.run(request_json(url, patience=Patience(**patience)))
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -7,11 +7,10 @@ nothing else of ours can be installed: it needs Python only.
 
 from bacr_held.calls import Answer, Answering, Call, Sampling, Thinking
 from bacr_held.fingerprint import check_manifest, fingerprint
-from bacr_held.rules import LARGEST, Rules, read_budget, read_folder, read_rules
+from bacr_held.rules import Rules, read_budget, read_folder, read_rules
 from bacr_held.server import EngineError, Refused, Server
 
 __all__ = [
-    "LARGEST",
     "Answer",
     "Answering",
     "Call",

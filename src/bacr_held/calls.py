@@ -10,7 +10,7 @@ much is left out.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,15 +83,11 @@ class _Part(ABC):
     @property
     def done(self) -> bool:
         """No token will be sampled any more."""
-        return self.by_tag or self.by_turn or self._full()
-
-    @abstractmethod
-    def _full(self) -> bool:
-        """Its length is reached."""
+        return self.by_tag or self.by_turn or not self._room()
 
     @abstractmethod
     def _room(self) -> int:
-        """Most tokens of the next call."""
+        """Most tokens of the next call; 0: its length is reached."""
 
     def _stops(self) -> tuple[str, ...]:
         return (self.stop.text,) if self.stop.text else ()
@@ -136,6 +132,11 @@ class _Part(ABC):
             self.by_tag = self.state == self.stop.seen
             self.by_turn = not self.by_tag and token in self.rules.ends
 
+    async def finish(self, ask: Callable[[Call], Awaitable[tuple[list[Any], list[float]]]]) -> None:
+        """Asks for tokens and their log-probabilities until the part has ended."""
+        while (call := self.call()) is not None:
+            self.take(*await ask(call))
+
 
 class Thinking(_Part):
     """The thinking of a row: `limit` tokens at most (0: none), and a grace window if any."""
@@ -144,21 +145,18 @@ class Thinking(_Part):
         super().__init__(rules, prompt, rules.think_close)
         self.limit = limit
 
-    def _full(self) -> bool:
-        over = len(self.tokens) - self.limit
-        if not self.limit or over >= self.rules.grace:
-            return over >= 0
-        return over >= 0 and self.tokens[-1] in self.rules.line_breaks
-
-    def _waits(self) -> bool:
-        """Whether the budget is spent and a cut waits for a line break."""
-        return len(self.tokens) >= self.limit
-
     def _room(self) -> int:
-        return self.limit - len(self.tokens) + (self.rules.grace if self._waits() else 0)
+        left = self.limit - len(self.tokens)
+        if left > 0:
+            return left
+        # The budget is spent, and a cut waits for a line break.
+        if not self.limit or self.tokens[-1] in self.rules.line_breaks:
+            return 0
+        return left + self.rules.grace
 
     def _stops(self) -> tuple[str, ...]:
-        return (*super()._stops(), "\n") if self._waits() else super()._stops()
+        waits = len(self.tokens) >= self.limit
+        return (*super()._stops(), "\n") if waits else super()._stops()
 
     @property
     def closed_by(self) -> str:
@@ -187,9 +185,6 @@ class Answering(_Part):
         super().__init__(rules, (*context, *forced), rules.answer_close)
         self.forced = tuple(forced)
 
-    def _full(self) -> bool:
-        return len(self.tokens) >= self.rules.answer_tokens
-
     def _room(self) -> int:
         return self.rules.answer_tokens - len(self.tokens)
 
@@ -199,13 +194,12 @@ class Answering(_Part):
         return self.by_tag or self.by_turn
 
 
-def answer_of(thinking: Thinking, answering: Answering, text: str = "") -> Answer:
-    """A row that has ended."""
+def answer_of(thinking: Thinking, answering: Answering) -> Answer:
+    """A row that has ended, without its text."""
     return Answer(
         thinking=thinking.kept,
         closed_by=thinking.closed_by,
         forced=answering.forced,
         answer=tuple(answering.tokens),
         finished=answering.finished,
-        text=text,
     )

@@ -43,34 +43,30 @@ class Cut(EngineError):
     """A line that was cut before the answer was whole."""
 
 
-async def request_json(
-    method: str, url: str, body: Any = None, *, key: str | None = None, patience: Patience = SOON
-) -> Any:
+async def request_json(url: str, body: Any = None, patience: Patience = SOON) -> Any:
     """Sends a request and reads the JSON that answers it; again, if it is no harm and may help.
 
-    A body of None sends nothing; the key is a bearer token; a time limit is of one try.
+    Without a body it is a GET; VLLM_API_KEY is sent as the key; a time limit is of one try.
 
-    Raises:
-      EngineError: no such server, it left in the middle, or takes too long.
-      Refused: another status than 200.
+    EngineError: no such server, it left in the middle, or takes too long. Refused: another status
+    than 200.
     """
     for seconds in BACK_OFF:
         try:
-            return await _request(method, url, body, key, patience)
+            return await _request(url, body, patience)
         except Cut:
             pass
         except Refused as refused:
             if refused.status not in _BUSY:
                 raise
         await asyncio.sleep(seconds)
-    return await _request(method, url, body, key, patience)
+    return await _request(url, body, patience)
 
 
-async def _request(method: str, url: str, body: Any, key: str | None, patience: Patience) -> Any:
+async def _request(url: str, body: Any, patience: Patience) -> Any:
     """`request_json`, once."""
     try:
-        answer = _exchange(method, url, body, key, patience)
-        status, raw = await asyncio.wait_for(answer, patience.whole)
+        status, raw = await asyncio.wait_for(_exchange(url, body, patience), patience.whole)
     except TimeoutError:
         raise EngineError(f"{url}: took more than {patience.whole:g} s") from None
     try:
@@ -98,17 +94,16 @@ def _message(found: Any) -> str:
     return said(text.strip().rstrip(".")) if isinstance(text, str) else ""
 
 
-async def _exchange(
-    method: str, url: str, body: Any, key: str | None, patience: Patience
-) -> tuple[int, bytes]:
+async def _exchange(url: str, body: Any, patience: Patience) -> tuple[int, bytes]:
     """Status and body of the answer; says in one line whatever went wrong on the way."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
+    key = os.environ.get("VLLM_API_KEY")
     payload = b"" if body is None else json.dumps(body).encode()
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [
-        f"{method} {path} HTTP/1.1",
+        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
         f"Host: {parts.netloc.rpartition('@')[2]}",
         "Connection: close",
         "Content-Type: application/json",

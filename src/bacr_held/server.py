@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,14 +10,6 @@ from bacr_held.calls import Answer, Call, Sampling, Thinking, answer_of
 from bacr_held.http_json import SOON, EngineError, Patience, Refused, request_json, said
 from bacr_held.rules import LARGEST, Rules, read_budget
 
-# Sampling that a server might else take from generation_config.json.
-_PLAIN = {
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 # Rows in flight are waited for, and a large model is read from a disk.
 LOADING = Patience(first=600.0, between=600.0, whole=900.0)
 # Before that: one that hangs.
@@ -45,7 +36,12 @@ def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
         "ignore_eos": True,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
-        **_PLAIN,
+        # What a server might else take from generation_config.json.
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
 
 
@@ -70,11 +66,8 @@ class Server:
         after `connect`.
     """
 
-    def __init__(self, url: str, *, folder: str = "", key: str | None = None):
-        """Takes an address such as http://127.0.0.1:8000; ValueError: it is none of a server.
-
-        `key`: what `vllm serve --api-key` was given; VLLM_API_KEY of the environment by default.
-        """
+    def __init__(self, url: str, *, folder: str = ""):
+        """Takes an address such as http://127.0.0.1:8000; ValueError: it is none of a server."""
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -82,15 +75,12 @@ class Server:
             good = False
         if not good:
             raise ValueError(f"{url}: is no address; write http://HOST:PORT")
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.folder = folder
-        self.key = os.environ.get("VLLM_API_KEY") if key is None else key
+        self.url, self.folder = url.rstrip("/").removesuffix("/v1"), folder
         self.model, self.length = "", LARGEST
 
     async def ask(self, path: str, body: Any, patience: Patience = SOON) -> Any:
         """The server's answer on one of its routes; without a body it is a GET."""
-        method = "GET" if body is None else "POST"
-        return await request_json(method, self.url + path, body, key=self.key, patience=patience)
+        return await request_json(self.url + path, body, patience)
 
     async def _part(self, path: str, body: Any, name: str, kind: type) -> Any:
         found = await self.ask(path, body)
@@ -120,25 +110,24 @@ class Server:
     async def connect(self) -> None:
         """Finds the model, and makes sure that the plugin reads budgets there.
 
-        Raises:
-          EngineError: no server, another kind of server, no plugin, or another folder.
+        EngineError: no server, another kind of server, no plugin, or another folder.
         """
         await self.find()
-        name, one = said(self.model, 80), Call((0,), 1, (), (), 0)
         # No budget is called this: whoever reads budgets refuses it.
-        if await self._refusal(one, {"budget": "?"}, "budget: ") is None:
+        if await self._refusal({"budget": "?"}, "budget: ") is None:
             raise EngineError(
-                f"{self.url}: serves {name}, and no one there reads budgets; install the "
-                "plugin bacr-vllm beside vLLM, and serve a folder of python -m bacr_jax.export"
+                f"{self.url}: serves {said(self.model, 80)}, and no one there reads budgets; "
+                "install the plugin bacr-vllm beside vLLM, and serve a folder of "
+                "python -m bacr_jax.export"
             )
-        other = await self._refusal(one, {"budget": 0}, "folder: ")
+        other = await self._refusal({"budget": 0}, "folder: ")
         if other is not None:
             raise EngineError(f"{self.url}: serves another folder ({other})")
 
-    async def _refusal(self, call: Call, xargs: Mapping[str, Any], start: str) -> str | None:
-        """The refusal of a call, from where it says so; None: it is not refused."""
+    async def _refusal(self, xargs: Mapping[str, Any], start: str) -> str | None:
+        """The refusal of a token, from where it says so; None: it is not refused."""
         try:
-            await self.complete(call, Sampling(), 0, xargs, SOON)
+            await self.complete(Call((0,), 1, (), (), 0), Sampling(), 0, xargs, SOON)
         except Refused as refused:
             text = str(refused)
             if start not in text:
@@ -154,16 +143,13 @@ class Server:
         xargs: Mapping[str, Any],
         patience: Patience | None = None,
     ) -> tuple[list[Any], list[float]]:
-        """The tokens that follow a prompt, for a part to take, which looks at them.
-
-        With their log-probabilities, where the server gives any.
+        """The tokens that follow a prompt, which a part looks at, and log-probabilities if any.
 
         `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `patience`:
         by the length of the call by default.
 
-        Raises:
-          EngineError: the server went away, takes too long or says something else.
-          Refused: it refuses the call.
+        EngineError: the server went away, takes too long or says something else. Refused: it
+        refuses the call.
         """
         of_folder = {"folder": self.folder} if self.folder else {}
         body = {
@@ -201,8 +187,7 @@ class Server:
 
         `what`: the weights, for a message.
 
-        Raises:
-          EngineError: it does not answer, can't, or says that it holds another version.
+        EngineError: it does not answer, can't, or says that it holds another version.
         """
         await self.find(THERE)
         try:
@@ -258,9 +243,7 @@ class Server:
         The prompt is ids, a text, or messages; `rules` are of the folder that is served
         (`read_folder`); sampling is greedy by default.
 
-        Raises:
-          ValueError: the budget can't be used.
-          EngineError: the server refuses or went away.
+        ValueError: the budget can't be used. EngineError: the server refuses or went away.
         """
         drawn = Sampling() if sampling is None else sampling
         told = read_budget(budget, levels or {})
@@ -268,11 +251,9 @@ class Server:
         check_length(rules, told, len(ids), self.length)
         xargs = extras(told, len(ids))
         thinking = Thinking(rules, ids, rules.limit(told))
-        while (call := thinking.call()) is not None:
-            thinking.take(*await self.complete(call, drawn, 0, xargs))
+        await thinking.finish(lambda call: self.complete(call, drawn, 0, xargs))
         answering = thinking.answering()
-        while (call := answering.call()) is not None:
-            answering.take(*await self.complete(call, drawn, 1, xargs))
+        await answering.finish(lambda call: self.complete(call, drawn, 1, xargs))
         said = answer_of(thinking, answering)
         return dataclasses.replace(said, text=await self.text(said.tokens))
 

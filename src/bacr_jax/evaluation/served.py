@@ -143,7 +143,7 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
         if process.poll() is not None:
             raise UserError(f"--engine-python: vLLM did not start ({_last_error(log)}); see {log}")
         try:
-            asyncio.run(request_json("GET", f"{url}/v1/models"))
+            asyncio.run(request_json(f"{url}/v1/models"))
         except EngineError:
             time.sleep(_PATIENCE)
         else:

@@ -98,7 +98,7 @@ class Asking:
         """
         thinking = Thinking(self.rules, asked.prompt, asked.limit)
         told = extras(asked.budget, len(asked.prompt))
-        await _finish(thinking, asked.sampling, 0, told, complete)
+        await thinking.finish(lambda call: complete(call, asked.sampling, 0, told))
         kept = self.without_tag(thinking.tokens) if thinking.by_tag else len(thinking.kept)
         places = [min(cut, kept) for cut in self._cuts(asked, kept)]
         found, made = list[Answering](), dict[Any, int]()
@@ -112,7 +112,7 @@ class Asking:
                     made[key] = len(found)
                     whole = place == kept
                     one = thinking.answering() if whole else thinking.answering_at(place)
-                    await _finish(one, asked.sampling, len(made), told, complete)
+                    await one.finish(lambda call: complete(call, asked.sampling, len(made), told))
                     found.append(one)
                 source.append(made[key])
         return AnsweredRow(thinking, kept, found, source)
@@ -131,17 +131,6 @@ def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
         environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
     )
     return lambda tokens: match(table, tokens)[1]
-
-
-async def _finish(
-    part: Thinking | Answering,
-    sampling: Sampling,
-    number: int,
-    told: Mapping[str, Any],
-    complete: Complete,
-) -> None:
-    while (call := part.call()) is not None:
-        part.take(*await complete(call, sampling, number, told))
 
 
 def ask(
