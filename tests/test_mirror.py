@@ -70,7 +70,7 @@ ELSEWHERE = {
     ("study/test_curves.py", PART): "bacr_study.grid",
     ("study/test_main.py", WIRE): "bacr_study.work",
     ("study/test_variance.py", PART): (
-        "bacr_study.variance.fitted_values .gradient_pool .measurement .pool_statistics"
+        "bacr_study.variance.fitted_values .gradient_pool .measurement"
     ),
     ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary",
 }

@@ -13,10 +13,10 @@ from bacr_study.variance.baselines import (
     ARMS,
     BY_NAME,
     Groups,
+    SearchedArm,
     Setting,
     drawn_answers,
     returns_to_go,
-    settled_state,
 )
 from bacr_study.variance.control_variates import (
     fitted_slopes,
@@ -54,11 +54,9 @@ def setting():
     state = {name: jnp.asarray(x, jnp.float32) for name, x in state.items()}
     names = [f"{arm.name}/{reading}" for arm in ARMS for reading in ("one", "several", "pooled")]
     slopes = {
-        f"{arm.name}/{reading}": np.linspace(
-            -0.5, 0.8, CUTS * len(arm.options["features"])
-        ).reshape(CUTS, -1)
+        f"{arm.name}/{reading}": np.linspace(-0.5, 0.8, CUTS * len(arm.features)).reshape(CUTS, -1)
         for arm in ARMS
-        if "features" in arm.options
+        if isinstance(arm, SearchedArm)
         for reading in ("one", "several", "pooled")
     }
     left = (state, jnp.array([0.2, 0.5]))
@@ -108,7 +106,7 @@ def true_gradient():
     return (PROBABILITY[:, None, None] * SCORES * to_go[..., None]).sum(0)
 
 
-EXACT = [arm for arm in ARMS if arm.shrinks != "unknown"]
+EXACT = [arm for arm in ARMS if not np.isnan(arm.factors(GROUP, CUTS)).any()]
 
 
 @pytest.mark.parametrize("arm", EXACT, ids=lambda arm: arm.name)
@@ -260,8 +258,8 @@ def test_the_state_of_shrink_settles_at_the_moments_of_the_batch(groups):
         **{name: getattr(groups, name)[:64] for name in names},
         values={name: x[:64] for name, x in groups.values.items()},
     )
-    state, _ = settled_state(BY_NAME["shrink"], Setting(CONFIG), few, "several")
+    state, _ = BY_NAME["shrink"].learned(Setting(CONFIG), few, "several")
     reward = few.outcomes("several") + 0.3 * np.diff(few.outcomes("several"), axis=-1, prepend=0)
     residual = reward - np.array([0.3 * 1.3, 0.6 + 0.3 * 0.3])
     np.testing.assert_allclose(state["sigma2"], residual.var(1, ddof=1).mean(), rtol=3e-3)
-    assert settled_state(BY_NAME["value"], Setting(CONFIG), few, "several") is None
+    assert BY_NAME["value"].learned(Setting(CONFIG), few, "several") is None

@@ -125,7 +125,7 @@ class TestNoise:
         np.testing.assert_allclose(1 - cheap[1, 0], (1 - plain[1, 0]) / 2)
 
     def test_entries_of_a_question_are_added_up(self):
-        whole = noise.by_question(self.NOISE, np.array([7, 7]))
+        whole = noise.by_question([self.NOISE], [np.array([7, 7])])
         np.testing.assert_allclose(whole.variance, [[12.0, 4.0]])
         np.testing.assert_allclose(whole.parts, [[1.0, 3.0]])
 

@@ -42,8 +42,10 @@ def result(seed, regime, answers=4):
     measured = Measured(
         noise=noise(seed, every, names),
         questions=np.arange(QUESTIONS),
-        budgets=np.repeat([8, 16], 3) if regime == "common" else np.zeros(QUESTIONS, int),
-        bins={} if regime == "common" else {"8-20": noise(seed, every, names)},
+        by_budget={
+            name: noise(seed, every, names)
+            for name in (("8", "16") if regime == "common" else ("8-20",))
+        },
         by_value=[noise(seed + i, every, names) for i in range(3)],
         with_answers=noise(seed, list(trained), names) if regime == "common" else None,
         answer_questions=np.arange(QUESTIONS),

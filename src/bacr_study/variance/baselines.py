@@ -5,9 +5,10 @@ All of them estimate the gradient of one objective, sum_j w_j R_j with the dense
 which is sum_j u_j r_j (`rewards.outcome_coefficients`): BRPO is given u as its prior.
 """
 
+import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -29,35 +30,26 @@ from bacr_study.variance.control_variates import (
     regressors,
     weighted_mean,
 )
+from bacr_study.variance.gradient_pool import Rollouts
 
 # one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
 # several: the mean over A answers at each cut, as AnytimeReasoner draws them.
 # pooled: these, and cuts past the natural end share all of theirs.
 Reading = Literal["one", "several", "pooled"]
-READINGS: tuple[Reading, ...] = ("one", "several", "pooled")
 # Steps after which running moments are those of the batch, and their decay at each of them.
 _SETTLED, _DECAY = 60, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
-class Groups:
+class Groups(Rollouts):
     """Groups of traces, with what was known of them before; R groups of G.
 
     Attributes:
-      tokens: sampled, of each segment.
-      surprise: how improbable they were (`gradient_pool.Drawn`).
       values: predicted outcomes by the name of a value; none has seen these traces.
       weighted: error of the oracle's return, weighted by score norms over the question's traces
         outside the group, for each segment.
     """
 
-    by_answer: Float[np.ndarray, "R G M A"]
-    cuts: Int[np.ndarray, "R G M"]
-    thinking: Int[np.ndarray, "R G"]
-    budgets: Int[np.ndarray, "R G"]
-    tokens: Int[np.ndarray, "R G M"]
-    surprise: Float[np.ndarray, "R G M"]
-    energy: Float[np.ndarray, "R G M"]
     values: Mapping[str, Float[np.ndarray, "R G M"]]
     weighted: Float[np.ndarray, "R M"] | None = None
 
@@ -76,19 +68,17 @@ class Groups:
 
     def batch(self, reading: Reading) -> GroupBatch:
         """The groups as a method sees them."""
-        shape = self.thinking.shape
-        outcomes = self.outcomes(reading)
-        several = self.by_answer if reading == "several" else outcomes[..., None]
+        outcomes, closed = self.outcomes(reading), self.thinking < self.budgets
         fields: dict[str, Any] = {
-            "questions": np.zeros(shape[0], np.int32),
+            "questions": np.zeros(len(outcomes), np.int32),
             "budgets": self.budgets,
             "cuts": self.cuts,
             "outcomes": outcomes,
-            "by_answer": several,
+            "by_answer": self.by_answer if reading == "several" else outcomes[..., None],
             "thinking": self.thinking,
             "lengths": self.thinking,
-            "closed": self.thinking < self.budgets,
-            "closed_by_tag": self.thinking < self.budgets,
+            "closed": closed,
+            "closed_by_tag": closed,
             "surprise": self.surprise,
             "fraction": np.float32(0.5),
             "extra": {},
@@ -103,7 +93,7 @@ class Setting:
 
     Attributes:
       config: of the run; its cuts' weights and its dense reward are the objective.
-      earlier: by arm and reading: what batches before these have left (`learned`).
+      earlier: by arm and reading: what batches before these have left (`Arm.learned`).
     """
 
     config: Config
@@ -129,266 +119,263 @@ class Credit:
     answers: Float[Array, "R G M"]
 
 
-Rule = Callable[["Arm", Setting, Groups, Reading], Credit]
+# --- kinds of arms --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
-    """A way to make advantages.
-
-    Attributes:
-      shrinks: the trace's own reward is part of what is subtracted from it; "unknown": in a way
-        that has no exact factor, and the pool measures what is left of the gradient.
-    """
+class Arm(abc.ABC):
+    """A way to make advantages; as it stands here one that leaves every gradient whole."""
 
     name: str
     label: str
-    rule: Rule
-    value: str | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shrinks: Literal["no", "group", "brpo", "unknown"] = "no"
 
+    def reads(self, reading: Reading) -> str:
+        """What it is called with a reading of the answers."""
+        return f"{self.name}/{reading}"
+
+    @abc.abstractmethod
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
         """Advantages of the groups."""
-        return self.rule(self, setting, groups, reading)
+
+    def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
+        """What it takes from earlier batches; None: nothing."""
+        return None
 
     def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
         """E estimate = sum_s factors_s g_s: what is left of each segment's gradient.
 
-        Not a number where no factor is exact.
+        Less than 1 where the trace's own reward is part of what is subtracted from it; not a number
+        where that has no exact factor, and the pool measures what is left.
         """
-        later = (cuts - np.arange(cuts)) / cuts
-        own = {
-            "no": 0.0 * later,
-            "group": np.ones(cuts),
-            "brpo": later,
-            "unknown": np.full(cuts, np.nan),
-        }[self.shrinks]
-        return np.asarray(1.0 - own / group)
+        return np.ones(cuts)
 
     def answer_factor(self, group: int, answers: int) -> float:
         """The same for the gradient of the answers."""
-        if self.shrinks == "unknown":
-            return np.nan
-        if self.rule is not grid_rule or self.options["mode"] == "none":
-            return 1.0
-        # An answer is compared with the mean of all at its cut, its own included; of single
-        # answers these are the group's.
-        return 1.0 - 1.0 / (answers if answers > 1 else group)
+        return 1.0
 
 
-# --- rules ----------------------------------------------------------------------------------------
-
-
-def grid_rule(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
+@dataclasses.dataclass(frozen=True)
+class GroupArm(Arm):
     """`anytime.brpo_advantage`; answers are compared with the others at their cut."""
-    outcomes = jnp.asarray(groups.outcomes(reading))
-    prior = jnp.asarray(setting.weights, jnp.float32)
-    thinking = anytime.brpo_advantage(outcomes, prior, **arm.options)
-    if arm.options["mode"] == "none":
-        return Credit(thinking, jnp.zeros_like(outcomes))
-    batch = groups.batch(reading)
-    credit = anytime.answer_advantage(batch.by_answer)
-    return Credit(thinking, (batch.by_answer - credit).mean(-1))
+
+    mode: Literal["brpo", "v1", "v2", "none"]
+    loo: bool = False
+
+    def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
+        """See `Arm`."""
+        batch, prior = groups.batch(reading), jnp.asarray(setting.weights, jnp.float32)
+        thinking = anytime.brpo_advantage(batch.outcomes, prior, mode=self.mode, loo=self.loo)
+        if self.mode == "none":
+            return Credit(thinking, jnp.zeros_like(batch.outcomes))
+        credit = anytime.answer_advantage(batch.by_answer)
+        return Credit(thinking, (batch.by_answer - credit).mean(-1))
+
+    def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
+        """See `Arm`: V2 holds the trace, and is all that is subtracted, or a share of it."""
+        if self.loo or self.mode not in ("brpo", "v2"):
+            return super().factors(group, cuts)
+        share = (cuts - np.arange(cuts)) / cuts if self.mode == "brpo" else np.ones(cuts)
+        return 1.0 - share / group
+
+    def answer_factor(self, group: int, answers: int) -> float:
+        """See `Arm`: the mean of all answers at a cut holds the answer.
+
+        Of single answers it is the group's.
+        """
+        return 1.0 if self.mode == "none" else 1.0 - 1.0 / (answers if answers > 1 else group)
 
 
-def method_config(arm: Arm, config: Config) -> Config:
-    """The run's config with the arm's advantages, not divided by anything."""
-    own = {"credit": "to_go", "score_weighted": False}
-    settings = {**own, **arm.options, "normalise": "none"}
-    return dataclasses.replace(
-        config, advantage=dataclasses.replace(config.advantage, **settings), method="bacr"
-    )
+@dataclasses.dataclass(frozen=True)
+class ValueArm(Arm):
+    """`bacr.make_advantages`: budget-conditioned advantages of Eq. 10 and their extensions.
 
-
-def _inputs(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> tuple[Any, Any, Any]:
-    """Batch, rewards and values of Eq. 7's R as the method is given them."""
-    assert arm.value is not None
-    batch = groups.batch(reading)
-    reward = bacr.dense_rewards(setting.config, None, batch)
-    predicted = jnp.asarray(groups.values[arm.value], jnp.float32)
-    values = rewards.dense_reward(predicted, coefficient=setting.coefficient)
-    return batch, reward, values
-
-
-def _bacr(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
-    """`bacr.make_advantages`: budget-conditioned advantages of Eq. 10 and their extensions."""
-    config = method_config(arm, setting.config)
-    batch, reward, values = _inputs(arm, setting, groups, reading)
-    state, _ = setting.earlier.get(f"{arm.name}/{reading}") or (None, None)
-    credit = bacr.make_advantages(config, state, batch, reward, values)
-    _, expected = bacr.baselines(config, state, batch, reward, values)
-    return Credit(credit.thinking, expected)
-
-
-def _with_previous(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
-    """`_bacr` against a value that has also seen the trace's previous outcome."""
-    credit = _bacr(arm, setting, groups, reading)
-    _, slope = setting.earlier[f"{arm.name}/{reading}"]
-    surprise = history_surprise(jnp.asarray(groups.outcomes(reading)), credit.answers)
-    return Credit(history_advantage(credit.thinking, surprise, slope), credit.answers)
-
-
-def settled_state(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Any:
-    """The method's state after many batches like these, and the slope of the previous outcome.
-
-    None where neither is needed; the slope is None for arms that don't look at that outcome.
+    Attributes:
+      value: the predicted outcomes that it reads.
+      options: keys of `advantage` besides those of Eq. 10 under reward-to-go.
+      previous: the value has also seen the trace's previous outcome.
+      by_norms: it is moved to where score norms want it: b_s = E|g_s|^2 G_s / E|g_s|^2.
     """
-    if arm.rule not in (_bacr, _with_previous):
-        return None
-    config, previous = method_config(arm, setting.config), arm.rule is _with_previous
-    state = bacr.init_state(config, 0)
-    if state is None and not previous:
-        return None
-    batch, reward, values = _inputs(arm, setting, groups, reading)
-    both = square = jnp.zeros(config.cuts.count, jnp.float32)
-    blended = lambda old, new: _DECAY * old + (1.0 - _DECAY) * new
-    for _ in range(_SETTLED):
-        if previous:
-            baseline, expected = bacr.baselines(config, state, batch, reward, values)
-            thinking = bacr.returns_to_go(config, advantages.bcae_advantage(reward, baseline))
-            moments = history_moments(thinking, history_surprise(batch.outcomes, expected))
-            both, square = map(blended, (both, square), moments)
-        state = bacr.update(config, state, batch, reward, values)
-    return state, both / jnp.maximum(square, 1e-6) if previous else None
+
+    value: str = "trace_and_cut"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    previous: bool = False
+    by_norms: bool = False
+
+    def _config(self, config: Config) -> Config:
+        """The run's config with the arm's advantages, not divided by anything."""
+        keys = {"baseline": "value", "credit": "to_go", "score_weighted": False, **self.options}
+        advantage = dataclasses.replace(config.advantage, **keys, normalise="none")
+        return dataclasses.replace(config, advantage=advantage, method="bacr")
+
+    def _inputs(
+        self, setting: Setting, groups: Groups, reading: Reading
+    ) -> tuple[GroupBatch, Array, Array]:
+        """Batch, rewards and values of Eq. 7's R as the method is given them."""
+        batch = groups.batch(reading)
+        reward = bacr.dense_rewards(setting.config, None, batch)
+        predicted = jnp.asarray(groups.values[self.value], jnp.float32)
+        return batch, reward, rewards.dense_reward(predicted, coefficient=setting.coefficient)
+
+    def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
+        """See `Arm`."""
+        config = self._config(setting.config)
+        batch, reward, values = self._inputs(setting, groups, reading)
+        state, slope = setting.earlier.get(self.reads(reading)) or (None, None)
+        thinking = bacr.make_advantages(config, state, batch, reward, values).thinking
+        _, expected = bacr.baselines(config, state, batch, reward, values)
+        if self.previous:
+            surprise = history_surprise(batch.outcomes, expected)
+            thinking = history_advantage(thinking, surprise, slope)
+        if self.by_norms:
+            assert groups.weighted is not None
+            thinking -= jnp.asarray(groups.weighted)[:, None]
+        return Credit(thinking, expected)
+
+    def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
+        """The method's state after many batches like these, and the slope of the previous outcome.
+
+        None where neither is needed; the slope is None for arms that don't look at that outcome.
+        """
+        config = self._config(setting.config)
+        state = bacr.init_state(config, 0)
+        if state is None and not self.previous:
+            return None
+        batch, reward, values = self._inputs(setting, groups, reading)
+        both = square = jnp.zeros(config.cuts.count, jnp.float32)
+        blended = lambda old, new: _DECAY * old + (1.0 - _DECAY) * new
+        for _ in range(_SETTLED):
+            if self.previous:
+                left = bacr.residuals(config, state, batch, reward, values)
+                surprise = history_surprise(batch.outcomes, left.expected)
+                both, square = map(
+                    blended, (both, square), history_moments(left.thinking, surprise)
+                )
+            state = bacr.update(config, state, batch, reward, values)
+        return state, both / jnp.maximum(square, 1e-6) if self.previous else None
 
 
-def _weighted(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
-    """The oracle moved to where score norms want it: b_s = E|g_s|^2 G_s / E|g_s|^2."""
-    assert groups.weighted is not None
-    plain = _bacr(arm, setting, groups, reading)
-    return Credit(plain.thinking - jnp.asarray(groups.weighted)[:, None], plain.answers)
-
-
-def _weighted_group(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
+@dataclasses.dataclass(frozen=True)
+class WeightedArm(Arm):
     """The group's mean weighted by lengths (OPO), or by paths of scores."""
-    if arm.options["weights"] == "length":
-        weights = reached = length_weights(groups.tokens)
-    else:
-        weights = path_weights(groups.energy, groups.tokens)
-        # A trace that ended before a cut still has an answer there: its path as far as it goes.
-        reached = np.cumsum(groups.energy, -1)
-    outcomes = groups.outcomes(reading)
-    mean = lambda x, w: weighted_mean(x, w, loo=arm.options["loo"])
-    returns = returns_to_go(outcomes, setting.weights)
-    return Credit(
-        jnp.asarray(returns - mean(returns, weights), jnp.float32),
-        jnp.asarray(mean(outcomes, reached), jnp.float32),
-    )
+
+    weights: Literal["length", "path"]
+    loo: bool = False
+
+    def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
+        """See `Arm`."""
+        if self.weights == "length":
+            weights = reached = length_weights(groups.tokens)
+        else:
+            weights = path_weights(groups.energy, groups.tokens)
+            # A trace that ended before a cut still has an answer there: its path as far as it goes.
+            reached = np.cumsum(groups.energy, -1)
+        outcomes = groups.outcomes(reading)
+        returns = returns_to_go(outcomes, setting.weights)
+        return Credit(
+            jnp.asarray(returns - weighted_mean(returns, weights, loo=self.loo), jnp.float32),
+            jnp.asarray(weighted_mean(outcomes, reached, loo=self.loo), jnp.float32),
+        )
+
+    def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
+        """See `Arm`."""
+        return np.full(cuts, self.answer_factor(group, 1))
+
+    def answer_factor(self, group: int, answers: int) -> float:
+        """See `Arm`."""
+        return 1.0 if self.loo else np.nan
 
 
-def _to_explain(
-    arm: Arm, setting: Setting, groups: Groups, reading: Reading
-) -> tuple[Float[np.ndarray, "R G M"], Float[np.ndarray, "R G M F"]]:
-    """What a regression arm explains, and by what."""
-    assert arm.value is not None
-    outcomes, predicted = groups.outcomes(reading), groups.values[arm.value]
-    residual, given = regressors(outcomes, predicted, setting.weights, arm.options["features"])
-    return (residual - others_mean(residual) if arm.options["loo"] else residual), given
+@dataclasses.dataclass(frozen=True)
+class SearchedArm(Arm):
+    """A value corrected by what a regression on earlier batches makes of the rest.
 
+    Attributes:
+      features: what explains the rest (`control_variates.regressors`).
+      by_norm: entries count by their surprise, and not by their tokens.
+      loo: the rest is compared with that of the others first.
+    """
 
-def _regressed(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Credit:
-    """A value corrected by what a regression on earlier batches makes of the rest."""
-    assert arm.value is not None
-    residual, given = _to_explain(arm, setting, groups, reading)
-    explained = np.einsum("rgmf,mf->rgm", given, setting.earlier[f"{arm.name}/{reading}"])
-    answers = groups.values[arm.value]
-    if arm.options["loo"]:
-        answers = answers + others_mean(groups.outcomes(reading) - answers)
-    return Credit(jnp.asarray(residual - explained), jnp.asarray(answers))
+    features: tuple[str, ...]
+    value: str = "trace_and_cut"
+    by_norm: bool = False
+    loo: bool = False
 
+    def _to_explain(
+        self, setting: Setting, groups: Groups, reading: Reading
+    ) -> tuple[Float[np.ndarray, "R G M"], Float[np.ndarray, "R G M F"]]:
+        """What the regression explains, and by what."""
+        outcomes, predicted = groups.outcomes(reading), groups.values[self.value]
+        residual, given = regressors(outcomes, predicted, setting.weights, self.features)
+        return (residual - others_mean(residual) if self.loo else residual), given
 
-def learned(arm: Arm, setting: Setting, groups: Groups, reading: Reading) -> Any:
-    """What an arm learns from earlier batches: slopes of a regression, or `settled_state`."""
-    if "features" not in arm.options:
-        return settled_state(arm, setting, groups, reading)
-    residual, given = _to_explain(arm, setting, groups, reading)
-    weights = groups.surprise if arm.options["by_norm"] else groups.tokens
-    return fitted_slopes(given, residual, weights)
+    def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
+        """See `Arm`."""
+        residual, given = self._to_explain(setting, groups, reading)
+        explained = np.einsum("rgmf,mf->rgm", given, setting.earlier[self.reads(reading)])
+        answers = groups.values[self.value]
+        if self.loo:
+            answers = answers + others_mean(groups.outcomes(reading) - answers)
+        return Credit(jnp.asarray(residual - explained), jnp.asarray(answers))
+
+    def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
+        """Slopes of the regression."""
+        residual, given = self._to_explain(setting, groups, reading)
+        return fitted_slopes(given, residual, groups.surprise if self.by_norm else groups.tokens)
 
 
 # --- the arms -------------------------------------------------------------------------------------
 
-_V = "trained V(q, b, b_j)"
+_SHRUNK, _WEIGHTED = {"baseline": "shrink"}, {"score_weighted": True}
 
-
-def _group(name: str, label: str, mode: str, loo: bool, shrinks: Any = "no") -> Arm:
-    return Arm(name, label, grid_rule, options={"mode": mode, "loo": loo}, shrinks=shrinks)
-
-
-def _valued(
-    name: str, label: str, value: str = "trace_and_cut", *, rule: Rule = _bacr, **options: Any
-) -> Arm:
-    return Arm(name, label, rule, value, {"baseline": "value", **options})
-
-
-def _weighing(name: str, label: str, weights: str, loo: bool) -> Arm:
-    options = {"weights": weights, "loo": loo}
-    return Arm(name, label, _weighted_group, None, options, "no" if loo else "unknown")
-
-
-def _searched(
-    name: str,
-    label: str,
-    *features: str,
-    value: str = "trace_and_cut",
-    by_norm: bool = False,
-    loo: bool = False,
-) -> Arm:
-    options = {"features": features, "by_norm": by_norm, "loo": loo}
-    return Arm(name, label, _regressed, value, options)
-
-
-ARMS = (
-    _group("none", "no baseline", "none", False),
-    _group("group_mean", "group mean (GRPO without std)", "v2", False, "group"),
-    _group("loo", "leave-one-out mean (RLOO)", "v2", True),
-    _group("brpo", "BRPO as published", "brpo", False, "brpo"),
-    _group("brpo_loo", "BRPO, leave-one-out", "brpo", True),
-    _group("v1", "BRPO's V1 alone", "v1", False),
-    _weighing("opo", "OPO as published: by length", "length", False),
-    _weighing("opo_loo", "OPO, leave-one-out", "length", True),
-    _weighing("token", "optimal token baseline as published", "path", False),
-    _weighing("token_loo", "optimal token baseline, leave-one-out", "path", True),
-    _valued("value_saved", "BCAE, V as it was in training", "saved"),
-    _valued("value_cut", "BCAE, trained V(q, b_j)", "cut"),
-    _valued("value", "BCAE, " + _V),
-    _valued("value_trajectory", "BCAE, one advantage a trace", credit="trajectory"),
-    _valued("residual_loo", "V + leave-one-out residual", baseline="residual_loo"),
-    _valued("shrink", "V + shrunk residual", baseline="shrink"),
-    _valued("history", "V + previous outcome", rule=_with_previous),
-    _valued("shrink_history", "V + shrunk residual + previous outcome", rule=_with_previous,
-            baseline="shrink"),
-    _valued("score_weighted", "V, score-weighted", score_weighted=True),
-    _valued("score_weighted_saved", "V as it was in training, score-weighted", "saved",
-            score_weighted=True),
-    _valued("score_weighted_shrink", "V + shrunk residual, score-weighted", baseline="shrink",
-            score_weighted=True),
-    _valued("oracle", "oracle V(q, b, b_j)", "oracle"),
-    _valued("oracle_history", "oracle + previous outcome", "oracle", rule=_with_previous),
-    Arm("oracle_weighted", "oracle, weighted by score norms", _weighted, "oracle",
-        {"baseline": "value"}),
-    _searched("previous", "regression: previous outcome", "previous"),
-    _searched("past", "regression: all earlier outcomes", "previous", "earlier", "first"),
-    _searched("past_doubt", "regression: earlier outcomes, by how open they were", "previous",
-              "earlier", "first", "previous_doubt", "doubt"),
-    _searched("others", "regression: the others' returns", "others"),
-    _searched("others_past", "regression: others' returns and all earlier outcomes", "others",
-              "others_previous", "previous", "earlier", "first"),
-    _searched("everything", "regression: everything", "others", "others_previous", "previous",
-              "earlier", "first", "previous_doubt", "doubt", "previous_others"),
-    _searched("rescaled", "score-weighted regression: V", "level", "value", by_norm=True),
-    _searched("rescaled_interior", "score-weighted regression: V(1 - V), V(1 - V)(1 - 2V)",
-              "interior", "interior_tilt", by_norm=True),
-    _searched("rescaled_constant", "score-weighted regression: one number, no V", "level",
-              value="constant", by_norm=True),
-    _searched("rescaled_group", "leave-one-out mean, score-weighted: one number", "level",
-              value="constant", by_norm=True, loo=True),
-    _searched("rescaled_past", "score-weighted regression: V and earlier outcomes", "level",
-              "value", "previous", "earlier", by_norm=True),
-    _searched("rescaled_everything", "score-weighted regression: everything", "level", "value",
-              "others", "others_previous", "previous", "earlier", "previous_doubt", "doubt",
-              "previous_others", by_norm=True),
+ARMS: tuple[Arm, ...] = (
+    GroupArm("none", "no baseline", "none"),
+    GroupArm("group_mean", "group mean (GRPO without std)", "v2"),
+    GroupArm("loo", "leave-one-out mean (RLOO)", "v2", loo=True),
+    GroupArm("brpo", "BRPO as published", "brpo"),
+    GroupArm("brpo_loo", "BRPO, leave-one-out", "brpo", loo=True),
+    GroupArm("v1", "BRPO's V1 alone", "v1"),
+    WeightedArm("opo", "OPO as published: by length", "length"),
+    WeightedArm("opo_loo", "OPO, leave-one-out", "length", loo=True),
+    WeightedArm("token", "optimal token baseline as published", "path"),
+    WeightedArm("token_loo", "optimal token baseline, leave-one-out", "path", loo=True),
+    ValueArm("value_saved", "BCAE, V as it was in training", "saved"),
+    ValueArm("value_cut", "BCAE, trained V(q, b_j)", "cut"),
+    ValueArm("value", "BCAE, trained V(q, b, b_j)"),
+    ValueArm("value_trajectory", "BCAE, one advantage a trace", options={"credit": "trajectory"}),
+    ValueArm("residual_loo", "V + leave-one-out residual", options={"baseline": "residual_loo"}),
+    ValueArm("shrink", "V + shrunk residual", options=_SHRUNK),
+    ValueArm("history", "V + previous outcome", previous=True),
+    ValueArm("shrink_history", "V + shrunk residual + previous outcome", options=_SHRUNK,
+             previous=True),
+    ValueArm("score_weighted", "V, score-weighted", options=_WEIGHTED),
+    ValueArm("score_weighted_saved", "V as it was in training, score-weighted", "saved", _WEIGHTED),
+    ValueArm("score_weighted_shrink", "V + shrunk residual, score-weighted",
+             options=_SHRUNK | _WEIGHTED),
+    ValueArm("oracle", "oracle V(q, b, b_j)", "oracle"),
+    ValueArm("oracle_history", "oracle + previous outcome", "oracle", previous=True),
+    ValueArm("oracle_weighted", "oracle, weighted by score norms", "oracle", by_norms=True),
+    SearchedArm("previous", "regression: previous outcome", ("previous",)),
+    SearchedArm("past", "regression: all earlier outcomes", ("previous", "earlier", "first")),
+    SearchedArm("past_doubt", "regression: earlier outcomes, by how open they were",
+                ("previous", "earlier", "first", "previous_doubt", "doubt")),
+    SearchedArm("others", "regression: the others' returns", ("others",)),
+    SearchedArm("others_past", "regression: others' returns and all earlier outcomes",
+                ("others", "others_previous", "previous", "earlier", "first")),
+    SearchedArm("everything", "regression: everything",
+                ("others", "others_previous", "previous", "earlier", "first", "previous_doubt",
+                 "doubt", "previous_others")),
+    SearchedArm("rescaled", "score-weighted regression: V", ("level", "value"), by_norm=True),
+    SearchedArm("rescaled_interior", "score-weighted regression: V(1 - V), V(1 - V)(1 - 2V)",
+                ("interior", "interior_tilt"), by_norm=True),
+    SearchedArm("rescaled_constant", "score-weighted regression: one number, no V", ("level",),
+                "constant", by_norm=True),
+    SearchedArm("rescaled_group", "leave-one-out mean, score-weighted: one number", ("level",),
+                "constant", by_norm=True, loo=True),
+    SearchedArm("rescaled_past", "score-weighted regression: V and earlier outcomes",
+                ("level", "value", "previous", "earlier"), by_norm=True),
+    SearchedArm("rescaled_everything", "score-weighted regression: everything",
+                ("level", "value", "others", "others_previous", "previous", "earlier",
+                 "previous_doubt", "doubt", "previous_others"), by_norm=True),
 )  # fmt: skip
 BY_NAME = {arm.name: arm for arm in ARMS}
 # The published method that reductions are measured against, and the arm that g is measured with.
@@ -411,22 +398,7 @@ class Variants:
     @property
     def names(self) -> tuple[str, ...]:
         """As "arm/reading"."""
-        return tuple(f"{arm.name}/{reading}" for arm, reading in self.pairs)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """Those that occur."""
-        return tuple(dict.fromkeys(reading for _, reading in self.pairs))
-
-    @property
-    def against(self) -> int:
-        """The published method."""
-        return self.place(PUBLISHED)
-
-    @property
-    def reference(self) -> int:
-        """The arm that g is measured with."""
-        return self.place(REFERENCE)
+        return tuple(arm.reads(reading) for arm, reading in self.pairs)
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -443,16 +415,16 @@ class Variants:
 
     def name(self, arm: str) -> str:
         """Its name with that reading."""
-        assert arm in BY_NAME, arm
-        return f"{arm}/{self.full}"
+        return BY_NAME[arm].reads(self.full)
 
 
 @functools.cache
 def variants(answers: int) -> Variants:
     """All that is measured on a pool with so many answers at a cut; of one there is one reading."""
-    readings: tuple[Reading, ...] = READINGS if answers > 1 else ("one",)
-    full: Reading = "several" if answers > 1 else "one"
-    return Variants(tuple((arm, reading) for arm in ARMS for reading in readings), full)
+    if answers == 1:
+        return Variants(tuple((arm, "one") for arm in ARMS), "one")
+    readings: tuple[Reading, ...] = ("one", "several", "pooled")
+    return Variants(tuple((arm, reading) for arm in ARMS for reading in readings), "several")
 
 
 def drawn_answers(

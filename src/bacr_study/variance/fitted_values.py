@@ -17,7 +17,6 @@ from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs import initial
-from bacr_study.variance.baselines import Setting
 from bacr_study.variance.gradient_pool import Drawn, Frozen, Params, in_portions
 
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
@@ -27,11 +26,7 @@ _ROWS = 512
 
 
 def _features(
-    frozen: Frozen,
-    questions: Questions,
-    drawn: Drawn,
-    head: Params,
-    spec: LearnerSpec,
+    frozen: Frozen, questions: Questions, drawn: Drawn, head: Params, spec: LearnerSpec
 ) -> Float[np.ndarray, "B M F"]:
     """What the head reads for each row; rows of one question and budget read the same."""
     pairs = np.stack([drawn.questions, drawn.budgets], 1)
@@ -56,8 +51,8 @@ def predicted_outcomes(
 ) -> Float[np.ndarray, "B M"]:
     """Probabilities of a right answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)
-    values, setting = read_values(head, jnp.asarray(features), spec=spec), Setting(frozen.config)
-    return np.asarray(correctness_from_value(values, coefficient=setting.coefficient))
+    values = read_values(head, jnp.asarray(features), spec=spec)
+    return np.asarray(correctness_from_value(values, coefficient=spec.reward_coefficient))
 
 
 def fit_value(
@@ -76,14 +71,12 @@ def fit_value(
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
-    outcomes = drawn.by_answer.mean(-1)
-    targets = rewards.dense_reward(outcomes, coefficient=Setting(frozen.config).coefficient)
+    targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=spec.reward_coefficient)
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))
     adam = optax.adam(_RATE)
     state, best = adam.init(head), (np.inf, head)
-    on_device = [jnp.asarray(x) for x in (features[fit], targets[fit])]
-    aside = [jnp.asarray(x) for x in (features[held_out], targets[held_out])]
+    used, aside = ((jnp.asarray(features[x]), jnp.asarray(targets[x])) for x in (fit, held_out))
 
     @jax.jit
     def error(head: Params) -> Array:
@@ -91,7 +84,7 @@ def fit_value(
 
     for _ in range(_LOOK, _STEPS + 1, _LOOK):
         head, state = train_step.fit_value(
-            head, state, *on_device, spec=spec, head_tx=adam, num_steps=_LOOK
+            head, state, *used, spec=spec, head_tx=adam, num_steps=_LOOK
         )
         loss = float(error(head))
         if loss < best[0]:

@@ -1,10 +1,12 @@
 """Pools of rollouts of a frozen policy: outcomes at every cut, and inner products of scores."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +20,20 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.scoring import response_energies
 from bacr_jax.methods import load_method
-from bacr_jax.prompts.environment import Environment, Questions, build_environment
-from bacr_jax.prompts.formats import format_for
+from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
 from bacr_jax.runs import setup
 from bacr_jax.runs.checkpoint import read_part
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import read_config, read_params
-from bacr_jax.runs.progress import Phase
-from bacr_jax.training.start import tokenizer_of
+from bacr_jax.runs.progress import Progress
 from bacr_jax.types import Trunks
 from bacr_study.variance import sketches
 from bacr_study.variance.settings import Regime, VarianceSettings
 
 Params = dict[str, Any]
 
-# Rows decoded together, and rows whose scores are taken in one call.
-_SLOTS, _ROWS = 512, 64
+# Rows decoded together and in one call, and rows whose scores are taken in one call.
+_SLOTS, _DRAWN_AT_ONCE, _ROWS = 512, 2048, 64
 # Thinking buffers of scores come in multiples of this.
 _BUCKET = 16
 
@@ -44,17 +43,13 @@ _BUCKET = 16
 
 @dataclass(frozen=True)
 class Frozen:
-    """A policy as it was at a checkpoint, and all that it needs to answer.
-
-    Attributes:
-      head: the value head as it was; None: the method has none.
-    """
+    """A policy and its value head as they were at a checkpoint, and all that it needs to answer."""
 
     config: Config
     step: int
     policy: setup.Policy
     params: Params
-    head: Params | None
+    head: Params
     environment: Environment
 
     @property
@@ -63,19 +58,13 @@ class Frozen:
         return next(iter(self.environment.eval.values()))
 
 
-def open_frozen(folder: Path, step: int, environment: Environment | None = None) -> Frozen:
-    """Reads a checkpoint of a run; its environment only if it is not given."""
-    config = read_config(folder)
-    method = load_method(config)
-    if environment is None:
-        tokenizer, rows = tokenizer_of(config)
-        environment = build_environment(config, tokenizer, rows, style=format_for(config))
-    policy = setup.make_policy(config, method, environment.vocab_size)
-    params = jax.tree.map(jnp.asarray, read_params(folder, step))
-    head = None
-    if method.uses_value:
-        state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
-        head = jax.tree.map(jnp.asarray, read_part(state, "train", "head"))
+def open_frozen(config: Config, folder: Path, step: int, environment: Environment) -> Frozen:
+    """Reads a checkpoint of a run whose method has a value head."""
+    policy = setup.make_policy(config, load_method(config), environment.vocab_size)
+    state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
+    params, head = (
+        jax.tree.map(jnp.asarray, read_part(state, "train", name)) for name in ("policy", "head")
+    )
     return Frozen(config, step, policy, params, head, environment)
 
 
@@ -83,10 +72,11 @@ def open_frozen(folder: Path, step: int, environment: Environment | None = None)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Rollouts of rows that each have a question and a budget.
+class Rollouts:
+    """What traces did under their budgets.
 
     Attributes:
+      tokens: sampled, of each segment.
       surprise: sum over them of (1 - p)^2, p the probability that each was drawn with. It goes
         with the squared norm of the segment's score, and comes with the rollout.
       energy: sum over them of 1 - 2 p + sum_v p(v)^2, the squared norm of a token's score in the
@@ -94,18 +84,28 @@ class Drawn:
       by_answer: outcome of every answer.
     """
 
+    budgets: Int[np.ndarray, "*rows"]
+    cuts: Int[np.ndarray, "*rows M"]
+    thinking: Int[np.ndarray, "*rows"]
+    tokens: Int[np.ndarray, "*rows M"]
+    surprise: Float[np.ndarray, "*rows M"]
+    energy: Float[np.ndarray, "*rows M"]
+    by_answer: Float[np.ndarray, "*rows M A"]
+
+
+@dataclass(frozen=True)
+class Drawn(Rollouts):
+    """Rollouts of rows that each have a question.
+
+    Attributes:
+      sampled: tokens of every answer.
+    """
+
     questions: Int[np.ndarray, "B"]
-    budgets: Int[np.ndarray, "B"]
-    cuts: Int[np.ndarray, "B M"]
-    thinking: Int[np.ndarray, "B"]
-    tokens: Int[np.ndarray, "B M"]
-    surprise: Float[np.ndarray, "B M"]
-    energy: Float[np.ndarray, "B M"]
-    by_answer: Float[np.ndarray, "B M A"]
     sampled: Int[np.ndarray, "B M A"]
 
     @staticmethod
-    def joined(parts: "list[Drawn]") -> "Drawn":
+    def joined(parts: "Sequence[Drawn]") -> "Drawn":
         """Rows of all parts."""
         names = [field.name for field in dataclasses.fields(Drawn)]
         return Drawn(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
@@ -113,6 +113,25 @@ class Drawn:
     def only(self, rows: Bool[np.ndarray, "B"]) -> "Drawn":
         """Some of the rows."""
         return Drawn(**{name: x[rows] for name, x in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Pool(Drawn):
+    """Rollouts of Q questions, cell by cell, and Gram matrices of their scores.
+
+    A cell is what groups are taken from: N traces of a question, under one budget ("common") or
+    under their own (the other regimes).
+
+    Attributes:
+      gram: inner products of the segments' scores.
+      with_answers: cells of which the answers' scores are known too.
+      answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
+    """
+
+    cell_questions: Int[np.ndarray, " C"]
+    gram: Float[np.ndarray, "C N M N M"]
+    with_answers: Int[np.ndarray, " H"]
+    answer_gram: Float[np.ndarray, "H N V N V"]
 
 
 def draw(
@@ -190,28 +209,6 @@ def _segment_energies(
     return np.diff(at_ends, axis=1).astype(np.float32)
 
 
-def draw_many(
-    frozen: Frozen,
-    questions: Questions,
-    rows: Int[np.ndarray, "B"],
-    budgets: Int[np.ndarray, "B"],
-    key: jax.Array,
-    *,
-    answers: int,
-    phase: Phase,
-) -> Drawn:
-    """`draw`, a few thousand rows at a time."""
-    parts, size, total = [], 4 * _SLOTS, len(rows)
-    for number, start in enumerate(range(0, total, size)):
-        part = slice(start, start + size)
-        one = jax.random.fold_in(key, number)
-        drawn, _ = draw(frozen, questions, rows[part], budgets[part], one, answers=answers)
-        parts.append(drawn)
-        done, right = min(start + size, total), float(drawn.by_answer.mean())
-        phase.update(done, total=total, right=right)
-    return Drawn.joined(parts)
-
-
 def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.ndarray, " count"]:
     """Places of questions, as many of each level as can be; UserError: there are fewer."""
     if count > len(levels):
@@ -249,61 +246,19 @@ def draw_budgets(
     return np.asarray(drawn)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, **arrays)
-    temporary.replace(path)
-
-
 # --- scores ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Rollouts of Q questions, and Gram matrices of their scores by cell.
-
-    A cell is what groups are taken from: N traces of a question, under one budget ("common") or
-    under their own (the other regimes).
-
-    Attributes:
-      drawn: rows, cell by cell.
-      gram: inner products of the segments' scores.
-      with_answers: cells of which the answers' scores are known too.
-      answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
-    """
-
-    drawn: Drawn
-    cell_questions: Int[np.ndarray, " C"]
-    gram: Float[np.ndarray, "C N M N M"]
-    with_answers: Int[np.ndarray, " H"]
-    answer_gram: Float[np.ndarray, "H N V N V"]
-
-    def save(self, path: Path) -> None:
-        """Writes it in one step."""
-        arrays = vars(self) | vars(self.drawn)
-        del arrays["drawn"]
-        save_arrays(path, arrays)
-
-    @classmethod
-    def load(cls, path: Path) -> "Pool":
-        """What `save` wrote."""
-        with np.load(path) as saved:
-            arrays = dict(saved)
-        drawn = Drawn(**{field.name: arrays.pop(field.name) for field in dataclasses.fields(Drawn)})
-        return cls(drawn, **arrays)
 
 
 def _score_rows(
     frozen: Frozen,
-    batch: Batch,
     drawn: Drawn,
+    rollout: Rollout,
     with_answers: Bool[np.ndarray, "B"],
     sketch: sketches.CountSketch,
 ) -> tuple[Float[np.ndarray, "B M k"], Float[np.ndarray, "H V k"]]:
     """Sketches of the segments' scores of all rows, and those of answers of some."""
     spec = dataclasses.replace(frozen.policy.learner, remat="none")
+    batch = _batch(frozen, drawn, rollout)
     allowed = frozen.environment.rules.allowed_tokens
     segments = sketches.segment_weights(batch, drawn.cuts)
     rows, cuts, width = segments.shape
@@ -328,13 +283,13 @@ def _score_rows(
     return found, in_portions(lambda i: scores(batch, i, nothing, weights[i]), chosen, _ROWS)
 
 
-def _batch(frozen: Frozen, questions: Questions, drawn: Drawn, rollout: Rollout) -> Batch:
-    """The rollout as the learner sees it; advantages are zero."""
+def _batch(frozen: Frozen, drawn: Drawn, rollout: Rollout) -> Batch:
+    """A rollout of the pool's questions as the learner sees it; advantages are zero."""
     rows, width = rollout.trunks.logprobs.shape
     answers = drawn.by_answer.shape[-1]
     zeros = np.zeros((rows, drawn.cuts.shape[1] * answers), np.float32)
     return make_batch(
-        questions.at(drawn.questions, drawn.budgets),
+        frozen.pool_questions.at(drawn.questions, drawn.budgets),
         rollout.trunks,
         rollout.branches,
         cuts=np.repeat(drawn.cuts, answers, axis=1),
@@ -349,47 +304,141 @@ def _products(vectors: Float[np.ndarray, "N V k"]) -> Float[np.ndarray, "N V N V
     return (flat @ flat.T).reshape(*vectors.shape[:2], *vectors.shape[:2])
 
 
-def make_pool(
-    frozen: Frozen,
-    settings: VarianceSettings,
-    chosen: Int[np.ndarray, "Q"],
-    budgets: Int[np.ndarray, "Q B"],
-    seed: int,
-    regime: Regime,
-    phase: Phase,
-) -> Pool:
-    """Samples a pool, question by question, and keeps inner products of its scores.
+# --- what a study draws ---------------------------------------------------------------------------
 
-    Args:
-      chosen: places of the questions.
-      budgets: of each question's traces; cells are runs of `settings.traces` of them.
-      seed: of rollouts and sketch; the regime enters it.
-    """
-    traces, answers = settings.traces, settings.answers
-    questions = frozen.pool_questions
-    sketch = sketches.count_sketch(seed, frozen.params, settings.sketch)
-    key = jax.random.fold_in(jax.random.key(seed), 19 + 2 * frozen.step + (regime == "common"))
-    at_once = max(_SLOTS * 4 // budgets.shape[1], 1)
-    drawn_parts, grams, answer_grams = list[Drawn](), list[np.ndarray](), list[np.ndarray]()
-    for start in range(0, len(chosen), at_once):
-        part = np.arange(start, min(start + at_once, len(chosen)))
-        rows = np.repeat(chosen[part], budgets.shape[1])
-        one = jax.random.fold_in(key, start)
-        flat = budgets[part].reshape(-1)
-        drawn, rollout = draw(frozen, questions, rows, flat, one, answers=answers)
-        batch = _batch(frozen, questions, drawn, rollout)
-        scored = np.repeat(part < settings.answer_questions, budgets.shape[1])
-        found, of_answers = _score_rows(frozen, batch, drawn, scored, sketch)
-        grams += map(_products, found.reshape(-1, traces, *found.shape[1:]))
-        both = np.concatenate([found[scored], of_answers], 1)
-        answer_grams += map(_products, both.reshape(-1, traces, *both.shape[1:]))
-        drawn_parts.append(drawn)
-        phase.update(len(part) + start, total=len(chosen), right=float(drawn.by_answer.mean()))
-    per_question, vectors = budgets.shape[1] // traces, (traces, 3 * frozen.config.cuts.count)
-    return Pool(
-        drawn=Drawn.joined(drawn_parts),
-        cell_questions=np.repeat(chosen, per_question),
-        gram=np.stack(grams),
-        with_answers=np.arange(min(settings.answer_questions, len(chosen)) * per_question),
-        answer_gram=np.array(answer_grams, np.float32).reshape(-1, *vectors, *vectors),
-    )
+_Kept = TypeVar("_Kept", bound=Drawn)
+# Settings that each file depends on, and those that all of them do.
+_DEPENDS = {
+    "pool": ("traces", "answers", "answer_questions", "sketch"),
+    "calibration": ("calibration", "calibration_traces", "answers"),
+    "oracle": ("oracle",),
+}
+_ALL_DEPEND = ("config", "overrides", "questions", "budgets")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """All that is drawn of a frozen policy under one regime of budgets; files keep it."""
+
+    settings: VarianceSettings
+    frozen: Frozen
+    regime: Regime
+    seed: int
+    folder: Path
+    progress: Progress
+
+    def pool(self) -> Pool:
+        """Rollouts of the pool's questions, with inner products of their scores."""
+        return self._kept(Pool, "pool", self._make_pool)
+
+    def calibration(self) -> Drawn:
+        """Rollouts of training questions; under common budgets, one budget for each question."""
+        settings, train = self.settings, self.frozen.environment.train
+        count, traces = settings.calibration, settings.calibration_traces
+        order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
+        if len(order) < count:
+            raise UserError(f"calibration={count}: there are {len(order)} training questions")
+        budgets = self._budgets(count, traces, self.seed + 1)[:, :traces]
+        if self.regime == "common":
+            turns = np.resize(np.array(settings.budgets, np.int32), count)
+            budgets = np.repeat(turns[:, None], traces, 1)
+        return self._drawn("calibration", train, order, budgets, settings.answers)
+
+    @property
+    def second(self) -> Bool[np.ndarray, "B"]:
+        """Rows of the calibration's second half: they choose when fits stop, and give moments."""
+        half = np.arange(self.settings.calibration) % 8 >= 4
+        return np.repeat(half, self.settings.calibration_traces)
+
+    def oracle(self) -> Drawn:
+        """Further rollouts of the pool's questions."""
+        budgets = self._budgets(self.settings.questions, self.settings.oracle, self.seed + 2)
+        return self._drawn("oracle", self.frozen.pool_questions, self._chosen, budgets, 1)
+
+    @property
+    def _chosen(self) -> Int[np.ndarray, "Q"]:
+        """Places of the pool's questions."""
+        levels = np.asarray(self.frozen.pool_questions.set.levels)
+        return stratified(levels, self.settings.questions, self.seed)
+
+    def _budgets(self, questions: int, traces: int, seed: int) -> Int[np.ndarray, "Q B"]:
+        """Budgets of every question's traces."""
+        config, grid = self.frozen.config, self.settings.budgets
+        return draw_budgets(config, self.regime, grid, questions, traces, seed)
+
+    def _kept(self, kind: type[_Kept], name: str, make: Callable[[], _Kept]) -> _Kept:
+        """What a file holds; it is made, and written in one step, if the file is not there."""
+        known = (*_ALL_DEPEND, *_DEPENDS[name])
+        chosen = {"format": 5, **{key: getattr(self.settings, key) for key in known}}
+        digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
+        path = self.folder / f"{name}-{self.regime}-{self.frozen.step:06d}-{digest}.npz"
+        if not path.exists():
+            made, temporary = make(), path.with_suffix(".tmp.npz")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(temporary, **vars(made))
+            temporary.replace(path)
+        with np.load(path) as saved:
+            return kind(**saved)
+
+    def _drawn(
+        self,
+        name: str,
+        questions: Questions,
+        chosen: Int[np.ndarray, "Q"],
+        budgets: Int[np.ndarray, "Q N"],
+        answers: int,
+    ) -> Drawn:
+        """Rollouts of chosen questions, one under each of their budgets."""
+        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
+        number = 2 * (name == "oracle") + (self.regime == "common")
+        given = name, questions, chosen, budgets, jax.random.fold_in(of_step, number), answers
+        # A generator: nothing is drawn yet.
+        portions = self._portions(*given, unit=_DRAWN_AT_ONCE)
+        return self._kept(Drawn, name, lambda: Drawn.joined([drawn for drawn, _ in portions]))
+
+    def _portions(
+        self,
+        name: str,
+        questions: Questions,
+        chosen: Int[np.ndarray, "Q"],
+        budgets: Int[np.ndarray, "Q N"],
+        key: jax.Array,
+        answers: int,
+        unit: int,
+    ) -> Iterator[tuple[Drawn, Rollout]]:
+        """`draw`, whole units of rows at a time; their keys count the units before them."""
+        rows, flat = np.repeat(chosen, budgets.shape[1]), budgets.reshape(-1)
+        size = max(_DRAWN_AT_ONCE // unit, 1) * unit
+        title = f"{name}, step {self.frozen.step}, {self.regime} budgets"
+        with self.progress.phase(title, len(rows)) as phase:
+            for start in range(0, len(rows), size):
+                part, one = slice(start, start + size), jax.random.fold_in(key, start // unit)
+                found = draw(self.frozen, questions, rows[part], flat[part], one, answers=answers)
+                yield found
+                right = float(found[0].by_answer.mean())
+                phase.update(min(start + size, len(rows)), right=right)
+
+    def _make_pool(self) -> Pool:
+        settings, frozen, traces = self.settings, self.frozen, self.settings.traces
+        budgets, chosen = self._budgets(settings.questions, traces, self.seed), self._chosen
+        number, each = 19 + 2 * frozen.step + (self.regime == "common"), budgets.shape[1]
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        given = "pool", frozen.pool_questions, chosen, budgets, key, settings.answers
+        sketch = sketches.count_sketch(self.seed, frozen.params, settings.sketch)
+        parts, grams, answer_grams = list[Drawn](), list[np.ndarray](), list[np.ndarray]()
+        for drawn, rollout in self._portions(*given, unit=each):
+            places = len(grams) * traces + np.arange(len(drawn.questions))
+            scored = places < settings.answer_questions * each
+            found, of_answers = _score_rows(frozen, drawn, rollout, scored, sketch)
+            grams += map(_products, found.reshape(-1, traces, *found.shape[1:]))
+            both = np.concatenate([found[scored], of_answers], 1)
+            answer_grams += map(_products, both.reshape(-1, traces, *both.shape[1:]))
+            parts.append(drawn)
+        vectors = (traces, 3 * frozen.config.cuts.count)
+        return Pool(
+            **vars(Drawn.joined(parts)),
+            cell_questions=np.repeat(chosen, each // traces),
+            gram=np.stack(grams),
+            with_answers=np.arange(len(answer_grams)),
+            answer_gram=np.array(answer_grams, np.float32).reshape(-1, *vectors, *vectors),
+        )

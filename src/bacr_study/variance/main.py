@@ -6,10 +6,6 @@ and the noise of every arm is measured on the same groups (`measurement`). Pools
 same command goes on where it was stopped.
 """
 
-import dataclasses
-import functools
-import hashlib
-import json
 import subprocess
 import sys
 import time
@@ -24,22 +20,19 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model.value import ValueInput
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.prompts.environment import build_environment
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import finished_steps
+from bacr_jax.runs.open import finished_steps, read_config
 from bacr_jax.runs.progress import Progress
-from bacr_study.variance import gradient_pool, measurement, noise, pool_statistics
+from bacr_jax.training.start import tokenizer_of
+from bacr_study.variance import measurement, noise
 from bacr_study.variance import report as variance_report
 from bacr_study.variance.baselines import Setting
 from bacr_study.variance.fitted_values import fit_value, predicted_outcomes, smoothed_means
-from bacr_study.variance.gradient_pool import Drawn, Frozen, Pool, open_frozen
-from bacr_study.variance.measurement import Result
-from bacr_study.variance.pool_statistics import Values
-from bacr_study.variance.settings import Regime, VarianceSettings, read_settings
+from bacr_study.variance.gradient_pool import Drawn, Draws, Pool, open_frozen
+from bacr_study.variance.measurement import Result, Values
+from bacr_study.variance.settings import VarianceSettings, read_settings
 from bacr_study.variance.summary import middle_group
-
-# Budgets whose traces are looked at alone when budgets are mixed: so many ranges.
-_BINS = 3
 
 
 def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
@@ -113,168 +106,53 @@ def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progr
 # --- one pool with what belongs to it -------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a pool's files are, and how its rollouts are drawn."""
-
-    settings: VarianceSettings
-    frozen: Frozen
-    regime: Regime
-    seed: int
-    folder: Path
-    progress: Progress
-
-    def path(self, name: str, *depends: str) -> Path:
-        """The file of what depends on these settings, besides those that all files depend on."""
-        known = ("config", "overrides", "questions", "budgets", *depends)
-        chosen = {"format": 5, **{name: getattr(self.settings, name) for name in known}}
-        digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
-        return self.folder / f"{name}-{self.regime}-{self.frozen.step:06d}-{digest}.npz"
-
-    def budgets(self, questions: int, traces: int, seed: int) -> np.ndarray:
-        """Budgets of every question's traces."""
-        return gradient_pool.draw_budgets(
-            self.frozen.config, self.regime, self.settings.budgets, questions, traces, seed
-        )
-
-    @property
-    def second(self) -> np.ndarray:
-        """Rows of the calibration's second half: they choose when fits stop, and give moments."""
-        half = np.arange(self.settings.calibration) % 8 >= 4
-        return np.repeat(half, self.settings.calibration_traces)
-
-    @property
-    def chosen(self) -> np.ndarray:
-        """Places of the pool's questions."""
-        levels = np.asarray(self.frozen.pool_questions.set.levels)
-        return gradient_pool.stratified(levels, self.settings.questions, self.seed)
-
-    def pool(self) -> Pool:
-        """The pool, from its file or drawn and written to it."""
-        settings = self.settings
-        path = self.path("pool", "traces", "answers", "answer_questions", "sketch")
-        if path.exists():
-            return Pool.load(path)
-        budgets = self.budgets(settings.questions, settings.traces, self.seed)
-        name = f"pool, step {self.frozen.step}, {self.regime} budgets"
-        with self.progress.phase(name, settings.questions) as phase:
-            given = self.frozen, settings, self.chosen, budgets, self.seed, self.regime
-            pool = gradient_pool.make_pool(*given, phase)
-        pool.save(path)
-        return pool
-
-    def _drawn(
-        self,
-        path: Path,
-        questions: Questions,
-        asked: np.ndarray,
-        budgets: np.ndarray,
-        key: int,
-        answers: int,
-    ) -> Drawn:
-        """Rollouts of questions under budgets, from their file or written to it."""
-        if path.exists():
-            with np.load(path) as saved:
-                return Drawn(**saved)
-        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
-        own = jax.random.fold_in(of_step, 2 * key + (self.regime == "common"))
-        name = path.stem.partition("-")[0]
-        with self.progress.phase(f"{name}, {self.regime}", len(asked)) as phase:
-            flat = budgets.reshape(-1)
-            given = self.frozen, questions, asked, flat, own
-            drawn = gradient_pool.draw_many(*given, answers=answers, phase=phase)
-        gradient_pool.save_arrays(path, vars(drawn))
-        return drawn
-
-    def calibration(self) -> Drawn:
-        """Rollouts of training questions; under common budgets, one budget for each question."""
-        settings, train = self.settings, self.frozen.environment.train
-        count, traces = settings.calibration, settings.calibration_traces
-        order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
-        if len(order) < count:
-            raise UserError(f"calibration={count}: there are {len(order)} training questions")
-        budgets = self.budgets(count, traces, self.seed + 1)[:, :traces]
-        if self.regime == "common":
-            turns = np.resize(np.array(settings.budgets, np.int32), count)
-            budgets = np.repeat(turns[:, None], traces, 1)
-        path = self.path("calibration", "calibration", "calibration_traces", "answers")
-        return self._drawn(path, train, np.repeat(order, traces), budgets, 0, settings.answers)
-
-    def oracle(self) -> Drawn:
-        """Further rollouts of the pool's questions."""
-        budgets = self.budgets(self.settings.questions, self.settings.oracle, self.seed + 2)
-        asked = np.repeat(self.chosen, budgets.shape[1])
-        path, questions = self.path("oracle", "oracle"), self.frozen.pool_questions
-        return self._drawn(path, questions, asked, budgets, 1, 1)
-
-
-def _values(place: _Place, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
-    """Predicted outcomes of the pool's rows, and of those of the calibration, by value."""
-    frozen, train = place.frozen, place.frozen.environment.train
-    questions, second = frozen.pool_questions, place.second
-    assert frozen.head is not None
+def _values(draws: Draws, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
+    """Predicted outcomes of the pool's rows, and of the calibration's second half, by value."""
+    frozen, train, second = draws.frozen, draws.frozen.environment.train, draws.second
     heads = {"saved": (frozen.head, frozen.policy.learner)}
     kinds: tuple[ValueInput, ...] = ("cut", "trace_and_cut")
     for kind in kinds:
-        heads[kind] = fit_value(frozen, calibration, kind, held_out=second, seed=place.seed)
-    predicted = functools.partial(predicted_outcomes, frozen)
-    of_pool = {name: predicted(*read, questions, pool.drawn) for name, read in heads.items()}
-    of_calibration = {name: predicted(*read, train, calibration) for name, read in heads.items()}
+        heads[kind] = fit_value(frozen, calibration, kind, held_out=second, seed=draws.seed)
+    of_pool, earlier = {}, {}
+    for name, read in heads.items():
+        of_pool[name] = predicted_outcomes(frozen, *read, frozen.pool_questions, pool)
+        earlier[name] = predicted_outcomes(frozen, *read, train, calibration)[second]
     # Budgets of a list come again and again: an oracle needs no neighbours of theirs.
-    bandwidth = place.settings.bandwidth if place.regime == "independent" else 1e-3
-    drawn = pool.drawn
-    of_pool["oracle"] = smoothed_means(oracle, drawn.questions, drawn.budgets, bandwidth)
-    earlier = {name: values[second] for name, values in of_calibration.items()}
+    bandwidth = draws.settings.bandwidth if draws.regime == "independent" else 1e-3
+    of_pool["oracle"] = smoothed_means(oracle, pool.questions, pool.budgets, bandwidth)
     # One number for each cut, of earlier batches: what there is without a value head.
     mean = calibration.by_answer[second].mean((0, -1), dtype=np.float32)
-    of_pool["constant"] = np.broadcast_to(mean, pool.drawn.cuts.shape)
+    of_pool["constant"] = np.broadcast_to(mean, pool.cuts.shape)
     earlier["constant"] = np.broadcast_to(mean, earlier["saved"].shape)
     return of_pool, earlier
 
 
-def _bins(pool: Pool, regime: Regime) -> list[tuple[int, int]]:
-    """Ranges of mixed budgets with about as many traces each; of a list, each budget."""
-    if regime == "common":
-        return []
-    if regime == "training":
-        return [(int(budget), int(budget)) for budget in np.unique(pool.drawn.budgets)]
-    edges = np.quantile(pool.drawn.budgets, np.linspace(0, 1, _BINS + 1)).astype(int)
-    return [(int(low) + (i > 0), int(high)) for i, (low, high) in enumerate(zip(edges, edges[1:]))]
-
-
-def _measured(place: _Place) -> Result:
+def _measured(draws: Draws) -> Result:
     """Draws a pool, or takes the one that is there, and measures every arm on it."""
-    settings, frozen, regime, seed = place.settings, place.frozen, place.regime, place.seed
-    calibration, oracle, pool = place.calibration(), place.oracle(), place.pool()
-    of_pool, of_calibration = _values(place, pool, calibration, oracle)
-    half = calibration.only(place.second)
-    by_group = {}
-    middle = middle_group(settings.groups)
+    settings, frozen, regime, seed = draws.settings, draws.frozen, draws.regime, draws.seed
+    calibration, oracle, pool = draws.calibration(), draws.oracle(), draws.pool()
+    of_pool, earlier = _values(draws, pool, calibration, oracle)
+    half, middle = calibration.only(draws.second), middle_group(settings.groups)
+    weights = Setting(frozen.config).weights
     partition = lambda group: noise.partitions(
         [seed, group], settings.traces, group, settings.partitions
     )
-    with place.progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
-        for number, group in enumerate(settings.groups):
+    by_group = {}
+    with draws.progress.phase(f"arms, {regime}", len(settings.groups)) as phase:
+        for number, group in enumerate(settings.groups, 1):
             setting = measurement.calibrated(
-                frozen.config, half, of_calibration, settings.calibration_traces, group, seed
+                frozen.config, half, earlier, settings.calibration_traces, group, seed
             )
-            by_group[group] = measurement.measure(
-                pool,
-                of_pool,
-                setting,
-                partition(group),
-                budget_bins=_bins(pool, regime) if group == middle else (),
-                value_bins=group == middle,
-            )
-            phase.update(number + 1, group=group)
-    weights = Setting(frozen.config).weights
+            given = pool, of_pool, setting, partition(group), regime
+            by_group[group] = measurement.measure(*given, ranges=group == middle)
+            phase.update(number, group=group)
     return Result(
         seed=seed,
         step=frozen.step,
         regime=regime,
         by_group=by_group,
-        diagnostics=pool_statistics.diagnostics(pool, of_pool, weights, partition(middle)),
-        right=float(pool.drawn.by_answer[:, -1].mean()),
+        diagnostics=measurement.diagnostics(pool, of_pool, weights, partition(middle)),
+        right=float(pool.by_answer[:, -1].mean()),
     )
 
 
@@ -282,17 +160,16 @@ def _of_run(
     settings: VarianceSettings, seed: int, run: Path, progress: Progress
 ) -> Iterator[Result]:
     """Every pool of a seed's run, at each of the checkpoints in each regime."""
-    environment = None
+    config = read_config(run)
+    environment = build_environment(config, *tokenizer_of(config))
     for step in settings.checkpoints:
-        frozen = open_frozen(run, step, environment)
-        environment = frozen.environment
+        frozen = open_frozen(config, run, step, environment)
         for regime in settings.regimes:
-            folder = run.parent / "pools"
-            yield _measured(_Place(settings, frozen, regime, seed, folder, progress))
+            yield _measured(Draws(settings, frozen, regime, seed, run.parent / "pools", progress))
 
 
-def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
-    """Runs the study of a file at one of its sizes; the files written into `output`."""
+def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
+    """Runs the study of a file at one of its sizes."""
     settings = read_settings(path, size, overrides)
     started = time.time()
     output = Path(settings.output)
@@ -306,7 +183,5 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> list[Path]:
             trained(settings, seed, folder, progress)
             progress.say(f"seed {seed}: {folder}")
             results += _of_run(settings, seed, folder, progress)
-        written = variance_report.write(output, size, settings, results, time.time() - started)
-        for file in written:
+        for file in variance_report.write(output, size, settings, results, time.time() - started):
             progress.say(str(file))
-    return written

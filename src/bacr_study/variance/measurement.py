@@ -1,24 +1,29 @@
-"""From a pool to the noise of every arm at every group size."""
+"""From a pool to numbers: noise of every arm, errors of values, what scores say of returns."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax.advantages import score_statistics
 from bacr_jax.config import Config
-from bacr_study.variance import baselines, noise, pool_statistics
-from bacr_study.variance.baselines import Groups, Setting, Variants, variants
-from bacr_study.variance.gradient_pool import Drawn, Pool
+from bacr_study.variance import baselines, noise
+from bacr_study.variance.baselines import REFERENCE, Groups, Setting, Variants, variants
+from bacr_study.variance.gradient_pool import Drawn, Pool, Rollouts
 from bacr_study.variance.noise import Noise
-from bacr_study.variance.pool_statistics import Values
 from bacr_study.variance.settings import Regime
 
-
-def _variants(drawn: Drawn) -> Variants:
-    return variants(drawn.by_answer.shape[-1])
+# Predicted outcomes of the pool's rows, by the name of a value.
+Values = Mapping[str, Float[np.ndarray, "_ _"]]
+# Of a pool's rows that are looked at alone: so many ranges of budgets that are mixed, and of V,
+# with about as many rows each.
+_RANGES = 3
+_statistics = jax.jit(jax.vmap(score_statistics))
 
 
 def grouped(
@@ -30,7 +35,7 @@ def grouped(
         of_cells = x.reshape(-1, traces, *x.shape[1:])[:, partition]
         return of_cells.reshape(-1, partition.shape[-1], *x.shape[1:])
 
-    names = ("by_answer", "cuts", "thinking", "budgets", "tokens", "surprise", "energy")
+    names = [field.name for field in dataclasses.fields(Rollouts)]
     return Groups(
         **{name: split(getattr(drawn, name)) for name in names},
         values={name: split(value) for name, value in values.items()},
@@ -41,15 +46,20 @@ def calibrated(
     config: Config, drawn: Drawn, values: Values, traces: int, group: int, seed: int
 ) -> Setting:
     """Moments and slopes that earlier batches, of other questions, would have left behind."""
-    partition = noise.partitions([seed, group, 3], traces, group, 4)
-    groups = grouped(drawn, values, traces, partition)
-    plain, earlier = Setting(config), {}
-    for arm, reading in _variants(drawn).pairs:
-        if arm.value is not None and arm.value not in values:
-            # An oracle is known for the pool's questions alone; it borrows the value's moments.
-            arm = dataclasses.replace(arm, value="trace_and_cut")
-        earlier[f"{arm.name}/{reading}"] = baselines.learned(arm, plain, groups, reading)
-    return Setting(config, earlier)
+    # An oracle is known for the pool's questions alone; it borrows the value's moments.
+    values = {**values, "oracle": values["trace_and_cut"]}
+    groups = grouped(drawn, values, traces, noise.partitions([seed, group, 3], traces, group, 4))
+    plain, pairs = Setting(config), _variants(drawn).pairs
+    return Setting(
+        config, {arm.reads(reading): arm.learned(plain, groups, reading) for arm, reading in pairs}
+    )
+
+
+def _variants(drawn: Drawn) -> Variants:
+    return variants(drawn.by_answer.shape[-1])
+
+
+# --- noise ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,19 +68,17 @@ class Measured:
 
     Attributes:
       noise: of the thinking's gradient, an entry per question and budget.
-      budgets: of each entry; 0 where they are mixed.
-      bins: the same for the traces of a range of budgets alone, by its name.
+      by_budget: the same for the traces of a budget or a range of them alone, by its name.
       by_value: the same for the traces of a range of V, from the lowest to the highest.
       with_answers: noise with the gradient of answers, of `Variants.trained`.
       answer_questions: questions of its entries.
-      spread: variance of advantages over that of returns, by variant.
-      cost: tokens a trace costs, by variant.
+      spread: variance of advantages over that of returns, on segments with tokens, by variant.
+      cost: mean sampled tokens of a trace with its branches, by variant.
     """
 
     noise: Noise
     questions: Int[np.ndarray, " C"]
-    budgets: Int[np.ndarray, " C"]
-    bins: dict[str, Noise]
+    by_budget: dict[str, Noise]
     by_value: list[Noise]
     with_answers: Noise | None
     answer_questions: Int[np.ndarray, " H"]
@@ -95,6 +103,99 @@ class Result:
     right: float
 
 
+def budget_ranges(
+    budgets: Int[np.ndarray, "B"], regime: Regime
+) -> dict[str, Bool[np.ndarray, "B"]]:
+    """Rows of each budget of a list, or of ranges of budgets with about as many rows each."""
+    if regime != "independent":
+        return {str(budget): budgets == budget for budget in np.unique(budgets)}
+    edges = np.quantile(budgets, np.linspace(0, 1, _RANGES + 1)).astype(int)
+    starts = [edges[0], *(edges[1:-1] + 1)]
+    return {
+        f"{low}-{high}" if low < high else str(low): (budgets >= low) & (budgets <= high)
+        for low, high in zip(starts, edges[1:])
+    }
+
+
+def value_ranges(
+    predicted: Float[np.ndarray, "B M"], weights: Float[np.ndarray, " M"]
+) -> tuple[Float[np.ndarray, " edges"], list[Bool[np.ndarray, "B"]]]:
+    """Ends of ranges of V with about as many rows each, from the lowest V, and the rows of each.
+
+    V is the predicted return of a whole trace as a share of the most there is to get. It knows
+    question and budget, not the trace: on some of the rows no expectation changes.
+    """
+    whole = baselines.returns_to_go(predicted, weights)[..., 0]
+    share = np.clip(whole / np.sum(weights), 0.0, 1.0)
+    edges = np.quantile(share, np.linspace(0, 1, _RANGES + 1))
+    place = np.searchsorted(edges[1:-1], share, side="left")
+    return edges, [place == number for number in range(_RANGES)]
+
+
+def measure(
+    pool: Pool,
+    values: Values,
+    setting: Setting,
+    partition: Int[np.ndarray, "P n G"],
+    regime: Regime,
+    *,
+    ranges: bool,
+) -> Measured:
+    """Noise of every variant on the pool's groups; `ranges`: by budget and by V, too."""
+    measured, traces = _variants(pool), pool.gram.shape[1]
+    groups = grouped(pool, values, traces, partition)
+    norms = np.einsum("cnmnm->cnm", pool.gram)[:, partition]
+    thinking, answers = credited(setting, groups, norms, measured)
+    factors = measured.factors(range(len(thinking)), partition.shape[-1], norms.shape[-1])
+    reference = measured.place(REFERENCE)
+
+    def noise_of(advantages: np.ndarray) -> Noise:
+        return noise.measured(pool.gram, advantages, partition, reference, factors)
+
+    def among(rows: Bool[np.ndarray, "B"]) -> Noise:
+        return noise_of(thinking * rows.reshape(-1, traces)[:, partition][..., None])
+
+    there, drawn = groups.tokens > 0, (pool.cuts, pool.thinking, pool.sampled)
+    spread, cost = [], []
+    for given, (_, reading) in zip(thinking, measured.pairs):
+        returns = baselines.returns_to_go(groups.outcomes(reading), setting.weights)
+        spread.append(noise.advantage_variance(given.reshape(there.shape), returns, there))
+        cost.append(pool.tokens.sum(1).mean() + baselines.drawn_answers(*drawn, reading).mean())
+    by_budget = budget_ranges(pool.budgets, regime) if ranges else {}
+    _, by_value = value_ranges(values["trace_and_cut"], setting.weights)
+    return Measured(
+        noise=noise_of(thinking),
+        questions=pool.cell_questions,
+        by_budget={name: among(rows) for name, rows in by_budget.items()},
+        by_value=[among(rows) for rows in by_value] if ranges else [],
+        with_answers=_answer_noise(pool, setting, thinking, answers, partition),
+        answer_questions=pool.cell_questions[pool.with_answers],
+        spread=np.array(spread),
+        cost=np.array(cost),
+    )
+
+
+def credited(
+    setting: Setting,
+    groups: Groups,
+    norms: Float[np.ndarray, "C P n G M"],
+    measured: Variants,
+) -> tuple[Float[np.ndarray, "variants C P n G M"], Float[np.ndarray, "variants C P n G M"]]:
+    """Advantages of the thinking, and baselines of the answers, of every variant."""
+    thinking = np.zeros((len(measured.pairs), *norms.shape), np.float32)
+    answers = np.zeros_like(thinking)
+    readings = {reading for _, reading in measured.pairs}
+    given = {
+        reading: dataclasses.replace(groups, weighted=_weighted(setting, groups, reading, norms))
+        for reading in readings
+    }
+    for index, (arm, reading) in enumerate(measured.pairs):
+        credit = arm.credit(setting, given[reading], reading)
+        thinking[index] = np.asarray(credit.thinking).reshape(norms.shape)
+        answers[index] = np.asarray(credit.answers).reshape(norms.shape)
+    return thinking, answers
+
+
 def _weighted(
     setting: Setting,
     groups: Groups,
@@ -111,24 +212,6 @@ def _weighted(
     return np.asarray(weighted.reshape(-1, norms.shape[-1]))
 
 
-def credited(
-    setting: Setting,
-    groups: Groups,
-    norms: Float[np.ndarray, "C P n G M"],
-    measured: Variants,
-) -> tuple[Float[np.ndarray, "variants C P n G M"], Float[np.ndarray, "variants C P n G M"]]:
-    """Advantages of the thinking, and baselines of the answers, of every variant."""
-    thinking = np.zeros((len(measured.pairs), *norms.shape), np.float32)
-    answers = np.zeros_like(thinking)
-    moved = {r: _weighted(setting, groups, r, norms) for r in measured.readings}
-    for index, (arm, reading) in enumerate(measured.pairs):
-        given = dataclasses.replace(groups, weighted=moved[reading])
-        credit = arm.credit(setting, given, reading)
-        thinking[index] = np.asarray(credit.thinking).reshape(norms.shape)
-        answers[index] = np.asarray(credit.answers).reshape(norms.shape)
-    return thinking, answers
-
-
 def _answer_noise(
     pool: Pool,
     setting: Setting,
@@ -139,88 +222,85 @@ def _answer_noise(
     """Noise of thinking and answers together."""
     if not len(pool.with_answers):
         return None
-    measured, u, group = _variants(pool.drawn), setting.weights, partition.shape[-1]
-    chosen, count = list(measured.trained), pool.drawn.by_answer.shape[-1]
+    measured, u, group = _variants(pool), setting.weights, partition.shape[-1]
+    chosen, count = list(measured.trained), pool.by_answer.shape[-1]
     a, c = (x[chosen][:, pool.with_answers] for x in (thinking, answers))
     joined = np.concatenate([a, np.broadcast_to(u, a.shape), -u * c], -1)
     compared = [measured.pairs[i][0].answer_factor(group, count) for i in chosen]
     of_answers = np.repeat(np.array(compared)[:, None], 2 * len(u), 1)
     factors = np.concatenate([measured.factors(chosen, group, len(u)), of_answers], 1)
-    reference = chosen.index(measured.reference)
+    reference = chosen.index(measured.place(REFERENCE))
     return noise.measured(pool.answer_gram, joined, partition, reference, factors)
 
 
-def measure(
+# --- values and scores ----------------------------------------------------------------------------
+
+
+def diagnostics(
     pool: Pool,
     values: Values,
-    setting: Setting,
+    weights: Float[np.ndarray, " M"],
     partition: Int[np.ndarray, "P n G"],
-    *,
-    budget_bins: Sequence[tuple[int, int]] = (),
-    value_bins: bool = False,
-) -> Measured:
-    """Noise of every variant on the pool's groups.
+) -> dict[str, Any]:
+    """How good the values are, and what scores say of the best constant.
 
     Args:
-      budget_bins: ranges [low, high] of budgets whose traces are also looked at alone.
-      value_bins: the same for ranges of V, so that it can be said what a baseline does where V is
-        low, middling and high.
+      partition: of the pool into groups: one group of every cell is a batch.
     """
-    measured = _variants(pool.drawn)
-    groups = grouped(pool.drawn, values, pool.gram.shape[1], partition)
-    norms = np.einsum("cnmnm->cnm", pool.gram)[:, partition]
-    thinking, answers = credited(setting, groups, norms, measured)
-    factors = measured.factors(range(len(thinking)), partition.shape[-1], norms.shape[-1])
-
-    def noise_of(advantages: np.ndarray) -> Noise:
-        return noise.measured(pool.gram, advantages, partition, measured.reference, factors)
-
-    budgets = groups.budgets.reshape(norms.shape[:-1])
-    bins = {}
-    for low, high in budget_bins:
-        inside = (budgets >= low) & (budgets <= high)
-        name = f"{low}-{high}" if low < high else str(low)
-        bins[name] = noise_of(thinking * inside[..., None])
-    by_value = []
-    if value_bins:
-        # V knows question and budget, not the trace: no expectation changes.
-        given = lambda x: pool_statistics.scaled_value(x["trace_and_cut"], setting.weights)
-        edges = pool_statistics.value_edges(given(values))
-        place = pool_statistics.value_bin(given(groups.values), edges).reshape(norms.shape[:-1])
-        by_value = [noise_of(thinking * (place == i)[..., None]) for i in range(len(edges) - 1)]
-    same = budgets.reshape(len(budgets), -1)
-    return Measured(
-        noise=noise_of(thinking),
-        questions=pool.cell_questions,
-        budgets=np.where((same == same[:, :1]).all(1), same[:, 0], 0),
-        bins=bins,
-        by_value=by_value,
-        with_answers=_answer_noise(pool, setting, thinking, answers, partition),
-        answer_questions=pool.cell_questions[pool.with_answers],
-        spread=_spread(setting, groups, thinking, measured),
-        cost=_cost(pool.drawn, measured),
-    )
-
-
-def _spread(
-    setting: Setting,
-    groups: Groups,
-    thinking: Float[np.ndarray, "variants C P n G M"],
-    measured: Variants,
-) -> Float[np.ndarray, " variants"]:
-    """Variance of advantages over that of the returns, on segments with tokens."""
-    there, spread = groups.tokens > 0, []
-    for given, (_, reading) in zip(thinking, measured.pairs):
-        returns = baselines.returns_to_go(groups.outcomes(reading), setting.weights)
-        spread.append(noise.advantage_variance(given.reshape(there.shape), returns, there))
-    return np.array(spread)
-
-
-def _cost(drawn: Drawn, measured: Variants) -> Float[np.ndarray, " variants"]:
-    """Mean sampled tokens of a trace with its branches."""
-    given, of_thinking = (drawn.cuts, drawn.thinking, drawn.sampled), drawn.tokens.sum(1).mean()
-    cost = {
-        reading: of_thinking + baselines.drawn_answers(*given, reading).mean()
-        for reading in measured.readings
+    traces, cuts = pool.gram.shape[1:3]
+    to_go = lambda x: baselines.returns_to_go(x, weights).reshape(-1, traces, cuts)
+    returns, found = to_go(pool.by_answer.mean(-1)), {}
+    for name, predicted in values.items():
+        error2, deviation, sigma2 = noise.squared_error(to_go(predicted)[..., 0], returns[..., 0])
+        found[name] = {
+            "squared_error": error2,
+            "standard_error": deviation,
+            "threshold": sigma2 / (partition.shape[-1] - 1),
+        }
+    edges, _ = value_ranges(values["trace_and_cut"], weights)
+    return {
+        "values": found,
+        "value_edges": edges,
+        "scores": _scores(pool, returns, partition),
     }
-    return np.array([cost[reading] for _, reading in measured.pairs])
+
+
+def _scores(
+    pool: Pool, returns: Float[np.ndarray, "C N M"], partition: Int[np.ndarray, "P n G"]
+) -> dict[str, dict[str, Any]]:
+    """Of each stand-in for a score's squared norm: how it goes with the norm and with returns.
+
+    By stand-in: `with_norm`, its correlation with the norm over the traces with tokens in a
+    segment, a number per segment; and `score_statistics` of single batches, their mean, and of the
+    predicted saving also the deviation from batch to batch.
+    """
+    shape, norms = returns.shape, np.einsum("cnmnm->cnm", pool.gram)
+    stand_ins = {
+        name: getattr(pool, name).reshape(shape) for name in ("surprise", "energy", "tokens")
+    }
+    there = stand_ins["tokens"] > 0
+
+    def batches(x: Float[np.ndarray, "C N M"]) -> Float[Array, "B C G M"]:
+        """One group of every cell: P n batches."""
+        batch = (shape[0], partition.shape[-1], shape[-1])
+        return jnp.asarray(np.moveaxis(x[:, partition], 0, 2).reshape(-1, *batch), jnp.float32)
+
+    paid, found = batches(returns), {}
+    for name, weights in (stand_ins | {"norm": norms}).items():
+        of_batches = {key: np.asarray(x) for key, x in _statistics(paid, batches(weights)).items()}
+        found[name] = {
+            "with_norm": [
+                _correlation(weights[there[..., s], s], norms[there[..., s], s])
+                for s in range(shape[-1])
+            ],
+            **{key: float(x.mean()) for key, x in of_batches.items()},
+            "deviation_of_saving": float(of_batches["predicted_saving"].std()),
+        }
+    return found
+
+
+def _correlation(x: Float[np.ndarray, " rows"], y: Float[np.ndarray, " rows"]) -> float:
+    """Pearson's; 0 where one of them does not vary."""
+    x, y = (np.asarray(z, np.float64) - np.mean(z) for z in (x, y))
+    spread = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / spread) if spread > 0 else 0.0

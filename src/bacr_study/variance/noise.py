@@ -18,13 +18,10 @@ are cross-products of disjoint groups and so have no bias from noise.
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
-# What a `Noise` has an entry of for each question.
-_ENTRIES = ("variance", "own", "shared", "signal", "parts")
 
 
 def partitions(
@@ -92,16 +89,6 @@ class Noise:
     parts: Float[np.ndarray, "Q V"]
     factors: Float[np.ndarray, "arms V"]
 
-    def each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Noise":
-        """The same of other entries: `change` makes arrays with another first axis."""
-        return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in _ENTRIES})
-
-    @staticmethod
-    def joined(parts: "Sequence[Noise]") -> "Noise":
-        """Entries of all parts."""
-        stacked = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _ENTRIES}
-        return dataclasses.replace(parts[0], **stacked)
-
     def scale(self, weights: Float[np.ndarray, "*B Q"]) -> Float[np.ndarray, "*B arms"]:
         """Scale c from the factors that are known: exactly 1 for an unbiased arm.
 
@@ -121,14 +108,11 @@ class Noise:
             found = (weights @ self.shared) / (weights @ self.signal)[..., None]
         return np.where(np.isnan(self.factors).any(1), found, exact)
 
-    def measured_scale(self) -> Float[np.ndarray, " arms"]:
-        """Scale c as the pool has it, noise and all."""
-        return self.shared.sum(0) / self.signal.sum()
-
     def bias(self) -> Float[np.ndarray, " arms"]:
         """|E estimate / c - g|^2 / |g|^2, debiased: noise around 0 for an unbiased arm."""
-        c, signal = self.measured_scale(), self.signal.sum()
-        return self.own.sum(0) / (c**2 * signal) - 2 * self.shared.sum(0) / (c * signal) + 1
+        signal, shared = self.signal.sum(), self.shared.sum(0)
+        c = shared / signal
+        return self.own.sum(0) / (c**2 * signal) - 2 * shared / (c * signal) + 1
 
     def scaled(self, weights: Float[np.ndarray, "*B Q"]) -> Float[np.ndarray, "*B arms"]:
         """Noise at equal scale, within questions: sum_q Var_q / c^2."""
@@ -137,12 +121,7 @@ class Noise:
             return np.asarray(weights @ self.variance / self.scale(weights) ** 2)
 
     def reduction(
-        self,
-        against: int,
-        *,
-        costs: Float[np.ndarray, " arms"] | None = None,
-        resamples: int = 1000,
-        seed: int = 0,
+        self, against: int, *, costs: Float[np.ndarray, " arms"] | None = None, resamples: int
     ) -> Float[np.ndarray, "arms 3"]:
         """1 - noise / noise of another arm: estimate, and 95 % interval over questions.
 
@@ -153,10 +132,12 @@ class Noise:
           costs: of a group, in any unit; noise is then compared at equal cost, an arm of half the
             cost having twice the groups.
         """
-        costs = np.ones(self.variance.shape[1]) if costs is None else costs
-        whole = np.ones((1, len(self.signal)))
-        weights = np.concatenate([whole, resampled(len(self.signal), resamples, seed)])
-        scaled = self.scaled(weights) * costs
+        count = len(self.signal)
+        even = np.full(count, 1.0 / count)
+        resampled = np.random.default_rng(0).multinomial(count, even, size=resamples)
+        scaled = self.scaled(np.concatenate([np.ones((1, count)), resampled]))
+        if costs is not None:
+            scaled = scaled * costs
         # Resamples of questions that are all solved, or all hopeless, have no noise to compare, but
         # what rounding leaves.
         there = scaled[:, against : against + 1] > 1e-9 * scaled[0, against]
@@ -166,12 +147,6 @@ class Noise:
             warnings.filterwarnings("ignore", "All-NaN slice|invalid value", RuntimeWarning)
             low, high = np.nanquantile(values[1:], [0.025, 0.975], axis=0)
         return np.stack([values[0], low, high], axis=-1)
-
-
-def resampled(count: int, resamples: int, seed: int) -> Int[np.ndarray, "B count"]:
-    """How often each of `count` questions is drawn in each resample of as many."""
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(count, np.full(count, 1.0 / count), size=resamples)
 
 
 def measured(
@@ -193,16 +168,23 @@ def measured(
     return Noise(variance, own, shared, own[:, reference], parts, factors)
 
 
-def by_question(noise: Noise, questions: Int[np.ndarray, "Q"]) -> Noise:
-    """Sums over the entries of each question, one for each budget: clusters of the bootstrap."""
-    _, place = np.unique(questions, return_inverse=True)
+def by_question(pools: Sequence[Noise], questions: Sequence[Int[np.ndarray, "Q"]]) -> Noise:
+    """Sums over the entries of each question of each pool: clusters of the bootstrap.
 
-    def added(x: np.ndarray) -> np.ndarray:
-        total = np.zeros((place.max() + 1, *x.shape[1:]))
-        np.add.at(total, place, x)
+    Args:
+      questions: of each pool's entries; one has an entry for each budget.
+    """
+    clusters = [1_000_000 * number + own for number, own in enumerate(questions)]
+    _, place = np.unique(np.concatenate(clusters), return_inverse=True)
+
+    def added(name: str) -> np.ndarray:
+        entries = np.concatenate([getattr(pool, name) for pool in pools])
+        total = np.zeros((place.max() + 1, *entries.shape[1:]))
+        np.add.at(total, place, entries)
         return total
 
-    return noise.each(added)
+    names = ("variance", "own", "shared", "signal", "parts")
+    return dataclasses.replace(pools[0], **{name: added(name) for name in names})
 
 
 def advantage_variance(

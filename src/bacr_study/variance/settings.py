@@ -13,7 +13,6 @@ from bacr_study.spec import merged, overridden
 # common: all traces of a group under one budget of a grid. independent: each under its own, from
 # the TruncNorm of Eq. 4. training: each under its own, from the list that the run trains at.
 Regime = typing.Literal["common", "independent", "training"]
-KIND = "variance"
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,14 @@ def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
         for number in numbers:
             if known.bounds and not inside(number, known.bounds):
                 yield f"{name}: found {number}; write numbers {range_text(known.bounds)}"
+    for name in ("seeds", "checkpoints", "budgets", "regimes", "config", "groups"):
+        if not getattr(settings, name):
+            yield f"{name}=[]: is empty; write at least one"
     most = max(settings.groups, default=0)
-    if not settings.groups or settings.traces < 2 * most:
+    if settings.traces < 2 * most:
         yield f"traces={settings.traces}: two groups of {most} are needed; write {2 * most} or more"
     if settings.calibration_traces < most:
         yield f"calibration_traces={settings.calibration_traces}: write at least {most}, as groups"
-    for name in ("seeds", "checkpoints", "budgets", "regimes", "config"):
-        if not getattr(settings, name):
-            yield f"{name}=[]: is empty; write at least one"
 
 
 def read_settings(path: Path, size: str | None, overrides: Sequence[str] = ()) -> VarianceSettings:

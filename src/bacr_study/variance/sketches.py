@@ -1,5 +1,6 @@
 """Score gradients of single traces, exact, and sketched to a few thousand numbers."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -137,23 +138,24 @@ def score_sketches(
 
 def without_answers(batch: Batch) -> Batch:
     """The same trunks with one empty branch each, which costs next to nothing."""
-    first: Any = jax.tree.map(lambda x: np.asarray(x), batch)
-    names = ("cuts", "branches", "context", "forced", "answered", "answer_advantages", "returns")
-    fields = {name: getattr(first, name)[:, :1] for name in names}
-    fields["branches"] = fields["branches"][..., :1]
-    fields["answered"] = np.zeros_like(fields["answered"])
-    fields["forced"] = np.ones_like(fields["forced"])
-    fields["answer_logprobs"] = first.answer_logprobs[:, :1, :1]
-    return first.replace(**fields)
+    first = lambda x: np.asarray(x)[:, :1]
+    fields: dict[str, Any] = {
+        "cuts": first(batch.cuts),
+        "branches": first(batch.branches)[..., :1],
+        "context": first(batch.context),
+        "forced": np.ones_like(first(batch.forced)),
+        "answered": np.zeros_like(first(batch.answered)),
+        "answer_logprobs": first(batch.answer_logprobs)[..., :1],
+    }
+    return dataclasses.replace(batch, **fields)
 
 
 def shortened(batch: Batch, thinking: int) -> Batch:
     """The same rows in buffers for so many thinking tokens, which must hold them all."""
-    fewer = batch.thinking_advantages.shape[1] - thinking
-    if fewer <= 0:
-        return batch
-    cut: Any = {
-        name: np.asarray(getattr(batch, name))[:, :-fewer]
-        for name in ("trunk", "thinking_advantages", "thinking_logprobs")
-    }
-    return batch.replace(**cut)  # type: ignore[attr-defined]
+    left_out = batch.thinking_advantages.shape[1] - thinking
+    return dataclasses.replace(
+        batch,
+        trunk=batch.trunk[:, : batch.trunk.shape[1] - left_out],
+        thinking_advantages=batch.thinking_advantages[:, :thinking],
+        thinking_logprobs=batch.thinking_logprobs[:, :thinking],
+    )

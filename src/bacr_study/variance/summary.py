@@ -2,23 +2,22 @@
 
 import dataclasses
 import json
-import operator
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_study.statistics import rounded
 from bacr_study.variance import noise
-from bacr_study.variance.baselines import BY_NAME, Variants, variants
+from bacr_study.variance.baselines import BY_NAME, PUBLISHED, Variants, variants
 from bacr_study.variance.measurement import Measured, Result
 from bacr_study.variance.noise import Noise
-from bacr_study.variance.settings import KIND, VarianceSettings
+from bacr_study.variance.settings import VarianceSettings
 
 # Significant digits, so that the file is small.
 _DIGITS = 5
@@ -64,11 +63,6 @@ def label(name: str, answers: int) -> str:
     return f"{BY_NAME[arm].label}; {_READ[reading].format(answers=answers)}"
 
 
-def _clusters(questions: Sequence[Int[np.ndarray, " entries"]]) -> Int[np.ndarray, " entries"]:
-    """The question of each entry of all seeds, a number of its own for each seed."""
-    return np.concatenate([1_000_000 * seed + places for seed, places in enumerate(questions)])
-
-
 @dataclasses.dataclass(frozen=True)
 class _Cell:
     """What every seed measured at a checkpoint in a regime, with groups of one size."""
@@ -83,14 +77,19 @@ class _Cell:
         """By seed."""
         return [result.by_group[self.group] for result in self.results]
 
-    def joined(self, parts: Iterable[Noise]) -> Noise:
+    @property
+    def whole(self) -> Noise:
+        """Noise of all traces."""
+        return self.joined([one.noise for one in self.measured])
+
+    def joined(self, by_seed: Sequence[Noise]) -> Noise:
         """Noise of all seeds, an entry for each question of each."""
-        clusters = _clusters([one.questions for one in self.measured])
-        return noise.by_question(Noise.joined(list(parts)), clusters)
+        return noise.by_question(by_seed, [one.questions for one in self.measured])
 
     def reduction(self, whole: Noise, **how: Any) -> Float[np.ndarray, "arms 3"]:
         """Noise that each arm has less than the published method."""
-        return whole.reduction(self.variants.against, resamples=self.resamples, **how)
+        against = self.variants.place(PUBLISHED)
+        return whole.reduction(against, resamples=self.resamples, **how)
 
     def only_shown(self, whole: Noise) -> dict[str, Any]:
         """`reduction` of the arms in tables."""
@@ -109,7 +108,7 @@ class _Cell:
 
     def arms(self) -> dict[str, dict[str, Any]]:
         """Every number of every arm."""
-        against, whole = self.variants.against, self.joined(one.noise for one in self.measured)
+        against, whole = self.variants.place(PUBLISHED), self.whole
         cost = np.mean([one.cost for one in self.measured], axis=0)
         alone = [one.noise.reduction(against, resamples=1)[:, 0] for one in self.measured]
         columns = {
@@ -127,23 +126,11 @@ class _Cell:
         }
 
     def by_budget(self) -> dict[str, dict[str, Any]]:
-        """Reductions by budget: of cells under one budget, or of the traces in a range."""
-        budgets = np.concatenate([one.budgets for one in self.measured])
-        if not (budgets > 0).all():
-            bins = zip(*(one.bins.items() for one in self.measured))
-            # Ranges are called as they are in the first seed.
-            parts = {seeds[0][0]: self.joined(part for _, part in seeds) for seeds in bins}
-        else:
-            entries = Noise.joined([one.noise for one in self.measured])
-            clusters = _clusters([one.questions for one in self.measured])
-            parts = {
-                str(budget): noise.by_question(
-                    entries.each(operator.itemgetter(budgets == budget)),
-                    clusters[budgets == budget],
-                )
-                for budget in np.unique(budgets)
-            }
-        return {name: self.only_shown(part) for name, part in parts.items()}
+        """Reductions of the traces under a budget, or in a range of them."""
+        # Ranges are called as they are in the first seed.
+        names = self.measured[0].by_budget
+        parts = zip(*(one.by_budget.values() for one in self.measured))
+        return {name: self.only_shown(self.joined(part)) for name, part in zip(names, parts)}
 
     def by_value(self) -> list[dict[str, Any]]:
         """Reductions, and arm against arm, by ranges of V from the lowest to the highest."""
@@ -155,9 +142,9 @@ class _Cell:
         found = [one.with_answers for one in self.measured if one.with_answers is not None]
         if not found:
             return {}
-        clusters = _clusters([one.answer_questions for one in self.measured])
-        whole, trained = noise.by_question(Noise.joined(found), clusters), self.variants.trained
-        against = trained.index(self.variants.against)
+        whole = noise.by_question(found, [one.answer_questions for one in self.measured])
+        trained = self.variants.trained
+        against = trained.index(self.variants.place(PUBLISHED))
         reduction = whole.reduction(against, resamples=self.resamples)
         return {self.variants.names[i]: reduction[place] for place, i in enumerate(trained)}
 
@@ -184,11 +171,10 @@ def summary(
     for regime, step in dict.fromkeys((result.regime, result.step) for result in results):
         own = [r for r in results if r.regime == regime and r.step == step]
         of = {group: _Cell(own, group, measured, settings.resamples) for group in settings.groups}
-        by_group = {group: cell.arms() for group, cell in of.items()}
-        for group, arms in by_group.items():
-            if group != middle:
-                by_group[group] = {name: arms[name] for name in shown(measured)}
-        cell = of[middle]
+        cell, by_group = of[middle], {}
+        for group, one in of.items():
+            arms, kept = one.arms(), measured.names if group == middle else shown(measured)
+            by_group[group] = {name: arms[name] for name in kept}
         cells.append(
             {
                 "regime": regime,
@@ -196,18 +182,18 @@ def summary(
                 "groups": by_group,
                 "by_budget": cell.by_budget(),
                 "by_value": cell.by_value(),
-                "compared": cell.compared(cell.joined(one.noise for one in cell.measured)),
+                "compared": cell.compared(cell.whole),
                 "with_answers": cell.with_answers(),
                 "pools": [cell.pool(result) for result in own],
             }
         )
     return {
-        "kind": KIND,
+        "kind": "variance",
         "size": size,
         "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
         "wall_seconds": seconds,
         "versions": {name: version(name) for name in VERSIONED},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "against": measured.names[measured.against],
+        "against": measured.name(PUBLISHED),
         "cells": rounded(cells, _DIGITS),
     }
