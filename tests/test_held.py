@@ -235,6 +235,13 @@ def test_an_answer_may_come_in_pieces_with_or_without_a_length(pieces):
         assert asked(url) == {"a": 1}
 
 
+def test_every_request_sends_the_key_that_the_environment_holds(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with answering([whole(b"{}")]) as (url, tries):
+        asked(url)
+    assert tries[0].startswith(b"GET / HTTP/1.1") and b"Bearer secret\r\n" in tries[0]
+
+
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [

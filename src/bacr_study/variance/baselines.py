@@ -220,7 +220,8 @@ class ValueArm(Arm):
         """See `Arm`."""
         config = self._config(setting.config)
         batch, reward, values = self._inputs(setting, groups, reading)
-        state, slope = setting.earlier.get(self.reads(reading)) or (None, None)
+        left: tuple[Any, Any] = setting.earlier.get(self.reads(reading)) or (None, None)
+        state, slope = left
         thinking = bacr.make_advantages(config, state, batch, reward, values).thinking
         _, expected = bacr.baselines(config, state, batch, reward, values)
         if self.previous:
