@@ -145,22 +145,22 @@ def judge(
     """Grades one text without a computer algebra system, or says what to ask one."""
     if not isinstance(text, str):
         return Verdict(False, None, "none")
-    text = text[-MAX_CHARS:]
+    text, lenient = text[-MAX_CHARS:], mode == LENIENT
     found = closed_answer(text)
     closed = found.source != "none"
-    if not closed and mode == LENIENT:
+    if not closed and lenient:
         found = open_answer(text)
     extracted = found.answer[:EXTRACTED_CHARS] or None
     target = _read_reference(reference[-MAX_CHARS:]) if isinstance(reference, str) else Answer("")
     if not target.key:
         return Verdict(False, extracted, "none")
-    if found.source == "none" and mode == LENIENT and not found.unclosed:
-        return _judge_open(text, target, relative_tolerance)
+    against = _Comparison(target, lenient, relative_tolerance)
+    if found.source == "none" and lenient and not found.unclosed:
+        return against.open_text(text)
     if not found.answer:
         return Verdict(False, None, "none")
     # A later "the final answer is ..." is a second reading, in reports only.
-    stated = _stated_later(text) if mode == LENIENT else None
-    return _judge_found(found, target, mode, closed, relative_tolerance, stated)
+    return against.found(found, closed, _stated_later(text) if lenient else None)
 
 
 def _stated_later(text: str) -> str | None:
@@ -169,93 +169,111 @@ def _stated_later(text: str) -> str | None:
     return final_answer(tail[place:]) if place >= 0 else None
 
 
-def _judge_found(
-    found: Extracted,
-    reference: Answer,
-    mode: str,
-    closed: bool,
-    tolerance: float,
-    stated: str | None = None,
-) -> Verdict | Undecided:
-    """Compares the answer, read as the last box and as the list of the last boxes."""
-    extracted = found.answer[:EXTRACTED_CHARS]
-    if len(found.answer) > ANSWER_CAP:
-        return Verdict(False, extracted, "guard")
-    readings: list[Reading] = []
-    first_path = ""
-    prose = False
-    for content, counts in ((found.answer, closed), (found.run, closed), (stated, False)):
-        if content is None or len(content) > ANSWER_CAP:
-            continue
-        raw = without_lead_in(content)
-        answer = read(raw)
-        strict, path = _strictly(raw, answer, reference, tolerance) if counts else (False, "")
-        if strict is True:
-            return Verdict(True, extracted, path, strict=True)
-        wanted: Reading | bool = strict
-        if mode == LENIENT:
-            wanted, path = _leniently(answer, reference, tolerance, strict)
-        if wanted is True:
-            return Verdict(True, extracted, path)
-        if wanted is not False:
-            readings.append(wanted)
-        if strict and wanted is not strict:
-            readings.append(strict)
-        # An answer in running text was compared as a string, and that is all in strict mode.
-        prose = prose or path == "prose"
-        first_path = first_path or path
-    if readings:
-        return Undecided(tuple(readings), extracted)
-    if prose and mode == LENIENT:
-        return _judge_open(found.answer, reference, tolerance)
-    return Verdict(False, extracted, first_path.replace("prose", "string"))
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What an answer is compared with, and how."""
 
+    reference: Answer
+    lenient: bool
+    tolerance: float
 
-def _strictly(
-    raw: str, answer: Answer, reference: Answer, tolerance: float
-) -> tuple[Reading | bool, str]:
-    """The strict verdict on one reading, or what is left to ask; and what decided it."""
-    wanted = claims(raw, answer, reference)
-    if wanted is None:
-        return False, "string"
-    requests: list[Request] = []
-    path = ""
-    for claim in wanted:
-        verdict, path = _decide_claim(claim, relative_tolerance=tolerance)
-        if verdict is None and (refusal := _refusal(claim.answer, claim.reference)):
-            verdict, path = False, refusal
-        if verdict is False:
-            return False, path
-        if verdict is None:
-            asked = _request(claim.answer.text, claim.reference)
-            requests.append(asked._replace(search=False, places=claim.places or PLACES))
-    return (Reading(tuple(requests), strict=True), "symbolic") if requests else (True, path)
+    def found(
+        self, found: Extracted, closed: bool, stated: str | None = None
+    ) -> Verdict | Undecided:
+        """Compares the answer, read as the last box and as the list of the last boxes."""
+        extracted = found.answer[:EXTRACTED_CHARS]
+        if len(found.answer) > ANSWER_CAP:
+            return Verdict(False, extracted, "guard")
+        readings: list[Reading] = []
+        first_path = ""
+        prose = False
+        for content, counts in ((found.answer, closed), (found.run, closed), (stated, False)):
+            if content is None or len(content) > ANSWER_CAP:
+                continue
+            raw = without_lead_in(content)
+            answer = read(raw)
+            strict, path = self._strictly(raw, answer) if counts else (False, "")
+            if strict is True:
+                return Verdict(True, extracted, path, strict=True)
+            wanted: Reading | bool = strict
+            if self.lenient:
+                wanted, path = self._leniently(answer, strict)
+            if wanted is True:
+                return Verdict(True, extracted, path)
+            if wanted is not False:
+                readings.append(wanted)
+            if strict and wanted is not strict:
+                readings.append(strict)
+            # An answer in running text was compared as a string, and that is all in strict mode.
+            prose = prose or path == "prose"
+            first_path = first_path or path
+        if readings:
+            return Undecided(tuple(readings), extracted)
+        if prose and self.lenient:
+            return self.open_text(found.answer)
+        return Verdict(False, extracted, first_path.replace("prose", "string"))
 
+    def _strictly(self, raw: str, answer: Answer) -> tuple[Reading | bool, str]:
+        """The strict verdict on one reading, or what is left to ask; and what decided it."""
+        wanted = claims(raw, answer, self.reference)
+        if wanted is None:
+            return False, "string"
+        requests: list[Request] = []
+        path = ""
+        for claim in wanted:
+            verdict, path = self._decide_claim(claim)
+            if verdict is None and (refusal := _refusal(claim.answer, claim.reference)):
+                verdict, path = False, refusal
+            if verdict is False:
+                return False, path
+            if verdict is None:
+                asked = _request(claim.answer.text, claim.reference)
+                requests.append(asked._replace(search=False, places=claim.places or PLACES))
+        return (Reading(tuple(requests), strict=True), "symbolic") if requests else (True, path)
 
-def _decide_claim(claim: Claim, *, relative_tolerance: float) -> Decision:
-    """Compares one claim as far as that is certain."""
-    stated, exact = claim.answer.number, claim.reference.number
-    if claim.places is None:
-        return decide(
-            claim.answer, claim.reference, lenient=False, relative_tolerance=relative_tolerance
-        )
-    if stated is None or exact is None:
-        return None, "symbolic"
-    return rounds_to(exact, stated, claim.places), "number"
+    def _decide_claim(self, claim: Claim) -> Decision:
+        """Compares one claim as far as that is certain."""
+        answer, reference = claim.answer, claim.reference
+        if claim.places is None:
+            return decide(answer, reference, lenient=False, relative_tolerance=self.tolerance)
+        if answer.number is None or reference.number is None:
+            return None, "symbolic"
+        return rounds_to(reference.number, answer.number, claim.places), "number"
 
+    def _leniently(self, answer: Answer, strict: Reading | bool) -> tuple[Reading | bool, str]:
+        """As `_strictly`, for the lenient mode: an answer may hold more than what is right."""
+        reference = self.reference
+        verdict, path = decide(answer, reference, lenient=True, relative_tolerance=self.tolerance)
+        if verdict is not None:
+            return verdict, path
+        if refusal := _refusal(answer, reference):
+            return False, refusal
+        requests = (_request(answer.text, reference),)
+        same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
+        return Reading(requests, strict=same), path
 
-def _leniently(
-    answer: Answer, reference: Answer, tolerance: float, strict: Reading | bool
-) -> tuple[Reading | bool, str]:
-    """As `_strictly`, for the lenient mode: an answer may hold more than what is right in it."""
-    verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
-    if verdict is not None:
-        return verdict, path
-    if refusal := _refusal(answer, reference):
-        return False, refusal
-    requests = (_request(answer.text, reference),)
-    same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
-    return Reading(requests, strict=same), path
+    def open_text(self, text: str) -> Verdict | Undecided:
+        """Lenient reports also read a text without tag or box."""
+        reference, tail = self.reference, text[-PROSE_CHARS:].strip()
+        whole = clean(tail)
+        if not whole:
+            return Verdict(False, None, "none")
+        short = len(whole) <= BARE_ANSWER_CHARS
+        prose = not short or is_prose(whole)
+        for candidate in (whole if short else None, stated_answer(tail) if prose else None):
+            if candidate is None:
+                continue
+            verdict, path = decide(
+                read(candidate), reference, lenient=True, relative_tolerance=self.tolerance
+            )
+            if verdict or (verdict is False and not prose):
+                return Verdict(bool(verdict), candidate, path)
+        if not prose:
+            return self.found(Extracted(whole, "tag"), closed=False)
+        if _refuse_reference(reference) or not_text(tail):
+            return Verdict(False, None, "guard")
+        asked = _request(tail, reference)._replace(prose=True)
+        return Undecided((Reading((asked,), strict=False),), None)
 
 
 def _refusal(answer: Answer, reference: Answer) -> str | None:
@@ -274,26 +292,3 @@ def _refuse_reference(reference: Answer) -> bool:
 def _request(text: str, reference: Answer) -> Request:
     source = reference.source
     return Request(text, source or reference.text, reference_is_prose=bool(source))
-
-
-def _judge_open(text: str, reference: Answer, tolerance: float) -> Verdict | Undecided:
-    """Lenient reports also read a text without tag or box."""
-    tail = text[-PROSE_CHARS:].strip()
-    whole = clean(tail)
-    prose = len(whole) > BARE_ANSWER_CHARS or is_prose(whole)
-    if not whole:
-        return Verdict(False, None, "none")
-    candidates = [whole] if len(whole) <= BARE_ANSWER_CHARS else []
-    stated = stated_answer(tail) if prose else None
-    for candidate in candidates + ([stated] if stated else []):
-        answer = read(candidate)
-        verdict, path = decide(answer, reference, lenient=True, relative_tolerance=tolerance)
-        if verdict or (verdict is False and not prose):
-            return Verdict(bool(verdict), candidate, path)
-    if not prose:
-        return _judge_found(Extracted(whole, "tag"), reference, LENIENT, False, tolerance)
-    if _refuse_reference(reference) or not_text(tail):
-        return Verdict(False, None, "guard")
-    return Undecided(
-        (Reading((_request(tail, reference)._replace(prose=True),), strict=False),), None
-    )
