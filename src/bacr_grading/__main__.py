@@ -92,10 +92,9 @@ def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: st
         batch = rows[start : start + _BATCH]
         preds, references = [row["pred"] for row in batch], [row["gold"] for row in batch]
         if isinstance(grader, VerifierGrader):
-            # Cases are usually bare answers.
-            bare = lambda pred: pred if mode == LENIENT else None
-            found = [(answer_of(pred), bare(pred)) for pred in preds]
-            answers = [bare if closed is None else closed for closed, bare in found]
+            answers = [answer_of(pred) for pred in preds]
+            if mode == LENIENT:  # Cases are usually bare answers.
+                answers = [p if answer is None else answer for p, answer in zip(preds, answers)]
             verdicts = grader.score(answers, references, [row["question"] for row in batch])
         else:
             verdicts = grader.grade(preds, references, mode=mode)

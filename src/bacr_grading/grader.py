@@ -18,14 +18,11 @@ from bacr_grading.pooled import PooledGrader, Texts, check_request
 
 POLL_ROWS = 256
 
+# Compared modes are rows graded in the lenient one, disagreements those that the strict one would
+# judge otherwise; internal errors are texts that our own rules failed on.
 _COUNTERS = (
-    "graded",
-    "correct",
-    "no_answer",
-    "compared_modes",
-    "mode_disagreements",
-    "cache_hits",
-    "internal_errors",
+    *("graded", "correct", "no_answer", "compared_modes", "mode_disagreements"),
+    *("cache_hits", "internal_errors"),
     *(f"path_{path}" for path in ("number", "string", "list", "symbolic", "guard", "none")),
 )
 
@@ -101,28 +98,16 @@ class Grader(PooledGrader[Request, Outcome]):
             self._counts["mode_disagreements"] += sum(v.correct != v.strict for v in verdicts)
         return verdicts
 
-    def _finder(
+    def _asked(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
-    ) -> Callable[[], Iterator[Request]]:
-        check_request(texts, references, mode)
+    ) -> Iterator[Request]:
+        # What is iterated over later holds no grader, which may be gone by then.
         pairs, tolerance = list(zip(texts, references, strict=True)), self._tolerance
-
-        def find() -> Iterator[Request]:
-            for text, reference in pairs:
-                found = _judge(text, reference, mode, tolerance)
-                if isinstance(found, Undecided):
-                    yield from found.requests
-
-        return find
+        judged = (_judge(text, reference, mode, tolerance) for text, reference in pairs)
+        return (request for j in judged if isinstance(j, Undecided) for request in j.requests)
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start, for metrics.
-
-        graded, correct, no_answer; path_* (verdicts by what decided them); compared_modes and
-        mode_disagreements (rows graded in the lenient mode, and those that the strict mode would
-        judge otherwise); cache_hits; internal_errors (texts that our own rules failed on);
-        timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory.
-        """
+        """Totals since the start, for metrics (docs/grading.md)."""
         return {name: self._counts[name] for name in _COUNTERS} | self._pool_counters()
 
 

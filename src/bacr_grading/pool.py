@@ -89,9 +89,8 @@ class Program:
       lost: (request, whether it was late) -> the outcome of a request whose worker is gone.
       weight: answers in a request, each of which has the deadline.
       advice: what to look at when no worker starts.
-      lasting: once a worker has started, requests are lost when no other starts; else that is an
-        error.
-      others: it may start processes, which end with it.
+      foreign: it is somebody's own code. It may start processes, which end with it, and once a
+        worker has started, requests are lost when no other starts; else that is an error.
     """
 
     script: str = worker_module.__file__
@@ -103,8 +102,7 @@ class Program:
         f"check that math-verify is installed for {sys.executable} and that memory_mb is large "
         "enough"
     )
-    lasting: bool = False
-    others: bool = False
+    foreign: bool = False
 
 
 @dataclass(eq=False)
@@ -217,7 +215,7 @@ class WorkerPool:
 
     def _lasts(self) -> bool:
         """Whether requests are lost, rather than the run, when no worker starts."""
-        return self._program.lasting and self._started
+        return self._program.foreign and self._started
 
     def _assign(self, queue: collections.deque[Any], outcomes: dict[Any, Any]) -> None:
         """Hands requests to idle workers, and starts workers while requests are waiting."""
@@ -350,7 +348,7 @@ class WorkerPool:
         with contextlib.suppress(OSError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.kill()
-        if self._program.others:
+        if self._program.foreign:
             end_offspring(worker.mark)
         with contextlib.suppress(OSError):
             worker.stdin.close()

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from bacr_grading.errors import UserError
@@ -135,10 +135,10 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         self._finalizer()
 
     @abc.abstractmethod
-    def _finder(
+    def _asked(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
-    ) -> Callable[[], Iterable[Asked]]:
-        """What gives all that the workers will be asked of texts; it may not hold the grader."""
+    ) -> Iterator[Asked]:
+        """All that the workers will be asked of texts, found out when it is iterated over."""
 
     def ahead(
         self,
@@ -154,8 +154,9 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         workers' own can differ. Calls may follow one another; the next `grade` ends them all. A
         request that makes no sense is refused as by `grade`. Nothing is remembered sooner.
         """
-        find, cache = self._finder(texts, references, mode, questions), self._cache
-        self._ahead.begin(lambda: [one for one in find() if _key(one) not in cache])
+        check_request(texts, references, mode)
+        asked, cache = self._asked(texts, references, mode, questions), self._cache
+        self._ahead.begin(lambda: [one for one in asked if _key(one) not in cache])
 
     def _ask(self, asked: Sequence[Asked], poll: Callable[[], object] | None) -> dict[Asked, Said]:
         """What is said of everything asked; what is not remembered is looked at once."""
@@ -177,7 +178,6 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         return known
 
     def _pool_counters(self) -> dict[str, int]:
-        """timeouts; worker_starts, _deaths, _recycled, _errors, _out_of_memory."""
         return {name: self._pool.counts[name] for name in _COUNTERS}
 
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,8 +166,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             lost=_lost,
             weight=lambda request: len(request.rows),
             advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
-            lasting=True,
-            others=True,
+            foreign=True,
         )
         pool = WorkerPool(program, workers=workers, deadline=deadline, memory_mb=memory_mb)
         run = functools.partial(_run, pool, batch if verifier.batch else 1)
@@ -198,21 +197,17 @@ class VerifierGrader(PooledGrader[Row, Score]):
         if questions is None and self.verifier.whole:
             # Votes ask which wrong answers are the same: those that are written alike.
             return [_alike(answer_of(text), gold) for text, gold in zip(texts, references)]
-        asked = _checked(texts, references, mode, questions)
-        return self.score([self.verifier.shown(t) for t in texts], references, asked, poll)
+        check_request(texts, references, mode)
+        answers = [self.verifier.shown(text) for text in texts]
+        return self.score(answers, references, _checked(questions, len(texts)), poll)
 
-    def _finder(
+    def _asked(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
-    ) -> Callable[[], list[Row]]:
+    ) -> Iterator[Row]:
         # Batches are made of what is there: they can be others than those of `grade`.
-        asked = _checked(texts, references, mode, questions)
-        given = list(texts), list(references), list(asked)
-
-        def find() -> list[Row]:
-            rows = self._rows([self.verifier.shown(text) for text in given[0]], *given[1:])
-            return [row for row in rows if row is not None]
-
-        return find
+        answers = map(self.verifier.shown, list(texts))
+        rows = self._rows(answers, list(references), list(_checked(questions, len(texts))))
+        return (row for row in rows if row is not None)
 
     def score(
         self,
@@ -222,50 +217,45 @@ class VerifierGrader(PooledGrader[Row, Score]):
         poll: Callable[[], object] | None = None,
     ) -> list[Verdict]:
         """Scores answers as they are, without looking for tags or boxes; None is no answer."""
-        rows = self._rows(answers, references, questions)
-        scored = self._ask(list(dict.fromkeys(row for row in rows if row is not None)), poll)
+        rows = list(self._rows(answers, references, questions))
+        shown = [row for row in rows if row is not None]
+        scored = self._ask(list(dict.fromkeys(shown)), poll)
         failed = [score.said for score in scored.values() if score.fault]
         self.last_failure = failed[-1] if failed else self.last_failure
         whole = self.verifier.whole
         zero = False if whole else 0.0
         none = Verdict(zero, None, "none", strict=zero)
         verdicts = [none if r is None else _verdict(r.answer, scored[r], whole) for r in rows]
-        points = [scored[row].score for row in rows if row is not None]
-        found = collections.Counter(scored[row].fault for row in rows if row is not None)
-        self._counts["graded"] += len(rows)
-        self._counts["no_answer"] += sum(row is None for row in rows)
-        self._counts["correct"] += sum(verdict.correct == 1.0 for verdict in verdicts)
-        self._counts["partly_correct"] += sum(0.0 < score < 1.0 for score in points)
-        self._counts["score_percent"] += round(100 * sum(points))
-        for fault in FAULTS:
-            self._counts[f"failed_{fault}"] += found[fault]
-        self._counts["failed"] += sum(found[fault] for fault in FAULTS)
+        points = [scored[row].score for row in shown]
+        found = collections.Counter(scored[row].fault for row in shown)
+        self._counts.update(
+            graded=len(rows),
+            no_answer=len(rows) - len(shown),
+            correct=sum(verdict.correct == 1.0 for verdict in verdicts),
+            partly_correct=sum(0.0 < score < 1.0 for score in points),
+            score_percent=round(100 * sum(points)),
+            failed=len(shown) - found[""],
+        )
+        self._counts.update({f"failed_{fault}": found[fault] for fault in FAULTS})
         return verdicts
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start, for metrics.
-
-        graded, correct (score 1), partly_correct (between 0 and 1), score_percent (all scores,
-        added up), no_answer; cache_hits; failed (answers without a score) and, by reason, failed_*;
-        timeouts; worker_*, as `Grader.counters` has them.
-        """
+        """Totals since the start, for metrics (docs/grading.md)."""
         names = (
             *("graded", "correct", "partly_correct", "score_percent", "no_answer"),
-            *("cache_hits", "failed"),
+            *("cache_hits", "failed", *(f"failed_{fault}" for fault in FAULTS)),
         )
-        mine = {name: self._counts[name] for name in names}
-        mine |= {f"failed_{fault}": self._counts[f"failed_{fault}"] for fault in FAULTS}
-        return mine | self._pool_counters()
+        return {name: self._counts[name] for name in names} | self._pool_counters()
 
-    def _rows(self, answers: Texts, references: Texts, questions: Texts) -> list[Row | None]:
+    def _rows(
+        self, answers: Iterable[str | None], references: Texts, questions: Texts
+    ) -> Iterator[Row | None]:
         """What the workers are shown; None is no answer."""
-        golds: Texts = references
-        if self.rows is not None:
-            golds = [self.rows[q or "", r or ""] for q, r in zip(questions, references)]
-        return [
-            None if answer is None else Row(question or "", answer, gold or "")
-            for question, answer, gold in zip(questions, answers, golds, strict=True)
-        ]
+        for question, answer, reference in zip(questions, answers, references, strict=True):
+            asked, gold = question or "", reference or ""
+            if self.rows is not None:
+                gold = self.rows[asked, gold]
+            yield None if answer is None else Row(asked, answer, gold)
 
 
 def packed(row: Mapping[str, Any]) -> str:
@@ -273,13 +263,11 @@ def packed(row: Mapping[str, Any]) -> str:
     return base64.b64encode(pickle.dumps(dict(row))).decode()
 
 
-def _checked(texts: Texts, references: Texts, mode: str, questions: Texts | None) -> Texts:
+def _checked(questions: Texts | None, count: int) -> Texts:
     """The questions, of which there has to be one for each text."""
-    check_request(texts, references, mode)
-    if questions is None or len(questions) != len(texts):
+    if questions is None or len(questions) != count:
         raise UserError(
-            f"grade: a verifier of one's own sees questions; give one for each of the "
-            f"{len(texts)} texts"
+            f"grade: a verifier of one's own sees questions; give one for each of the {count} texts"
         )
     return questions
 
