@@ -20,6 +20,7 @@ _BIG_OPERATOR = re.compile(r"\\(?:sum|prod|bigcup|bigcap)")
 _POWER = re.compile(r"(?:\^|\*\*)\s*")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _SIGNED_INTEGER = re.compile(r"[-+]?\d+")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 _CODE = re.compile(r"__|\b(?:import|lambda|eval|exec)\b")
 _PYTHON_TOWER = re.compile(r"\*\*[\s(]*[\w.]+[\s)]*\*\*")
@@ -66,22 +67,11 @@ def not_text(text: str) -> bool:
 def nesting(text: str) -> int | None:
     """The deepest nesting of braces and brackets, or None when the braces do not balance."""
     braces = brackets = deepest = 0
-    escaped = False
-    for char in text:
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char == "{":
-            braces += 1
-        elif char == "}":
-            braces -= 1
-            if braces < 0:
-                return None
-        elif char in "([":
-            brackets += 1
-        elif char in ")]" and brackets:
-            brackets -= 1
+    for char in _ESCAPED.sub("", text):
+        braces += (char == "{") - (char == "}")
+        brackets = max(brackets + (char in "([") - (char in ")]"), 0)
+        if braces < 0:
+            return None
         deepest = max(deepest, braces + brackets)
     return deepest if braces == 0 else None
 

@@ -86,10 +86,6 @@ def _exact(digits: str) -> Fraction:
     return Fraction(digits.replace(",", "").rstrip(".") or "0")
 
 
-def _places(digits: str) -> int | None:
-    return len(digits) - digits.index(".") - 1 if "." in digits else None
-
-
 def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
     """The unsigned value and its decimal places."""
     top, bottom = match["top"] or match["left"], match["bottom"] or match["right"]
@@ -112,9 +108,9 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
     exponent = int(next((match[name] for name in powers if match[name]), 0))
     if abs(exponent) > MAX_EXPONENT:
         return None
-    places = _places(digits)
+    places = len(digits) - digits.index(".") - 1 if "." in digits else None
     if exponent:
-        value *= Fraction(10**exponent) if exponent > 0 else Fraction(1, 10**-exponent)
+        value *= Fraction(10) ** exponent
         places = max((places or 0) - exponent, 0) or None
     return value, places
 
