@@ -132,13 +132,11 @@ def _converted(hint: Any, value: Any) -> tuple[bool, Any]:
     if origin is Literal:
         return value in members, value
     if origin in (list, tuple, Sequence):
-        items = (
-            [_converted((*members, Any)[0], item) for item in value]
-            if isinstance(value, list)
-            else []
-        )
-        right = isinstance(value, list) and all(fits for fits, _ in items)
-        return right, (list if origin is list else tuple)(item for _, item in items)
+        if not isinstance(value, list):
+            return False, value
+        items = [_converted((*members, Any)[0], item) for item in value]
+        made = (list if origin is list else tuple)(item for _, item in items)
+        return all(fits for fits, _ in items), made
     if origin is float and type(value) in (int, str):
         # YAML 1.1 reads 1e-3 as text.
         try:

@@ -9,7 +9,7 @@ A trace opens with the mark of its style, and what follows its last `=` is the a
 so that a small model, one token a character, has styles of different length to choose among.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,18 +73,13 @@ def _path_work(row: Row, checks: bool) -> list[str]:
     return [f"{b}{a}" for b, a in zip(nodes, nodes[1:])] if checks else ["".join(nodes)]
 
 
-def _halvings(number: int) -> Iterator[int]:
-    while number:
-        yield number
-        number //= 2
-
-
 def _bits_work(row: Row, checks: bool) -> list[str]:
     """Halvings, with the ones so far."""
-    ones, steps = 0, []
-    for n in _halvings(row.metadata["number"]):
+    n, ones, steps = row.metadata["number"], 0, []
+    while n:
         ones += n % 2
         steps.append(f"{n}={n // 2}+{n // 2}+{n % 2},{ones}" if checks else f"{n},{ones}")
+        n //= 2
     return steps
 
 

@@ -36,13 +36,11 @@ def source(spec: str, *, base: str) -> SimpleNamespace:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ValueError(f"nemo_gym:{name}: {error.strerror}; write a JSONL file") from None
-        rows = []
-        for number, line in enumerate(lines, start=1):
-            where = f"nemo_gym:{name} line {number}"
-            rows += (
-                [_row(where, f"{path.stem}-{split}-{number}", line, url)] if line.strip() else []
-            )
-        return rows
+        return [
+            _row(f"nemo_gym:{name} line {number}", f"{path.stem}-{split}-{number}", line, url)
+            for number, line in enumerate(lines, start=1)
+            if line.strip()
+        ]
 
     return SimpleNamespace(questions=questions, SCORE=SCORER)
 
