@@ -41,10 +41,8 @@ _NUMBER = re.compile(
       (?P<whole>\d+)?\\frac\{{(?P<top>{_SIGNED})\}}\{{(?P<bottom>{_SIGNED})\}}
       | (?P<left>{_DEC})/(?P<right>{_DEC})
       | (?P<head>\d*)\.(?P<fixed>\d*)\\overline(?:\{{(?P<cycle>\d+)\}}|(?P<digit>\d))
-      | 10\^(?:\{{(?P<power_braced>[-+]?\d+)\}}|(?P<power_bare>[-+]?\d+))
-      | (?P<number>{_DEC})
-        (?: \*10\^(?:\{{(?P<exp_braced>[-+]?\d+)\}}|(?P<exp_bare>[-+]?\d+))
-          | [eE](?P<exp_e>[-+]?\d+) )?
+      | (?:(?P<factor>{_DEC})\*)?10\^(?:\{{(?P<braced>[-+]?\d+)\}}|(?P<bare>[-+]?\d+))
+      | (?P<number>{_DEC})(?:[eE](?P<after_e>[-+]?\d+))?
     )
     (?P<rest>.*)\Z""",
     re.VERBOSE | re.DOTALL,
@@ -102,10 +100,9 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
         fixed = match["fixed"]
         start = _exact(f"{match['head'] or 0}.{fixed or 0}")
         return start + Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(fixed)), None
-    digits = match["number"] or "1"
+    digits = match["number"] or match["factor"] or "1"
     value = _exact(digits)
-    powers = ("power_braced", "power_bare", "exp_braced", "exp_bare", "exp_e")
-    exponent = int(next((match[name] for name in powers if match[name]), 0))
+    exponent = int(match["braced"] or match["bare"] or match["after_e"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
     places = len(digits) - digits.index(".") - 1 if "." in digits else None

@@ -97,9 +97,8 @@ class Ahead(Generic[Asked, Said]):
                 fresh = [one for one in dict.fromkeys(find()) if one not in self._said]
                 if fresh and not self._failures:
                     self._said |= self._run(fresh, self._check)
-            except _Dropped:
-                pass
-            except BaseException as error:  # noqa: BLE001 - `finish` raises it
+            # `finish` raises it, `drop` forgets it.
+            except BaseException as error:  # noqa: BLE001
                 self._failures.append(error)
 
 
@@ -167,10 +166,10 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         new = [one for one in keys if one not in known]
         self._counts["cache_hits"] += len(asked) - len(new)
         fresh = [one for one in new if one not in early]
-        looked = self._run(fresh, poll) if fresh else {}
+        if fresh:
+            early |= self._run(fresh, poll)
         # In the order in which they were asked about.
-        said = {one: early[one] if one in early else looked[one] for one in new}
-        known |= said
+        known |= {one: early[one] for one in new}
         # The newest last; the oldest beyond the size are forgotten.
         self._cache |= {keys[one]: told for one, told in known.items() if self._lasting(told)}
         for key in list(self._cache)[: max(len(self._cache) - CACHE_SIZE, 0)]:
