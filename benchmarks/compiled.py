@@ -125,7 +125,7 @@ class Case:
             budget = dataclasses.replace(config.budget, max=thinking)
             evaluated = dataclasses.replace(config.eval, budgets=(thinking,))
             config = dataclasses.replace(config, budget=budget, eval=evaluated)
-        devices = compiling._described_devices(self.device, DEVICES_OF_A_BOX)
+        devices = compiling.described_devices(self.device, DEVICES_OF_A_BOX)
         return Programs(config, work.model.vocab_size, devices)
 
 
@@ -140,14 +140,7 @@ class Compiled:
     def of(cls, lowered: Any) -> "Compiled":
         """Compiles, and keeps what is asked of the result."""
         done = lowered.compile()
-        sizes = done.memory_analysis()
-        measured = compiling.Measured(
-            arguments=sizes.argument_size_in_bytes,
-            outputs=sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
-            temporaries=sizes.temp_size_in_bytes,
-            seconds=0.0,
-        )
-        return cls(hlo.Program(done.as_text()).kernels, measured)
+        return cls(hlo.Program(done.as_text()).kernels, compiling.measured(done, 0.0))
 
     @property
     def step(self) -> list[hlo.Kernel]:
@@ -207,7 +200,7 @@ class Step:
 def rollout(case: Case, trunks: Step, answers: Step) -> dict[str, float]:
     """Seconds of a rollout's parts, and the bytes of its decoding steps against the minimum."""
     work, layout = case.work, case.layout
-    made = schedule.rollout(schedule.rollout_spec(work, layout), work.lengths, work.prompt)
+    made = schedule.rollout(work, layout)
     weights = costs.weight_bytes(work, layout)
     key = costs.kv_bytes_per_token(work) / layout.decode_tensor
     rows = work.slots // layout.slot_shards
@@ -268,13 +261,12 @@ def learner(case: Case) -> dict[str, Any]:
 def figures(model: str, card: str, overrides: list[str]) -> dict[str, Any]:
     """Everything about one model on one card."""
     case = Case.of(model, card, overrides)
-    with compiling._cudnn_of(case.device):
-        decode, trunks = Step.of(case, Programs.decode)
-        answer, answers = Step.of(case, answers_of)
-        learned = learner(case)
+    decode, trunks = Step.of(case, Programs.decode)
+    answer, answers = Step.of(case, answers_of)
+    learned = learner(case)
     train = learned.pop("compiled")
     sampled = rollout(case, trunks, answers)
-    planned = report.make_plan(
+    planned = report.Plan(
         case.work,
         case.layout,
         device=case.device,

@@ -16,6 +16,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.errors import UserError
+from bacr_plan.devices import DEVICES, find, smallest_with
 
 if TYPE_CHECKING:
     from bacr_plan.report import Plan
@@ -31,7 +32,7 @@ MOST_DEVICES = 100_000
 MOST_GIB = 1e6
 
 
-def _parser(known_devices: Sequence[str]) -> Parser:
+def _parser() -> Parser:
     parser = Parser(
         prog="bacr plan",
         description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
@@ -44,7 +45,7 @@ def _parser(known_devices: Sequence[str]) -> Parser:
     add(
         "--device",
         metavar="NAME",
-        help=f"one of {', '.join(known_devices)}; the smallest with enough memory if not given",
+        help=f"one of {', '.join(DEVICES)}; the smallest with enough memory if not given",
     )
     memory_help = "memory of a GPU in GiB; the device's if not given"
     add("--device-memory", type=float, metavar="GIB", help=memory_help)
@@ -71,9 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
     UserError: it can't be used, SystemExit: help was asked for.
     """
-    from bacr_plan.devices import DEVICES, find, smallest_with
-
-    arguments = _parser(tuple(DEVICES)).parse_intermixed_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config qwen2.5-7b-math")
     count, memory_gib = arguments.devices, arguments.device_memory
@@ -138,15 +137,14 @@ def answer(request: argparse.Namespace) -> "Plan":
         jax.devices()
 
     from bacr_plan.compiling import compile_run
-    from bacr_plan.devices import find
-    from bacr_plan.report import make_plan
+    from bacr_plan.report import Plan
     from bacr_plan.workload import sizes_of
 
     work, layout = sizes_of(request.config, request.devices)
-    where = {"num_devices": request.devices, "device": request.device}
-    compilation = compile_run(work, compiler=request.compile, **where)
-    device, memory_gib = find(request.device), request.device_memory
-    return make_plan(work, layout, device=device, memory_gib=memory_gib, compilation=compilation)
+    compilation = compile_run(
+        work, num_devices=request.devices, device=request.device, compiler=request.compile
+    )
+    return Plan(work, layout, find(request.device), request.device_memory, compilation)
 
 
 @entry_point

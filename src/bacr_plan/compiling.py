@@ -9,23 +9,19 @@ cpu  XLA's CPU compiler for as many made-up CPU devices. Arguments and outputs a
      temporaries are not those of a GPU (measured: 2 to 5 times too large) and are not used.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_plan.devices import CUDNN, DEVICES, Device, target_config
@@ -39,12 +35,6 @@ PER_HOST = 8
 # Kernels are not timed, there being no GPU, and library products are taken; both change which
 # kernel is used for a product, hardly its memory.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
-
-# What a config says about the shape of a model.
-SHAPE_KEYS = (
-    *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
-    *("head_dim", "rope_theta", "tie_embeddings"),
-)
 
 
 @dataclass(frozen=True)
@@ -89,8 +79,8 @@ def compile_run(work: Workload, *, num_devices: int, device: str, compiler: str)
     """
     if compiler == "none":
         return Compilation("arithmetic only (--compile none)", {}, exact=False)
-    backend = "gpu" if compiler == "gpu" and can_compile_for_gpus() else "cpu"
-    if backend == "gpu":
+    exact = compiler == "gpu" and can_compile_for_gpus()
+    if exact:
         source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
     elif compiler == "gpu":
         source = (
@@ -99,15 +89,18 @@ def compile_run(work: Workload, *, num_devices: int, device: str, compiler: str)
         )
     else:
         source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
-    if backend == "gpu" and num_devices > PER_HOST and num_devices % PER_HOST:
+    if exact and num_devices > PER_HOST and num_devices % PER_HOST:
         raise UserError(
             f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
         )
-    fused = work.fused_attention and backend == "gpu"
-    config = described(work.config, work.model, fused_attention=fused)
-    vocab_size = work.model.vocab_size
-    programs = measure(config, vocab_size, num_devices=num_devices, device=device, backend=backend)
-    return Compilation(source, programs, exact=backend == "gpu")
+    programs = measure(
+        described(work.config, work.model, fused_attention=work.fused_attention and exact),
+        work.model.vocab_size,
+        num_devices=num_devices,
+        device=device,
+        backend="gpu" if exact else "cpu",
+    )
+    return Compilation(source, programs, exact)
 
 
 def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
@@ -115,12 +108,13 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
 
     Biases and norms of heads are Qwen2's in every family; they weigh next to nothing.
     """
+    keys = {one.name for one in dataclasses.fields(config.model)}
     model = dataclasses.replace(
         config.model,
         path=None,
         preset="custom",
         attention="cudnn" if fused_attention else "xla",
-        **{key: getattr(shape, key) for key in SHAPE_KEYS},
+        **{key: value for key, value in vars(shape).items() if key in keys},
     )
     asked = config.rollout.attention
     rollout = dataclasses.replace(
@@ -144,28 +138,17 @@ def measure(
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
     else:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.yaml"
-        file.write_text(config_io.to_yaml(config))
-        request = {
-            "config": str(file),
-            "vocab_size": vocab_size,
-            "num_devices": num_devices,
-            "device": device,
-            "backend": backend,
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "bacr_plan.compiling"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
+    described_gpu = DEVICES[device] if backend == "gpu" else None
+    done = subprocess.run(
+        [sys.executable, "-m", "bacr_plan.compiling"],
+        input=pickle.dumps((config, vocab_size, num_devices, described_gpu)),
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
     if done.returncode != 0:
-        raise UserError(
-            f"--compile {backend}: the compiler stopped ({last_exception(done.stderr)})"
-        )
+        said = last_exception(done.stderr.decode(errors="replace"))
+        raise UserError(f"--compile {backend}: the compiler stopped ({said})")
     answer = json.loads(done.stdout.splitlines()[-1])
     return {name: Measured(**measured) for name, measured in answer.items()}
 
@@ -179,33 +162,22 @@ def last_exception(stderr: str) -> str:
 # In the process of its own -----------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _cudnn_of(device: Device) -> Iterator[None]:
-    """JAX's fused attention asks the machine for its cuDNN and GPU; `device` answers instead.
+def described_devices(device: Device, count: int) -> list[Any]:
+    """Devices that are not here, in boxes of `PER_HOST`; this process compiles for them alone.
 
-    JAX has no public way to say which GPU is compiled for, so its own checks are replaced.
+    JAX's fused attention asks the machine for its cuDNN and GPU; `device` answers instead. JAX has
+    no public way to say which GPU is compiled for, so its own checks are replaced.
     """
     from jax._src.cudnn import fused_attention_stablehlo as checks
+    from jax.experimental import topologies
 
     major, minor, patch = CUDNN
     capability = lambda text: tuple(map(int, text.split(".")))
-    answers: dict[str, Any] = {
-        "check_cudnn_version": lambda: 10_000 * major + 100 * minor + patch,
-        "check_compute_capability": lambda wanted: capability(wanted) <= device.capability,
-        "is_cuda_compute_capability_equal": lambda wanted: capability(wanted) == device.capability,
-    }
-    own = {name: getattr(checks, name) for name in answers}
-    try:
-        vars(checks).update(answers)
-        yield
-    finally:
-        vars(checks).update(own)
-
-
-def _described_devices(device: Device, count: int) -> list[Any]:
-    """Devices that are not here, in boxes of `PER_HOST`."""
-    from jax.experimental import topologies
-
+    vars(checks).update(
+        check_cudnn_version=lambda: 10_000 * major + 100 * minor + patch,
+        check_compute_capability=lambda wanted: capability(wanted) <= device.capability,
+        is_cuda_compute_capability_equal=lambda wanted: capability(wanted) == device.capability,
+    )
     hosts = max(count // PER_HOST, 1)
     topology = topologies.get_topology_desc(
         topology_name="planned",
@@ -216,38 +188,32 @@ def _described_devices(device: Device, count: int) -> list[Any]:
     return list(topology.devices)
 
 
-def _compile(config: Config, vocab_size: int, devices: list[Any]) -> dict[str, Measured]:
-    """Compiles an update and a chunk of decoding for the given devices."""
-    from bacr_plan.programs import Programs
-
-    programs = Programs(config, vocab_size, devices)
-    measured = {}
-    for name, lower in (("train", programs.train), ("decode", programs.decode)):
-        started = time.time()
-        memory: Any = lower().compile().memory_analysis()
-        measured[name] = Measured(
-            arguments=memory.argument_size_in_bytes,
-            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-            temporaries=memory.temp_size_in_bytes,
-            seconds=time.time() - started,
-        )
-    return measured
+def measured(compiled: Any, seconds: float) -> Measured:
+    """What a compiled program says of its memory."""
+    memory = compiled.memory_analysis()
+    return Measured(
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        seconds=seconds,
+    )
 
 
 def main() -> int:
-    """Reads a request on stdin, compiles, answers on stdout in one line."""
+    """Reads what `measure` asks on stdin; compiles an update and a chunk of decoding; answers."""
     import jax
 
-    request = json.load(sys.stdin)
-    config, count = config_io.load([request["config"]]), request["num_devices"]
-    made_up = jax.devices()
-    if request["backend"] == "gpu":
-        device = DEVICES[request["device"]]
-        with _cudnn_of(device):
-            measured = _compile(config, request["vocab_size"], _described_devices(device, count))
-    else:
-        measured = _compile(config, request["vocab_size"], made_up[:count])
-    print(json.dumps({name: dataclasses.asdict(one) for name, one in measured.items()}))
+    from bacr_plan.programs import Programs
+
+    config, vocab_size, count, device = pickle.load(sys.stdin.buffer)
+    made_up = jax.devices()[:count]
+    devices = made_up if device is None else described_devices(device, count)
+    programs, found = Programs(config, vocab_size, devices), {}
+    for name, lower in (("train", programs.train), ("decode", programs.decode)):
+        started = time.time()
+        compiled = lower().compile()
+        found[name] = dataclasses.asdict(measured(compiled, time.time() - started))
+    print(json.dumps(found))
     return 0
 
 

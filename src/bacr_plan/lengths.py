@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from bacr_jax.config import Config, derived
 from bacr_jax.config.values import written
@@ -32,10 +32,6 @@ class PromptLengths:
     source: str
     shares: tuple[float, ...]
     tokens: tuple[float, ...]
-
-    def drawn(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, "n"]:
-        """Tokens of so many prompts."""
-        return np.interp(rng.random(count), self.shares, self.tokens).astype(int)
 
     def at_most(self, limit: int) -> "PromptLengths":
         """The same where longer prompts are left out; they are so few that the rest stays."""
@@ -104,33 +100,20 @@ class Lengths:
     answers: Int[np.ndarray, "B M"]
     source: str = ""
 
-    @property
-    def real(self) -> int:
-        """Tokens of all rows: prompts, thinking, suffixes and answers."""
-        branches = self.answers + SUFFIX_TOKENS - 1
-        return int(self.prompts.sum() + self.thinking.sum() + branches.sum())
-
 
 def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
     """Rows of an iteration, of `cuts` branches each; a group shares its question's prompt."""
     rng = np.random.default_rng(0)
     questions, group = config.rollout.questions, config.rollout.group_size
-    rows = questions * group
-    own = np.repeat(prompts.drawn(rng, questions), group)
-    return Lengths(
-        own, thinking(config, rng, rows), answers(config, rng, rows, cuts), prompts.source
-    )
+    tokens = np.interp(rng.random(questions), prompts.shares, prompts.tokens).astype(int)
+    thinking = _thinking(config, rng, questions * group)
+    drawn = rng.random((len(thinking), cuts))
+    answers = np.interp(drawn, _ANSWER_SHARES, _ANSWER_TOKENS).astype(int)
+    answers = np.minimum(answers, config.rollout.answer_tokens)
+    return Lengths(np.repeat(tokens, group), thinking, answers, prompts.source)
 
 
-def answers(
-    config: Config, rng: np.random.Generator, rows: int, cuts: int
-) -> Int[np.ndarray, "B M"]:
-    """Answers as long as those of MATH's problems."""
-    drawn = np.interp(rng.random((rows, cuts)), _ANSWER_SHARES, _ANSWER_TOKENS).astype(int)
-    return np.minimum(drawn, config.rollout.answer_tokens)
-
-
-def thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
+def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
     """Budgets of the prior, all used up; a curriculum's groups come up equally often."""
     budget, curriculum = config.budget, config.curriculum
     if budget.prior == "fixed" or not load_method(config).follows_prior:
@@ -139,16 +122,9 @@ def thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndar
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":
         return rng.choice(np.array(derived.drawn(config)), rows)
-    mu0 = curriculum.mu0
-    means = np.array(mu0 if isinstance(mu0, tuple) else [mu0], float)
-    return _truncated(rng, means[np.arange(rows) % len(means)], curriculum.sigma, config)
-
-
-def _truncated(
-    rng: np.random.Generator, means: Float[np.ndarray, "B"], sigma: float, config: Config
-) -> Int[np.ndarray, "B"]:
-    """Normal budgets, drawn again until they lie between the smallest and the largest one."""
-    least, most = config.budget.min, config.budget.max
+    # Normal ones, drawn again until they lie between the smallest and the largest one.
+    means, sigma = np.resize(np.array(curriculum.mu0, float), rows), curriculum.sigma
+    least, most = budget.min, budget.max
     if sigma == 0 or not np.all((means >= least) & (means <= most)):
         # Far outside hardly a draw would stay.
         means = np.clip(means, least, most)

@@ -52,6 +52,11 @@ def frozen_bytes(work: Workload, layout: MeshShape) -> float:
     return work.frozen_bytes * work.model.num_parameters / layout.param_shards
 
 
+def reference_bytes(work: Workload, layout: MeshShape) -> float:
+    """The reference policy, if one is kept."""
+    return parameter_bytes(work, layout) if work.config.loss.kl_coef > 0 else 0.0
+
+
 def moment_bytes(work: Workload, layout: MeshShape) -> float:
     """Adam's two moments."""
     return 2 * work.moment_bytes * costs.trained_parameters(work) / layout.param_shards
@@ -67,7 +72,7 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
 
     Beside it the frozen base, which is the reference's too.
     """
-    masters = parameter_bytes(work, layout) * (2 if work.config.loss.kl_coef > 0 else 1)
+    masters = parameter_bytes(work, layout) + reference_bytes(work, layout)
     moments = moment_bytes(work, layout)
     return masters + moments + head_bytes(work) + frozen_bytes(work, layout)
 

@@ -50,13 +50,14 @@ def smaller_choice(
     # Else the next smaller portion there is.
     for most in (tight, min(limit, planned - 1.0)):
         room = Room(most)
-        now = Choice(layout, work.micro_rows, work.slots, most, work.beside, work.eval_slots)
-        fewer = search.largest_eval_slots if evaluating else search.largest_slots
-        if phase in ROLLOUT and (slots := fewer(work, layout, room)):
-            changed = dataclasses.replace(now, slots=slots)
-            return dataclasses.replace(now, eval_slots=slots) if evaluating else changed
-        if phase in UPDATE and (rows := search.largest_micro_batch(work, layout, room)):
-            return dataclasses.replace(now, micro_rows=rows)
+        if phase in UPDATE:
+            portion = {"micro_rows": search.largest_micro_batch(work, layout, room)}
+        elif evaluating:
+            portion = {"eval_slots": search.largest_eval_slots(work, layout, room)}
+        else:
+            portion = {"slots": search.largest_slots(work, layout, room)}
+        if any(portion.values()):
+            return Choice(dataclasses.replace(work, **portion), layout, most)
     return search.suggest(work, layout.num_devices, Room(tight))
 
 
@@ -83,7 +84,7 @@ def explain(error: OutOfMemory, config: Config) -> str:
         except UserError:
             choice = None
         if choice is not None:
-            return f"{error}; the plan would choose {choice.overrides(work)}{remat}"
+            return f"{error}; the plan would choose {choice.overrides()}{remat}"
     keys = list(KEYS.get(phase, ("rollout.slots", "train.micro_batch_rows", "mesh.fsdp")))
     if evaluating:
         keys = [key.replace("rollout.slots", "eval.slots") for key in keys]

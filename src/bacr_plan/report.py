@@ -21,33 +21,153 @@ LARGER = (2, 4, 8, 16)
 PREDICTED_FOR = ("a100-80", "h100", "h200")
 
 
+# What a change of layout must save before a plan speaks of it: it is a prediction.
+_WORTH = 0.95
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run before it starts.
-
-    Attributes:
-      suggestion: what would fit on these devices, if the config does not; else None.
-      larger: what would fit on more such devices, if nothing fits on these.
-      card: the known device with the least memory on as many of which it fits, likewise.
-      faster: a layout with which decoding takes less, and its seconds, if there is one that fits.
-      remat: the model.remat that recomputes less and fits, if there is one, and the seconds of an
-        iteration's updates with it.
-    """
+    """What is known of a run before it starts, each part worked out when it is asked for."""
 
     work: Workload
     layout: MeshShape
     device: Device
     memory_gib: float
     compilation: Compilation
-    phases: dict[str, MemoryPhase]
-    max_micro_batch: int
-    max_slots: int
-    max_eval_slots: int
-    suggestion: Choice | None = None
-    larger: Choice | None = None
-    card: tuple[str, Choice] | None = None
-    faster: tuple[MeshShape, float] | None = None
-    remat: tuple[Remat, float] | None = None
+
+    @property
+    def limit(self) -> float:
+        """Bytes that JAX may use on a device."""
+        return self.memory_gib * GIB * MEMORY_FRACTION
+
+    @functools.cached_property
+    def _measured(self) -> tuple[dict[str, MemoryPhase], Room]:
+        """Phases by arithmetic, with what a compiler knows better put in its place."""
+        work, layout, programs = self.work, self.layout, self.compilation.programs
+        update, rollout = memory.update_phase(work, layout), memory.rollout_phase(work, layout)
+        state, own = update.resident, rollout.own
+        of_update, of_rollout = update.temporaries, rollout.temporaries
+        if programs:
+            train, decode = programs["train"], programs["decode"]
+            # Gradients alone don't read the moments: by tokens only arithmetic knows the state.
+            # Else an update's arguments are that and a batch; a reference is kept beside.
+            if not work.by_tokens:
+                state = train.arguments + train.outputs + memory.reference_bytes(work, layout)
+            own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
+            if work.beside:
+                # Counted with the state.
+                own -= memory.frozen_bytes(work, layout)
+            if self.compilation.exact:
+                # The sum of earlier gradients is given to the program of a micro-batch.
+                earlier = memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0
+                of_update = train.temporaries + earlier
+                prefill = memory.prefill_bytes(work, layout) - memory.kv_cache_bytes(work, layout)
+                of_rollout = max(float(decode.temporaries), prefill)
+        factor = of_rollout / rollout.temporaries
+        phases = {
+            "rollout": MemoryPhase(state, own, of_rollout),
+            "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
+            "update": MemoryPhase(state, update.own, of_update),
+        }
+        if work.evaluated:
+            evaluation = memory.rollout_phase(work.evaluation, layout)
+            of_evaluation = factor * evaluation.temporaries
+            phases["evaluation"] = MemoryPhase(state, evaluation.own, of_evaluation)
+        return phases, Room(self.limit, of_update / update.temporaries, factor)
+
+    @property
+    def phases(self) -> dict[str, MemoryPhase]:
+        """Bytes on a device in each phase of an iteration, and in an evaluation."""
+        return self._measured[0]
+
+    @property
+    def room(self) -> Room:
+        """The limit, and how much of it a phase takes by the compiler's numbers."""
+        return self._measured[1]
+
+    @property
+    def peak(self) -> float:
+        """Bytes on a device at the worst moment of an iteration."""
+        return max(phase.peak for phase in self.phases.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether every phase stays within the limit."""
+        return self.peak <= self.limit
+
+    @functools.cached_property
+    def max_micro_batch(self) -> int:
+        """The most rows of a micro-batch that fit."""
+        return search.largest_micro_batch(self.work, self.layout, self.room)
+
+    @functools.cached_property
+    def max_slots(self) -> int:
+        """The most rows decoded together that fit."""
+        return search.largest_slots(self.work, self.layout, self.room)
+
+    @functools.cached_property
+    def max_eval_slots(self) -> int:
+        """The most rows decoded together in an evaluation that fit."""
+        return search.largest_eval_slots(self.work, self.layout, self.room)
+
+    @functools.cached_property
+    def suggestion(self) -> Choice | None:
+        """What would fit on these devices, if the config does not."""
+        if self.fits:
+            return None
+        smaller = search.fewer_eval_slots(self.work, self.layout, self.room)
+        if smaller is not None:
+            return smaller
+        choice = search.suggest(self.work, self.layout.num_devices, self.room)
+        if choice is None:
+            return None
+        best, _ = search.fastest_decoding(choice.work, choice.layout, self.room, self.device)
+        peak = search.peak_of(choice.work, best, self.room)
+        return dataclasses.replace(choice, layout=best, peak=peak)
+
+    @functools.cached_property
+    def larger(self) -> Choice | None:
+        """What would fit on more such devices, if nothing fits on these."""
+        if self.fits or self.suggestion is not None:
+            return None
+        counts = (self.layout.num_devices * factor for factor in LARGER)
+        found = (search.suggest(self.work, count, self.room) for count in counts)
+        return next((choice for choice in found if choice is not None), None)
+
+    @functools.cached_property
+    def card(self) -> tuple[str, Choice] | None:
+        """The known device with the least memory on as many of which it would fit, likewise."""
+        if self.fits or self.suggestion is not None:
+            return None
+        for name, device in sorted(DEVICES.items(), key=lambda item: item[1].memory_gib):
+            room = dataclasses.replace(self.room, limit=device.memory_gib * GIB * MEMORY_FRACTION)
+            if device.memory_gib > self.memory_gib and (
+                choice := search.suggest(self.work, self.layout.num_devices, room)
+            ):
+                return name, choice
+        return None
+
+    @functools.cached_property
+    def faster(self) -> tuple[MeshShape, float] | None:
+        """The layout with which decoding takes least, and its seconds, if worth a line."""
+        if not self.fits:
+            return None
+        sizes = self.work, self.layout
+        best, taken = search.fastest_decoding(*sizes, self.room, self.device)
+        now = seconds.rollout_seconds(*sizes, self.device, self.iteration.rollout)
+        return (best, taken) if taken < _WORTH * sum(now.values()) else None
+
+    @functools.cached_property
+    def remat(self) -> tuple[Remat, float] | None:
+        """The model.remat that recomputes less and fits, and seconds of updates with it."""
+        if not self.fits:
+            return None
+        remat = memory.least_remat(self.work, self.layout, self.limit, self.room.update)
+        if remat in (self.work.remat, "full"):
+            return None
+        less = dataclasses.replace(self.work, remat=remat)
+        taken = seconds.step_seconds(less, self.layout, self.device, self.iteration)
+        return remat, taken["update"]
 
     @functools.cached_property
     def iteration(self) -> Iteration:
@@ -64,134 +184,17 @@ class Plan:
         """The same devices, some of which sample by servers of vLLM."""
         return seconds.splits(self.work, self.device, self.iteration, self.layout.num_devices)
 
+    @property
+    def device_name(self) -> str:
+        """What --device calls its card."""
+        return next(name for name, device in DEVICES.items() if device == self.device)
+
     @functools.cached_property
-    def evaluation(self) -> float:
-        """Seconds of an evaluation."""
-        return seconds.evaluation_seconds(self.work, self.layout, self.device)
-
-    @property
-    def limit(self) -> float:
-        """Bytes that JAX may use on a device."""
-        return self.memory_gib * GIB * MEMORY_FRACTION
-
-    @property
-    def peak(self) -> float:
-        """Bytes on a device at the worst moment of an iteration."""
-        return max(phase.peak for phase in self.phases.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether every phase stays within the limit."""
-        return self.peak <= self.limit
-
-
-def _corrected_phases(
-    work: Workload, layout: MeshShape, limit: float, compilation: Compilation
-) -> tuple[dict[str, MemoryPhase], Room]:
-    """Phases by arithmetic, with what a compiler knows better put in its place."""
-    update, rollout = memory.update_phase(work, layout), memory.rollout_phase(work, layout)
-    state, own = update.resident, rollout.own
-    of_update, of_rollout = update.temporaries, rollout.temporaries
-    train, decode = compilation.programs.get("train"), compilation.programs.get("decode")
-    # Gradients alone don't read the moments: by tokens only arithmetic knows the state.
-    if train is not None and not work.by_tokens:
-        # The arguments of an update are the train state and a batch; a reference is kept beside.
-        reference = memory.parameter_bytes(work, layout) if work.config.loss.kl_coef > 0 else 0.0
-        state = train.arguments + train.outputs + reference
-    if decode is not None:
-        own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
-        if work.beside:
-            # Counted with the state.
-            own -= memory.frozen_bytes(work, layout)
-    if compilation.exact and train is not None and decode is not None:
-        # The sum of earlier gradients is given to the program of a micro-batch.
-        earlier = memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0
-        of_update = train.temporaries + earlier
-        prefill = memory.prefill_bytes(work, layout) - memory.kv_cache_bytes(work, layout)
-        of_rollout = max(float(decode.temporaries), prefill)
-    evaluation = memory.rollout_phase(work.evaluation, layout)
-    factor = of_rollout / rollout.temporaries
-    phases = {
-        "rollout": MemoryPhase(state, own, of_rollout),
-        "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
-        "update": MemoryPhase(state, update.own, of_update),
-    }
-    if work.evaluated:
-        of_evaluation = factor * evaluation.temporaries
-        phases["evaluation"] = MemoryPhase(state, evaluation.own, of_evaluation)
-    return phases, Room(limit, of_update / update.temporaries, factor)
-
-
-def make_plan(
-    work: Workload,
-    layout: MeshShape,
-    *,
-    device: Device,
-    memory_gib: float,
-    compilation: Compilation,
-) -> Plan:
-    """Puts arithmetic and compiled programs together."""
-    limit = memory_gib * GIB * MEMORY_FRACTION
-    phases, room = _corrected_phases(work, layout, limit, compilation)
-    plan = Plan(
-        work=work,
-        layout=layout,
-        device=device,
-        memory_gib=memory_gib,
-        compilation=compilation,
-        phases=phases,
-        max_micro_batch=search.largest_micro_batch(work, layout, room),
-        max_slots=search.largest_slots(work, layout, room),
-        max_eval_slots=search.largest_eval_slots(work, layout, room),
-    )
-    if plan.fits:
-        remat = memory.least_remat(work, layout, limit, room.update)
-        if remat in (work.remat, "full"):
-            return dataclasses.replace(plan, faster=_faster(plan, room))
-        less = dataclasses.replace(work, remat=remat)
-        updates = seconds.step_seconds(less, layout, device, plan.iteration)["update"]
-        return dataclasses.replace(plan, faster=_faster(plan, room), remat=(remat, updates))
-    smaller = search.fewer_eval_slots(work, layout, room)
-    if smaller is not None:
-        return dataclasses.replace(plan, suggestion=smaller)
-    suggestion = search.suggest(work, layout.num_devices, room)
-    if suggestion is not None:
-        own = suggestion.of(work)
-        best, _ = search.fastest_decoding(own, suggestion.layout, room, device)
-        peak = search.peak_of(own, best, room)
-        suggestion = dataclasses.replace(suggestion, layout=best, peak=peak)
-        return dataclasses.replace(plan, suggestion=suggestion)
-    larger = (search.suggest(work, layout.num_devices * factor, room) for factor in LARGER)
-    return dataclasses.replace(
-        plan,
-        larger=next((choice for choice in larger if choice is not None), None),
-        card=_larger_card(work, layout.num_devices, memory_gib, room),
-    )
-
-
-# What a change of layout must save before a plan speaks of it: it is a prediction.
-_WORTH = 0.95
-
-
-def _faster(plan: Plan, room: Room) -> tuple[MeshShape, float] | None:
-    """The layout with which decoding takes least, if that is worth a line."""
-    work, layout, device = plan.work, plan.layout, plan.device
-    best, taken = search.fastest_decoding(work, layout, room, device)
-    now = seconds.rollout_seconds(work, layout, device, plan.iteration.rollout)
-    return (best, taken) if taken < _WORTH * sum(now.values()) else None
-
-
-def _larger_card(
-    work: Workload, num_devices: int, memory_gib: float, room: Room
-) -> tuple[str, Choice] | None:
-    """The device with the least memory above this on which a run fits, and how; None: none."""
-    for name, device in sorted(DEVICES.items(), key=lambda item: item[1].memory_gib):
-        if device.memory_gib > memory_gib:
-            limit = device.memory_gib * GIB * MEMORY_FRACTION
-            choice = search.suggest(work, num_devices, dataclasses.replace(room, limit=limit))
-            if choice is not None:
-                return name, choice
-    return None
+    def predictions(self) -> dict[str, dict[str, float]]:
+        """Seconds of an iteration by device and phase."""
+        own = [self.device_name] if self.device_name not in PREDICTED_FOR else []
+        predict = functools.partial(seconds.step_seconds, self.work, self.layout)
+        return {name: predict(DEVICES[name], self.iteration) for name in (*own, *PREDICTED_FOR)}
 
 
 def parts(plan: Plan) -> dict[str, float]:
@@ -211,31 +214,15 @@ def parts(plan: Plan) -> dict[str, float]:
     }
     if work.adapters:
         bytes_of["frozen_base"] = memory.frozen_bytes(work, layout)
-    if work.config.loss.kl_coef > 0:
-        bytes_of["reference"] = memory.parameter_bytes(work, layout)
+    if reference := memory.reference_bytes(work, layout):
+        bytes_of["reference"] = reference
     return bytes_of
 
 
-def _name(plan: Plan) -> str:
-    """What --device calls its card."""
-    return next(name for name, device in DEVICES.items() if device == plan.device)
-
-
-def predictions(plan: Plan) -> dict[str, dict[str, float]]:
-    """Seconds of an iteration by device and phase."""
-    names = list(PREDICTED_FOR)
-    if _name(plan) not in names:
-        names.insert(0, _name(plan))
-    return {
-        name: seconds.step_seconds(plan.work, plan.layout, DEVICES[name], plan.iteration)
-        for name in names
-    }
-
-
-def _choice(choice: Choice, work: Workload) -> dict[str, Any]:
+def _choice(choice: Choice) -> dict[str, Any]:
     return {
         "devices": choice.layout.num_devices,
-        "overrides": choice.overrides(work),
+        "overrides": choice.overrides(),
         "peak_gib": round(choice.peak / GIB, 3),
     }
 
@@ -244,7 +231,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
     tenths = lambda values: {name: round(value, 1) for name, value in values.items()}
-    flops, predicted, work = plan.operations, predictions(plan), plan.work
+    flops, predicted, work = plan.operations, plan.predictions, plan.work
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -255,7 +242,9 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "flops_by_phase": flops,
         "predicted_step_s": tenths({name: sum(by.values()) for name, by in predicted.items()}),
         "predicted_s_by_phase": {name: tenths(phases) for name, phases in predicted.items()},
-        "predicted_evaluation_s": round(plan.evaluation, 1),
+        "predicted_evaluation_s": round(
+            seconds.evaluation_seconds(work, plan.layout, plan.device), 1
+        ),
         "predicted_splits_s": [
             {"learner": one.learner, "samplers": one.samplers}
             | tenths({"in_turn": one.in_turn, "ahead": one.ahead})
@@ -285,9 +274,9 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "mesh": plan.layout._asdict(),
         "memory_from": plan.compilation.source,
         "compile_s": tenths({n: one.seconds for n, one in plan.compilation.programs.items()}),
-        "suggestion": plan.suggestion and _choice(plan.suggestion, work),
-        "more_devices": plan.larger and _choice(plan.larger, work),
-        "larger_card": plan.card and {"device": plan.card[0], **_choice(plan.card[1], work)},
+        "suggestion": plan.suggestion and _choice(plan.suggestion),
+        "more_devices": plan.larger and _choice(plan.larger),
+        "larger_card": plan.card and {"device": plan.card[0], **_choice(plan.card[1])},
     }
 
 
@@ -301,10 +290,6 @@ _PHASE_NAMES = {
 }
 
 
-def _size(value: float) -> str:
-    return f"{value / GIB:7.2f}"
-
-
 def _verdict(plan: Plan) -> list[str]:
     share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
     limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
@@ -314,7 +299,7 @@ def _verdict(plan: Plan) -> list[str]:
     over = (plan.peak - plan.limit) / GIB
     lines = [f"DOES NOT FIT: peak {plan.peak / GIB:.1f} of {limit}, {over:.1f} GiB too much"]
     if plan.suggestion is not None:
-        return lines + _shown("What would fit here", plan.suggestion, plan.work)
+        return lines + _shown("What would fit here", plan.suggestion)
     count = plan.layout.num_devices
     lines.append(
         f"No mesh, micro-batch and number of slots fits {count} of these, not even one row a "
@@ -322,25 +307,22 @@ def _verdict(plan: Plan) -> list[str]:
     )
     if plan.larger is not None:
         title = f"What would fit on {plan.larger.layout.num_devices} of them"
-        lines += _shown(title, plan.larger, plan.work)
+        lines += _shown(title, plan.larger)
     if plan.card is not None:
         name, choice = plan.card
-        lines += _shown(f"What would fit on as many {name}", choice, plan.work)
+        lines += _shown(f"What would fit on as many {name}", choice)
     if plan.larger is None and plan.card is None:
         lines.append("No more, and no larger known GPUs would do.")
     return lines
 
 
-def _shown(title: str, choice: Choice, work: Workload) -> list[str]:
-    return [f"{title} ({choice.peak / GIB:.1f} GiB):", f"  {choice.overrides(work)}"]
+def _shown(title: str, choice: Choice) -> list[str]:
+    return [f"{title} ({choice.peak / GIB:.1f} GiB):", f"  {choice.overrides()}"]
 
 
 def _largest(plan: Plan) -> str:
     """The largest portions that fit; nobody can write a portion of 0 rows."""
-    micro = {"train.micro_batch_rows": plan.max_micro_batch}
-    if plan.work.by_tokens:
-        micro = {"train.micro_batch_tokens": plan.max_micro_batch * plan.work.row_tokens}
-    most = {**micro, "rollout.slots": plan.max_slots}
+    most = {**plan.work.micro_batch(plan.max_micro_batch), "rollout.slots": plan.max_slots}
     if plan.work.evaluated:
         most["eval.slots"] = plan.max_eval_slots
     fits = ", ".join(f"{key}={rows}" for key, rows in most.items() if rows)
@@ -367,11 +349,11 @@ def as_text(plan: Plan) -> str:
         "Per device, GiB",
     ]
     for name, value in parts(plan).items():
-        lines.append(f"  {name.replace('_', ' '):52}{_size(value)}")
+        lines.append(f"  {name.replace('_', ' '):52}{value / GIB:7.2f}")
     lines += ["", "Peak of each phase, GiB"]
     for name, meaning in _PHASE_NAMES.items():
         if name in phases and (name != "score" or work.scored):
-            lines.append(f"  {meaning:52}{_size(phases[name].peak)}")
+            lines.append(f"  {meaning:52}{phases[name].peak / GIB:7.2f}")
     lines += ["", *_verdict(plan)]
     lines.append(_largest(plan))
     if work.adapters:
@@ -390,7 +372,7 @@ def as_text(plan: Plan) -> str:
         + work.lengths.source,
         "",
     ]
-    together = sum(predictions(plan)[_name(plan)].values())
+    together = sum(plan.predictions[plan.device_name].values())
     return "\n".join([*lines, *_seconds(plan), *seconds.split_lines(plan.splits, together)])
 
 
@@ -401,7 +383,7 @@ def _seconds(plan: Plan) -> list[str]:
         "Predicted seconds of an iteration, grading left out",
         f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
     ]
-    for name, phases in predictions(plan).items():
+    for name, phases in plan.predictions.items():
         rollout = phases["prefill"] + phases["decode"]
         lines.append(
             f"  {name:10}{sum(phases.values()):8.0f}{rollout:9.0f}{phases['score']:8.0f}"
@@ -422,10 +404,10 @@ def _seconds(plan: Plan) -> list[str]:
     if ways:
         lines.append(f"Faster here, and it fits: {', '.join(ways)}")
     if work.evaluated:
+        minutes = seconds.evaluation_seconds(work, plan.layout, plan.device) / 60
         lines.append(
             f"An evaluation: {sum(rows for call in work.evaluated for rows, _ in call):,} answers "
             f"in {len(work.evaluated)} calls (a set's budgets, greedy and sampled, share "
-            f"{work.evaluation.slots} slots), "
-            f"{plan.evaluation / 60:.0f} minutes"
+            f"{work.evaluation.slots} slots), {minutes:.0f} minutes"
         )
     return lines

@@ -187,9 +187,10 @@ def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
     )
 
 
-def rollout(spec: RolloutSpec, rows: Lengths, width: int) -> Schedule:
-    """The schedule of one rollout of rows whose prompts are `width` wide, padding included."""
-    engine = Counting(spec, rows, width)
+def rollout(work: Workload, layout: MeshShape) -> Schedule:
+    """The schedule of one rollout of the rows to be expected."""
+    spec, rows = rollout_spec(work, layout), work.lengths
+    engine = Counting(spec, rows, work.prompt)
     limits: Any = rows.thinking.astype(np.int32)
     cuts = np.repeat(limits[:, None], rows.answers.shape[1], 1)
     loop = rollouts.Loop(engine, Rows(limits, cuts).complete(spec), Listeners())
@@ -207,11 +208,6 @@ class Padded:
     rows: int
     trunk: int
     branches: int
-
-    @property
-    def positions(self) -> int:
-        """Positions computed, padding included."""
-        return self.rows * (self.trunk + self.branches)
 
 
 def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
@@ -262,5 +258,8 @@ def _minibatches(work: Workload, size: int) -> Iterator[Batch]:
 
 def real_share(work: Workload, parts: list[list[Padded]]) -> float:
     """Share of the learner's positions that hold a token."""
-    computed = sum(one.positions for update in parts for one in update)
-    return work.lengths.real / computed
+    rows = work.lengths
+    branches = rows.answers + SUFFIX_TOKENS - 1
+    real = rows.prompts.sum() + rows.thinking.sum() + branches.sum()
+    computed = sum(one.rows * (one.trunk + one.branches) for update in parts for one in update)
+    return int(real) / computed

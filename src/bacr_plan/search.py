@@ -35,41 +35,21 @@ class Room:
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout and portions (train.micro_batch_rows, rollout.slots), and the memory they take.
+    """A run with portions and a layout that fit, and the bytes of a device that they take."""
 
-    Attributes:
-      beside: the sampler reads the frozen base of adapters where it lies (adapter.decode).
-      eval_slots: eval.slots; 0: as many as in training.
-    """
-
+    work: Workload
     layout: MeshShape
-    micro_rows: int
-    slots: int
     peak: float
-    beside: bool = False
-    eval_slots: int = 0
 
-    def of(self, work: Workload) -> Workload:
-        """The sizes of a run with these portions."""
-        return dataclasses.replace(
-            work,
-            micro_rows=self.micro_rows,
-            slots=self.slots,
-            beside=self.beside,
-            eval_slots=self.eval_slots,
-        )
-
-    def overrides(self, work: Workload) -> str:
-        """The choice as config keys of a run that splits its updates as `work` does."""
-        micro = {"train.micro_batch_rows": self.micro_rows}
-        if work.by_tokens:
-            micro = {"train.micro_batch_tokens": self.micro_rows * work.row_tokens}
+    def overrides(self) -> str:
+        """The choice as config keys."""
+        work = self.work
         keys = {
             **{f"mesh.{axis}": size for axis, size in self.layout._asdict().items()},
-            **micro,
-            "rollout.slots": self.slots,
-            **({"eval.slots": self.eval_slots} if self.eval_slots else {}),
-            **({"adapter.decode": "beside"} if self.beside else {}),
+            **work.micro_batch(work.micro_rows),
+            "rollout.slots": work.slots,
+            **({"eval.slots": work.eval_slots} if work.eval_slots else {}),
+            **({"adapter.decode": "beside"} if work.beside else {}),
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())
 
@@ -167,27 +147,23 @@ def _suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
         slots -= slots % layout.slot_shards
         if not slots:
             continue
-        chosen = dataclasses.replace(work, micro_rows=micro, slots=slots)
-        eval_slots = _eval_slots(chosen, layout, room)
-        chosen = dataclasses.replace(chosen, eval_slots=eval_slots)
-        peak = peak_of(chosen, layout, room)
-        if peak > room.limit:
+        choice = fewer_eval_slots(
+            dataclasses.replace(work, micro_rows=micro, slots=slots), layout, room
+        )
+        if choice is None:
             continue
-        choice = Choice(layout, micro, slots, peak, work.beside, eval_slots)
         if slots * 8 >= work.rows:
             return choice
-        if best is None or slots > best.slots:
+        if best is None or slots > best.work.slots:
             best = choice
     return best
 
 
 def fewer_eval_slots(work: Workload, layout: MeshShape, room: Room) -> Choice | None:
     """Fewer slots of evaluations, where nothing else is too large; None where something is."""
-    eval_slots = _eval_slots(work, layout, room)
-    peak = peak_of(dataclasses.replace(work, eval_slots=eval_slots), layout, room)
-    if peak > room.limit:
-        return None
-    return Choice(layout, work.micro_rows, work.slots, peak, work.beside, eval_slots)
+    fewer = dataclasses.replace(work, eval_slots=_eval_slots(work, layout, room))
+    peak = peak_of(fewer, layout, room)
+    return Choice(fewer, layout, peak) if peak <= room.limit else None
 
 
 def _eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
@@ -218,7 +194,7 @@ def fastest_decoding(
             continue
         if decoding_peak(work, tried, room) > room.limit and tried != layout:
             continue
-        made = schedule.rollout(schedule.rollout_spec(work, tried), work.lengths, work.prompt)
+        made = schedule.rollout(work, tried)
         taken = sum(seconds.rollout_seconds(work, tried, device, made).values())
         found.append((taken, tried))
     taken, best = min(found)

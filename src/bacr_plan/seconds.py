@@ -51,9 +51,7 @@ class Iteration:
 
 def iteration(work: Workload, layout: MeshShape) -> Iteration:
     """The schedule of a run's iteration."""
-    spec = schedule.rollout_spec(work, layout)
-    sampled = schedule.rollout(spec, work.lengths, work.prompt)
-    return Iteration(sampled, schedule.updates(work, layout))
+    return Iteration(schedule.rollout(work, layout), schedule.updates(work, layout))
 
 
 def rollout_seconds(
@@ -64,7 +62,7 @@ def rollout_seconds(
     A chunk takes the larger of what its bytes and its products take; with tensor shards two sums a
     layer are waited for besides.
     """
-    rate = device.matmul_flops * ASSUMED.matmul * _type_rate(work) * layout.num_devices
+    rate = _products_a_second(work, layout, device)
     bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
     longer = lambda flops, moved: max(flops / rate, moved / bandwidth)
     decode = sum(
@@ -102,7 +100,7 @@ def step_seconds(
     of the policy are taken to be as near as the devices of a box. `made` is worked out by default.
     """
     made = made or iteration(work, layout)
-    rate = device.matmul_flops * ASSUMED.matmul * _type_rate(work) * layout.num_devices
+    rate = _products_a_second(work, layout, device)
     per_byte = 1 / (device.link_bandwidth * ASSUMED.links)
     links = costs.gathered_bytes(work, layout) * per_byte
     parts = [one for update in made.updates for one in update]
@@ -117,9 +115,10 @@ def step_seconds(
     }
 
 
-def _type_rate(work: Workload) -> float:
-    """float32 products take twice as long."""
-    return 1.0 if work.float_bytes == 2 else 0.5
+def _products_a_second(work: Workload, layout: MeshShape, device: Device) -> float:
+    """Operations a second of all devices; float32 products take twice as long."""
+    of_type = 1.0 if work.float_bytes == 2 else 0.5
+    return device.matmul_flops * ASSUMED.matmul * of_type * layout.num_devices
 
 
 def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
@@ -135,7 +134,7 @@ def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> flo
         asked = Lengths(prompts, limits.astype(prompts.dtype), answers)
         draw = functools.partial(dataclasses.replace, asked)
         own = dataclasses.replace(evaluation, slots=slots, cuts=1, draw=draw)
-        made = schedule.rollout(schedule.rollout_spec(own, layout), asked, work.prompt)
+        made = schedule.rollout(own, layout)
         found[call] = sum(rollout_seconds(own, layout, device, made).values())
     return sum(found[call] for call in work.evaluated)
 
@@ -194,7 +193,7 @@ def splits(work: Workload, device: Device, made: Iteration, num_devices: int) ->
         asked = dataclasses.replace(
             work, slots=-(-work.rows // servers.slot_shards) * servers.slot_shards
         )
-        sampled = schedule.rollout(schedule.rollout_spec(asked, servers), work.lengths, work.prompt)
+        sampled = schedule.rollout(asked, servers)
         sample = sum(rollout_seconds(asked, servers, device, sampled).values())
         learn = taken["update"] + taken["score"]
         found.append(Split(num_devices - samplers, samplers, learn, sample, hand))

@@ -47,9 +47,7 @@ class Workload:
       cuts: branches per trace: M, or M times the answers that a method samples at each cut.
       own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
       evaluated: calls of an evaluation, each by its parts: rows and their largest budget.
-      eval_thinking: largest budget of training and evaluation.
       eval_slots: rows decoded together in an evaluation; 0: as many as in training.
-      eval_cuts: answers of a trace that are decoded together in an evaluation.
       fused_attention: the trunk's attention never stores its scores (cuDNN).
       adapters: numbers in low-rank adapters; 0: all weights are trained.
       beside: the sampler reads that base where it lies, without a copy.
@@ -70,9 +68,7 @@ class Workload:
     slots: int
     own_keys: bool
     evaluated: tuple[tuple[tuple[int, int], ...], ...]
-    eval_thinking: int
     eval_slots: int
-    eval_cuts: int
     float_bytes: int
     remat: Remat
     fused_attention: bool
@@ -101,6 +97,12 @@ class Workload:
         """Whether micro-batches hold nearly equal numbers of tokens."""
         return self.config.train.micro_batch_tokens is not None
 
+    def micro_batch(self, rows: int) -> dict[str, int]:
+        """The config key of a micro-batch of so many rows."""
+        if self.by_tokens:
+            return {"train.micro_batch_tokens": rows * self.row_tokens}
+        return {"train.micro_batch_rows": rows}
+
     @property
     def lengths(self) -> Lengths:
         """Tokens of the rows to be expected."""
@@ -113,12 +115,17 @@ class Workload:
 
     @property
     def evaluation(self) -> "Workload":
-        """What decoding is while the policy is evaluated: the largest call, of its own sizes."""
+        """What decoding is while the policy is evaluated: the largest call, of its own sizes.
+
+        Answers of a trace are decoded together: one, or those of a dense trace.
+        """
+        budget, dense = self.config.budget, self.config.eval.dense
+        longest = derived.largest_evaluated(self.config)
         return dataclasses.replace(
             self,
             rows=max((sum(rows for rows, _ in call) for call in self.evaluated), default=0),
-            thinking=self.eval_thinking,
-            cuts=self.eval_cuts,
+            thinking=max(budget.max, longest) + budget.grace,
+            cuts=1 if dense is None else min(CUTS_AT_ONCE, -(-longest // dense)),
             slots=self.eval_slots or self.slots,
         )
 
@@ -179,13 +186,6 @@ def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(cells)
 
 
-def _eval_cuts(config: Config) -> int:
-    """Answers of a trace that an evaluation decodes together: one, or those of a dense trace."""
-    if config.eval.dense is None:
-        return 1
-    return min(CUTS_AT_ONCE, -(-derived.largest_evaluated(config) // config.eval.dense))
-
-
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     """Sizes and mesh of a run on so many devices, without touching one.
 
@@ -217,10 +217,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         slots=min(rollout.slots or rows, rows),
         own_keys=rollout.attention in fused,
         evaluated=_evaluated(config),
-        eval_thinking=max(config.budget.max, derived.largest_evaluated(config))
-        + config.budget.grace,
         eval_slots=config.eval.slots or 0,
-        eval_cuts=_eval_cuts(config),
         float_bytes=2 if bfloat16 else 4,
         remat=model.remat,
         fused_attention=model.attention in fused,

@@ -34,7 +34,7 @@ def test_the_choice_is_smaller_where_it_failed_whatever_the_arithmetic_says(phas
     choice = oom_hints.smaller_choice(work, layout, limit, phase)
     assert choice is not None
     peak_of = memory.rollout_phase if phase == "decode" else memory.update_phase
-    chosen = dataclasses.replace(work, slots=choice.slots, micro_rows=choice.micro_rows)
+    chosen = dataclasses.replace(work, slots=choice.work.slots, micro_rows=choice.work.micro_rows)
     peak = peak_of(chosen, choice.layout).peak
     assert peak <= limit and peak < peak_of(work, layout).peak
     # The other phase has not failed: its portions stay, where the layout can.

@@ -8,7 +8,7 @@ import pytest
 from bacr_plan import memory
 from bacr_plan.compiling import Compilation, Measured
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION
-from bacr_plan.report import as_object, as_text, make_plan
+from bacr_plan.report import Plan, as_object, as_text
 from plan_world import mesh, workload
 
 ARITHMETIC = Compilation("arithmetic", {}, exact=False)
@@ -33,7 +33,7 @@ def by_arithmetic(overrides, gib, layout):
 
 
 def compiled(overrides, gib, layout, compilation):
-    return make_plan(
+    return Plan(
         workload(*overrides),
         layout,
         device=DEVICES["a100-80"],
@@ -75,7 +75,7 @@ def test_it_says_by_how_much_a_run_does_not_fit_and_what_would():
 def test_what_it_suggests_fits_when_planned_again():
     fourteen = "model.preset=qwen2.5-14b"
     suggestion = planned(fourteen).suggestion
-    overrides = suggestion.overrides(workload(fourteen)).split()
+    overrides = suggestion.overrides().split()
     again = planned(fourteen, *overrides, layout=suggestion.layout)
     assert again.fits and again.peak == suggestion.peak
 
@@ -95,8 +95,8 @@ def test_an_evaluation_that_alone_does_not_fit_gets_slots_of_its_own():
     gib = (phases["rollout"].peak + phases["evaluation"].peak) / 2 / GIB / MEMORY_FRACTION
     plan = planned(gib=gib)
     assert not plan.fits
-    assert plan.suggestion.slots == 512 and 0 < plan.suggestion.eval_slots < 512
-    again = plan.suggestion.overrides(workload()).split()
+    assert plan.suggestion.work.slots == 512 and 0 < plan.suggestion.work.eval_slots < 512
+    again = plan.suggestion.overrides().split()
     assert planned(*again, gib=gib, layout=plan.suggestion.layout).fits
     assert "evaluation" not in planned("data.eval=[]").phases
 

@@ -17,7 +17,7 @@ def rows_of(prompts, thinking, answers=1):
 
 def rollout(rows, slots, layout, *overrides):
     work = workload(*overrides, slots=slots, draw=lambda: rows)
-    return schedule.rollout(schedule.rollout_spec(work, layout), rows, work.prompt)
+    return schedule.rollout(work, layout)
 
 
 def test_two_rows_on_two_devices_by_hand():

@@ -63,10 +63,10 @@ def test_every_layout_offered_is_one_that_training_accepts():
 def test_what_is_suggested_fits_and_is_a_config(devices, gib, model):
     work = workload(f"model.preset={model}")
     choice = search.suggest(work, devices, Room(gib * GIB))
-    config = config_io.load([SEVEN], [f"model.preset={model}", *choice.overrides(work).split()])
+    config = config_io.load([SEVEN], [f"model.preset={model}", *choice.overrides().split()])
     config_io.check(config)
     assert mesh_shape(config, work.model, devices) == choice.layout
-    chosen = dataclasses.replace(work, micro_rows=choice.micro_rows, slots=choice.slots)
+    chosen = dataclasses.replace(work, micro_rows=choice.work.micro_rows, slots=choice.work.slots)
     phases = (memory.update_phase, memory.score_phase, memory.rollout_phase)
     assert max(phase(chosen, choice.layout).peak for phase in phases) == choice.peak <= gib * GIB
 
@@ -74,12 +74,12 @@ def test_what_is_suggested_fits_and_is_a_config(devices, gib, model):
 def test_a_suggestion_keeps_the_portions_that_fit():
     work = workload("rollout.slots=64")
     choice = search.suggest(work, 8, Room(73.6 * GIB))
-    assert (choice.micro_rows, choice.slots) == (work.micro_rows, 64)
+    assert (choice.work.micro_rows, choice.work.slots) == (work.micro_rows, 64)
 
 
 def test_runs_split_by_tokens_get_a_suggestion_in_tokens():
     work = workload("train.micro_batch_rows=null", "train.micro_batch_tokens=181248")
-    overrides = search.suggest(work, 8, Room(73.6 * GIB)).overrides(work)
+    overrides = search.suggest(work, 8, Room(73.6 * GIB)).overrides()
     # 181248 = 32 rows of 1024 + 4096 + 4 x 136 tokens.
     assert "train.micro_batch_tokens=181248" in overrides
     assert "micro_batch_rows" not in overrides
@@ -102,7 +102,7 @@ def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
 def test_another_layout_has_its_own_peak():
     work, room = workload(), Room(73.6 * GIB)
     choice = search.suggest(work, 8, room)
-    assert search.peak_of(choice.of(work), choice.layout, room) == choice.peak
+    assert search.peak_of(choice.work, choice.layout, room) == choice.peak
     other = dataclasses.replace(choice, layout=mesh(decode_tensor=4))
-    assert search.peak_of(choice.of(work), other.layout, room) < choice.peak
-    assert "mesh.decode_tensor=4" in other.overrides(work)
+    assert search.peak_of(choice.work, other.layout, room) < choice.peak
+    assert "mesh.decode_tensor=4" in other.overrides()
