@@ -162,15 +162,13 @@ def _closed(text: str) -> Extracted:
 
 def _boxed(text: str) -> Extracted | None:
     box = last_box(text) if "\\" in text else None
-    if box is None or _is_part_of_a_number(text, box):
+    if box is None:
+        return None
+    before, after = text[max(box.start - 1, 0) : box.start], text[box.end : box.end + 1]
+    # A box that digits touch is a part of a number: "6\boxed{5}" shows 65.
+    if before.isdigit() or after.isdigit():
         return None
     return Extracted(box.content, "box", box_run(text, box))
-
-
-def _is_part_of_a_number(text: str, box: Box) -> bool:
-    r"""Whether digits touch a box: "6\boxed{5}" shows 65."""
-    before, after = text[max(box.start - 1, 0) : box.start], text[box.end : box.end + 1]
-    return before.isdigit() or after.isdigit()
 
 
 def open_answer(text: str) -> Extracted:

@@ -176,14 +176,11 @@ def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
 
 
 def _exact(text: str | None, reference: str | None) -> Verdict:
-    if not isinstance(text, str) or not isinstance(reference, str):
+    tag = last_tag(text[text.rfind("</think>") + 1 :]) if isinstance(text, str) else None
+    if tag is None or not isinstance(reference, str):
         return Verdict(False, None, "none")
-    tag = last_tag(text[text.rfind("</think>") + 1 :])
-    if tag is None:
-        return Verdict(False, None, "none")
-    answer = tag.content
-    correct = answer == reference.strip() and bool(answer)
-    return Verdict(correct, answer, "string", strict=correct)
+    correct = tag.content == reference.strip() and bool(tag.content)
+    return Verdict(correct, tag.content, "string", strict=correct)
 
 
 def _count(counts: collections.Counter[str], verdicts: list[Verdict]) -> None:
