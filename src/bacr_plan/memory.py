@@ -47,8 +47,6 @@ def parameter_bytes(work: Workload, layout: MeshShape) -> float:
 
 def frozen_bytes(work: Workload, layout: MeshShape) -> float:
     """The frozen base of adapters, in its own type."""
-    if not work.adapters:
-        return 0.0
     return work.frozen_bytes * work.model.num_parameters / layout.param_shards
 
 

@@ -16,7 +16,7 @@ from bacr_jax import parallel
 from bacr_jax.config import Config
 from bacr_jax.learner import copies
 from bacr_jax.learner import train_step as learning
-from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.learner.objective import Minibatch, TokenScores, loss_normalizers
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
@@ -28,20 +28,16 @@ from bacr_jax.prompts.decode_rules import Automaton, DecodeRules
 from bacr_jax.rollout import sampling_params, trunks
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.runs import initial, setup
-from bacr_plan.schedule import batch_shapes
 from bacr_plan.workload import SUFFIX_TOKENS, branches_per_trace
 
 
 def laid_out(tree: Any, shardings: Any) -> Any:
     """The tree's shapes and types with one sharding for all, or with a tree of them."""
-    if isinstance(shardings, Sharding):
-        one = shardings
-        shardings = jax.tree.map(lambda _: one, tree)
 
     def struct(x: Any, where: Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-    return jax.tree.map(struct, tree, shardings)
+    return jax.tree.map(struct, tree, jax.tree.broadcast(shardings, tree))
 
 
 def over(mesh: Mesh, *axes: Any) -> NamedSharding:
@@ -171,32 +167,30 @@ class Programs:
             logits=laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
         )
 
-    def _rows(self, *shape: int, dtype: Any = "int32") -> Any:
-        """An array whose leading axis is that of rows."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.row_sharding(self.mesh))
-
     def _batch(self, rows: int) -> Batch:
         config = self.config
-        shapes = batch_shapes(
+        batch = empty_batch(
             rows,
             prompt=config.data.max_prompt_tokens,
             thinking=config.budget.max + config.budget.grace,
             cuts=branches_per_trace(self.method),
+            suffix=SUFFIX_TOKENS,
             answer=config.rollout.answer_tokens,
         )
-        real = ("returns", "advantages", "logprobs")
-        dtypes = {name: "float32" if name.endswith(real) else "int32" for name in shapes}
-        return Batch(**{n: self._rows(*shapes[n], dtype=dtypes[n]) for n in shapes})
+        laid: Batch = laid_out(batch, parallel.row_sharding(self.mesh))
+        return laid
 
     def _allowed_tokens(self) -> Any:
         return _whole(jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool), self.mesh)
 
     def _minibatch(self, batch: Batch) -> Minibatch:
         """The batch, with old and reference scores where the run has them."""
-        real = functools.partial(self._rows, dtype="float32")
-        thinking = real(*batch.thinking_logprobs.shape)
-        answers = real(*batch.answer_logprobs.shape)
-        hidden = real(batch.trunk.shape[0], self.learner.model.hidden_size)
+        thinking, answers = batch.thinking_logprobs, batch.answer_logprobs
+        hidden = jax.ShapeDtypeStruct(
+            (batch.trunk.shape[0], self.learner.model.hidden_size),
+            "float32",
+            sharding=parallel.row_sharding(self.mesh),
+        )
         scores = TokenScores(thinking, answers, thinking, answers, hidden)
         loss, minibatches = self.config.loss, self.config.train.minibatches
         old = scores if num_scored(loss.old_logprobs, minibatches) else None

@@ -41,7 +41,7 @@ class Plan:
         return self.memory_gib * GIB * MEMORY_FRACTION
 
     @functools.cached_property
-    def _measured(self) -> tuple[dict[str, MemoryPhase], Room]:
+    def phases(self) -> dict[str, MemoryPhase]:
         """Phases by arithmetic, with what a compiler knows better put in its place."""
         work, layout, programs = self.work, self.layout, self.compilation.programs
         update, rollout = memory.update_phase(work, layout), memory.rollout_phase(work, layout)
@@ -63,7 +63,6 @@ class Plan:
                 of_update = train.temporaries + earlier
                 prefill = memory.prefill_bytes(work, layout) - memory.kv_cache_bytes(work, layout)
                 of_rollout = max(float(decode.temporaries), prefill)
-        factor = of_rollout / rollout.temporaries
         phases = {
             "rollout": MemoryPhase(state, own, of_rollout),
             "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
@@ -71,19 +70,20 @@ class Plan:
         }
         if work.evaluated:
             evaluation = memory.rollout_phase(work.evaluation, layout)
-            of_evaluation = factor * evaluation.temporaries
+            of_evaluation = of_rollout / rollout.temporaries * evaluation.temporaries
             phases["evaluation"] = MemoryPhase(state, evaluation.own, of_evaluation)
-        return phases, Room(self.limit, of_update / update.temporaries, factor)
+        return phases
 
-    @property
-    def phases(self) -> dict[str, MemoryPhase]:
-        """Bytes on a device in each phase of an iteration, and in an evaluation."""
-        return self._measured[0]
-
-    @property
+    @functools.cached_property
     def room(self) -> Room:
         """The limit, and how much of it a phase takes by the compiler's numbers."""
-        return self._measured[1]
+        update = memory.update_phase(self.work, self.layout).temporaries
+        rollout = memory.rollout_phase(self.work, self.layout).temporaries
+        return Room(
+            self.limit,
+            update=self.phases["update"].temporaries / update,
+            rollout=self.phases["rollout"].temporaries / rollout,
+        )
 
     @property
     def peak(self) -> float:
@@ -212,8 +212,8 @@ def parts(plan: Plan) -> dict[str, float]:
         "kv_cache": memory.kv_cache_bytes(work, layout),
         "decode_temporaries": plan.phases["rollout"].temporaries,
     }
-    if work.adapters:
-        bytes_of["frozen_base"] = memory.frozen_bytes(work, layout)
+    if frozen := memory.frozen_bytes(work, layout):
+        bytes_of["frozen_base"] = frozen
     if reference := memory.reference_bytes(work, layout):
         bytes_of["reference"] = reference
     return bytes_of

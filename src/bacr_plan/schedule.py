@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 from jaxtyping import Int
 
 from bacr_jax import parallel
-from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import Shapes, planned_parts
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout import Listeners, RolloutSpec, Rows, rollouts
@@ -223,37 +223,28 @@ def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
     ]
 
 
-def batch_shapes(
-    rows: int, *, prompt: int, thinking: int, cuts: int, answer: int
-) -> dict[str, tuple[int, ...]]:
-    """The shape of every array of a learner's batch, by the fields of `Batch`."""
-    of_row = ("prompt_lengths", "question_start", "question_end", "sampled", "budgets")
-    of_cut = ("cuts", "context", "forced", "answered", "answer_advantages", "returns")
-    return {
-        "trunk": (rows, prompt + thinking),
-        "branches": (rows, cuts, SUFFIX_TOKENS + answer),
-        "answer_logprobs": (rows, cuts, answer),
-        **dict.fromkeys(of_row, (rows,)),
-        **dict.fromkeys(of_cut, (rows, cuts)),
-        **dict.fromkeys(("thinking_advantages", "thinking_logprobs"), (rows, thinking)),
-    }
-
-
 def _minibatches(work: Workload, size: int) -> Iterator[Batch]:
     """Batches of the iteration's lengths; what else is in them does not matter."""
-    everything, answer = work.lengths, work.config.rollout.answer_tokens
+    everything = work.lengths
     for start in range(0, work.rows, size):
         part = slice(start, start + size)
-        prompts, sampled = everything.prompts[part], everything.thinking[part]
         answered = everything.answers[part]
         rows, cuts = answered.shape
-        thinking = work.trunk - work.prompt
-        shapes = batch_shapes(rows, prompt=work.prompt, thinking=thinking, cuts=cuts, answer=answer)
-        arrays: dict[str, Any] = {name: np.ones(shape, np.int8) for name, shape in shapes.items()}
-        arrays |= {"prompt_lengths": prompts, "sampled": sampled, "answered": answered}
-        arrays["context"] = np.repeat((prompts + sampled)[:, None], cuts, 1)
-        arrays["forced"] = np.full((rows, cuts), SUFFIX_TOKENS - 1, np.int8)
-        yield Batch(**arrays)
+        empty = empty_batch(
+            rows,
+            prompt=work.prompt,
+            thinking=work.thinking,
+            cuts=cuts,
+            suffix=SUFFIX_TOKENS,
+            answer=work.config.rollout.answer_tokens,
+        )
+        lengths: dict[str, Any] = {
+            "prompt_lengths": everything.prompts[part],
+            "sampled": everything.thinking[part],
+            "forced": np.full((rows, cuts), SUFFIX_TOKENS - 1),
+            "answered": answered,
+        }
+        yield dataclasses.replace(empty, **lengths)
 
 
 def real_share(work: Workload, parts: list[list[Padded]]) -> float:
