@@ -51,13 +51,16 @@ def smaller_choice(
     for most in (tight, min(limit, planned - 1.0)):
         room = Room(most)
         if phase in UPDATE:
-            portion = {"micro_rows": search.largest_micro_batch(work, layout, room)}
+            portion = search.largest_micro_batch(work, layout, room)
+            smaller = dataclasses.replace(work, micro_rows=portion)
         elif evaluating:
-            portion = {"eval_slots": search.largest_eval_slots(work, layout, room)}
+            portion = search.largest_eval_slots(work, layout, room)
+            smaller = dataclasses.replace(work, eval_slots=portion)
         else:
-            portion = {"slots": search.largest_slots(work, layout, room)}
-        if any(portion.values()):
-            return Choice(dataclasses.replace(work, **portion), layout, most)
+            portion = search.largest_slots(work, layout, room)
+            smaller = dataclasses.replace(work, slots=portion)
+        if portion:
+            return Choice(smaller, layout, most)
     return search.suggest(work, layout.num_devices, Room(tight))
 
 

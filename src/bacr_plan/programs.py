@@ -186,11 +186,8 @@ class Programs:
     def _minibatch(self, batch: Batch) -> Minibatch:
         """The batch, with old and reference scores where the run has them."""
         thinking, answers = batch.thinking_logprobs, batch.answer_logprobs
-        hidden = jax.ShapeDtypeStruct(
-            (batch.trunk.shape[0], self.learner.model.hidden_size),
-            "float32",
-            sharding=parallel.row_sharding(self.mesh),
-        )
+        shape, where = (batch.trunk.shape[0], self.learner.model.hidden_size), batch.trunk.sharding
+        hidden: Any = jax.ShapeDtypeStruct(shape, "float32", sharding=where)
         scores = TokenScores(thinking, answers, thinking, answers, hidden)
         loss, minibatches = self.config.loss, self.config.train.minibatches
         old = scores if num_scored(loss.old_logprobs, minibatches) else None

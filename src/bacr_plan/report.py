@@ -20,7 +20,6 @@ LARGER = (2, 4, 8, 16)
 
 PREDICTED_FOR = ("a100-80", "h100", "h200")
 
-
 # What a change of layout must save before a plan speaks of it: it is a prediction.
 _WORTH = 0.95
 
@@ -140,10 +139,11 @@ class Plan:
         if self.fits or self.suggestion is not None:
             return None
         for name, device in sorted(DEVICES.items(), key=lambda item: item[1].memory_gib):
+            if device.memory_gib <= self.memory_gib:
+                continue
             room = dataclasses.replace(self.room, limit=device.memory_gib * GIB * MEMORY_FRACTION)
-            if device.memory_gib > self.memory_gib and (
-                choice := search.suggest(self.work, self.layout.num_devices, room)
-            ):
+            choice = search.suggest(self.work, self.layout.num_devices, room)
+            if choice is not None:
                 return name, choice
         return None
 
