@@ -79,6 +79,9 @@ class Schedule:
 class Counting(Engine):
     """An engine whose phases only count; a row ends when its thinking is used up."""
 
+    # Properties of what computes: positions of the caches now; steps of an answer, and of a chunk.
+    length, answer_steps = 0, (0, 0)
+
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
         """Free slots for rows whose prompts are `width` wide, padding included."""
         nothing: Any = np.zeros((len(rows.prompts), width), np.int8)
@@ -87,23 +90,13 @@ class Counting(Engine):
         self.prompts = Prompts(nothing, lengths, lengths, lengths)
         self.lengths, self.sizes = spec.cache_lengths(width), spec.batch_sizes()
         self.schedule = Schedule()
-        self._length = self.lengths[0]
+        self.length, steps = self.lengths[0], SUFFIX_TOKENS + spec.answer_tokens - 1
+        self.answer_steps = steps, min(spec.chunk, steps)
         self._row, self._sampled = np.full(spec.slots, -1), np.zeros(spec.slots, int)
-
-    @property
-    def length(self) -> int:
-        """Positions of the caches now."""
-        return self._length
-
-    @property
-    def answer_steps(self) -> tuple[int, int]:
-        """Steps of a whole answer, and of one chunk."""
-        total = SUFFIX_TOKENS + self.spec.answer_tokens - 1
-        return total, min(self.spec.chunk, total)
 
     def fit_caches(self, positions: int) -> None:
         """The shortest length that holds so many."""
-        self._length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
+        self.length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
 
     def prefill(
         self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
@@ -126,8 +119,7 @@ class Counting(Engine):
         keys = np.where(step < left, prompts + self._sampled + step + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
         live, whole = (x.reshape(spec.chunk, spec.row_shards, -1).sum(-1) for x in (keys, tiles))
-        chunk = Chunk(spec.slots, self._length, live, whole)
-        self.schedule.chunks.append(chunk)
+        self.schedule.chunks.append(Chunk(spec.slots, self.length, live, whole))
         self._sampled += np.clip(left, 0, spec.chunk)
 
     def status(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -138,7 +130,8 @@ class Counting(Engine):
     def trunks(self, slots: np.ndarray) -> Any:
         """Rows leave their slots; what they said nobody reads."""
         self._row[slots] = -1
-        return _unread(len(slots))
+        empty: Any = np.zeros(len(slots), np.int32)
+        return Trunks(*[empty] * len(dataclasses.fields(Trunks)))
 
     def open_branches(self, slots: np.ndarray, cuts: np.ndarray, *_: Any, **__: Any) -> Any:
         """Answers, which take as many steps as the longest of them."""
@@ -146,11 +139,9 @@ class Counting(Engine):
         longest = int(self.rows.answers[self._row[slots]].max(initial=0))
         flags = np.zeros((len(slots), cuts.shape[1]), bool)
         state = types.SimpleNamespace(ended=flags, broken=flags, sampled=flags)
-        self.schedule.answers.append((count, self._length, 0))
-        self._row[slots] = -1
-        places = np.arange(len(slots))
+        self.schedule.answers.append((count, self.length, 0))
+        unread, places = self.trunks(slots), np.arange(len(slots))
         steps = longest + SUFFIX_TOKENS - 1
-        unread = _unread(len(slots))
         return types.SimpleNamespace(state=state, places=places, trunks=unread, steps=steps)
 
     def decode_branches(self, opened: Any, start: int) -> Any:
@@ -164,12 +155,6 @@ class Counting(Engine):
     def answers(self, opened: Any) -> Any:
         """Nothing that anybody reads."""
         return no_branches(len(opened.places))
-
-
-def _unread(rows: int) -> Trunks:
-    """Trunks of so many rows with nothing in them."""
-    empty: Any = np.zeros(rows, np.int32)
-    return Trunks(*[empty] * len(dataclasses.fields(Trunks)))
 
 
 def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
