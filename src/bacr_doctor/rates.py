@@ -26,10 +26,10 @@ _LAYERS = 4
 _SLOW = 0.75
 
 
-def _best_of(run: Callable[[], Any], times: int = 3) -> float:
-    """Seconds of the fastest of some runs, after one that compiles."""
+def _best_of(run: Callable[[], Any]) -> float:
+    """Seconds of the fastest of three runs, after one that compiles."""
     taken = []
-    for _ in range(times + 1):
+    for _ in range(4):
         started = time.perf_counter()
         jax.block_until_ready(run())
         taken.append(time.perf_counter() - started)

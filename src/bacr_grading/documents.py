@@ -111,14 +111,14 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
     return value
 
 
-def read_json(path: Path, *, most: int = LARGEST_FILE) -> Any:
+def read_json(path: Path) -> Any:
     """`parse_json` of `read_file`, and raises what they do."""
-    return parse_json(read_file(path, most=most))
+    return parse_json(read_file(path))
 
 
-def read_object(path: Path, *, most: int = LARGEST_FILE) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """`read_json` of a file that holds an object; NotJson: it holds something else."""
-    value = read_json(path, most=most)
+    value = read_json(path)
     if not isinstance(value, dict):
         raise NotJson(f"found a {type(value).__name__}, not an object")
     return value
