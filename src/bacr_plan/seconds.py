@@ -129,8 +129,8 @@ def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> flo
         limits = np.repeat([limit for _, limit in call], [rows for rows, _ in call])
         rows, shards = len(limits), layout.slot_shards
         slots = min(evaluation.slots, -(-rows // shards) * shards)
-        prompts = work.lengths.prompts[[i % work.rows for i in range(rows)]]
-        answers = work.lengths.answers[[i % work.rows for i in range(rows)]][:, :1]
+        prompts = np.resize(work.lengths.prompts, rows)
+        answers = np.resize(work.lengths.answers[:, 0], (rows, 1))
         asked = Lengths(prompts, limits.astype(prompts.dtype), answers)
         draw = functools.partial(dataclasses.replace, asked)
         own = dataclasses.replace(evaluation, slots=slots, cuts=1, draw=draw)
