@@ -23,9 +23,11 @@ from pathlib import Path
 PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
 # Layers that compile one by one; more are scanned, and made again in the backward pass.
 MOST_UNROLLED = 8
-# Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not. A
-# large model's weights leave no room there, and are read and summed once a part.
-MICRO_BATCHES, OF_LARGE = 16, 4
+# Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not.
+MICRO_BATCHES = 16
+# A large model's weights leave no room there, and are read and summed once a part. Its parts hold
+# real tokens alone, and a group's prompt once (train.padding_free).
+TOKENS_OF_LARGE = 320
 
 
 def parse() -> argparse.Namespace:
@@ -56,10 +58,11 @@ class Step:
         import jax.numpy as jnp
         import numpy as np
 
-        from bacr_jax.config import LossConfig, OptimizerConfig
+        from bacr_jax.config import LossConfig, OptimizerConfig, TrainConfig
         from bacr_jax.learner.objective import LearnerSpec
         from bacr_jax.learner.optimizer import policy_optimizer
         from bacr_jax.learner.train_step import init_state
+        from bacr_jax.learner.updates import Updates
         from bacr_jax.model import kv_cache
         from bacr_jax.model.hf import load_policy
         from bacr_jax.prompts.decode_rules import decode_rules
@@ -117,6 +120,18 @@ class Step:
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
         self.tx = policy_optimizer(settings, 100)
         self.state = init_state(params, None, self.tx, self.tx)
+        parts = (
+            {"micro_batch_tokens": TOKENS_OF_LARGE, "padding_free": True}
+            if self.is_large
+            else {"micro_batch_rows": self.rows // MICRO_BATCHES}
+        )
+        self.updates = Updates(
+            self.learner,
+            TrainConfig(minibatches=1, **parts),
+            self.tx,
+            self.tx,
+            self.rules.allowed_tokens,
+        )
         self.decode = jax.jit(
             lambda p: kv_cache.decode_params(
                 p, dtype=jnp.float32, conditioned=False, products=products
@@ -132,8 +147,6 @@ class Step:
 
         from bacr_jax import advantages
         from bacr_jax.learner.batch import make_batch
-        from bacr_jax.learner.objective import Minibatch
-        from bacr_jax.learner.train_step import train_step
         from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
 
         started = time.perf_counter()
@@ -162,15 +175,7 @@ class Step:
             answer_advantages=np.broadcast_to(advantage, (self.rows, num_cuts)),
             returns=np.broadcast_to(rewards[:, None], (self.rows, num_cuts)),
         )
-        self.state, metrics = train_step(
-            self.state,
-            Minibatch(batch),
-            self.rules.allowed_tokens,
-            spec=self.learner,
-            policy_tx=self.tx,
-            head_tx=self.tx,
-            micro_batches=OF_LARGE if self.is_large else MICRO_BATCHES,
-        )
+        self.state, metrics = self.updates(self.state, batch)
         assert np.isfinite(float(metrics["loss/total"])) and float(metrics["policy/skipped"]) == 0
         return sampled - started, time.perf_counter() - sampled
 

@@ -57,6 +57,18 @@ def test_any_mask_gives_the_plain_softmax(b, t, s, heads, h, seed):
     np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_token_a_row_sees_its_own_keys_alone(transposed):
+    q, k, v = random_qkv(3, 3, 1, 9, 6, 2, 8)
+    # Scores far apart in size, and a hidden key with the largest one of all.
+    k = k.at[:, 2].multiply(50.0).at[:, 8].multiply(500.0)
+    seen = np.arange(9) < np.array([[1], [5], [8]])
+    keys = k.transpose((0, 2, 3, 1) if transposed else (0, 2, 1, 3))
+    values = v.transpose(0, 2, 1, 3)
+    found = attention.token_attention(q, keys, values, jnp.asarray(seen), transposed=transposed)
+    np.testing.assert_allclose(found, reference(q, k, v, seen[:, None]), atol=3e-5)
+
+
 def test_segments_merge_into_one_softmax():
     q, k, v = random_qkv(0, 2, 3, 9, 4, 2, 8)
     # scores far apart in size: a merge without the maximum would overflow

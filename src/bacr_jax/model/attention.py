@@ -88,6 +88,32 @@ def cached_attention(
     return _partial(q, k, v, mask, k.shape[1], score, weigh)
 
 
+def token_attention(
+    q: Float[Array, "B 1 N H"],
+    k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
+    v: Float[Array, "B K S H"],
+    mask: Bool[Array, "B S"],
+    *,
+    transposed: bool = False,
+) -> Float[Array, "B 1 N H"]:
+    """Attention of one query a row over all keys that it sees, of which there is one at least.
+
+    What a `Partial` is divided by stays inside, and hidden keys get their score by addition: so
+    XLA's CPU backend makes one pass of scores and exponentials, in which rows go to all threads.
+
+    Args:
+      transposed: keys are held [B, K, H, S].
+    """
+    b, _, n, h = q.shape
+    folded = q.reshape(b, k.shape[1], -1, h)
+    score = products.times if transposed else products.times_transposed
+    scores = score(folded, k).astype(jnp.float32) * h**-0.5
+    scores = scores + jnp.where(mask, 0.0, _MASKED)[:, None, None]
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+    values = products.times(weights.astype(v.dtype), v, dtype=jnp.float32)
+    return (values / weights.sum(-1, keepdims=True)).reshape(b, 1, n, h).astype(q.dtype)
+
+
 def _partial(
     q: Array,
     k: Array,
